@@ -1,0 +1,1 @@
+"""dew: Dynamic Entropy Weighting, token-level credit for reinforcement learning of language models."""
