@@ -181,19 +181,19 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _finite(x: Any) -> Any:
+def finite(x: Any) -> Any:
     """JSON has no NaN: null instead, at any depth."""
     if isinstance(x, Mapping):
-        return {str(k): _finite(v) for k, v in x.items()}
+        return {str(k): finite(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
-        return [_finite(v) for v in x]
+        return [finite(v) for v in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def _dumps(x: Any, indent: int | None = None) -> bytes:
     # ASCII escapes keep lone surrogates and line separators of hostile answers intact.
     separators = (",", ":") if indent is None else None
-    text = json.dumps(_finite(x), indent=indent, separators=separators, allow_nan=False, default=str)
+    text = json.dumps(finite(x), indent=indent, separators=separators, allow_nan=False, default=str)
     return text.encode("ascii") + b"\n"
 
 
