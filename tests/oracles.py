@@ -117,9 +117,7 @@ def policy_loss(logp, old_logp, advantages, ratio="token", reduce="tokens", clip
             w = [sum(w) / len(w)] * len(w)
         elif ratio == "sequence_geometric":
             w = [math.exp(sum(math.log(x) for x in w) / len(w))] * len(w)
-        terms = [
-            -min(x * a, min(max(x, 1 - clip_low), 1 + clip_high) * a) for x, a in zip(w, A, strict=True)
-        ]
+        terms = [-min(x * a, min(max(x, 1 - clip_low), 1 + clip_high) * a) for x, a in zip(w, A, strict=True)]
         per_sequence.append(sum(terms) / len(terms))
         total, tokens = total + sum(terms), tokens + len(terms)
     return total / tokens if reduce == "tokens" else sum(per_sequence) / len(per_sequence)

@@ -35,7 +35,7 @@ def rollouts(entry, dtype):
 
 def close(actual, expected, rtol):
     expected = torch.as_tensor(expected, dtype=actual.dtype)
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol * 1e-2)
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-9 if actual.dtype == torch.float64 else 1e-5)
 
 
 def test_gtpo(entry, dtype, rtol):
