@@ -3,8 +3,6 @@
 A mask is True where a value counts. Values under a False mask are never read: they may be NaN.
 """
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 STD_EPS = 1e-4
 """TRL's constant. A smaller one turns float32 rounding into advantages."""
 
-Dims = int | Sequence[int]
+Dims = int | tuple[int, ...]
 
 
 def at_least_float32(x: Tensor) -> Tensor:

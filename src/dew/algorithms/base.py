@@ -1,0 +1,182 @@
+"""One frozen dataclass per algorithm: its settings, which credit it gives, which loss it trains with.
+
+    advantages(rollouts) -> (P, G, T)                 once per batch of rollouts, on whole groups
+    loss(logp, part, advantages, ...) -> loss, stats  per micro-batch of rows
+
+An engine executes these two and does not know which algorithm it runs. `GTPO()` is the paper; whatever a user
+types beyond the name is visibly theirs.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from dew.credit import group_overlong, has_signal, soft_overlong
+from dew.errors import ConfigError, ShapeError
+from dew.losses import Ratio, Reduce, policy_loss
+from dew.rollouts import Rollouts
+
+Stats = dict[str, Tensor]
+Whose = Literal["no", "old", "current"]
+
+
+class Part(Protocol):
+    """Rows of a micro-batch, (B, T) each."""
+
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def old_logp(self) -> Tensor: ...
+    @property
+    def ref_logp(self) -> Tensor | None: ...
+    @property
+    def weight(self) -> Tensor | None: ...
+    @property
+    def entropy(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """What all algorithms share. Not one itself."""
+
+    name: ClassVar[str]
+    """The word that `get_algorithm` and every configuration file know it by."""
+
+    needs_entropy: ClassVar[Whose] = "no"
+    """Whose entropy it reads: nobody's, the sampling policy's, or the one being trained."""
+
+    ratio: ClassVar[Ratio] = "token"
+    reduce: ClassVar[Reduce] = "tokens"
+
+    threshold: float = 0.5
+    """An answer is correct (O⁺) when its outcome reward lies above this."""
+
+    clip_low: float = 0.2
+    """ε_low: a ratio below 1 − ε_low earns nothing more for a wrong answer."""
+
+    clip_high: float = 0.28
+    """ε_high: a ratio above 1 + ε_high earns nothing more for a correct answer."""
+
+    kl_coef: float = 0.0
+    """β of the KL term towards a reference policy. 0 leaves it out."""
+
+    dynamic_sampling: bool = False
+    """Replace groups that are all correct or all wrong by further prompts, until the batch is full."""
+
+    max_rounds: int = 4
+    """Rounds of sampling that dynamic sampling may take; then the batch is trained as it is."""
+
+    overlong: Literal["none", "soft", "group"] = "none"
+    """Punish length: "soft" as DAPO does (needs max_tokens and overlong_buffer), "group" relative to the group."""
+
+    max_tokens: int | None = None
+    """The generation budget, in tokens. Soft overlong and Dr. GRPO need it; engines fill it in."""
+
+    overlong_buffer: int | None = None
+    """Soft overlong: the stretch before max_tokens over which the punishment grows to −1."""
+
+    overlong_gamma: float = 0.75
+    """Group overlong: the share of correct answers from which a group counts as easy."""
+
+    def __post_init__(self) -> None:
+        problems = self.problems()
+        if problems:
+            raise ConfigError("\n".join([f"{self.name}: {p}" for p in problems]))
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with the settings, each with what to write instead."""
+        found = []
+        if not 0 <= self.clip_low <= 1:
+            found.append(f"clip_low={self.clip_low}: the ratio's lower bound is 1 - clip_low. Give 0 to 1.")
+        if not self.clip_high >= 0:
+            found.append(f"clip_high={self.clip_high}: the ratio's upper bound is 1 + clip_high. Give a number >= 0.")
+        if not self.kl_coef >= 0:
+            found.append(f"kl_coef={self.kl_coef}: a negative KL term drives the policy away. Give 0 to leave it out.")
+        if self.max_rounds < 1:
+            found.append(f"max_rounds={self.max_rounds}: at least one round of sampling is needed.")
+        found += choice("overlong", self.overlong, ("none", "soft", "group"))
+        if self.overlong == "soft":
+            if self.overlong_buffer is None:
+                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of the completion length.")
+            elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
+                found.append(
+                    f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}: the buffer is the "
+                    "stretch before the limit, so 0 < overlong_buffer <= max_tokens."
+                )
+        if not 0.5 <= self.overlong_gamma <= 1:
+            found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
+        return found
+
+    def correct(self, rollouts: Rollouts) -> Tensor:
+        """(P, G) verdicts: O⁺ by the outcome reward alone."""
+        return rollouts.correct(self.threshold)
+
+    def signal(self, rollouts: Rollouts) -> Tensor:
+        """(P,) True on groups with a correct and a wrong answer that train: what dynamic sampling keeps."""
+        return has_signal(self.correct(rollouts), rollouts.live)
+
+    def extra(self, rollouts: Rollouts) -> Tensor:
+        """(P, G) what is added to the outcome: other rewards, and the overlong charge."""
+        extra = torch.zeros_like(rollouts.reward) if rollouts.extra is None else rollouts.extra
+        if self.overlong == "soft":
+            if self.max_tokens is None or self.overlong_buffer is None:
+                raise ConfigError(f"{self.name}: overlong='soft' needs max_tokens and overlong_buffer.")
+            extra = extra + soft_overlong(rollouts.lengths, limit=self.max_tokens, buffer=self.overlong_buffer)
+        elif self.overlong == "group":
+            correct = self.correct(rollouts)
+            extra = extra + group_overlong(rollouts.lengths, correct, rollouts.live, gamma=self.overlong_gamma)
+        return extra
+
+    def rewards(self, rollouts: Rollouts) -> Tensor:
+        """(P, G, T) the reward that each token is given, before it is compared with the group."""
+        total = torch.where(rollouts.present, rollouts.reward + self.extra(rollouts), 0)
+        return spread(total, rollouts)
+
+    def advantages(self, rollouts: Rollouts) -> Tensor:
+        """(P, G, T) credit of each token, 0 where the mask is False."""
+        raise NotImplementedError
+
+    def divisor(self, tokens: int, sequences: int) -> float:
+        """What the loss of a batch of this many live tokens and sequences is divided by."""
+        return float(tokens if self.reduce == "tokens" else sequences)
+
+    def loss(
+        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
+    ) -> tuple[Tensor, Stats]:
+        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that parts sum to it."""
+        if count is None:
+            count = self.divisor(int(part.mask.sum()), int(part.mask.any(-1).sum()))
+        return policy_loss(
+            logp,
+            part.old_logp,
+            advantages,
+            part.mask,
+            ratio=self.ratio,
+            reduce=self.reduce,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            count=count,
+            ref_logp=part.ref_logp if self.kl_coef else None,
+            kl_coef=self.kl_coef,
+            weight=part.weight,
+        )
+
+
+def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
+    """(P, G) -> (P, G, T): the same value at each live token of an answer, 0 elsewhere."""
+    return torch.where(rollouts.mask, per_answer.unsqueeze(-1), 0)
+
+
+def choice(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
+    return [] if value in choices else [f"{name}={value!r} is not known. Choose one of: {', '.join(choices)}."]
+
+
+def sampling_entropy(name: str, rollouts: Rollouts) -> Tensor:
+    """The sampling policy's entropy, which must have been recorded."""
+    if rollouts.entropy is None:
+        raise ShapeError(
+            f"{name} needs the sampling policy's entropy of each token: build the Rollouts with entropy=(P, G, T)."
+        )
+    return rollouts.entropy

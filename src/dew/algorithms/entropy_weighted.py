@@ -1,0 +1,156 @@
+"""Dynamic Entropy Weighting: GTPO per token, GRPO-S per answer. Tan et al. 2025, arXiv:2508.04349."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dew.algorithms.base import Algorithm, Whose, choice, sampling_entropy, spread
+from dew.credit import grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
+from dew.losses import Ratio, Reduce
+from dew.rollouts import Rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyWeighted(Algorithm):
+    """What GTPO and GRPO-S share besides their mathematics. arXiv:2508.04349."""
+
+    needs_entropy: ClassVar[Whose] = "old"
+
+    average: Literal["arithmetic", "geometric"] = "arithmetic"
+    """The mean that a value is compared with. "geometric" is the paper's alternative (v6, Appendix C)."""
+
+    scope: Literal["group", "batch"] = "group"
+    """Compare and normalise within a group (the equations) or across the batch (the paper's discussion)."""
+
+    pool: Literal["group", "joint", "sign"] = "group"
+    """What mean and std are taken over. "sign" takes them over one polarity alone: it loses what sets right
+    apart from wrong and unlearns the task; it is here for comparison only."""
+
+    entropy_clip: tuple[float, float] | None = None
+    """Clamps H to (low, high) before anything else. Off in the equations."""
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        found += choice("average", self.average, ("arithmetic", "geometric"))
+        found += choice("scope", self.scope, ("group", "batch"))
+        found += choice("pool", self.pool, ("group", "joint", "sign"))
+        clip = self.entropy_clip
+        if clip is not None and not (len(clip) == 2 and 0 <= clip[0] <= clip[1]):
+            found.append(f"entropy_clip={clip}: give (low, high) in nats with 0 <= low <= high, or leave it out.")
+        return found
+
+    def rewards(self, rollouts: Rollouts) -> Tensor:
+        scoped = self._scoped(rollouts)
+        return self._to_tokens(self._shaped(scoped), scoped).reshape(rollouts.mask.shape)
+
+    def advantages(self, rollouts: Rollouts) -> Tensor:
+        """(P, G, T), 0 in groups of one outcome: shaping those would train on the noise of the entropy."""
+        scoped = self._scoped(rollouts)
+        advantages = self._to_tokens(self._standardised(self._shaped(scoped), scoped), scoped)
+        return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
+
+    def _scoped(self, rollouts: Rollouts) -> Rollouts:
+        """What is compared with what: the groups, or the batch as one group. Overlong charges are a group's own."""
+        charged = replace(rollouts, extra=self.extra(rollouts))
+        return charged if self.scope == "group" else charged.as_one_group()
+
+    def _shaped(self, rollouts: Rollouts) -> Tensor:
+        raise NotImplementedError
+
+    def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
+        raise NotImplementedError
+
+    def _to_tokens(self, x: Tensor, rollouts: Rollouts) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class GTPO(EntropyWeighted):
+    """Token-level entropy weighting: tokens of correct answers that hesitated earn more, tokens of wrong
+    answers that were sure pay more. arXiv:2508.04349 (not the GTPO of arXiv:2508.03772)."""
+
+    name: ClassVar[str] = "gtpo"
+
+    alpha1: float = 1.0
+    """α₁: weight of the plain outcome."""
+
+    alpha2: float = 0.1
+    """α₂: weight of the part that is spread by entropy. 0 leaves the outcome alone."""
+
+    compare: Literal["column", "row", "matrix"] = "column"
+    """A token is compared with the same position across answers (published), with its own answer, or with all."""
+
+    def problems(self) -> list[str]:
+        found = super().problems() + weights(alpha1=self.alpha1, alpha2=self.alpha2)
+        return found + choice("compare", self.compare, ("column", "row", "matrix"))
+
+    def _shaped(self, rollouts: Rollouts) -> Tensor:
+        return gtpo_rewards(
+            self.correct(rollouts),
+            sampling_entropy(self.name, rollouts),
+            rollouts.mask,
+            alpha1=self.alpha1,
+            alpha2=self.alpha2,
+            compare=self.compare,
+            average=self.average,
+            entropy_clip=self.entropy_clip,
+            extra=rollouts.extra,
+        )
+
+    def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
+        return gtpo_advantages(rewards, rollouts.mask, pool=self.pool, correct=self.correct(rollouts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOS(EntropyWeighted):
+    """Sequence-level entropy weighting with an arithmetic sequence ratio. arXiv:2508.04349."""
+
+    name: ClassVar[str] = "grpo_s"
+    reduce: ClassVar[Reduce] = "sequences"
+
+    beta1: float = 1.0
+    """β₁: weight of the plain outcome."""
+
+    beta2: float = 0.1
+    """β₂: weight of the part that depends on entropy. 0 leaves the outcome alone."""
+
+    @property
+    def ratio(self) -> Ratio:  # type: ignore[override]
+        """ŵᵢ is the arithmetic mean of the token ratios, or their geometric mean with average="geometric"."""
+        return "sequence_mean" if self.average == "arithmetic" else "sequence_geometric"
+
+    def problems(self) -> list[str]:
+        return super().problems() + weights(beta1=self.beta1, beta2=self.beta2)
+
+    def _shaped(self, rollouts: Rollouts) -> Tensor:
+        return grpo_s_rewards(
+            self.correct(rollouts),
+            sampling_entropy(self.name, rollouts),
+            rollouts.mask,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            average=self.average,
+            entropy_clip=self.entropy_clip,
+            extra=rollouts.extra,
+        )
+
+    def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
+        return grpo_s_advantages(rewards, rollouts.live, pool=self.pool, correct=self.correct(rollouts))
+
+    def _to_tokens(self, x: Tensor, rollouts: Rollouts) -> Tensor:
+        return spread(x, rollouts)
+
+
+def weights(**settings: float) -> list[str]:
+    """α₁, α₂ (β₁, β₂): what is wrong with them."""
+    found = [
+        f"{name}={value}: a wrong answer would be rewarded{' for being sure' if name.endswith('2') else ''}. "
+        f"The paper uses {'0.1' if name.endswith('2') else '1.0'}; 0 turns this part off."
+        for name, value in settings.items()
+        if not 0 <= value < float("inf")
+    ]
+    if not any(settings.values()):
+        found.append(f"{' and '.join(settings)} are both 0: every advantage would be 0.")
+    return found

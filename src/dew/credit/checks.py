@@ -1,0 +1,93 @@
+"""What every credit function asks of its input, with errors that say which tensor is wrong and how."""
+
+import torch
+from torch import Tensor
+
+from dew.errors import ConfigError, ShapeError
+
+ROUNDING = 1e-3
+"""An entropy this little below 0 is float rounding and is floored; below that it is a mistake."""
+
+
+def shape(x: Tensor) -> str:
+    return "(" + ", ".join(map(str, x.shape)) + ")"
+
+
+def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> None:
+    if x.shape != expected:
+        raise ShapeError(
+            f"{name} has shape {shape(x)}, expected ({', '.join(map(str, expected))}): one value per {meaning}."
+        )
+
+
+def check_bool(name: str, x: Tensor, advice: str) -> None:
+    if x.dtype != torch.bool:
+        raise ShapeError(f"{name} has dtype {x.dtype}, expected torch.bool: {advice}.")
+
+
+def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
+    """The `present` mask of a group of answers: all of them unless told otherwise."""
+    check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
+    return check_present(correct, present)
+
+
+def check_present(values: Tensor, present: Tensor | None) -> Tensor:
+    """`present`, or all True: one flag per answer of `values` (*P, G)."""
+    if values.ndim == 0:
+        raise ShapeError("a group needs an axis of answers: got a single number, expected shape (*P, G).")
+    if present is None:
+        return torch.ones_like(values, dtype=torch.bool)
+    check_bool("present", present, "True where the group has an answer")
+    check_shape("present", present, values.shape, "answer (*P, G)")
+    return present
+
+
+def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> None:
+    """Verdicts (*P, G) with entropies and mask (*P, G, T), live entropies finite and not negative."""
+    if entropy.ndim < 2:
+        raise ShapeError(f"entropy has shape {shape(entropy)}, expected (*P, G, T): answers by tokens.")
+    check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
+    check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
+    check_live_entropy(entropy, mask)
+
+
+def check_live_entropy(entropy: Tensor, mask: Tensor) -> None:
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    check_shape("mask", mask, entropy.shape, "token (*P, G, T)")
+    if not entropy.is_floating_point():
+        raise ShapeError(f"entropy has dtype {entropy.dtype}, expected a float: nats per token.")
+    bad = mask & ~((entropy >= -ROUNDING) & (entropy < float("inf")))  # NaN fails both comparisons
+    if bad.any():
+        raise ShapeError(_describe_bad_entropy(entropy, bad))
+
+
+def _describe_bad_entropy(entropy: Tensor, bad: Tensor) -> str:
+    where = tuple(bad.nonzero()[0].tolist())
+    value = entropy[where].item()
+    cause = (
+        "an entropy is never negative; log-probabilities may have been passed instead"
+        if value < 0
+        else "look for inf or NaN in the logits, or mask the token out"
+    )
+    return f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}."
+
+
+def check_weight(name: str, value: float, paper: float, effect: str) -> None:
+    if not value >= 0 or value == float("inf"):
+        raise ConfigError(
+            f"{name}={value}: {effect}. The paper uses {paper}; 0 turns this part off. Give a number >= 0."
+        )
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not known. Choose one of: {', '.join(choices)}.")
+
+
+def check_entropy_clip(clip: tuple[float, float] | None) -> None:
+    if clip is None:
+        return
+    if len(clip) != 2 or not 0 <= clip[0] <= clip[1]:
+        raise ConfigError(
+            f"entropy_clip={clip}: expected (low, high) with 0 <= low <= high, in nats, or None to leave it off."
+        )

@@ -1,0 +1,80 @@
+"""GRPO-S, sequence-level entropy weighting: Tan et al. 2025, arXiv:2508.04349, section 2.3.
+
+Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the correct and the wrong answers of one problem.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dew.credit.checks import (
+    check_choice,
+    check_entropy_clip,
+    check_present,
+    check_shape,
+    check_tokens,
+    check_weight,
+)
+from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, mean_over, pooled, weight
+from dew.ops import at_least_float32
+
+
+def grpo_s_rewards(
+    correct: Bool[Tensor, "*P G"],
+    entropy: Float[Tensor, "*P G T"],
+    mask: Bool[Tensor, "*P G T"],
+    *,
+    beta1: float = 1.0,
+    beta2: float = 0.1,
+    average: Average = "arithmetic",
+    entropy_clip: tuple[float, float] | None = None,
+    extra: Float[Tensor, "*P G"] | None = None,
+) -> Float[Tensor, "*P G"]:
+    """Weigh each answer's ±1 by its mean entropy against that of its peers.
+
+        Ĥᵢ  = meanₜ Hᵢₜ
+        r̂⁺ᵢ = +β₁ + β₂ ·  Ĥᵢ    / mean(Ĥ   over O⁺)     (Eq. 9)
+        r̂⁻ⱼ = −β₁ − β₂ · (1/Ĥⱼ) / mean(1/Ĥ over O⁻)     (Eq. 10)
+
+    `average="geometric"` takes both means geometrically (v6, Appendix C). An answer with no live token is
+    left out of the group and gets 0. The other arguments are those of `gtpo_rewards`.
+    """
+    check_tokens(correct, entropy, mask)
+    check_weight("beta1", beta1, 1.0, "a wrong answer would be rewarded")
+    check_weight("beta2", beta2, 0.1, "a wrong answer would be rewarded for being sure")
+    check_choice("average", average, AVERAGES)
+    check_entropy_clip(entropy_clip)
+
+    H = mean_over(floored(entropy, mask, entropy_clip), mask, -1, average).squeeze(-1)
+    alive = mask.any(-1)
+    H = torch.where(alive, H, 1)
+    won, lost = correct & alive, ~correct & alive
+    r_won = beta1 + beta2 * weight(H, won, -1, average)
+    r_lost = -beta1 - beta2 * weight(1 / H, lost, -1, average)
+    rewards = torch.where(won, r_won, 0) + torch.where(lost, r_lost, 0)
+    if extra is None:
+        return rewards
+    check_shape("extra", extra, correct.shape, "answer (*P, G)")
+    return rewards + torch.where(alive, at_least_float32(extra), 0)
+
+
+def grpo_s_advantages(
+    rewards: Float[Tensor, "*P G"],
+    present: Bool[Tensor, "*P G"] | None = None,
+    *,
+    pool: Pool = "group",
+    correct: Bool[Tensor, "*P G"] | None = None,
+) -> Float[Tensor, "*P G"]:
+    """Standardise r̂⁺ and r̂⁻ over the group's answers; `dew.credit.weighting.pooled` has the choices.
+
+    The polarity of an answer is the sign of its reward; pass `correct` where an `extra` may have turned it.
+    """
+    present = check_present(rewards, present)
+    check_choice("pool", pool, POOLS)
+    r = torch.where(present, at_least_float32(rewards), 0)
+    if correct is None:
+        won = r > 0
+    else:
+        check_shape("correct", correct, r.shape, "answer (*P, G)")
+        won = correct & present
+    return pooled(r, won, present & ~won, -1, pool)

@@ -1,0 +1,102 @@
+"""GTPO, Group Token Policy Optimization: Tan et al. 2025, arXiv:2508.04349, section 2.2.
+
+Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the correct and the wrong answers of one
+problem; "alive at t" means having a token at t.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dew.credit.checks import (
+    check_bool,
+    check_choice,
+    check_entropy_clip,
+    check_shape,
+    check_tokens,
+    check_weight,
+)
+from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, pooled, weight
+from dew.ops import Dims, at_least_float32
+
+Compare = Literal["column", "row", "matrix"]
+COMPARED_WITH: dict[str, Dims] = {"column": -2, "row": -1, "matrix": (-2, -1)}
+
+
+def gtpo_rewards(
+    correct: Bool[Tensor, "*P G"],
+    entropy: Float[Tensor, "*P G T"],
+    mask: Bool[Tensor, "*P G T"],
+    *,
+    alpha1: float = 1.0,
+    alpha2: float = 0.1,
+    compare: Compare = "column",
+    average: Average = "arithmetic",
+    entropy_clip: tuple[float, float] | None = None,
+    extra: Float[Tensor, "*P G"] | None = None,
+) -> Float[Tensor, "*P G T"]:
+    """Spread each answer's ±1 over its tokens by the entropy of the policy that wrote them.
+
+        r̃⁺ᵢₜ = +α₁ + α₂ ·  Hᵢₜ    / mean(H   over O⁺ alive at t)     (Eq. 3)
+        r̃⁻ⱼₜ = −α₁ − α₂ · (1/Hⱼₜ) / mean(1/H over O⁻ alive at t)     (Eq. 5)
+
+    So a correct answer earns most where it hesitated, and a wrong one pays most where it was sure.
+
+    Args:
+        correct: the verifier's verdict on each answer.
+        entropy: Hᵢₜ of the sampling policy, in nats. Read as a constant: no gradient passes.
+        mask: True on tokens the policy sampled, False on padding and on tool output.
+        alpha1: weight of the plain outcome.
+        alpha2: weight of the part spread by entropy.
+        compare: the tokens of one polarity that a token is compared with. "column": the same position
+            across answers (published). "row": the same answer. "matrix": all of them.
+        average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
+        entropy_clip: clamps H to (low, high) first. Off in the equations.
+        extra: added to ±α₁ of each answer, e.g. an overlong charge (v6, Appendix D).
+
+    Returns:
+        Signed token rewards, 0 where `mask` is False. With the defaults they sum, at every t, to
+        (α₁ + α₂) · dₜ over O⁺ (Prop. 2.2) and to −(α₁ + α₂) · hₜ over O⁻, with dₜ and hₜ those alive.
+    """
+    check_tokens(correct, entropy, mask)
+    check_weight("alpha1", alpha1, 1.0, "a wrong answer would be rewarded")
+    check_weight("alpha2", alpha2, 0.1, "a wrong answer would be rewarded for being sure")
+    check_choice("compare", compare, tuple(COMPARED_WITH))
+    check_choice("average", average, AVERAGES)
+    check_entropy_clip(entropy_clip)
+
+    H = floored(entropy, mask, entropy_clip)
+    won, lost = correct.unsqueeze(-1) & mask, ~correct.unsqueeze(-1) & mask
+    dim = COMPARED_WITH[compare]
+    r_won = alpha1 + alpha2 * weight(H, won, dim, average)
+    r_lost = -alpha1 - alpha2 * weight(1 / H, lost, dim, average)
+    rewards = torch.where(won, r_won, 0) + torch.where(lost, r_lost, 0)
+    if extra is None:
+        return rewards
+    check_shape("extra", extra, correct.shape, "answer (*P, G)")
+    return rewards + torch.where(mask, at_least_float32(extra).unsqueeze(-1), 0)
+
+
+def gtpo_advantages(
+    rewards: Float[Tensor, "*P G T"],
+    mask: Bool[Tensor, "*P G T"],
+    *,
+    pool: Pool = "group",
+    correct: Bool[Tensor, "*P G"] | None = None,
+) -> Float[Tensor, "*P G T"]:
+    """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6); `dew.credit.weighting.pooled` has the choices.
+
+    The polarity of a token is the sign of its reward; pass `correct` where an `extra` may have turned it.
+    """
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    check_shape("mask", mask, rewards.shape, "token (*P, G, T)")
+    check_choice("pool", pool, POOLS)
+    r = torch.where(mask, at_least_float32(rewards), 0)
+    if correct is None:
+        won = r > 0
+    else:
+        check_shape("correct", correct, r.shape[:-1], "answer (*P, G)")
+        won = correct.unsqueeze(-1) & mask
+    return pooled(r, won, mask & ~won, (-2, -1), pool)

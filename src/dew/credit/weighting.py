@@ -1,0 +1,72 @@
+"""Dynamic Entropy Weighting: what GTPO and GRPO-S share. Tan et al. 2025, arXiv:2508.04349, section 2.
+
+Both are one idea: a weight is a value over the mean of the values that it is compared with. The value is
+H on O⁺ (correct answers) and 1/H on O⁻ (wrong ones), so the weight is large where a correct answer was
+uncertain and where a wrong answer was sure.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dew.ops import Dims, at_least_float32, masked_mean, standardize
+
+Average = Literal["arithmetic", "geometric"]
+Pool = Literal["group", "joint", "sign"]
+AVERAGES = ("arithmetic", "geometric")
+POOLS = ("group", "joint", "sign")
+
+H_FLOOR = 1e-6
+"""Least entropy. Below it 1/H explodes and one certain token takes all the blame."""
+
+
+def floored(
+    entropy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], clip: tuple[float, float] | None
+) -> Float[Tensor, "*shape"]:
+    """H ← max(H, 1e-6), then clamped to `clip` if set. Detached; 1 under the mask, where nothing is read."""
+    H = torch.where(mask, at_least_float32(entropy), 1).clamp_min(H_FLOOR)
+    # The floor holds again after the clip: a clip that starts at 0 must not undo it.
+    return H if clip is None else H.clamp(max(clip[0], H_FLOOR), max(clip[1], H_FLOOR))
+
+
+def mean_over(
+    x: Float[Tensor, "*shape"], alive: Bool[Tensor, "*shape"], dim: Dims, average: Average
+) -> Float[Tensor, "..."]:
+    """The arithmetic or geometric mean of x > 0 over the entries that are alive."""
+    if average == "geometric":
+        return masked_mean(x.log(), alive, dim).exp()
+    return masked_mean(x, alive, dim)
+
+
+def weight(
+    x: Float[Tensor, "*shape"], alive: Bool[Tensor, "*shape"], dim: Dims, average: Average
+) -> Float[Tensor, "*shape"]:
+    """x / mean(x over its comparison set): 1 on average where alive, meaningless elsewhere.
+
+    The paper writes it xᵢ / Σₖ xₖ · #alive.
+    """
+    return x / mean_over(x, alive, dim, average)
+
+
+def pooled(
+    rewards: Float[Tensor, "*shape"],
+    won: Bool[Tensor, "*shape"],
+    lost: Bool[Tensor, "*shape"],
+    dim: Dims,
+    pool: Pool,
+) -> Float[Tensor, "*shape"]:
+    """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), once for O⁺ and once for O⁻. `pool` says over what:
+
+    group   over ALL entries of the group, in which those of the other polarity count as 0
+    joint   one mean and std over the signed rewards of the whole group
+    sign    over the entries of the own polarity alone: each side has mean 0, and what sets right apart
+            from wrong is lost. Kept for comparison; it unlearns the task.
+    """
+    live = won | lost
+    if pool == "joint":
+        return standardize(rewards, live, dim)
+    positive = standardize(torch.where(won, rewards, 0), live if pool == "group" else won, dim)
+    negative = standardize(torch.where(lost, rewards, 0), live if pool == "group" else lost, dim)
+    return torch.where(won, positive, 0) + torch.where(lost, negative, 0)

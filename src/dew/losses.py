@@ -1,0 +1,153 @@
+"""Ratios, clipped surrogates and reductions: the handful of losses that every algorithm here trains with.
+
+w is πθ / π_old of a token. The surrogate of PPO, to be minimised, is −min(w·A, clip(w, 1−ε_low, 1+ε_high)·A).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dew.errors import ConfigError, ShapeError
+from dew.ops import masked_mean
+
+Ratio = Literal["token", "sequence_mean", "sequence_geometric"]
+Reduce = Literal["tokens", "sequences"]
+RATIOS = ("token", "sequence_mean", "sequence_geometric")
+REDUCTIONS = ("tokens", "sequences")
+
+MAX_LOG_RATIO = 20.0
+"""|log w| is held to this, so that one broken token cannot turn the batch into inf or NaN."""
+
+
+def policy_loss(
+    logp: Float[Tensor, "*B T"],
+    old_logp: Float[Tensor, "*B T"],
+    advantages: Float[Tensor, "*B T"] | Float[Tensor, "*B"],
+    mask: Bool[Tensor, "*B T"],
+    *,
+    ratio: Ratio = "token",
+    reduce: Reduce = "tokens",
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    count: float | Tensor | None = None,
+    ref_logp: Float[Tensor, "*B T"] | None = None,
+    kl_coef: float = 0.0,
+    weight: Float[Tensor, "*B #T"] | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+    """The clipped surrogate, to be minimised, and what can be said about the step.
+
+        token                ŵᵢₜ = wᵢₜ                       GRPO, DAPO, Dr. GRPO, GTPO
+        sequence_mean        ŵᵢₜ = meanₜ wᵢₜ                 GRPO-S: the arithmetic mean
+        sequence_geometric   ŵᵢₜ = exp(meanₜ log wᵢₜ)        GSPO
+
+        ℓᵢₜ = −min(ŵᵢₜ Aᵢₜ, clip(ŵᵢₜ, 1−ε_low, 1+ε_high) Aᵢₜ) + β · k3(πθ ‖ π_ref)ᵢₜ
+
+        tokens       Σᵢₜ ℓᵢₜ / number of live tokens         every token counts the same
+        sequences    Σᵢ meanₜ ℓᵢₜ / number of sequences      every answer counts the same
+
+    Args:
+        advantages: one per token, or one per answer for all of its tokens.
+        mask: True on the tokens that train. Nothing is read elsewhere.
+        count: the divisor of the whole batch (tokens or sequences, as `reduce` says). Given it, the losses of
+            the micro-batches sum to the loss of the batch. Left out, it is that of this call alone.
+        ref_logp, kl_coef: the optional KL term towards a reference policy, k3 = e^d − d − 1 with
+            d = log π_ref − log πθ.
+        weight: multiplies the surrogate, not the KL term: the correction for a sampler that is not quite
+            π_old (per token, or one column for the whole answer).
+
+    Returns:
+        The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `clip/low` and
+        `clip/high` (share of tokens held back on each side), `kl/approx` (k3 of π_old against πθ) and,
+        with `ref_logp`, `kl/ref`.
+    """
+    A = _check(logp, old_logp, advantages, mask, ratio, reduce, clip_low, clip_high)
+    logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)
+    log_w = (logp - torch.where(mask, old_logp, 0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    w = _ratio(log_w, mask, ratio)
+
+    clipped = w.clamp(1 - clip_low, 1 + clip_high)
+    token_loss = -torch.minimum(w * A, clipped * A)
+    if weight is not None:
+        token_loss = token_loss * weight
+    stats = _statistics(w.detach(), log_w.detach(), A, mask, clip_low, clip_high)
+    if ref_logp is not None:
+        k3 = _k3(torch.where(mask, ref_logp, 0) - logp)
+        token_loss = token_loss + kl_coef * k3
+        stats["kl/ref"] = _mean(k3.detach(), mask)
+    return _reduce(token_loss, mask, reduce, count), stats
+
+
+def _ratio(log_w: Tensor, mask: Tensor, ratio: Ratio) -> Tensor:
+    """ŵ, one per token: a sequence's ratio stands at each of its tokens."""
+    if ratio == "token":
+        return log_w.exp()
+    if ratio == "sequence_mean":
+        return masked_mean(log_w.exp(), mask, -1).expand_as(log_w)
+    return masked_mean(log_w, mask, -1).exp().expand_as(log_w)
+
+
+def _k3(d: Tensor) -> Tensor:
+    """Schulman's k3 estimator of a KL divergence from a log-ratio: never negative, low variance."""
+    d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return d.exp() - d - 1
+
+
+def _reduce(token_loss: Tensor, mask: Tensor, reduce: Reduce, count: float | Tensor | None) -> Tensor:
+    if reduce == "tokens":
+        total, own = torch.where(mask, token_loss, 0).sum(), mask.sum()
+    else:
+        total, own = masked_mean(token_loss, mask, -1).sum(), mask.any(-1).sum()
+    return total / (own.clamp_min(1) if count is None else count)
+
+
+def _statistics(
+    w: Tensor, log_w: Tensor, A: Tensor, mask: Tensor, clip_low: float, clip_high: float
+) -> dict[str, Tensor]:
+    return {
+        "ratio/mean": _mean(w, mask),
+        "ratio/max": torch.where(mask, w, 0).amax() if w.numel() else w.new_zeros(()),
+        "clip/low": _mean(((w < 1 - clip_low) & (A < 0)).to(w.dtype), mask),
+        "clip/high": _mean(((w > 1 + clip_high) & (A > 0)).to(w.dtype), mask),
+        "kl/approx": _mean(_k3(log_w), mask),
+    }
+
+
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, x, 0).sum() / mask.sum().clamp_min(1)
+
+
+def _check(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    ratio: str,
+    reduce: str,
+    clip_low: float,
+    clip_high: float,
+) -> Tensor:
+    """The advantages, one per token and 0 under the mask, once everything is known to fit together."""
+    for name, x in (("old_logp", old_logp), ("mask", mask)):
+        if x.shape != logp.shape:
+            raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected that of logp, {tuple(logp.shape)}.")
+    if mask.dtype != torch.bool:
+        raise ShapeError(f"mask has dtype {mask.dtype}, expected torch.bool: True on tokens that train.")
+    if advantages.shape == logp.shape[:-1]:
+        advantages = advantages.unsqueeze(-1).expand_as(logp)
+    if advantages.shape != logp.shape:
+        raise ShapeError(
+            f"advantages have shape {tuple(advantages.shape)}, expected one per token {tuple(logp.shape)} "
+            f"or one per answer {tuple(logp.shape[:-1])}."
+        )
+    problems = []
+    if ratio not in RATIOS:
+        problems.append(f"ratio={ratio!r} is not known. Choose one of: {', '.join(RATIOS)}.")
+    if reduce not in REDUCTIONS:
+        problems.append(f"reduce={reduce!r} is not known. Choose one of: {', '.join(REDUCTIONS)}.")
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        problems.append(f"clip_low={clip_low}, clip_high={clip_high}: expected 0 <= clip_low <= 1 and clip_high >= 0.")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return torch.where(mask, advantages.detach(), 0)

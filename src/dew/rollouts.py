@@ -1,0 +1,197 @@
+"""Rollouts: P problems x G answers x T tokens, shapes checked once.
+
+Engines hand over flat rows with a group id each, in any order and of any group size; credit wants whole
+groups. `Rollouts.from_rows` brings the rows together, `to_rows` gives results back in the rows' order.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dew.errors import ShapeError
+
+PADDING = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """Whole groups of answers. Ragged groups are padded with masked answers, ragged answers with masked tokens."""
+
+    mask: Bool[Tensor, "P G T"]
+    """True on tokens that the policy sampled and that train. Nothing else is ever read."""
+
+    reward: Float[Tensor, "P G"]
+    """The outcome reward of each answer, which decides O⁺ and O⁻."""
+
+    tokens: Int[Tensor, "P G T"] | None = None
+    """Token ids, for records."""
+
+    logp: Float[Tensor, "P G T"] | None = None
+    """Log-probability of each token under the policy that sampled it."""
+
+    entropy: Float[Tensor, "P G T"] | None = None
+    """Entropy of that policy at each token, in nats, at the sampling temperature."""
+
+    extra: Float[Tensor, "P G"] | None = None
+    """What other rewards (format, length) add to the outcome. Never read when O⁺ and O⁻ are decided."""
+
+    rows: Int[Tensor, "P G"] | None = None
+    """The row that each answer came from, −1 on padding. Left out, answers are rows in order, all present."""
+
+    def __post_init__(self) -> None:
+        if self.mask.ndim != 3:
+            raise ShapeError(f"mask has shape {tuple(self.mask.shape)}, expected three axes (P, G, T).")
+        if self.mask.dtype != torch.bool:
+            raise ShapeError(f"mask has dtype {self.mask.dtype}, expected torch.bool: True on tokens that train.")
+        by_token, by_answer = self.mask.shape, self.mask.shape[:2]
+        problems = []
+        for name in ("tokens", "logp", "entropy", "reward", "extra", "rows"):
+            x = getattr(self, name)
+            expected = by_token if name in ("tokens", "logp", "entropy") else by_answer
+            if x is not None and x.shape != expected:
+                axes = "(P, G, T)" if expected == by_token else "(P, G)"
+                problems.append(f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}.")
+        if problems:
+            raise ShapeError("\n".join(problems))
+
+    @property
+    def present(self) -> Bool[Tensor, "P G"]:
+        """True on answers, False on the padding of a ragged group."""
+        return torch.ones_like(self.reward, dtype=torch.bool) if self.rows is None else self.rows != PADDING
+
+    @property
+    def live(self) -> Bool[Tensor, "P G"]:
+        """True on answers that have at least one token to train on."""
+        return self.mask.any(-1)
+
+    @property
+    def lengths(self) -> Int[Tensor, "P G"]:
+        """Number of live tokens of each answer."""
+        return self.mask.sum(-1)
+
+    def correct(self, threshold: float = 0.5) -> Bool[Tensor, "P G"]:
+        """O⁺: the present answers whose outcome reward lies above the threshold."""
+        return (self.reward > threshold) & self.present
+
+    @classmethod
+    def from_rows(
+        cls,
+        group: Int[Tensor, " B"] | Sequence[Hashable],
+        *,
+        mask: Bool[Tensor, "B T"],
+        reward: Float[Tensor, " B"],
+        tokens: Int[Tensor, "B T"] | None = None,
+        logp: Float[Tensor, "B T"] | None = None,
+        entropy: Float[Tensor, "B T"] | None = None,
+        extra: Float[Tensor, " B"] | None = None,
+    ) -> "Rollouts":
+        """Bring rows together by group id. Groups stand in the order in which their ids first appear."""
+        _check_rows(mask, {"reward": reward, "extra": extra}, {"tokens": tokens, "logp": logp, "entropy": entropy})
+        ids = _dense_ids(group, mask.device)
+        if len(ids) != len(mask):
+            raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
+        _check_every_group_lives(group, ids, mask)
+        rows = _rows_by_group(ids)
+
+        def gather(x: Tensor | None, fill: float | bool) -> Tensor | None:
+            if x is None:
+                return None
+            out = x[rows.clamp_min(0)]
+            here = (rows != PADDING).reshape(rows.shape + (1,) * (x.ndim - 1))
+            return torch.where(here, out, torch.full((), fill, dtype=x.dtype, device=x.device))
+
+        grouped_mask, grouped_reward = gather(mask, False), gather(reward, 0)
+        assert grouped_mask is not None and grouped_reward is not None
+        return cls(
+            mask=grouped_mask,
+            reward=grouped_reward,
+            tokens=gather(tokens, 0),
+            logp=gather(logp, 0),
+            entropy=gather(entropy, 0),
+            extra=gather(extra, 0),
+            rows=rows,
+        )
+
+    def to_rows(self, x: Tensor) -> Tensor:
+        """(P, G, ...) back to the rows that these groups were made of: (B, ...)."""
+        if x.shape[:2] != self.reward.shape:
+            raise ShapeError(f"to_rows got shape {tuple(x.shape)}, expected (P, G, ...) = {tuple(self.reward.shape)}.")
+        if self.rows is None:
+            return x.flatten(0, 1)
+        here = self.rows != PADDING
+        out = x.new_empty((int(here.sum()), *x.shape[2:]))
+        out[self.rows[here]] = x[here]
+        return out
+
+    def as_one_group(self) -> "Rollouts":
+        """The whole batch as a single group (1, P·G, T): what `scope="batch"` compares within."""
+
+        def flat(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.flatten(0, 1).unsqueeze(0)
+
+        rows = flat(self.rows)
+        if rows is None:
+            rows = torch.arange(self.reward.numel(), device=self.reward.device).unsqueeze(0)
+        mask, reward = flat(self.mask), flat(self.reward)
+        assert mask is not None and reward is not None
+        return Rollouts(
+            mask=mask,
+            reward=reward,
+            tokens=flat(self.tokens),
+            logp=flat(self.logp),
+            entropy=flat(self.entropy),
+            extra=flat(self.extra),
+            rows=rows,
+        )
+
+
+def _check_rows(mask: Tensor, by_answer: dict[str, Tensor | None], by_token: dict[str, Tensor | None]) -> None:
+    if mask.ndim != 2:
+        raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected (B, T): rows by tokens.")
+    problems = []
+    for names, expected, axes in ((by_answer, mask.shape[:1], "(B,)"), (by_token, mask.shape, "(B, T)")):
+        problems += [
+            f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}."
+            for name, x in names.items()
+            if x is not None and x.shape != expected
+        ]
+    if problems:
+        raise ShapeError("\n".join(problems))
+
+
+def _dense_ids(group: Tensor | Sequence[Hashable], device: torch.device) -> Tensor:
+    """0, 1, 2, ... in the order in which the ids first appear."""
+    ids = group.tolist() if isinstance(group, Tensor) else list(group)
+    seen: dict[Hashable, int] = {}
+    return torch.tensor([seen.setdefault(i, len(seen)) for i in ids], dtype=torch.long, device=device)
+
+
+def _check_every_group_lives(group: Tensor | Sequence[Hashable], ids: Tensor, mask: Tensor) -> None:
+    if ids.numel() == 0:
+        raise ShapeError("no rows: a batch of rollouts needs at least one answer.")
+    alive = torch.zeros(int(ids.max()) + 1, dtype=torch.bool, device=ids.device).index_put(
+        (ids,), mask.any(-1), accumulate=True
+    )
+    if alive.all():
+        return
+    dead = (~alive).nonzero()[:, 0]
+    first = group[int((ids == dead[0]).nonzero()[0, 0])]
+    name = first.item() if isinstance(first, Tensor) else first
+    raise ShapeError(
+        f"group {name!r} has no live token in any row ({len(dead)} such groups): there is nothing to train on. "
+        "Drop padding rows before building Rollouts, or look for a mask that is all False."
+    )
+
+
+def _rows_by_group(ids: Tensor) -> Tensor:
+    """(P, G) row numbers with G the largest group, padded with −1: rows keep their order within a group."""
+    order = ids.argsort(stable=True)
+    sizes = ids.bincount()
+    start = sizes.cumsum(0) - sizes
+    place = torch.arange(len(ids), device=ids.device) - start[ids[order]]
+    rows = torch.full((len(sizes), int(sizes.max())), PADDING, dtype=torch.long, device=ids.device)
+    rows[ids[order], place] = order
+    return rows

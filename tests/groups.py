@@ -1,0 +1,36 @@
+"""Groups of answers for tests: ragged lists, padded with NaN so that reading the padding fails loudly."""
+
+import torch
+from hypothesis import strategies as st
+
+NAN = float("nan")
+
+
+def pad(rows, fill=NAN, dtype=torch.float64):
+    """Ragged rows -> (values, mask)."""
+    T = max((len(row) for row in rows), default=0)
+    values = torch.tensor([[float(x) for x in row] + [fill] * (T - len(row)) for row in rows], dtype=dtype)
+    mask = torch.tensor([[True] * len(row) + [False] * (T - len(row)) for row in rows], dtype=torch.bool)
+    return values, mask
+
+
+@st.composite
+def groups(draw, min_size=1, max_size=8, min_entropy=0.0, mixed=False):
+    """One group: (correct, ragged entropies)."""
+    entropies = st.floats(min_entropy, 5, width=32)
+    G = draw(st.integers(max(min_size, 2 if mixed else 1), max_size))
+    rows = draw(st.lists(st.lists(entropies, min_size=1, max_size=5), min_size=G, max_size=G))
+    correct = draw(st.lists(st.booleans(), min_size=G, max_size=G))
+    if mixed:
+        correct[0], correct[1] = True, False
+    return correct, rows
+
+
+@st.composite
+def batches(draw, max_rows=24):
+    """Rows of several groups of any size in any order: (group ids, rewards, ragged entropies)."""
+    n = draw(st.integers(1, max_rows))
+    ids = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
+    rewards = draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=n, max_size=n))
+    rows = draw(st.lists(st.lists(st.floats(0, 5, width=32), min_size=1, max_size=5), min_size=n, max_size=n))
+    return ids, rewards, rows
