@@ -259,12 +259,11 @@ def make_run(
             for when, v in zip(("before", "after"), scores, strict=True)
         ]
     )
-    per_step = 4 if groups >= 4 else groups
-    every = max(1, steps * per_step // groups)
-    for n, step in enumerate(range(every, steps + 1, every)):
+    recorded = -(-groups // 4)  # four groups a step, in steps spread evenly over the run
+    for n in range(recorded):
+        step = round((n + 1) * steps / recorded)
         skill = 0.28 + 0.45 * step / steps
-        first = n * per_step
-        run.write_records(step, [make_group(rng, step, g, size, skill) for g in range(min(per_step, groups - first))])
+        run.write_records(step, [make_group(rng, step, g, size, skill) for g in range(min(4, groups - 4 * n))])
     return Path(folder)
 
 

@@ -24,11 +24,12 @@ const CHARTS = [
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const runMark = (r) => h('span', { class: 'run-mark', '--mark': `var(--run-${r % COLOURS})` }, String(r + 1));
 
-const curvesState = { smooth: 0, merge: false, plots: [] };
+const FEW_POINTS = 60; // too few to need smoothing
+const curvesState = { smooth: 0.8, merge: false, zoomed: false, plots: [] };
 
 /** Exponential average that starts unbiased; gaps stay gaps. */
 function smoothed(values, keep) {
-  if (!keep) return values;
+  if (!keep || values.filter((v) => v !== null).length < FEW_POINTS) return values;
   let average = 0;
   let weight = 0;
   return values.map((v) => {
@@ -50,14 +51,14 @@ function seedSets(runs) {
   return [...sets.values()];
 }
 
-/** All lines of one chart on a common axis of steps: {label, colour, dash, values, low?, high?}. */
+/** All lines of one chart on a common axis of steps: {label, colour, dash, raw, values (smoothed), low?, high?}. */
 function linesOf(runs, names) {
   const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, i) => [step, i]));
   const aligned = (run, name) => {
     const out = Array(steps.length).fill(null);
     (run.metrics[name] || []).forEach((v, i) => { out[place.get(run.metrics.step[i])] = v; });
-    return smoothed(out, curvesState.smooth);
+    return out;
   };
   const sets = curvesState.merge ? seedSets(runs) : runs.map((_, r) => [r]);
   const found = [];
@@ -66,15 +67,15 @@ function linesOf(runs, names) {
     if (!rows.length) return;
     const many = runs.length > 1;
     const who = members.length > 1 ? `${plural(members.length, 'seed')} of run ${members[0] + 1}` : `${members[0] + 1}`;
-    const line = { label: many ? `${who} · ${name}` : name, colour: `--run-${(many ? c : d) % COLOURS}`, dash: DASHES[d % DASHES.length], values: rows[0] };
+    const line = { label: many ? `${who} · ${name}` : name, colour: `--run-${(many ? c : d) % COLOURS}`, dash: DASHES[d % DASHES.length], raw: rows[0] };
     if (rows.length > 1) {
       const at = (i) => rows.map((row) => row[i]).filter((v) => v !== null);
-      const middle = steps.map((_, i) => (at(i).length ? mean(at(i)) : null));
+      line.raw = steps.map((_, i) => (at(i).length ? mean(at(i)) : null));
       const wide = steps.map((_, i) => (at(i).length > 1 ? spread(at(i)) : 0));
-      Object.assign(line, {
-        values: middle, low: middle.map((m, i) => (m === null ? null : m - wide[i])), high: middle.map((m, i) => (m === null ? null : m + wide[i])),
-      });
+      const edge = (sign) => smoothed(line.raw.map((m, i) => (m === null ? null : m + sign * wide[i])), curvesState.smooth);
+      Object.assign(line, { low: edge(-1), high: edge(1) });
     }
+    line.values = smoothed(line.raw, curvesState.smooth);
     found.push(line);
   }));
   return [steps, found];
@@ -101,13 +102,17 @@ function chart(runs, title, names, note, log) {
         series.push({ width: 0, points: { show: false } }, { width: 0, points: { show: false } });
         bands.push({ series: [series.length - 2, series.length - 1], fill: `${css(line.colour)}33` });
       }
+      if (line.values !== line.raw && !line.low) {
+        data.push(fit(line.raw));
+        series.push({ stroke: `${css(line.colour)}40`, width: 1, spanGaps: true, points: { show: false } });
+      }
       data.push(fit(line.values));
       line.index = series.length;
       series.push({ label: line.label, stroke: css(line.colour), width: 1.75, dash: line.dash, spanGaps: true, points: { show: line.values.filter((v) => v !== null).length < 40, size: 5 } });
     }
     const axis = { stroke: css('--quiet'), grid: { stroke: css('--line'), width: 1 }, ticks: { show: false }, font: '12px system-ui, sans-serif' };
     const show = (at) => values.replaceChildren(h('span', { class: 'quiet' }, at === null ? 'last' : `step ${whole(steps[at])}`),
-      ...found.map((line) => h('span', { class: 'plot-line' }, lineMark(line), `${line.label} `, h('b', {}, number(at === null ? last(data[line.index]) : data[line.index][at])))));
+      ...found.map((line) => h('span', { class: 'plot-line' }, lineMark(line), `${line.label} `, h('b', {}, number(at === null ? last(line.raw) : line.raw[at])))));
     state.plot = new uPlot({
       width: Math.max(260, box.clientWidth || 420), height: 210, legend: { show: false }, series, bands,
       cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: { size: 7 } },
@@ -117,7 +122,7 @@ function chart(runs, title, names, note, log) {
     }, data, box);
     show(null);
     if (zoom && curvesState.zoomed) state.plot.setScale('x', { min: zoom.min, max: zoom.max });
-    const lastValues = found.map((line) => `${line.label} ${number(last(line.values))}`).join(', ');
+    const lastValues = found.map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');
     box.setAttribute('role', 'img');
     box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues}`);
   }
@@ -169,10 +174,10 @@ function curves(report) {
   const redraw = () => curvesState.plots.forEach(({ draw, box }) => { if (box.offsetParent) draw(); });
   const seeds = seedSets(runs).some((set) => set.length > 1);
   const controls = h('div', { class: 'controls' },
-    h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), h('input', { type: 'range', min: 0, max: 0.98, step: 0.02, value: 0, id: 'smooth', oninput: (e) => { curvesState.smooth = Number(e.target.value); redraw(); } })),
+    h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), h('input', { type: 'range', min: 0, max: 0.98, step: 0.02, value: curvesState.smooth, id: 'smooth', oninput: (e) => { curvesState.smooth = Number(e.target.value); redraw(); } })),
     seeds && choice('Seeds', [['each', 'each run'], ['merge', 'mean ± standard deviation']], 'each', (v) => { curvesState.merge = v === 'merge'; redraw(); }),
     runs.length > 1 && h('div', { class: 'run-key' }, runs.map((run, r) => h('span', {}, runMark(r), visible(run.name)))),
-    h('span', { class: 'quiet' }, 'Drag to zoom, double-click to go back. Dotted upright lines are alarms.'));
+    h('span', { class: 'quiet' }, 'Faint lines and the numbers are not smoothed. Drag to zoom, double-click to go back. Dotted upright lines are alarms.'));
   const view = h('div', { class: 'page wide' }, controls, h('div', { class: 'charts' }, main), rest.length ? more : null);
   view.shown = redraw;
   view.addEventListener('dblclick', () => { curvesState.zoomed = false; });

@@ -5,9 +5,10 @@ function fill(element, attributes, children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
     else if (name.startsWith('--')) element.style.setProperty(name, value);
-    else if (name === 'value' || name === 'checked') element[name] = value;
+    else if (name === 'value' && 'step' in element) continue; // set below, once min, max and step are known
     else element.setAttribute(name, value === true ? '' : value);
   }
+  if ('value' in attributes && 'step' in element) element.value = attributes.value;
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }

@@ -106,7 +106,7 @@ async function start() {
   const help = helpBox();
   document.getElementById('tools').append(
     h('button', { class: 'small', id: 'theme', onclick: turnTheme, 'aria-label': 'Light or dark', title: 'Light or dark (t)' }, '◐'),
-    h('button', { class: 'small', onclick: () => help.showModal(), 'aria-label': 'Keys', title: 'Keys (?)' }, '?'));
+    h('button', { class: 'small keys', onclick: () => help.showModal(), 'aria-label': 'Keys', title: 'Keys (?)' }, '?'));
   listen(help);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', repaint);
   window.addEventListener('hashchange', follow);

@@ -51,7 +51,8 @@ function showTip(place, event) {
   const same = view.told && view.told.i === place.i && view.told.t === place.t;
   if (!same || !tip.firstChild) tip.replaceChildren(h('code', { class: 'token-name' }, brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60)), tipTable(place, event.target));
   const { width, height } = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, window.innerWidth - width - 8))}px`;
+  const edge = view.parts.group.getBoundingClientRect().right;
+  tip.style.left = `${Math.max(4, event.clientX + 14 + width > edge ? event.clientX - width - 10 : event.clientX + 14)}px`;
   tip.style.top = `${event.clientY + 22 + height > window.innerHeight ? Math.max(4, event.clientY - height - 14) : event.clientY + 22}px`;
 }
 

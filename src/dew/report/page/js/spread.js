@@ -61,7 +61,7 @@ function spreadOf(run, r, many) {
     h('p', { class: 'quiet' }, `Over the ${whole(credit.tokens)} trained tokens of the ${plural(run.groups.length, 'group')} in this page. Credit is the advantage that was trained on.`),
     massCard(credit.mass),
     h('div', { class: 'charts' }, histogram('Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis'), histogram('Credit', credit.credit, 'advantage of tokens; groups without signal left out'), deciles(credit.deciles)),
-    credit.words ? h('div', { class: 'charts' },
+    credit.words ? h('div', { class: 'charts two' },
       wordTable('Words with most credit', 'in correct answers: |advantage| beside the average token of the same answer, the most striking first', credit.words.correct, 'right'),
       wordTable('Words with most blame', 'in wrong answers: |advantage| beside the average token of the same answer, the most striking first', credit.words.wrong, 'wrong'))
       : credit.credit && h('p', { class: 'calm' }, 'Every token of an answer got the same credit (as with GRPO), so no word stands out.'));

@@ -1,0 +1,390 @@
+"""The report without a browser: what is read, what is counted, what is written, and what is said when files are bad."""
+
+import base64
+import gzip
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dew.errors import ConfigError
+from dew.records import AnswerRecord, GroupRecord, RecordError, RunFolder, read_records, write_records
+from dew.report import build, build_from_records
+from dew.report.remarks import remarks
+from dew.report.run import evenly, thin
+from dew.report.statistics import split_words, statistics
+from dew.report.write import PAGE, SCRIPTS, blobs
+from make_run import make_run
+
+
+def report_of(page: Path) -> dict[str, Any]:
+    return json.loads(page.with_suffix(".json").read_text())
+
+
+def unpack(page: Path) -> list[Any]:
+    """The page's own data, as a browser reads it."""
+    packed = re.search(r'<script type="text/plain" id="data">\n(.*?)\n</script>', page.read_text(), re.S)
+    assert packed
+    return [json.loads(gzip.decompress(base64.b64decode(line))) for line in packed[1].split("\n")]
+
+
+def answer(correct: bool, tokens: str = "ab", **signals: Any) -> AnswerRecord:
+    return AnswerRecord(tokens=list(tokens), correct=correct, reward=float(correct), **signals)
+
+
+# ── golden: numbers worked by hand ──────────────────────────────────────────────────────────────────────────
+
+
+def test_share_of_credit_by_entropy() -> None:
+    """Twenty tokens, |credit| 1 on the ten surest, 3 on the ten least sure, 40 in all: tenths hold 2/40 or 6/40."""
+    entropy = [0.1 * k for k in range(1, 21)]
+    credit = [1.0] * 10 + [3.0] * 10
+    order = np.random.default_rng(0).permutation(20)
+    shuffled = answer(True, "x" * 20, entropy=[entropy[k] for k in order], advantage=[credit[k] for k in order])
+    found = statistics([GroupRecord(0, 0, "", [shuffled])])["deciles"]
+    assert found["correct"] == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert "wrong" not in found
+
+
+def test_words_beside_the_average_of_their_answer() -> None:
+    """|A| = 1, 1, 4 has mean 2: the third token has 4/2 − 1 = +100 %, the others −50 %. Five uses are needed."""
+    wrong = AnswerRecord([" so", " we", " Wait"], False, 0.0, advantage=[-1.0, -1.0, -4.0])
+    found = statistics([GroupRecord(0, g, "", [wrong]) for g in range(5)])["words"]
+    assert found == {"correct": [], "wrong": [{"word": "Wait", "uses": 5, "extra": pytest.approx(1.0)}]}
+
+
+def test_flat_credit_has_no_words() -> None:
+    flat = answer(True, "abc", advantage=[0.7, 0.7, 0.7])
+    assert statistics([GroupRecord(0, g, "", [flat]) for g in range(9)])["words"] is None
+
+
+def test_reward_mass_is_the_mean_size_without_charges() -> None:
+    """Correct: r̃ − charge = 1.05, 1.15 with mean 1.1. Wrong: |−1.1| twice. α1 + α2 = 1.1."""
+    right = answer(True, shaped=[0.55, 0.65], extra=-0.5)
+    wrong = answer(False, shaped=[-1.1, -1.1])
+    found = statistics([GroupRecord(0, 0, "", [right, wrong], settings={"alpha1": 1.0, "alpha2": 0.1})])["mass"]
+    assert found == {key: pytest.approx(1.1) for key in ("correct", "wrong", "expected")}
+
+
+def test_tokens_that_do_not_train_are_not_counted() -> None:
+    tool = answer(True, "abc", live=[True, False, True], entropy=[0.5, 99.0, 0.5], advantage=[1.0, 50.0, 1.0])
+    found = statistics([GroupRecord(0, 0, "", [tool])])
+    assert found["tokens"] == 2 and found["entropy"]["mean_correct"] == pytest.approx(0.5)
+
+
+def test_groups_without_signal_are_left_out_of_credit() -> None:
+    silent = GroupRecord(0, 0, "", [answer(True, entropy=[1.0, 1.0], advantage=[0.0, 0.0])])
+    loud = GroupRecord(0, 1, "", [answer(True, entropy=[1.0, 1.0], advantage=[2.0, 2.0])])
+    found = statistics([silent, loud])
+    assert found["credit"]["mean_correct"] == pytest.approx(2.0) and found["tokens"] == 4
+
+
+def test_split_words() -> None:
+    assert split_words([" There", "fore", ",", " 4", "2", "\n", "So"]) == [
+        (" Therefore", [0, 1]),
+        (",", [2]),
+        (" 4", [3]),
+        ("2", [4]),
+        ("\n", [5]),
+        ("So", [6]),
+    ]
+
+
+def test_evenly_keeps_both_ends() -> None:
+    assert evenly(10, 4) == [0, 3, 6, 9] and evenly(3, 5) == [0, 1, 2] and evenly(9, 1) == [8]
+
+
+# ── remarks ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_of(**curves: list[float]) -> list[dict[str, Any]]:
+    return [{"step": i, **{name: curves[name][i] for name in curves}} for i in range(len(next(iter(curves.values()))))]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("reward", [0.3] * 50, [0.01 * k for k in range(50)]),
+        ("entropy", [1.0] * 25 + [0.1] * 25, [1.0] * 25 + [0.5] * 25),
+        ("groups/mixed_share", [0.1] * 50, [0.8] * 50),
+        ("length/truncated_share", [0.0] * 40 + [0.9] * 10, [0.1] * 50),
+    ],
+)
+def test_a_bad_curve_is_remarked_once_and_a_good_one_never(name: str, bad: list[float], good: list[float]) -> None:
+    found = remarks(run_of(**{name: bad}), [])
+    assert len(found) == 1 and found[0]["message"] and found[0]["remedy"]
+    assert remarks(run_of(**{name: good}), []) == []
+    assert remarks(run_of(**{name: bad}), [{"alarm": found[0]["alarm"]}]) == []
+
+
+# ── what is written ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "one", steps=30, groups=6, size=4)
+
+
+def test_page_and_json_hold_the_same(run: Path) -> None:
+    page = build([run])
+    assert page == run / "report.html"
+    report = report_of(page)
+    head, *groups = unpack(page)
+    assert groups == report["runs"][0]["groups"] and len(groups) == 6
+    assert {k: v for k, v in head["runs"][0].items() if k != "groups"} == {
+        k: v for k, v in report["runs"][0].items() if k != "groups"
+    }
+    assert head["runs"][0]["metrics"]["step"] == list(range(1, 31))
+
+
+def test_tokens_are_those_of_the_records(run: Path) -> None:
+    records = list(RunFolder(run).records())
+    for group, record in zip(report_of(build([run]))["runs"][0]["groups"], records, strict=True):
+        assert [a["tokens"] for a in group["answers"]] == [list(a.tokens) for a in record.answers]
+        for made, kept in zip(group["answers"], record.answers, strict=True):
+            assert kept.entropy and kept.advantage
+            assert made["entropy"] == pytest.approx(list(kept.entropy), rel=1e-4)
+            assert np.broadcast_to(made["advantage"], len(kept.tokens)) == pytest.approx(list(kept.advantage), rel=1e-3)
+
+
+def test_the_page_asks_no_network(run: Path) -> None:
+    page = html.unescape(build([run]).read_text())
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
+    assert "default-src 'none'" in page and "'unsafe-inline'" not in page
+    assert page.count("<script") == 2 and page.count("</script") == 2
+
+
+def test_every_script_file_is_in_the_page() -> None:
+    assert {path.stem for path in (PAGE / "js").glob("*.js")} == set(SCRIPTS)
+
+
+HOSTILE = ["<script>window.hacked=1</script>", "</script><script>window.hacked=1</script>", "{{ 7 * 7 }}", "{% raw %}"]
+
+
+def test_hostile_text_is_nowhere_in_the_page_as_text(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=3, groups=1, size=2)
+    group = GroupRecord(1, 0, HOSTILE[0], [AnswerRecord(HOSTILE, True, 1.0, extracted=HOSTILE[1])], gold=HOSTILE[0])
+    write_records(folder, 1, [group])
+    RunFolder(folder).write_run({"name": HOSTILE[1], "model": HOSTILE[0]})
+    page = build([folder])
+    text = page.read_text()
+    assert "window.hacked" not in text.replace("window.hacked=1&lt;/script&gt;", "") and "{{ 7" not in text
+    assert unpack(page)[1]["answers"][0]["tokens"] == HOSTILE
+
+
+def test_lone_surrogates_and_nul_reach_the_page_whole(tmp_path: Path) -> None:
+    tokens = ["\ud800", "\x00", "\u202e", "👩‍👩‍👧", "\u2028"]
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "\udfff", [AnswerRecord(tokens, True, 1.0)])])
+    RunFolder(tmp_path).write_run({"name": "\ud800"})
+    head, group = unpack(build([tmp_path]))
+    assert group["prompt"] == "\udfff" and group["answers"][0]["tokens"] == tokens and head["title"] == "\ud800"
+
+
+def test_several_runs_go_where_they_are_told(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "two", steps=30, groups=2, size=4, seed=1)
+    page = build([run, other], tmp_path / "both.html")
+    assert page == tmp_path / "both.html" and page.with_suffix(".json").exists()
+    head, *groups = unpack(page)
+    assert [r["name"] for r in head["runs"]] == ["synthetic-gtpo-seed0", "synthetic-gtpo-seed1"]
+    assert len(groups) == sum(len(r["groups"]) for r in head["runs"])
+    assert build([run], tmp_path) == tmp_path / "report.html"
+
+
+def test_a_large_run_is_sampled_and_says_so(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tokens = sum(group.size for group in RunFolder(run).records())
+    monkeypatch.setattr("dew.report.PAGE_TOKENS", tokens // 2)
+    found = report_of(build([run], tmp_path))["runs"][0]
+    assert 0 < found["sample"]["groups"] < found["sample"]["of"] == 6
+    assert sum(len(a["tokens"]) for g in found["groups"] for a in g["answers"]) <= tokens // 2
+
+
+def test_thin_never_exceeds_its_budget_and_counts_long_texts() -> None:
+    long = GroupRecord(0, 0, "", [AnswerRecord(["x" * 4000], True, 1.0)])  # one token of 4,000 characters costs 1,000
+    short = GroupRecord(0, 1, "", [answer(True)])
+    assert thin([long, short], 999) == [short] and thin([long, short], 1002) == [long, short]
+    assert thin([long], 999) == [] and thin([], 5) == []
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "", [answer(True, entropy=[float("nan"), 1.0])])])
+    RunFolder(tmp_path).append_metrics({"step": 1, "reward": float("inf"), "note": "text", "flag": True})
+    found = report_of(build([tmp_path]))["runs"][0]
+    assert found["groups"][0]["answers"][0]["entropy"] == [None, 1.0]
+    assert found["metrics"] == {"step": [1]}
+
+
+def test_blobs_open_without_the_answers(run: Path) -> None:
+    report = report_of(build([run]))
+    head = json.loads(gzip.decompress(base64.b64decode(blobs(report)[0])))
+    assert set(head["runs"][0]["groups"][0]) == {"step", "group", "prompt", "answers", "correct", "tokens"}
+
+
+# ── files that are bad ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_broken_step_is_told_and_the_rest_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_run(tmp_path / "run", steps=30, groups=6, size=4)
+    first, *_ = RunFolder(folder).record_files()
+    first.write_bytes(first.read_bytes()[:-20])
+    found = report_of(build([folder]))["runs"][0]
+    assert len(found["notices"]) == 1 and "cut off or damaged" in found["notices"][0]
+    assert 0 < len(found["groups"]) < 6 and "cut off or damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "holds no group"), (b'{"schema": 9, "answers": []}', "records schema 9"), (b'{"answers": [{"to', "line 1")],
+)
+def test_a_bad_file_of_records_is_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=message):
+        build_from_records(path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_that_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.json .* trainer_state\.json .* token_exports"):
+        build([tmp_path])
+    with pytest.raises(ConfigError, match="no such folder"):
+        build([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="no run given"):
+        build([])
+
+
+def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_run({"name": "just begun", "status": "running"})
+    found = report_of(build([tmp_path]))["runs"][0]
+    assert found["metrics"] == {} and found["groups"] == [] and found["credit"]["tokens"] == 0
+
+
+# ── runs of others ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trl_run(folder: Path, *, chat: bool = False) -> Path:
+    """What TRL 1.16 leaves behind with log_completions: a checkpoint's state and a Parquet file per logging step."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    log = [
+        {
+            "step": step,
+            "epoch": 0.1 * step,
+            "loss": 0.01,
+            "reward": 0.1 * step,
+            "rewards/accuracy/mean": 0.1 * step,
+            "rewards/accuracy/std": 0.2,
+            "entropy": 0.5,
+            "completions/mean_length": 80.0,
+            "completions/clipped_ratio": 0.25,
+            "clip_ratio/low_mean": 0.001,
+            "frac_reward_zero_std": 0.4,
+        }
+        for step in (1, 2)
+    ] + [{"step": 2, "eval_reward": 0.7}]
+    for step in (9, 10):
+        checkpoint = folder / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": log}))
+    (folder / "completions").mkdir()
+
+    def text(x: str) -> Any:
+        return [{"role": "user", "content": x}] if chat else x
+
+    table = {
+        "step": [1] * 4,
+        "prompt": [text("1+1?")] * 2 + [text("2+2?")] * 2,
+        "completion": [text(c) for c in ("2", "3", "four", "5")],
+        "accuracy": [1.0, 0.0, 1.0, 0.0],
+        "format": [0.5, 0.5, 0.0, 0.0],
+        "advantage": [0.7, -0.7, 0.7, -0.7],
+    }
+    parquet.write_table(arrow.table(table), folder / "completions" / "completions_00001.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_plain_trl_run(tmp_path: Path, chat: bool) -> None:
+    found = report_of(build([trl_run(tmp_path / "trl", chat=chat)]))["runs"][0]
+    assert found["kind"] == "trl" and found["facts"]["steps"] == 10
+    metrics = found["metrics"]
+    assert metrics["step"] == [1, 2] and metrics["reward/accuracy"] == [0.1, 0.2]
+    assert metrics["groups/mixed_share"] == pytest.approx([0.6, 0.6])
+    assert metrics["length/truncated_share"] == [0.25, 0.25] and metrics["eval/reward"] == [None, 0.7]
+    assert [g["prompt"] for g in found["groups"]] == ["1+1?", "2+2?"]
+    first = found["groups"][0]["answers"]
+    assert [a["tokens"] for a in first] == [["2"], ["3"]] and [a["reward"] for a in first] == [1.5, 0.5]
+    assert [a["correct"] for a in first] == [True, False] and first[1]["advantage"] == [-0.7]
+
+
+def test_a_broken_trl_run_says_so(tmp_path: Path) -> None:
+    folder = trl_run(tmp_path / "trl")
+    (folder / "completions" / "completions_00002.parquet").write_bytes(b"PAR1 no")
+    assert "cannot be read as Parquet" in report_of(build([folder]))["runs"][0]["notices"][0]
+    (folder / "trainer_state.json").write_text('{"log_hi')
+    with pytest.raises(RecordError, match=r"trainer_state\.json: not the JSON"):
+        build([folder])
+
+
+def prime_line(prompt: list[int], completion: list[int], reward: float, tool: int | None = None) -> str:
+    """One line as prime-rl's exporter writes it: prompt and completion in one row of equal lists."""
+    n, m = len(prompt), len(completion)
+    mask = [False] * n + [k != tool for k in range(m)]
+    return json.dumps(
+        {
+            "schema_version": 1,
+            "step": 3,
+            "export_step": 3,
+            "rank": 0,
+            "token_ids": prompt + completion,
+            "position_ids": list(range(n + m)),
+            "loss_mask": mask,
+            "advantages": [0.0] * n + [reward - 0.5] * m,
+            "rewards": [None] * n + [reward] * m,
+            "trainer_logprobs": [0.0] * n + [-0.5] * m,
+            "inference_logprobs": [0.0] * n + [-0.5] * m,
+            "entropy": [0.0] * n + [0.25] * m,
+            "importance_ratio": [None] * (n + m),
+        }
+    )
+
+
+def test_prime_rl_token_exports(tmp_path: Path) -> None:
+    for rank, lines in enumerate(
+        [
+            [prime_line([1, 2], [5, 6, 7], 1.0, tool=1), prime_line([1, 3], [8], 0.0)],
+            [prime_line([1, 2], [9], 0.0)],
+        ]
+    ):
+        path = tmp_path / "token_exports" / "step_3" / f"rank_{rank}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    found = report_of(build([tmp_path]))["runs"][0]
+    assert found["kind"] == "prime-rl" and "tokenizer" in found["notices"][0]
+    first, second = found["groups"]
+    assert (first["step"], first["prompt"], second["prompt"]) == (3, "⟨1⟩⟨2⟩", "⟨1⟩⟨3⟩")
+    right, wrong = first["answers"]
+    assert right["tokens"] == ["⟨5⟩", "⟨6⟩", "⟨7⟩"] and right["live"] == [1, 0, 1] and right["entropy"] == 0.25
+    assert right["correct"] and not wrong["correct"] and wrong["advantage"] == [-0.5] and "ratio" not in wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"schema_version": 2}', "token export schema 2"), ('{"schema_ver', "line 1"), ("{}", "line 1")],
+)
+def test_broken_prime_rl_exports_say_so(tmp_path: Path, line: str, message: str) -> None:
+    folder = tmp_path / "token_exports" / "step_1"
+    folder.mkdir(parents=True)
+    (folder / "rank_0.jsonl").write_text(line)
+    assert message in report_of(build([tmp_path]))["runs"][0]["notices"][0]
+
+
+def test_records_of_anybody(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "p", "algorithm": "mine", "answers": [{"tokens": ["a", "b"], "reward": 1}]}\n')
+    found = report_of(build_from_records(path, tmp_path / "page.html"))["runs"][0]
+    assert found["kind"] == "records" and found["name"] == "mine.jsonl"
+    assert found["groups"][0]["answers"][0]["correct"] and len(read_records(path)) == 1
