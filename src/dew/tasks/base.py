@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from dew.errors import ConfigError
 
 Row = dict[str, Any]
-"""One problem: `prompt`, gold `answer` (both text), more gold columns, and a worked `solution` if one is known."""
+"""One problem: `prompt`, gold `answer` (both text), more gold columns, a worked `solution` if known."""
 Split = Literal["train", "held_out"]
 
 HELD_OUT_SHARE = 1 / 8

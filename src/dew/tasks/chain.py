@@ -3,7 +3,7 @@
 prompt `17;+38;-9;*2:`    solution `17+38=55;55-9=46;46*2=92`
 
 One slip anywhere and every later value is wrong, so the length sets the difficulty. Values stay between 0
-and `ceiling`; with the default settings a solution has 50 to 110 characters, with steps=(12, 22) up to 200.
+and `ceiling`. With the default settings a solution has about 60 to 140 characters, with steps=(12, 22) up to 200.
 """
 
 from collections.abc import Hashable
@@ -18,7 +18,7 @@ from dew.tasks.base import Row, Split, distinct, split_of
 class Chain:
     """Problems are held out by their whole list of operations."""
 
-    steps: tuple[int, int] = (8, 12)
+    steps: tuple[int, int] = (8, 16)
     """Fewest and most operations."""
     ceiling: int = 99
     """No value along the way is larger."""
@@ -28,7 +28,7 @@ class Chain:
     def __post_init__(self) -> None:
         fewest, most = self.steps
         if not 1 <= fewest <= most:
-            raise ConfigError(f"chain steps={self.steps}: write (fewest, most), at least 1, such as (8, 12).")
+            raise ConfigError(f"chain steps={self.steps}: write (fewest, most), at least 1, such as (8, 16).")
         if self.ceiling < 2:
             raise ConfigError(f"chain ceiling={self.ceiling}: no room for any step. Known to work: 99.")
 
