@@ -134,7 +134,8 @@ def compare(a: Scores, b: Scores) -> dict[str, Difference]:
     if first.keys() != second.keys():
         raise ConfigError(
             f"Compared on different problems: {len(first)} and {len(second)}, "
-            f"{len(first.keys() & second.keys())} in common. Evaluate both with the same task, settings and number of problems."
+            f"{len(first.keys() & second.keys())} in common. "
+            "Evaluate both with the same task, settings and number of problems."
         )
     pairs = [(first[key].scores, second[key].scores) for key in first]
     return {

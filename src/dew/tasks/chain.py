@@ -3,7 +3,7 @@
 prompt `17;+38;-9;*2:`    solution `17+38=55;55-9=46;46*2=92`
 
 One slip anywhere and every later value is wrong, so the length sets the difficulty. Values stay between 0
-and `ceiling`. With the default settings a solution has about 60 to 140 characters, with steps=(12, 22) up to 200.
+and `ceiling`. A solution has about 60 to 140 characters by default, and up to 200 with steps=(12, 22).
 """
 
 from collections.abc import Hashable
@@ -27,6 +27,7 @@ class Chain:
 
     def __post_init__(self) -> None:
         fewest, most = self.steps
+        object.__setattr__(self, "steps", (fewest, most))  # a YAML file brings a list
         if not 1 <= fewest <= most:
             raise ConfigError(f"chain steps={self.steps}: write (fewest, most), at least 1, such as (8, 16).")
         if self.ceiling < 2:

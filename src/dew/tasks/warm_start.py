@@ -116,7 +116,7 @@ def warm_start(
 
 
 def _demonstrations(seed: int) -> tuple[list[Row], list[Row]]:
-    """Mostly four numbers, some three; chains of up to twelve steps, so that longer ones are left to learn."""
+    """Mostly four numbers, some three; chains of up to twelve steps: longer ones are left to learn."""
     countdown = demonstrations(Countdown(), 50_000, seed=seed)
     countdown += demonstrations(Countdown(numbers=3), 3_000, seed=seed) * 3
     chain = demonstrations(Chain(steps=(8, 12)), 40_000, seed=seed) + demonstrations(
