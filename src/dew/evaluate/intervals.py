@@ -26,18 +26,16 @@ def mean_interval(
 ) -> Interval:
     """The mean of one value per problem with its percentile bootstrap interval.
 
-    Where all n problems agree on an end of `span` a bootstrap sees no spread at all; there the bound is the
-    exact binomial one: had the true share been farther off, n out of n had a chance below 2.5 %.
+    Where all n problems agree a bootstrap sees no spread. But if a share p of all problems differed, n of n
+    would agree with chance (1 − p)ⁿ; so p up to 1 − 0.025^(1/n) stays possible, anywhere within `span`.
     """
     from scipy.stats import bootstrap
 
     x = np.asarray(values, dtype=float)
     value, (least, most) = float(x.mean()), span
     if np.ptp(x) == 0:
-        reach = (most - least) * (1 - ((1 - CONFIDENCE) / 2) ** (1 / len(x)))
-        low = max(least, value - reach) if value == most or least < 0 else value
-        high = min(most, value + reach) if value == least or least < 0 else value
-        return Interval(value, low, high)
+        p = 1 - ((1 - CONFIDENCE) / 2) ** (1 / len(x))
+        return Interval(value, value - p * (value - least), value + p * (most - value))
     result = bootstrap(
         (x,),
         np.mean,

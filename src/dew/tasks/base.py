@@ -12,7 +12,8 @@ Row = dict[str, Any]
 Split = Literal["train", "held_out"]
 
 HELD_OUT_SHARE = 1 / 8
-TRIES_PER_ROW = 1000
+PATIENCE = 20_000
+"""Draws in a row without a new problem, after which there are taken to be no more."""
 
 
 class Task(Protocol):
@@ -44,11 +45,12 @@ def distinct(
     """Call `draw` until it has given n different problems. It returns (identity, row), or None for a miss."""
     check_split(split)
     rows: dict[Hashable, Row] = {}
-    for _ in range(n * TRIES_PER_ROW):
-        if len(rows) == n:
-            break
+    in_vain = 0
+    while len(rows) < n and in_vain < PATIENCE:
+        before = len(rows)
         if (drawn := draw(rng)) is not None:
             rows.setdefault(*drawn)
+        in_vain = in_vain + 1 if len(rows) == before else 0
     if len(rows) < n:
         raise ConfigError(
             f"{name}: only {len(rows)} of {n} different {split} problems exist or could be found at this "
