@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CHARACTERS = "0123456789+-*=;,>:"
 SPECIAL = ("<pad>", "<end>", "<unk>")
+POSITIONS = 512
 IGNORED = -100
 
 
@@ -56,7 +57,7 @@ def tiny_tokenizer() -> "PreTrainedTokenizerFast":
         eos_token="<end>",
         unk_token="<unk>",
         padding_side="left",
-        model_max_length=256,
+        model_max_length=POSITIONS,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
@@ -73,7 +74,7 @@ def tiny_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast") -> "LlamaFo
             intermediate_size=recipe.inner,
             num_hidden_layers=recipe.layers,
             num_attention_heads=recipe.heads,
-            max_position_embeddings=256,
+            max_position_embeddings=POSITIONS,
             tie_word_embeddings=True,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
@@ -166,6 +167,9 @@ def _batches(data: tuple["Tensor", "Tensor"], size: int, seed: int) -> Iterator[
 
 def save(model: "LlamaForCausalLM", tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     """Write the two so that `from_pretrained(folder)` and any other tool can load them."""
-    model.generation_config.max_new_tokens = 128
+    model.generation_config.max_new_tokens = 160
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # transformers 5 writes a class name that transformers 4 does not know; this one both know.
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
