@@ -1,0 +1,350 @@
+"""What a run writes about itself: its metrics, its alarms, and who got which credit, token by token.
+
+    runs/NAME/  run.json  config.yaml  metrics.jsonl  alarms.jsonl  scores.json
+                records/step-00000120.jsonl.gz
+
+Engines write these files, the report reads them, and neither needs torch for it; docs/records.md tells every
+field. Whole files appear at once (temporary file, fsync, rename); logs grow by whole lines, and a line torn
+when a run was killed is skipped on reading. Numbers are JSON numbers; NaN and infinities become null.
+"""
+
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import IO, Any, cast
+
+from dew.errors import DewError, ShapeError
+
+SCHEMA = 1
+MAX_TOKENS = 1_000_000
+"""Tokens in one step's file, some 12 MB on disk. Groups beyond it are left out whole."""
+MAX_LINE = 1 << 28
+"""Characters of one group when read: a file that claims more is not a token record."""
+
+Json = dict[str, Any]
+
+
+class RecordError(DewError, ValueError):
+    """A file of a run that cannot be read, with what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """One answer. Every list has one entry per token; a list that is None was not recorded."""
+
+    tokens: Sequence[str]
+    """The decoded text of each token; joined they are the answer."""
+    correct: bool
+    reward: float
+    """The raw reward, before any shaping."""
+    extra: float = 0.0
+    """What was added to it, such as an overlong charge."""
+    truncated: bool = False
+    extracted: str | None = None
+    """The answer that the verifier found in the text."""
+    verdict: str | None = None
+    """correct, wrong, timeout or unparsable."""
+    guided: bool = False
+    """Written by a guiding policy, not by the policy that trains."""
+    live: Sequence[bool] | None = None
+    """False where a token does not train (a tool's output); None = all of them train."""
+    entropy: Sequence[float] | None = None
+    logp: Sequence[float] | None = None
+    shaped: Sequence[float] | None = None
+    """r̃, the shaped token reward."""
+    advantage: Sequence[float] | None = None
+    """What was trained on."""
+    grpo: Sequence[float] | None = None
+    """What GRPO would have given."""
+    ratio: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(token, str) for token in self.tokens):
+            raise ShapeError("tokens: every entry is the text of one token, a string. Decode the ids first.")
+        for name in PER_TOKEN:
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.tokens):
+                raise ShapeError(
+                    f"{name} has {len(values)} entries for {len(self.tokens)} tokens: give one number per "
+                    "token, without padding, or leave the list out."
+                )
+
+    @property
+    def text(self) -> str:
+        return "".join(self.tokens)
+
+
+SIGNALS = ("entropy", "logp", "shaped", "advantage", "grpo", "ratio")
+PER_TOKEN = ("live", *SIGNALS)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One prompt and the answers it got in one step."""
+
+    step: int
+    group: int
+    prompt: str
+    answers: Sequence[AnswerRecord]
+    gold: str | None = None
+    algorithm: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(answer.tokens) for answer in self.answers)
+
+
+# ── one group <-> one line ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _number(x: float) -> float | None:
+    """Five significant digits; null where JSON has no number."""
+    return float(f"{x:.5g}") if math.isfinite(x) else None
+
+
+def _answer_to_json(answer: AnswerRecord) -> Json:
+    line: Json = {f.name: getattr(answer, f.name) for f in fields(answer)}
+    line["reward"], line["extra"] = _number(answer.reward), _number(answer.extra)
+    for name in PER_TOKEN:
+        values = line.pop(name)
+        if values is not None:
+            line[name] = [bool(v) for v in values] if name == "live" else [_number(v) for v in values]
+    return line
+
+
+def _group_to_json(group: GroupRecord) -> Json:
+    line: Json = {"schema": SCHEMA, **{f.name: getattr(group, f.name) for f in fields(group)}}
+    return {**line, "settings": dict(group.settings), "answers": [_answer_to_json(a) for a in group.answers]}
+
+
+def _float(x: Any) -> float:
+    if x is None:
+        return math.nan
+    if isinstance(x, int | float):
+        return float(x)
+    raise TypeError(f"{x!r:.40} stands where a number belongs")
+
+
+def _text(x: Any) -> str | None:
+    return x if x is None or isinstance(x, str) else json.dumps(x)
+
+
+def _answer_from_json(line: Json) -> AnswerRecord:
+    known = {f.name: line[f.name] for f in fields(AnswerRecord) if f.name in line}  # the rest: a writer's own
+    for name in SIGNALS:
+        if known.get(name) is not None:
+            known[name] = [_float(v) for v in known[name]]
+    known["reward"], known["extra"] = _float(line.get("reward", 0.0)), _float(line.get("extra", 0.0))
+    known["correct"] = bool(known.get("correct", known["reward"] > 0.5))
+    known["extracted"], known["verdict"] = _text(line.get("extracted")), _text(line.get("verdict"))
+    return AnswerRecord(**known)
+
+
+def _group_from_json(line: Json, number: int) -> GroupRecord:
+    if line.get("schema", SCHEMA) != SCHEMA:
+        raise RecordError(
+            f"written with records schema {line['schema']!r}, and this dew reads schema {SCHEMA}. "
+            "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
+        )
+    return GroupRecord(
+        step=int(line.get("step", 0)),
+        group=int(line.get("group", number)),
+        prompt=_text(line.get("prompt")) or "",
+        answers=[_answer_from_json(answer) for answer in line["answers"]],
+        gold=_text(line.get("gold")),
+        algorithm=_text(line.get("algorithm")),
+        settings=dict(line.get("settings") or {}),
+    )
+
+
+# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The whole of `content` or nothing: a reader never meets half a file, not even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def finite(x: Any) -> Any:
+    """JSON has no NaN: null instead, at any depth."""
+    if isinstance(x, float):
+        return x if math.isfinite(x) else None
+    if isinstance(x, dict):
+        return {str(k): finite(v) for k, v in x.items()}
+    return [finite(v) for v in x] if isinstance(x, list | tuple) else x
+
+
+def _dumps(x: Any, indent: int | None = None) -> bytes:
+    # ASCII escapes keep lone surrogates and line separators of hostile answers intact.
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(finite(x), indent=indent, separators=separators, allow_nan=False, default=str)
+    return text.encode("ascii") + b"\n"
+
+
+def record_path(folder: Path, step: int) -> Path:
+    return Path(folder) / "records" / f"step-{step:08d}.jsonl.gz"
+
+
+def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_tokens: int = MAX_TOKENS) -> int:
+    """Write a step's groups into the run folder and return how many were kept; an earlier file is replaced.
+
+    Groups that would bring the file beyond `max_tokens` are left out whole, since half a group cannot be
+    compared with anything. Nothing kept means no file.
+    """
+    lines: list[bytes] = []
+    for group in groups:
+        if group.size <= max_tokens:
+            max_tokens -= group.size
+            lines.append(_dumps(_group_to_json(group)))
+    path = record_path(folder, step)
+    if lines:
+        write_atomically(path, gzip.compress(b"".join(lines), compresslevel=6, mtime=0))
+    else:
+        path.unlink(missing_ok=True)
+    return len(lines)
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise RecordError(f"a line is longer than {MAX_LINE:,} characters: not token records.")
+        yield line
+
+
+def read_records(path: Path) -> list[GroupRecord]:
+    """All groups of one file, .jsonl or .jsonl.gz, in the order of the file."""
+    path = Path(path)
+    groups: list[GroupRecord] = []
+    number = 0
+    try:
+        with path.open("rb") as probe:
+            packed = probe.read(2) == b"\x1f\x8b"
+        with cast(IO[bytes], gzip.open(path) if packed else path.open("rb")) as file:
+            for number, line in enumerate(_lines(file)):
+                if line.strip():
+                    groups.append(_group_from_json(json.loads(line), number))
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordError(
+            f"{path}: the file is cut off or damaged after {len(groups)} groups ({error}). "
+            "Copy it again, or delete it: the other steps do not need it."
+        ) from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise RecordError(
+            f"{path}: line {number + 1} is not a token record ({_reason(error)}). It is cut off or of "
+            "another kind: docs/records.md shows what a line holds."
+        ) from None
+    if not groups:
+        raise RecordError(f"{path}: holds no group. The run stopped before recording one, or recording was off.")
+    return groups
+
+
+def _reason(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n", maxsplit=1)[0]
+
+
+class RunFolder:
+    """The files of one run. Making one touches nothing; the folder appears with the first write."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def write_run(self, facts: Mapping[str, Any]) -> None:
+        """Set these facts in run.json and keep the others: `write_run({"status": "done"})`."""
+        write_atomically(self.path / "run.json", _dumps({"schema": SCHEMA, **self.run(), **facts}, indent=1))
+
+    def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
+        write_atomically(self.path / "scores.json", _dumps([dict(score) for score in scores], indent=1))
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        self._append("metrics.jsonl", metrics)
+
+    def append_alarm(self, alarm: Mapping[str, Any]) -> None:
+        self._append("alarms.jsonl", alarm)
+
+    def write_records(self, step: int, groups: Iterable[GroupRecord]) -> int:
+        return write_records(self.path, step, groups)
+
+    def run(self) -> Json:
+        return self._load("run.json", {})
+
+    def scores(self) -> list[Json]:
+        return self._load("scores.json", [])
+
+    def metrics(self) -> list[Json]:
+        """One entry per step, in order. A resumed run repeats steps: the last value of each metric wins."""
+        steps: dict[int, Json] = {}
+        for line in self._log("metrics.jsonl"):
+            if isinstance(line.get("step"), int):
+                steps.setdefault(line["step"], {}).update(line)
+        return [steps[step] for step in sorted(steps)]
+
+    def alarms(self) -> list[Json]:
+        """In order of step; an alarm that a resumed run raised again at the same step is told once."""
+        told = {(line.get("step", 0), line.get("alarm")): line for line in self._log("alarms.jsonl")}
+        return [told[key] for key in sorted(told, key=lambda key: key[0])]
+
+    def record_files(self) -> list[Path]:
+        """The files of token records, in order of step."""
+        return sorted((self.path / "records").glob("step-*.jsonl.gz"))
+
+    def records(self) -> Iterator[GroupRecord]:
+        """Every group of every step."""
+        for path in self.record_files():
+            yield from read_records(path)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / name).open("a+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - 1, 0))
+            torn = file.read(1) not in (b"\n", b"")  # by a run that was killed: begin on a line of our own
+            file.write(b"\n" * torn + _dumps(dict(line)))
+
+    def _log(self, name: str) -> list[Json]:
+        path = self.path / name
+        lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.exists() else []
+        whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
+        if lines and not whole:
+            raise RecordError(f"{path}: no line is a JSON object. It is damaged or of another kind.")
+        return whole
+
+    def _load(self, name: str, default: Any) -> Any:
+        path = self.path / name
+        if not path.exists():
+            return default
+        value = _try_json(path.read_bytes())
+        if not isinstance(value, type(default)):
+            raise RecordError(f"{path}: not the JSON that dew writes. Copy it again, or delete it.")
+        if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
+            raise RecordError(
+                f"{path}: written with schema {value['schema']!r}, and this dew reads schema {SCHEMA}. "
+                "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
+            )
+        return value
+
+
+def _try_json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,102 @@
+"""The content -> report.html, which opens by double click and asks nobody for anything, and report.json.
+
+Answers are hostile text. They reach the page as gzip in base64, are unpacked by the browser into JSON, and are
+put on screen as text nodes only. The content-security policy names the page's own script and styles by their
+hash and forbids every request, so that nothing else could run or call home even if text became markup.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from dew.records import Json, write_atomically
+from dew.records import finite as without_nan
+
+PAGE = Path(__file__).parent / "page"
+VENDOR = PAGE / "vendor" / "uPlot-1.6.32"
+SCRIPTS = (
+    "dom",
+    "unpack",
+    "credit",
+    "colour",
+    "words",
+    "overview",
+    "curves",
+    "answers",
+    "columns",
+    "derivation",
+    "compare",
+    "pointer",
+    "groups",
+    "spread",
+    "main",
+)
+"""In the order of their use; each a file of page/js and one idea."""
+
+
+def write_report(content: Json, out: Path) -> Path:
+    """Write `out` (the page) and the same content beside it as .json."""
+    content = without_nan(content)
+    write_atomically(out, page(content).encode("utf-8", errors="replace"))
+    write_atomically(out.with_suffix(".json"), _dumps(content))
+    return out
+
+
+def page(content: Json) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined)
+    script, style = _script(), _style()
+    return environment.get_template("page.html.j2").render(
+        title=content["title"],
+        policy=f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "base-uri 'none'; form-action 'none'",
+        style=style,
+        script=script,
+        blobs=blobs(content),
+    )
+
+
+def blobs(content: Json) -> list[str]:
+    """First everything but the groups' answers, then one piece per group, so that a page opens without them."""
+    runs = [{**run, "groups": [_heading(group) for group in run["groups"]]} for run in content["runs"]]
+    groups = [group for run in content["runs"] for group in run["groups"]]
+    return [_pack({**content, "runs": runs}), *map(_pack, groups)]
+
+
+def _heading(group: Json) -> Json:
+    """What the list of groups shows of one."""
+    answers = group["answers"]
+    return {
+        "step": group["step"],
+        "group": group["group"],
+        "prompt": group["prompt"][:160],
+        "answers": len(answers),
+        "correct": sum(answer["correct"] for answer in answers),
+        "tokens": sum(len(answer["tokens"]) for answer in answers),
+    }
+
+
+def _dumps(x: Any) -> bytes:
+    # ASCII: lone surrogates stay escapes, and the browser's JSON.parse gives them back.
+    return json.dumps(x, separators=(",", ":"), allow_nan=False, default=str).encode("ascii")
+
+
+def _pack(x: Any) -> str:
+    return base64.b64encode(gzip.compress(_dumps(x), compresslevel=9, mtime=0)).decode("ascii")
+
+
+def _script() -> str:
+    ours = "\n".join((PAGE / "js" / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
+    return f"{(VENDOR / 'uPlot.iife.min.js').read_text('utf-8')}\n(() => {{\n'use strict';\n{ours}\n}})();\n"
+
+
+def _style() -> str:
+    return (VENDOR / "uPlot.min.css").read_text("utf-8") + "\n" + (PAGE / "page.css").read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"

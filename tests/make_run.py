@@ -1,0 +1,272 @@
+"""A run that nobody trained: seeded, made-up metrics and answers in the shape of a real run's folder.
+
+For tests and screenshots of the report. Everything it writes says "synthetic"; no number in it was measured.
+
+    python tests/make_run.py FOLDER [SEED]
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dew.records import AnswerRecord, GroupRecord, RunFolder
+
+SETTINGS = {
+    "alpha1": 1.0,
+    "alpha2": 0.1,
+    "compare": "column",
+    "average": "arithmetic",
+    "pool": "group",
+    "scope": "group",
+    "entropy_clip": None,
+}
+
+PEOPLE = ["A baker", "Mira", "The school", "A farmer", "Jon"]
+THINGS = ["rolls", "apples", "pencils", "eggs", "stamps"]
+BOXES = ["trays", "crates", "boxes", "baskets", "albums"]
+# A word's second entry: how unsure the made-up policy is there. Forks are unsure, spelling is not.
+OPENINGS = [
+    [("Let", 1.9), ("'s", 0.02), (" think", 0.4), (" step", 0.3), (" by", 0.01), (" step", 0.01), (".", 0.1)],
+    [("First", 1.7), (",", 0.05), (" we", 0.7), (" find", 0.8), (" the", 0.06), (" total", 0.3), (".", 0.2)],
+    [
+        ("We", 1.4),
+        (" need", 0.6),
+        (" the", 0.2),
+        (" product", 0.5),
+        (" of", 0.02),
+        (" both", 0.9),
+        (".", 0.1),
+    ],
+]
+LINKS = [
+    [(" So", 1.6), (",", 0.1)],
+    [(" Therefore", 2.1), (",", 0.02)],
+    [(" Then", 1.3)],
+    [(" That", 1.2), (" means", 0.3)],
+]
+CHECKS = [
+    [("\n\n", 0.5), ("Wait", 2.4), (",", 0.1), (" let", 0.5), (" me", 0.02), (" check", 0.4), (":", 0.2)],
+    [("\n\n", 0.5), ("Check", 1.5), (":", 0.1)],
+]
+
+
+def _answer(rng: np.random.Generator, a: int, b: int, right: bool) -> tuple[list[str], list[float]]:
+    """The words of one made-up solution of a·b, and the entropy at each."""
+    words: list[tuple[str, float]] = []
+    tens, ones = divmod(b, 10)
+    slip = 0 if right else int(rng.choice([-10, -2, 1, 10, 20, 100]))
+    first, second = a * tens * 10, a * ones + slip
+
+    def say(*pieces: tuple[str, float]) -> None:
+        words.extend(pieces)
+
+    def number(n: int, doubt: float) -> None:
+        digits = str(n)
+        say((" ", 0.05), *[(d, doubt * (1.0 + 0.6 * i)) for i, d in enumerate(digits)])
+
+    def line(left: int, factor: int, result: int, doubt: float) -> None:
+        number(left, 0.05)
+        say((" ×", 0.1))
+        number(factor, 0.08)
+        say((" =", 0.04))
+        number(result, doubt)
+        say((".", 0.15))
+
+    say(*OPENINGS[rng.integers(len(OPENINGS))])
+    say((" We", 0.9), (" split", 0.8), (" the", 0.1), (" factor", 0.4), (":", 0.2))
+    line(a, tens * 10, first, 0.25)
+    say(*LINKS[rng.integers(len(LINKS))])
+    line(a, ones, second, 0.45 if right else 0.2)
+    say(*LINKS[rng.integers(len(LINKS))], (" add", 0.7), (" the", 0.1), (" parts", 0.5), (":", 0.2))
+    number(first, 0.04)
+    say((" +", 0.06))
+    number(second, 0.05)
+    say((" =", 0.03))
+    number(first + second, 0.3 if right else 0.12)
+    say((".", 0.1))
+    if rng.random() < 0.4:
+        say(*CHECKS[rng.integers(len(CHECKS))])
+        line(b, a, first + second, 0.3)
+    say(
+        ("\n", 0.3),
+        ("The", 0.4),
+        (" answer", 0.05),
+        (" is", 0.03),
+        (" \\", 0.2),
+        ("boxed", 0.01),
+        ("{", 0.01),
+    )
+    say(*[(d, 0.08) for d in str(first + second)], ("}.", 0.1))
+    tokens = [word for word, _ in words]
+    entropy = [float(h * rng.gamma(4.0, 0.25)) for _, h in words]
+    return tokens, entropy
+
+
+def shape(correct: Sequence[bool], entropy: Sequence[Sequence[float]]) -> tuple[list, list, list]:
+    """r̃, A and GRPO's A with the paper's settings, by plain loops: this file must not need torch."""
+    longest = max(map(len, entropy), default=0)
+    shaped = [[0.0] * len(row) for row in entropy]
+    for t in range(longest):
+        for side in (True, False):
+            column = {
+                i: max(row[t], 1e-6) ** (1 if side else -1)
+                for i, row in enumerate(entropy)
+                if correct[i] == side and t < len(row)
+            }
+            for i, x in column.items():
+                weight = x * len(column) / sum(column.values())
+                shaped[i][t] = (1 if side else -1) * (1.0 + 0.1 * weight)
+    mixed = 0 < sum(correct) < len(correct)
+    advantage = [[0.0] * len(row) for row in entropy]
+    for side in (True, False):
+        pool = [r if c == side else 0.0 for c, row in zip(correct, shaped, strict=True) for r in row]
+        mean, std = np.mean(pool), np.std(pool, ddof=1)
+        for i, row in enumerate(shaped):
+            if correct[i] == side and mixed:
+                advantage[i] = [float((r - mean) / (std + 1e-4)) for r in row]
+    reward = np.array(correct, float)
+    grpo = (reward - reward.mean()) / (reward.std(ddof=1) + 1e-4)
+    return shaped, advantage, [[float(g)] * len(row) for g, row in zip(grpo, entropy, strict=True)]
+
+
+def make_group(rng: np.random.Generator, step: int, group: int, size: int, skill: float) -> GroupRecord:
+    a, b = int(rng.integers(12, 99)), int(rng.integers(12, 99))
+    who, what, where = (str(rng.choice(words)) for words in (PEOPLE, THINGS, BOXES))
+    ease = float(np.clip(rng.normal(skill, 0.25), 0.02, 0.98))
+    correct = [bool(rng.random() < ease) for _ in range(size)]
+    texts = [_answer(rng, a, b, c) for c in correct]
+    shaped, advantage, grpo = shape(correct, [entropy for _, entropy in texts])
+    answers = [
+        AnswerRecord(
+            tokens=tokens,
+            correct=c,
+            reward=float(c),
+            extracted="".join(tokens).rsplit("{", 1)[1][:-2],
+            verdict="correct" if c else "wrong",
+            entropy=entropy,
+            logp=[-h * float(rng.exponential(0.9)) for h in entropy],
+            shaped=shaped[i],
+            advantage=advantage[i],
+            grpo=grpo[i],
+            ratio=[float(np.exp(rng.normal(0, 0.03 + 0.05 * h))) for h in entropy],
+        )
+        for i, (c, (tokens, entropy)) in enumerate(zip(correct, texts, strict=True))
+    ]
+    prompt = f"{who} packs {a} {where} with {b} {what} each. How many {what} are that? Answer in \\boxed{{}}."
+    return GroupRecord(step, group, prompt, answers, str(a * b), "gtpo", SETTINGS)
+
+
+def metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]:
+    x = step / steps
+    noise = rng.normal(0, 1, 12)
+    accuracy = float(np.clip(0.28 + 0.47 * (1 - np.exp(-3.2 * x)) + 0.03 * noise[0], 0, 1))
+    entropy = float(0.32 + 0.35 * np.exp(-9 * x) + 0.16 * x + 0.015 * noise[1])
+    length = float(74 + 38 * x + 2.5 * noise[2])
+    mixed = float(np.clip(0.82 - 0.3 * x + 0.04 * noise[3], 0.05, 1))
+    kept = round(64 * mixed)
+    generation, scoring = 6.1 + 3 * x + 0.3 * abs(noise[4]), 0.6 + 0.05 * abs(noise[5])
+    return {
+        "step": step,
+        "time": 1.79e9 + 12.5 * step,
+        "reward": accuracy - 0.02,
+        "accuracy": accuracy,
+        "entropy": entropy,
+        "entropy/correct": entropy * 0.86,
+        "entropy/wrong": entropy * 1.17,
+        "entropy/floor_share": 0.004 + 0.01 * x,
+        "credit/top20_share": 0.23 + 0.02 * x + 0.004 * noise[6],
+        "credit/top1_share": 0.031 + 0.003 * abs(noise[7]),
+        "groups/sampled": 96,
+        "groups/kept": kept,
+        "groups/dropped": 96 - kept,
+        "groups/refilled": 32,
+        "groups/mixed_share": mixed,
+        "clip/low": 0.0021 + 0.0008 * abs(noise[8]),
+        "clip/high": 0.0034 + 0.0011 * abs(noise[9]),
+        "ratio/mean": 1 + 0.002 * noise[10],
+        "ratio/max": float(np.exp(0.4 + 0.25 * abs(noise[11]))),
+        "kl/approx": 0.0008 + 0.0002 * abs(noise[0]),
+        "length/mean": length,
+        "length/correct": length * 0.96,
+        "length/wrong": length * 1.09,
+        "length/truncated_share": float(np.clip(0.02 + 0.06 * x + 0.01 * noise[2], 0, 1)),
+        "seconds/generation": generation,
+        "seconds/scoring": scoring,
+        "seconds/update": 4.2 + 0.2 * abs(noise[6]),
+        "tokens_per_second": 96 * 16 * length / (generation + scoring + 4.3),
+        "loss": 0.004 * noise[7],
+        "grad_norm": float(np.exp(-1.6 + 0.35 * noise[8])),
+        "learning_rate": 1e-6,
+    } | ({"eval/pass@1": accuracy - 0.03, "eval/pass@16": min(0.97, accuracy + 0.22)} if step % 25 == 0 else {})
+
+
+def make_run(
+    folder: Path,
+    *,
+    steps: int = 500,
+    groups: int = 200,
+    size: int = 16,
+    seed: int = 0,
+    name: str | None = None,
+) -> Path:
+    """Write a whole synthetic run and return its folder."""
+    rng = np.random.default_rng(seed)
+    run = RunFolder(folder)
+    run.write_run(
+        {
+            "name": name or f"synthetic-gtpo-seed{seed}",
+            "engine": "none (synthetic: made up for tests and screenshots)",
+            "algorithm": {"name": "gtpo", "settings": SETTINGS},
+            "model": "synthetic, no model",
+            "data": "synthetic products",
+            "seed": seed,
+            "versions": {"dew": "0.1.0", "torch": "2.13.0"},
+            "machine": {"cpu": "none", "gpus": 0},
+            "git_commit": None,
+            "started": "2026-11-15T01:00:00Z",
+            "finished": "2026-11-15T02:44:10Z",
+            "status": "done",
+        }
+    )
+    (Path(folder) / "config.yaml").write_text("# synthetic\nalgorithm: gtpo\nseed: 0\nsteps: 500\n")
+    for step in range(1, steps + 1):
+        run.append_metrics(metrics(rng, step, steps))
+    run.append_alarm(
+        {
+            "step": int(steps * 0.62),
+            "alarm": "truncated",
+            "message": "31 % of the answers were cut off at the length limit for 10 steps.",
+            "remedy": "Raise max_completion_length, or turn on the soft overlong punishment.",
+            "value": 0.31,
+            "threshold": 0.3,
+        }
+    )
+    run.write_scores(
+        [
+            {
+                "when": when,
+                "task": task,
+                "n_problems": 200,
+                "k": 16,
+                "scores": {
+                    "pass@1": {"value": v, "low": v - 0.05, "high": v + 0.05},
+                    "pass@16": {"value": v + 0.24, "low": v + 0.2, "high": v + 0.28},
+                },
+            }
+            for task, scores in (("products", (0.27, 0.71)), ("held-out products", (0.22, 0.6)))
+            for when, v in zip(("before", "after"), scores, strict=True)
+        ]
+    )
+    per_step = 4 if groups >= 4 else groups
+    every = max(1, steps * per_step // groups)
+    for n, step in enumerate(range(every, steps + 1, every)):
+        skill = 0.28 + 0.45 * step / steps
+        first = n * per_step
+        run.write_records(step, [make_group(rng, step, g, size, skill) for g in range(min(per_step, groups - first))])
+    return Path(folder)
+
+
+if __name__ == "__main__":
+    print(make_run(Path(sys.argv[1]), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0))

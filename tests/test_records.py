@@ -1,0 +1,234 @@
+"""Records: what is written is what is read, whatever the text, and a broken file says so in one sentence."""
+
+import gzip
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dew.errors import DewError, ShapeError
+from dew.records import (
+    AnswerRecord,
+    GroupRecord,
+    RecordError,
+    RunFolder,
+    read_records,
+    record_path,
+    write_records,
+)
+
+ANSWER = AnswerRecord(
+    tokens=["4", "2"],
+    correct=True,
+    reward=1.0,
+    truncated=False,
+    extracted="42",
+    verdict="correct",
+    live=[True, False],
+    entropy=[0.5, 1.25],
+    logp=[-0.5, -2.0],
+    shaped=[1.1, 1.0],
+    advantage=[0.75, 0.5],
+    grpo=[0.5, 0.5],
+)
+GROUP = GroupRecord(
+    step=120, group=3, prompt="6·7?", gold="42", algorithm="gtpo", settings={"alpha2": 0.1}, answers=[ANSWER]
+)
+
+
+# ── golden ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_group_is_one_line_of_the_documented_fields(tmp_path: Path) -> None:
+    assert write_records(tmp_path, 120, [GROUP]) == 1
+    path = tmp_path / "records" / "step-00000120.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {
+            "schema": 1,
+            "step": 120,
+            "group": 3,
+            "prompt": "6·7?",
+            "gold": "42",
+            "algorithm": "gtpo",
+            "settings": {"alpha2": 0.1},
+            "answers": [
+                {
+                    "tokens": ["4", "2"],
+                    "correct": True,
+                    "reward": 1.0,
+                    "extra": 0.0,
+                    "truncated": False,
+                    "extracted": "42",
+                    "verdict": "correct",
+                    "guided": False,
+                    "live": [True, False],
+                    "entropy": [0.5, 1.25],
+                    "logp": [-0.5, -2.0],
+                    "shaped": [1.1, 1.0],
+                    "advantage": [0.75, 0.5],
+                    "grpo": [0.5, 0.5],
+                }
+            ],
+        }
+    ]
+    assert read_records(path) == [GROUP]
+
+
+def test_numbers_keep_five_significant_digits(tmp_path: Path) -> None:
+    entropy = [math.pi, 1e-6 / 3, 123456.7]
+    write_records(tmp_path, 0, [GroupRecord(0, 0, "", [AnswerRecord(["a"] * 3, True, 1.0, entropy=entropy)])])
+    (group,) = read_records(record_path(tmp_path, 0))
+    assert group.answers[0].entropy == [3.1416, 3.3333e-7, 123460.0]
+
+
+def test_the_least_a_foreign_line_must_hold(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"answers": [{"tokens": ["a"], "reward": 1}]}\n\n{"answers": []}\n')
+    first, second = read_records(path)
+    assert first.answers[0].correct and first.step == 0 and first.prompt == ""
+    assert (first.group, second.group) == (0, 2)
+
+
+# ── properties ──────────────────────────────────────────────────────────────────────────────────────────────
+
+any_text = st.text(st.characters(exclude_categories=()), max_size=20)  # every code point, lone surrogates too
+
+
+@given(prompt=any_text, tokens=st.lists(any_text, max_size=5))
+def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, prompt: str, tokens: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    group = GroupRecord(7, 0, prompt, [AnswerRecord(tokens, False, 0.0)])
+    write_records(folder, 7, [group])
+    assert read_records(record_path(folder, 7)) == [group]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats()), max_size=12))
+def test_the_last_value_of_a_step_wins(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[int, float]]
+) -> None:
+    run = RunFolder(tmp_path_factory.mktemp("run"))
+    for step, reward in lines:
+        run.append_metrics({"step": step, "reward": reward})
+    expected = {step: reward if math.isfinite(reward) else None for step, reward in lines}
+    assert run.metrics() == [{"step": step, "reward": expected[step]} for step in sorted(expected)]
+
+
+# ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_not_finite_becomes_null_and_comes_back_as_nan(tmp_path: Path) -> None:
+    write_records(tmp_path, 0, [GroupRecord(0, 0, "", [AnswerRecord(["a"], True, math.inf, ratio=[math.nan])])])
+    (group,) = read_records(record_path(tmp_path, 0))
+    assert math.isnan(group.answers[0].reward) and math.isnan((group.answers[0].ratio or [0.0])[0])
+
+
+def test_lists_of_another_length_are_refused() -> None:
+    with pytest.raises(ShapeError, match="entropy has 1 entries for 2 tokens"):
+        AnswerRecord(["a", "b"], True, 1.0, entropy=[0.1])
+    with pytest.raises(ShapeError, match="Decode the ids"):
+        AnswerRecord([17], True, 1.0)  # type: ignore[list-item]
+
+
+def test_groups_beyond_the_limit_are_left_out_whole(tmp_path: Path) -> None:
+    def group(n: int, tokens: int) -> GroupRecord:
+        return GroupRecord(1, n, "", [AnswerRecord(["x"] * tokens, True, 1.0)])
+
+    assert write_records(tmp_path, 1, [group(0, 6), group(1, 5), group(2, 4)], max_tokens=10) == 2
+    assert [g.group for g in read_records(record_path(tmp_path, 1))] == [0, 2]
+    assert write_records(tmp_path, 1, [group(0, 11)], max_tokens=10) == 0
+    assert not record_path(tmp_path, 1).exists()
+
+
+WHOLE = gzip.compress(json.dumps({"answers": [{"tokens": ["a"] * 500, "reward": 1}]}).encode() + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(WHOLE[:-9], "cut off or damaged", id="truncated gzip"),
+        pytest.param(WHOLE[:10] + b"\xff" * 20, "cut off or damaged", id="damaged gzip"),
+        pytest.param(gzip.decompress(WHOLE)[:-20], "line 1 is not a token record", id="truncated text"),
+        pytest.param(b'{"schema": 2, "answers": []}', "records schema 2.*Upgrade dew", id="newer schema"),
+        pytest.param(b"", "holds no group", id="empty"),
+        pytest.param(gzip.compress(b"\n"), "holds no group", id="empty gzip"),
+        pytest.param(b'{"step": 1}', "'answers' is missing", id="no answers"),
+        pytest.param(b"[1, 2]", "line 1 is not a token record", id="not an object"),
+        pytest.param(b'{"answers": [{"tokens": ["a"], "entropy": ["x"]}]}', "a number belongs", id="no number"),
+        pytest.param(b'{"answers": [{"tokens": ["a"], "logp": []}]}', "0 entries for 1", id="short list"),
+        pytest.param(b"[" * 100_000, "line 1 is not a token record", id="deeply nested"),
+    ],
+)
+def test_a_broken_file_says_so_in_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=message) as caught:
+        read_records(path)
+    assert str(path) in str(caught.value) and isinstance(caught.value, DewError)
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_records(tmp_path / "nowhere.jsonl")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path)
+    run.write_run({"name": "old"})
+
+    def power_cut(fd: int) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "fsync", power_cut)
+    with pytest.raises(OSError, match="power cut"):
+        run.write_run({"name": "new"})
+    assert run.run()["name"] == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_facts_of_a_run_are_set_one_by_one(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "deep" / "run")
+    run.write_run({"name": "r", "status": "running"})
+    run.write_run({"status": "done"})
+    assert run.run() == {"schema": 1, "name": "r", "status": "done"}
+
+
+def test_a_line_torn_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.append_metrics({"step": 1, "reward": 0.1})
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "rew')
+    assert [m["step"] for m in run.metrics()] == [1]
+    run.append_metrics({"step": 2, "reward": 0.2})
+    assert [m["step"] for m in run.metrics()] == [1, 2]
+
+
+def test_an_alarm_raised_again_by_a_resumed_run_is_told_once(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for value in (0.1, 0.2):
+        run.append_alarm({"step": 9, "alarm": "entropy_collapse", "value": value})
+    run.append_alarm({"step": 3, "alarm": "truncated", "value": 0.5})
+    assert [(a["step"], a["value"]) for a in run.alarms()] == [(3, 0.5), (9, 0.2)]
+
+
+def test_a_folder_without_files_is_an_empty_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "none")
+    assert (run.run(), run.metrics(), run.alarms(), run.scores(), list(run.records())) == ({}, [], [], [], [])
+
+
+@pytest.mark.parametrize("name", ["run.json", "scores.json", "metrics.jsonl"])
+def test_a_damaged_file_of_a_run_says_so(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'{"step": 1, "na')
+    run = RunFolder(tmp_path)
+    with pytest.raises(RecordError, match=name):
+        {"run.json": run.run, "scores.json": run.scores, "metrics.jsonl": run.metrics}[name]()
+
+
+def test_a_run_of_a_newer_schema_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema": 2}')
+    with pytest.raises(RecordError, match=r"schema 2.*Upgrade dew"):
+        RunFolder(tmp_path).run()
