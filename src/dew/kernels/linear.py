@@ -54,7 +54,8 @@ def linear_logprob_entropy(
     check(hidden, weight, targets, bias, temperature, softcap, impl)
     if impl == "reference":
         head = Head(weight, bias, temperature, softcap)
-        return reference.logprob_entropy(hidden, head, targets, entropy_grad=entropy_grad)
+        with as_written(hidden):
+            return reference.logprob_entropy(hidden, head, targets, entropy_grad=entropy_grad)
     save = _what_to_save(hidden, weight, bias, entropy_grad, impl)
     logp, entropy, _, _, _ = _forward(hidden, weight, bias, targets, temperature, softcap, save, impl)
     return logp, entropy if entropy_grad else entropy.detach()
@@ -69,6 +70,11 @@ def follow_autocast(
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def as_written(t: Tensor) -> torch.autocast:
+    """Inside, autocast does not touch the types again."""
+    return torch.autocast(t.device.type, enabled=False)
 
 
 def check(
@@ -205,14 +211,15 @@ def _forward(
     x, y = pick(rows, hidden, targets)
     backend = backend_for(impl, x, weight)
     saved = hidden.new_empty(0)
-    if save == "slopes":
-        stats, u = passes.slopes(backend, x, head, y)
-        saved = spread(rows, u, n)
-    elif save == "weights":
-        saved = passes.empty_weights(n, head, hidden.dtype)
-        stats = backend.statistics(x, head, y, saved[: x.shape[0]])
-    else:
-        stats = backend.statistics(x, head, y)
+    with as_written(hidden):
+        if save == "slopes":
+            stats, u = passes.slopes(backend, x, head, y)
+            saved = spread(rows, u, n)
+        elif save == "weights":
+            saved = passes.empty_weights(n, head, hidden.dtype)
+            stats = backend.statistics(x, head, y, saved[: x.shape[0]])
+        else:
+            stats = backend.statistics(x, head, y)
     logp, entropy, lse, scale = (spread(rows, s, n) for s in stats)
     return logp, entropy, lse, scale, saved
 
@@ -249,13 +256,14 @@ def _backward(
     valid = live_rows(targets, weight.shape[0])
     rows = live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
     count = n if valid is None else len(valid)
-    if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
-        x, g, scale = pick(valid, hidden, g, stats[3])
-        grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
-    else:
-        x, y, g, ge, *some = pick(rows, hidden, targets, g, ge, *stats)
-        backend = backend_for(impl, x, weight)
-        grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)
+    with as_written(hidden):
+        if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
+            x, g, scale = pick(valid, hidden, g, stats[3])
+            grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
+        else:
+            x, y, g, ge, *some = pick(rows, hidden, targets, g, ge, *stats)
+            backend = backend_for(impl, x, weight)
+            grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)
     return all_given(grads, rows, n, hidden)
 
 

@@ -167,7 +167,7 @@ def _chunks(hidden: Tensor, head: Head) -> list[tuple[int, int, Tensor]]:
 def _join(parts: list[Statistics], like: Tensor) -> Statistics:
     """The statistics of all chunks as one."""
     if not parts:
-        return Statistics(*torch.empty(4, 0, dtype=wide(like.dtype), device=like.device).unbind())
+        return Statistics(*(torch.empty(0, dtype=wide(like.dtype), device=like.device) for _ in range(4)))
     return Statistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 

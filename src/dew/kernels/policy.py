@@ -15,7 +15,17 @@ from dew.errors import ConfigError, ShapeError
 from dew.kernels import passes
 from dew.kernels.chunked import wide
 from dew.kernels.head import Head
-from dew.kernels.linear import Impl, all_given, backend_for, check, follow_autocast, live_rows, pick, spread
+from dew.kernels.linear import (
+    Impl,
+    all_given,
+    as_written,
+    backend_for,
+    check,
+    follow_autocast,
+    live_rows,
+    pick,
+    spread,
+)
 from dew.kernels.passes import Want
 from dew.kernels.reference import IGNORE, logprob_entropy
 from dew.kernels.reference import policy_loss as surrogate
@@ -59,7 +69,8 @@ def linear_policy_loss(
     kind = wide(hidden.dtype)
     old, a = (torch.where(live, t.detach().to(kind), 0) for t in (old_logp, advantages))
     if impl == "reference":
-        logp, entropy = logprob_entropy(hidden, Head(weight, bias, temperature, softcap), targets)
+        with as_written(hidden):
+            logp, entropy = logprob_entropy(hidden, Head(weight, bias, temperature, softcap), targets)
         loss = surrogate(logp, old, a, live, clip_low, clip_high, divisor)
         return PolicyLoss(loss, logp.detach(), entropy)
     want = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)]
@@ -108,23 +119,21 @@ def _policy(
     head, wanted = Head(weight, bias, temperature, softcap), Want(*want)
     n, v = hidden.shape[0], weight.shape[0]
     backend = backend_for(impl, hidden, weight)
-    acts = advantages != 0 if any(want) else torch.zeros_like(targets, dtype=torch.bool)
-    rows = live_rows(targets, v, acts)
+    moves = advantages != 0 if any(want) else torch.zeros_like(targets, dtype=torch.bool)
+    rows = live_rows(targets, v, moves)
     x, y, old, a = pick(rows, hidden, targets, old_logp, advantages)
-    still = None if rows is None else live_rows(targets, v, ~acts)
 
     def slopes_of(low: int, high: int, part: Tensor) -> Tensor:
         return slope(part, old[low:high], a[low:high], clip_low, clip_high)
 
-    stats, grads = passes.policy(backend, x, head, y, slopes_of, wanted)
-    logp, entropy = spread(rows, stats.logp, n), spread(rows, stats.entropy, n)
-    if rows is not None:
-        x, y = pick(still, hidden, targets)
-        rest = backend.statistics(x, head, y)
-        where = slice(None) if still is None else still
-        logp[where], entropy[where] = rest.logp, rest.entropy
-    live = targets != IGNORE
-    total = surrogate(logp, old_logp, advantages, live, clip_low, clip_high, 1.0)
+    with as_written(hidden):
+        stats, grads = passes.policy(backend, x, head, y, slopes_of, wanted)
+        logp, entropy = spread(rows, stats.logp, n), spread(rows, stats.entropy, n)
+        if rows is not None:  # rows that only statistics ask for
+            still = (~moves & (targets != IGNORE)).nonzero().squeeze(-1)
+            rest = backend.statistics(hidden[still], head, targets[still])
+            logp[still], entropy[still] = rest.logp, rest.entropy
+    total = surrogate(logp, old_logp, advantages, targets != IGNORE, clip_low, clip_high, 1.0)
     return total, logp, entropy, *all_given(grads, rows, n, hidden)
 
 

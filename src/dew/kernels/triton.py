@@ -172,12 +172,11 @@ def _statistics_kernel(
             left, right = tl.split(tl.permute(tl.reshape(e.to(store.dtype), (BM, 2, BN // 2)), (0, 2, 1)))
             store.store([row, column], left)
             store.store([row, column + BN // 2], right)
-        if tile == TILES - 1:
-            to = part + item.to(tl.int64) * n + rows
-            stride = items.to(tl.int64) * n
-            tl.store(to, m, mask=live)
-            tl.store(to + stride, r, mask=live)
-            tl.store(to + 2 * stride, t, mask=live)
+        to = part + item.to(tl.int64) * n + rows  # every tile writes; the item's last one stands
+        stride = items.to(tl.int64) * n
+        tl.store(to, m, mask=live)
+        tl.store(to + stride, r, mask=live)
+        tl.store(to + 2 * stride, t, mask=live)
 
 
 @triton.jit
