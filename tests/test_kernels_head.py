@@ -40,6 +40,12 @@ class Wrapped(nn.Linear):
     """Stands for an adapter's layer, which is a Linear by class and more than that by behaviour."""
 
 
+def empty():
+    layer = nn.Linear(4, 9)
+    layer.weight = nn.Parameter(torch.empty(0))
+    return layer
+
+
 def hooked():
     layer = nn.Linear(4, 9)
     layer.register_forward_hook(lambda *args: None)
@@ -53,7 +59,7 @@ def hooked():
         (model(None), "NoneType"),
         (model(Wrapped(4, 9)), "Wrapped"),
         (model(hooked()), "hooks"),
-        (model(nn.Linear(4, 0)), "sharded"),
+        (model(empty()), "sharded"),
         (model(nn.Linear(4, 9), final_logit_softcapping=30.0, logits_scaling=8.0), "logits_scaling"),
         (model(nn.Linear(4, 9), lm_head_multiplier=2.0), "lm_head_multiplier"),
     ],
