@@ -58,8 +58,8 @@ def policy_loss(
             π_old (per token, or one column for the whole answer).
 
     Returns:
-        The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `clip/low` and
-        `clip/high` (share of tokens held back on each side), `kl/approx` (k3 of π_old against πθ) and,
+        The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean
+        |log w|), `clip/low` and `clip/high` (share of tokens held back on each side), `kl/approx` (k3 of π_old against πθ) and,
         with `ref_logp`, `kl/ref`.
     """
     A = _check(logp, old_logp, advantages, mask, ratio, reduce, clip_low, clip_high)
@@ -108,6 +108,7 @@ def _statistics(
     return {
         "ratio/mean": _mean(w, mask),
         "ratio/max": torch.where(mask, w, 0).amax() if w.numel() else w.new_zeros(()),
+        "ratio/abs_log": _mean(log_w.abs(), mask),
         "clip/low": _mean(((w < 1 - clip_low) & (A < 0)).to(w.dtype), mask),
         "clip/high": _mean(((w > 1 + clip_high) & (A > 0)).to(w.dtype), mask),
         "kl/approx": _mean(_k3(log_w), mask),

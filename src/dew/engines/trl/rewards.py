@@ -1,0 +1,143 @@
+"""Reward functions that fail loudly: an exception, a NaN or a missing column is told once, by name, at once."""
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from dew.errors import ConfigError, RewardError
+
+GIVEN_BY_TRL = frozenset(
+    ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+)
+
+
+def checked(reward: Any) -> Any:
+    """The same reward function, whose failures are a RewardError. Models and names of models pass unchanged."""
+    if isinstance(reward, str | nn.Module) or not callable(reward):
+        return reward
+    name = callable_name(reward)
+    call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
+    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call):
+
+        async def scored(**kwargs: Any) -> list[float | None]:
+            try:
+                values = await reward(**kwargs)
+            except Exception as error:
+                raise _raised(name, error, kwargs["completions"]) from error
+            return _values(name, values, kwargs["completions"])
+    else:
+
+        def scored(**kwargs: Any) -> list[float | None]:  # type: ignore[misc]
+            try:
+                values = reward(**kwargs)
+            except Exception as error:
+                raise _raised(name, error, kwargs["completions"]) from error
+            return _values(name, values, kwargs["completions"])
+
+    scored.__name__ = name
+    scored.__wrapped__ = reward  # type: ignore[attr-defined]
+    return scored
+
+
+def callable_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def outcome_index(names: Sequence[str], wanted: str | None) -> int:
+    """Which reward function decides whether an answer is correct."""
+    if wanted is None:
+        if len(names) == 1:
+            return 0
+        if not names:
+            raise ConfigError("no reward function: pass reward_funcs=[...], one of which tells right from wrong.")
+        raise ConfigError(
+            f"{len(names)} reward functions ({', '.join(names)}): say which one decides that an answer is correct, "
+            f"e.g. outcome_reward={names[0]!r}. The others are added to its reward and never decide."
+        )
+    if wanted not in names:
+        near = difflib.get_close_matches(wanted, names, n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}.{guess}")
+    return list(names).index(wanted)
+
+
+def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome: int) -> None:
+    if weights is None or weights[outcome] == 1:
+        return
+    if weights[outcome] <= 0:
+        raise ConfigError(f"reward_weights={list(weights)}: the outcome reward {names[outcome]!r} needs weight 1.")
+    relative = [round(w / weights[outcome], 6) for w in weights]
+    raise ConfigError(
+        f"reward_weights={list(weights)}: the outcome reward {names[outcome]!r} has weight 1 and the others count "
+        f"relative to it. Write reward_weights={relative}."
+    )
+
+
+def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
+    """What the data set lacks: the prompt, or something that a reward function asks for by name."""
+    columns = getattr(dataset, "column_names", None)
+    if not isinstance(columns, list):
+        return []
+    problems = []
+    if "prompt" not in columns:
+        problems.append(_no_column("the trainer", "prompt", columns))
+    for reward in rewards:
+        if isinstance(reward, str | nn.Module) or not callable(reward):
+            continue
+        problems += [
+            _no_column(f"reward function {callable_name(reward)!r}", wanted, columns)
+            for wanted in _required(reward)
+            if wanted not in columns and wanted not in GIVEN_BY_TRL
+        ]
+    return problems
+
+
+def _required(reward: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(reward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in named and p.default is inspect.Parameter.empty]
+
+
+def _no_column(who: str, wanted: str, columns: list[str]) -> str:
+    near = difflib.get_close_matches(wanted, columns, n=1)
+    guess = f" Rename {near[0]!r} to it?" if near else ""
+    return f"{who} needs the column {wanted!r}, and the data set has {', '.join(columns) or 'none'}.{guess}"
+
+
+def _values(name: str, values: Any, completions: Sequence[Any]) -> list[float | None]:
+    try:
+        found = [None if value is None else float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"reward function {name!r} returned {type(values).__name__} {values!r:.80}, expected one number (or None "
+            f"where it cannot judge) per completion: {error}."
+        ) from None
+    if len(found) != len(completions):
+        raise RewardError(
+            f"reward function {name!r} returned {len(found)} rewards for {len(completions)} completions: one each."
+        )
+    for value, completion in zip(found, completions, strict=True):
+        if value is not None and not math.isfinite(value):
+            raise RewardError(
+                f"reward function {name!r} returned {value} for the completion {completion!r:.200}. A NaN would "
+                "spread to the whole group: return None where it cannot judge, and the answer is left out."
+            )
+    return found
+
+
+def _raised(name: str, error: Exception, completions: Sequence[Any]) -> RewardError:
+    first = f"{completions[0]!r:.200}" if completions else "none"
+    return RewardError(
+        f"reward function {name!r} raised {type(error).__name__}: {error}. It was judging {len(completions)} "
+        f"completions, the first of them {first}. Catch what can go wrong and return None where it cannot judge."
+    )

@@ -1,0 +1,431 @@
+"""DewTrainer: GRPOTrainer with an algorithm of dew's. It calls TRL's methods and works on what they return.
+
+sampling    TRL's                                    _generate_and_score_completions
+credit      the algorithm's, once, on whole groups     "  (after TRL's own)
+loss        the algorithm's                          _compute_loss
+"""
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from trl import GRPOTrainer
+
+from dew.engines.trl import recording
+from dew.engines.trl.checkpoints import epochs_done, last_complete, load_state, save_state
+from dew.engines.trl.config import DewConfig
+from dew.engines.trl.contract import IMAGE_KEYS, require_generated, require_keys
+from dew.engines.trl.credit import Credit, Rows, give_credit, judge
+from dew.engines.trl.loss import OWN, divisor, micro_batch, row_weights
+from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics, entropy_sums
+from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index
+from dew.engines.trl.sampling import Columns, PromptStream, Sampled, fill_batch, gather_columns, join
+from dew.engines.trl.scoring import dropout_off, gather_rows, loss_mask, own_rows
+from dew.errors import ConfigError
+
+PAPER = {
+    "title": "GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy",
+    "id": "2508.04349",
+}
+
+
+class DewTrainer(GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer that trains with any of dew's algorithms. Takes what GRPOTrainer takes, and a `DewConfig`."""
+
+    _tag_names: ClassVar = ["trl", "grpo", "dew"]
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: DewConfig | None = None,
+        train_dataset: Any = None,
+        *others: Any,
+        **settings: Any,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
+            args = DewConfig(f"{Path(name).name or 'model'}-dew")
+        if not isinstance(args, DewConfig):
+            raise ConfigError(f"args is a {type(args).__name__}: write DewConfig, which takes the same settings.")
+        rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
+        if not settings.get("rollout_func") and not settings.get("environment_factory"):
+            problems = missing_columns(train_dataset, rewards)
+            if problems:
+                raise ConfigError("\n".join(f"- {problem}" for problem in problems))
+        self.algorithm = args.build_algorithm()
+        self._name = self.algorithm.name
+        super().__init__(model, [checked(reward) for reward in rewards], args, train_dataset, *others, **settings)
+        self._outcome = outcome_index(self.reward_func_names, args.outcome_reward)
+        check_weights(self.reward_func_names, args.reward_weights, self._outcome)
+
+        self._clock = Clock()
+        self._statistics = StepStatistics()
+        self._recorder = recording.Recorder(args.output_dir, self._clock, self.accelerator.is_main_process)
+        self.add_callback(self._recorder)
+        self._caught: list[tuple[Tensor, Tensor | None]] | None = None
+        self._answers: Columns = {}
+        self._stream = self._prompt_stream()
+
+    # ── sampling ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._stream is not None and self.model.training:
+            sampled = self._fill_batch(self._stream)
+        else:
+            sampled = self._sample(inputs)
+        with self._clock.phase("credit"):
+            rows = self._rows(sampled.shared)
+            credit = give_credit(self.algorithm, rows)
+            batch = self._with_credit(sampled, rows, credit)
+        self._tell(sampled, rows, credit)
+        return batch
+
+    def _sample(self, inputs: list[dict[str, Any]]) -> Sampled:
+        """One round: TRL samples and judges; what the policy thought of its tokens is kept."""
+        others = self._clock["generation"] + self._clock["reward"]
+        self._caught, self._answers = [], {}
+        with self._clock.phase("scoring"):
+            batch = super()._generate_and_score_completions(inputs)
+            require_keys(batch)
+            entropy, logp = self._old_entropy(batch)
+        self._clock.move("scoring", "others", self._clock["generation"] + self._clock["reward"] - others)
+        shared = self._shared(batch, entropy)
+        if self._recording():
+            texts = gather_object([recording.gold_of(row) or "" for row in inputs])
+            shared["gold"] = [text or None for text in texts]
+            if logp is not None:
+                shared["logp"] = gather_rows(self.accelerator, logp)
+        facts = {key: shared[key] for key in ("outcome", "extra", "parts", "length", "truncated", "guided")}
+        groups = len(shared["group"]) // self._group_size
+        signal = int(self._signal(shared).sum()) // self._group_size
+        counts = {"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1, "mixed": signal}
+        return Sampled(local=batch, shared=shared, answers=[facts], groups=counts)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        with self._clock.phase("generation"), dropout_off(self.model):
+            generated = super()._generate(prompts)
+        require_generated(generated)
+        completions, tool_mask = generated[1], generated[2]
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        device = self.accelerator.device
+        lengths = [len(ids) for ids in completions]
+        self._answers = {
+            "tokens": torch.tensor(lengths, device=device),
+            "length": torch.tensor(lengths if tool_mask is None else [sum(m) for m in tool_mask], device=device),
+            "truncated": torch.tensor([not ids or ids[-1] not in ends for ids in completions], device=device),
+            "guided": torch.zeros(len(completions), dtype=torch.bool, device=device),
+        }
+        return generated
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        with self._clock.phase("reward"):
+            self._parts: Tensor = super()._calculate_rewards(*args, **kwargs)
+        return self._parts
+
+    # ── what the policy thinks of tokens ────────────────────────────────────────────────────────────────────
+
+    def logprobs_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
+        """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        if torch.is_grad_enabled():
+            return self.logprobs_and_entropies(model, *args, **kwargs)
+        if model is self.model and self._caught is not None:
+            kwargs["compute_entropy"] = True  # the head has it already; TRL throws it away
+        with dropout_off(model):
+            logp, entropy, aux = self.logprobs_and_entropies(model, *args, **kwargs)
+        if self._caught is not None:
+            self._caught.append((logp, entropy))
+        return logp, entropy, aux
+
+    def _score(self, model: Any, batch: dict[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
+        """A pass over prompts and completions of a batch."""
+        images = {key: batch[key] for key in IMAGE_KEYS if batch.get(key) is not None}
+        logp, entropy, aux = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            batch["completion_ids"].size(1),
+            compute_entropy=True,
+            **images,
+            **kwargs,
+        )
+        assert entropy is not None
+        return logp, entropy, aux
+
+    def _old_entropy(self, batch: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+        """Entropy and log-probability under the policy that sampled: out of TRL's pass if it made one, else of ours."""
+        caught, self._caught = self._caught or [], None
+        old = batch.get("old_per_token_logps")
+        for logp, entropy in caught:
+            if logp is old:
+                return entropy, logp
+        if self.algorithm.needs_entropy != "old" and not self._recording():
+            return None, None
+        args = self.args
+        rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
+        with torch.no_grad():
+            logp, entropy, _ = self._score(self.model, batch, batch_size=rows)
+        return entropy, logp
+
+    # ── credit ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    def _shared(self, batch: dict[str, Any], entropy: Tensor | None) -> Columns:
+        """What credit needs to know of the rows of all processes: groups may span them."""
+        accelerator, parts = self.accelerator, self._parts
+        weights = self.reward_weights.to(parts.device)
+        outcome = parts[:, self._outcome]
+        shared = {
+            "group": torch.arange(len(parts), device=parts.device) // self._group_size,
+            "mask": gather_rows(accelerator, loss_mask(batch)),
+            "outcome": outcome,
+            "extra": (parts * weights).nansum(1) - outcome.nan_to_num(),
+            "parts": parts,
+            "filler": torch.zeros(len(parts), dtype=torch.bool, device=parts.device),
+            **gather_columns(accelerator, self._answers, {}),
+        }
+        if entropy is not None:
+            shared["entropy"] = gather_rows(accelerator, entropy.float())
+        return shared
+
+    @staticmethod
+    def _rows(shared: Columns) -> Rows:
+        return Rows(
+            group=shared["group"],
+            mask=shared["mask"],
+            outcome=shared["outcome"],
+            extra=shared["extra"],
+            entropy=shared.get("entropy"),
+            guided=shared["guided"],
+        )
+
+    def _signal(self, shared: Columns) -> Tensor:
+        return judge(self.algorithm, self._rows(shared)).signal
+
+    def _with_credit(self, sampled: Sampled, rows: Rows, credit: Credit) -> dict[str, Any]:
+        """TRL's batch with our advantages, and what the loss needs besides."""
+        batch, filler = dict(sampled.local), sampled.shared["filler"]
+        accelerator, length = self.accelerator, batch["completion_ids"].size(1)
+        verdict = torch.where(credit.scored, credit.correct.long(), -1)
+        divided = divisor(self.algorithm, rows, credit, filler)
+        batch["advantages"] = own_rows(accelerator, credit.advantages, length)
+        batch["verdict"] = own_rows(accelerator, verdict)
+        batch["num_items_in_batch"] = rows.mask.sum()
+        batch["divisor"] = torch.tensor(divided, device=rows.mask.device)
+        if rows.guided.any():
+            weights = row_weights(
+                self.algorithm,
+                rows,
+                credit,
+                filler,
+                guided=self.args.guide_weight,
+                failed=self.args.guide_failed_weight,
+            )
+            batch["row_weight"] = own_rows(accelerator, weights)
+        return batch
+
+    # ── dynamic sampling ────────────────────────────────────────────────────────────────────────────────────
+
+    def _prompt_stream(self) -> PromptStream | None:
+        if not self.algorithm.dynamic_sampling:
+            return None
+        dataset = self.train_dataset
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                "dynamic sampling draws further prompts, which a streamed data set cannot give in a repeatable order. "
+                "Load it whole, or write algorithm_kwargs={'dynamic_sampling': False}."
+            )
+        if {"image", "images"} & set(getattr(dataset, "column_names", None) or []):
+            raise ConfigError(
+                "dynamic sampling cannot put together batches with images. Write "
+                "algorithm_kwargs={'dynamic_sampling': False}."
+            )
+        return PromptStream(len(dataset), self.args.seed, bool(self.shuffle_dataset))
+
+    def _fill_batch(self, stream: PromptStream) -> Sampled:
+        size, pad = self.num_generations, self._tokenizer.pad_token_id
+        dataset = self.train_dataset
+
+        def sample(prompts: list[int]) -> Sampled:
+            rows = [dataset[i] for i in prompts for _ in range(size)]
+            local = len(rows) // self.accelerator.num_processes
+            begin = self.accelerator.process_index * local
+            return self._sample([dict(row) for row in rows[begin : begin + local]])
+
+        return fill_batch(
+            sample,
+            self._signal,
+            stream,
+            self.accelerator,
+            quota=self.args.generation_batch_size // size,
+            size=size,
+            max_rounds=self.algorithm.max_rounds,
+            fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
+        )
+
+    # ── loss ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        logp, entropy, aux = self._score(model, inputs, compute_aux_loss=self.aux_loss_enabled)
+        logp, part = micro_batch(inputs, logp, entropy)
+        # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
+        steps = self.current_gradient_accumulation_steps if self.model.training else 1
+        share = steps / self.args.steps_per_generation if self.model.training else 1.0
+        count = inputs["divisor"] * share / self.accelerator.num_processes
+        loss, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=count)
+        self._note(loss, stats, inputs, part.mask, entropy)
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux / steps
+        return loss
+
+    def _note(self, loss: Tensor, stats: dict[str, Tensor], inputs: Columns, mask: Tensor, entropy: Tensor) -> None:
+        author = inputs.get("author")
+        own = torch.ones(len(mask), dtype=torch.bool, device=mask.device) if author is None else author == OWN
+        self._statistics.add(stats, mask.sum())
+        for name, (total, count) in entropy_sums(entropy, mask, inputs["verdict"], own).items():
+            self._statistics.add_sum(name, total, count)
+        first = torch.ones_like(loss) if self._first_micro_batch else torch.zeros_like(loss)
+        self._statistics.add_sum("loss", loss, first)  # the parts of a step sum to its loss
+        if not self.model.training:
+            self._put(self._statistics.read(self.accelerator))
+
+    @property
+    def _first_micro_batch(self) -> bool:
+        return not self.model.training or self._step % self.current_gradient_accumulation_steps == 0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._put(self._statistics.read(self.accelerator))
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(*args, **kwargs)
+        if norm is not None:
+            self._recorder.put({"grad_norm": float(norm)})
+        return norm
+
+    # ── what is told ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _put(self, numbers: Numbers) -> None:
+        """To the trackers, which TRL tells every `logging_steps`, and to the run's folder, which has every step."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, value in numbers.items():
+            metrics[name].append(value)
+        if self.model.training:
+            self._recorder.put(numbers)
+
+    def _tell(self, sampled: Sampled, rows: Rows, credit: Credit) -> None:
+        answers = join(sampled.answers, {})
+        groups = sampled.groups
+        numbers = answer_metrics(answers, self.reward_func_names, self.algorithm.threshold)
+        numbers.update(credit_metrics(rows, credit))
+        numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
+        numbers["groups/mixed_share"] = groups["mixed"] / groups["sampled"]
+        if self._clock["generation"] > 0:
+            numbers["tokens_per_second"] = float(answers["length"].sum()) / self._clock["generation"]
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["reward"].clear()  # TRL's own, over whatever was sampled last
+        self._put(numbers)
+        self._show_advantages(rows, credit)
+        if self._recording():
+            self._record(sampled, credit)
+
+    def _show_advantages(self, rows: Rows, credit: Credit) -> None:
+        """The completions table shows what was trained on: the mean advantage of each answer's tokens."""
+        table = self._logs["advantages"]
+        means = credit.advantages.sum(-1) / rows.mask.sum(-1).clamp_min(1)
+        for _ in range(min(len(means), len(table))):
+            table.pop()
+        table.extend(means.tolist())
+
+    def _recording(self) -> bool:
+        steps = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
+        return self.model.training and recording.due(self.state.global_step + 1, self.args.records_every, steps)
+
+    def _record(self, sampled: Sampled, credit: Credit) -> None:
+        columns = sampled.shared
+        if "completion_ids" not in columns:
+            wanted = {key: sampled.local[key] for key in ("prompt_ids", "prompt_mask", "completion_ids")}
+            fills = {key: self._tokenizer.pad_token_id for key in ("prompt_ids", "completion_ids")}
+            columns = {**columns, **gather_columns(self.accelerator, wanted, fills)}
+        if self.accelerator.is_main_process:
+            step = self.state.global_step + 1
+            groups = recording.group_records(
+                step, self.algorithm, columns, credit, self._tokenizer, self.args.records_groups
+            )
+            self._recorder.folder.write_records(step, groups)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        self._recorder.logged(self.state.global_step, logs)
+
+    # ── a run's beginning, end and continuation ─────────────────────────────────────────────────────────────
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete(self.args.output_dir)
+        self._recorder.begin(recording.run_facts(self.args, self.algorithm, self._model_name(), self._data_name()))
+        status = "failed"
+        try:
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
+            status = "done"
+        except KeyboardInterrupt:
+            status = "stopped"
+            raise
+        finally:
+            self._recorder.end(status)
+        return result
+
+    def _model_name(self) -> str:
+        return getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
+
+    def _data_name(self) -> str | None:
+        return getattr(getattr(self.train_dataset, "info", None), "dataset_name", None)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self._sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._sampler
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if not self.args.save_only_model:
+            folder = os.path.join(self._get_output_dir(trial=None), f"checkpoint-{self.state.global_step}")
+            every = self.args.steps_per_generation * self.num_iterations
+            state = {
+                "step": self._step,
+                "generation": self._buffered_inputs if self._step % every else None,
+                "position": self._stream.position if self._stream is not None else None,
+                "metrics": dict(self._metrics["train"]),
+            }
+            save_state(folder, self.accelerator.process_index, state)
+        super()._save_checkpoint(*args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        state = load_state(checkpoint, self.accelerator.process_index) if checkpoint else None
+        if checkpoint is None or state is None:
+            return
+        self._step = state["step"]
+        self._buffered_inputs = _to(state["generation"], self.accelerator.device)
+        self._metrics["train"].update(state["metrics"])
+        if self._stream is not None and state["position"] is not None:
+            self._stream.position = state["position"]
+        for _ in range(epochs_done(checkpoint) if self.shuffle_dataset else 0):
+            torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+
+
+def _to(generation: list[dict[str, Any]] | None, device: Any) -> list[dict[str, Any]] | None:
+    if generation is None:
+        return None
+    return [{k: x.to(device) if isinstance(x, Tensor) else x for k, x in part.items()} for part in generation]

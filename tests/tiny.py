@@ -1,0 +1,88 @@
+"""A causal language model of some 30 k random parameters and a tokenizer of single characters, in memory."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+
+LETTERS = "0123456789abcdefghij+="
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *LETTERS])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def model(seed=0, **settings):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = {
+        "vocab_size": 3 + len(LETTERS),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+        "initializer_range": 0.2,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**config, **settings}))
+
+
+def prompts(n=16):
+    from datasets import Dataset
+
+    return Dataset.from_list([{"prompt": f"{i % 10}+{i // 10}=", "answer": str(i)} for i in range(n)])
+
+
+def has_a(completions, **_):
+    """A trivially learnable outcome: the answer holds an "a"."""
+    return [1.0 if "a" in text else 0.0 for text in completions]
+
+
+def config(output_dir, **settings):
+    from dew.engines.trl import DewConfig
+
+    plain = {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
+    return DewConfig(**{**plain, **settings})
+
+
+def trainer(output_dir, rewards=has_a, data=None, policy=None, others=None, **settings):
+    from dew.engines.trl import DewTrainer
+
+    return DewTrainer(
+        policy if policy is not None else model(),
+        rewards,
+        config(output_dir, **settings),
+        prompts() if data is None else data,
+        processing_class=tokenizer(),
+        **(others or {}),
+    )
