@@ -110,7 +110,7 @@ def run_of(**curves: list[float]) -> list[dict[str, Any]]:
     [
         ("reward", [0.3] * 50, [0.01 * k for k in range(50)]),
         ("entropy", [1.0] * 25 + [0.1] * 25, [1.0] * 25 + [0.5] * 25),
-        ("groups/mixed_share", [0.1] * 50, [0.8] * 50),
+        ("groups/mixed_share", [0.05] * 50, [0.8] * 50),
         ("length/truncated_share", [0.0] * 40 + [0.9] * 10, [0.1] * 50),
     ],
 )
@@ -215,6 +215,20 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     found = report_of(build([tmp_path]))["runs"][0]
     assert found["groups"][0]["answers"][0]["entropy"] == [None, 1.0]
     assert found["metrics"] == {"step": [1]}
+
+
+def test_a_long_curve_is_thinned_and_keeps_rare_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dew.report.content.MOST_STEPS", 5)
+    run = RunFolder(tmp_path)
+    for step in range(17):
+        run.append_metrics({"step": step, "reward": step / 10} | ({"eval/pass@1": 0.5} if step == 3 else {}))
+    found = report_of(build([tmp_path]))["runs"][0]
+    assert found["metrics"] == {
+        "step": [0, 4, 8, 12, 16],
+        "reward": [0.0, 0.4, 0.8, 1.2, 1.6],
+        "eval/pass@1": [None, 0.5, None, None, None],
+    }
+    assert found["sample"]["steps"] == 5 and found["sample"]["steps_of"] == 17
 
 
 def test_blobs_open_without_the_answers(run: Path) -> None:

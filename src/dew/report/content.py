@@ -8,10 +8,12 @@ from typing import Any
 
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json
 from dew.report.remarks import remarks
-from dew.report.run import Run
+from dew.report.run import Run, evenly
 from dew.report.statistics import statistics
 
 SCHEMA = 1
+MOST_STEPS = 4000
+"""Points of a curve in the page."""
 
 
 def content(runs: Sequence[Run]) -> Json:
@@ -41,11 +43,23 @@ def _run(run: Run) -> Json:
         "alarms": run.alarms,
         "remarks": remarks(run.metrics, run.alarms),
         "scores": run.scores,
-        "metrics": _columns(run.metrics),
-        "sample": run.sample,
+        "metrics": _columns(_thin_steps(run.metrics)),
+        "sample": {**run.sample, "steps": min(len(run.metrics), MOST_STEPS), "steps_of": len(run.metrics)},
         "credit": statistics(run.groups),
         "groups": [_group(group) for group in run.groups],
     }
+
+
+def _thin_steps(metrics: Sequence[Json]) -> Sequence[Json]:
+    """At most MOST_STEPS lines, each with the newest value of every metric since the line before: none gets lost."""
+    if len(metrics) <= MOST_STEPS:
+        return metrics
+    thin: list[Json] = []
+    since = 0
+    for i in evenly(len(metrics), MOST_STEPS):
+        thin.append({name: value for line in metrics[since : i + 1] for name, value in line.items()})
+        since = i + 1
+    return thin
 
 
 def _columns(metrics: Sequence[Json]) -> Json:

@@ -1,81 +1,47 @@
-"""What a whole run's curves say when nobody raised an alarm: four sentences, each with what to do.
+"""What a run's curves say that the run itself did not: the alarms that were not raised, and a reward that never rises.
 
-Alarms belong to the run and are shown as it raised them. These judge the finished curves, so that a TRL run or
-one with alarms turned off is read with the same eyes.
+A run of dew raises its alarms while it trains. A run of somebody else has none, so its curves are read afterwards
+with the same rules.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from dew.alarms import Alarms
 from dew.records import Json
 
-Rule = Callable[[Json], Json | None]
 FEWEST_STEPS = 20
-
-
-def curve(metrics: Sequence[Json], name: str) -> np.ndarray:
-    """The finite values of one metric, in order of step."""
-    values = [m[name] for m in metrics if isinstance(m.get(name), int | float)]
-    return np.asarray(values, float)
+MOST_STEPS = 2000
+"""Steps that are read again: each costs the length of its past. Of a longer run, its beginning and its last ones."""
 
 
 def remarks(metrics: Sequence[Json], alarms: Sequence[Json]) -> list[Json]:
-    """Remarks on a run's curves, without those that the run raised itself."""
-    raised = " ".join(str(alarm.get("alarm")) for alarm in alarms)
-    rules = (reward_flat, entropy_collapse, no_signal, truncated)
-    found = [rule(metrics) for rule in rules]
-    return [r for r in found if r is not None and r["alarm"] not in raised]
+    """The first time each rule speaks, without those that the run raised itself."""
+    rules = Alarms()
+    read = [*metrics[:FEWEST_STEPS], *metrics[FEWEST_STEPS:][-MOST_STEPS:]]
+    spoken = [alarm for line in read for alarm in rules.update(line["step"], line)]
+    flat = reward_flat(metrics)
+    told = {alarm.get("alarm") for alarm in alarms}
+    first: dict[str, Json] = {}
+    for remark in spoken + ([flat] if flat else []):
+        if remark["alarm"] not in told:
+            first.setdefault(remark["alarm"], remark)
+    return list(first.values())
 
 
 def reward_flat(metrics: Sequence[Json]) -> Json | None:
-    """The last fifth is not above the first by more than twice the standard error of their difference."""
-    reward = curve(metrics, "reward")
+    """Speaks where the last fifth is not above the first by twice the standard error of their difference."""
+    reward = np.array([m["reward"] for m in metrics if isinstance(m.get("reward"), int | float)], float)
     if len(reward) < FEWEST_STEPS:
         return None
     fifth = len(reward) // 5
     first, last = reward[:fifth], reward[-fifth:]
-    error = np.sqrt(first.var(ddof=1) / fifth + last.var(ddof=1) / fifth)
+    error = np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / fifth)
     if last.mean() - first.mean() > max(2 * error, 1e-9):
         return None
     return {
         "alarm": "reward_flat",
         "message": f"The reward never rises: {first.mean():.3f} in the first fifth, {last.mean():.3f} in the last.",
-        "remedy": "Look at answers in Groups: is the reward what it should be, are there right answers to learn from?",
-    }
-
-
-def entropy_collapse(metrics: Sequence[Json]) -> Json | None:
-    entropy = curve(metrics, "entropy")
-    if len(entropy) < FEWEST_STEPS:
-        return None
-    first, last = entropy[:FEWEST_STEPS].mean(), entropy[-10:].mean()
-    if last >= 0.2 * first:
-        return None
-    return {
-        "alarm": "entropy_collapse",
-        "message": f"Entropy fell to {last / first:.0%} of its start ({first:.3f} to {last:.3f}): answers grow alike.",
-        "remedy": "Lower the learning rate, raise clip_high, or use GTPO, which credits unsure tokens.",
-    }
-
-
-def no_signal(metrics: Sequence[Json]) -> Json | None:
-    mixed = curve(metrics, "groups/mixed_share")
-    if len(mixed) < 10 or np.median(mixed) >= 0.5:
-        return None
-    return {
-        "alarm": "no_signal",
-        "message": f"Few groups carry signal: {np.median(mixed):.0%} have right and wrong answers in the median step.",
-        "remedy": "Use problems nearer to what the model can do, larger groups, or dynamic sampling.",
-    }
-
-
-def truncated(metrics: Sequence[Json]) -> Json | None:
-    share = curve(metrics, "length/truncated_share")
-    if len(share) < 10 or share[-10:].mean() <= 0.3:
-        return None
-    return {
-        "alarm": "truncated",
-        "message": f"{share[-10:].mean():.0%} of the last answers were cut off: their reward says nothing about them.",
-        "remedy": "Raise the length limit, or punish overlong answers softly.",
+        "remedy": "Read answers under Groups: is the reward what it should be, and are some answers right, some wrong?",
     }

@@ -2,7 +2,8 @@
 
 const FIRST_TOKENS = 2000;
 
-const outcome = (answer) => h('span', { class: `outcome ${answer.correct ? 'right' : 'wrong'}` }, answer.correct ? '✓ correct' : '✗ wrong');
+const outcome = (answer) =>
+  h('span', { class: `outcome ${answer.correct ? 'right' : 'wrong'}` }, answer.correct ? '✓ correct' : '✗ wrong');
 const known = (list) => list.filter((v) => v !== null && v !== undefined);
 
 /** The colour scale of one signal over a whole group. */
@@ -21,7 +22,13 @@ function paintToken(element, answer, t, signal, scale) {
 /** The whole answer as a barcode, as long as the answer is beside the longest. */
 function strip(answer, longest, signal, scale) {
   const width = Math.max(1, Math.min(answer.tokens.length, 4000));
-  const canvas = h('canvas', { class: 'strip', width, height: 1, 'aria-hidden': 'true', '--share': `${(100 * answer.tokens.length) / longest}%` });
+  const canvas = h('canvas', {
+    class: 'strip',
+    width,
+    height: 1,
+    'aria-hidden': 'true',
+    '--share': `${(100 * answer.tokens.length) / longest}%`,
+  });
   const pen = canvas.getContext('2d');
   const colours = { plus: css('--plus'), less: css('--less'), amount: css('--amount') };
   for (let x = 0; x < width; x++) {
@@ -40,12 +47,20 @@ function facets(answer) {
   const facts = [
     `reward ${number(answer.reward)}${answer.extra ? ` ${signed(answer.extra)} charge` : ''}`,
     plural(answer.tokens.length, 'token'),
-    answer.extracted !== null && answer.extracted !== undefined ? ['answered ', h('code', {}, brief(answer.extracted))] : null,
-    answer.verdict && !['correct', 'wrong'].includes(answer.verdict) ? h('b', {}, `verifier: ${visible(answer.verdict)}`) : null,
+    answer.extracted !== null && answer.extracted !== undefined
+      ? ['answered ', h('code', {}, brief(answer.extracted))]
+      : null,
+    answer.verdict && !['correct', 'wrong'].includes(answer.verdict)
+      ? h('b', {}, `verifier: ${visible(answer.verdict)}`)
+      : null,
     answer.truncated ? h('b', {}, 'cut off') : null,
     answer.guided ? h('b', {}, 'by the guide') : null,
   ];
-  return h('span', { class: 'facets' }, known(facts).map((fact) => h('span', {}, fact)));
+  return h(
+    'span',
+    { class: 'facets' },
+    known(facts).map((fact) => h('span', {}, fact)),
+  );
 }
 
 function tokenSpans(answer, from, to, signal, scale) {
@@ -63,15 +78,30 @@ function answerCard(answer, i, longest) {
   let shown = FIRST_TOKENS;
   const more = () => {
     const left = answer.tokens.length - shown;
-    return left > 0 && h('button', { class: 'small more-tokens', onclick: (event) => {
-      body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, view.signal, view.scale));
-      shown += FIRST_TOKENS;
-      event.target.replaceWith(more() || '');
-    } }, `Show ${whole(Math.min(left, FIRST_TOKENS))} more of ${whole(left)} hidden tokens`);
+    return (
+      left > 0 &&
+      h(
+        'button',
+        {
+          class: 'small more-tokens',
+          onclick: (event) => {
+            body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, view.signal, view.scale));
+            shown += FIRST_TOKENS;
+            event.target.replaceWith(more() || '');
+          },
+        },
+        `Show ${whole(Math.min(left, FIRST_TOKENS))} more of ${whole(left)} hidden tokens`,
+      )
+    );
   };
-  return h('article', { class: `answer ${answer.correct ? 'right' : 'wrong'}`, 'data-i': i },
+  return h(
+    'article',
+    { class: `answer ${answer.correct ? 'right' : 'wrong'}`, 'data-i': i },
     h('header', {}, outcome(answer), h('span', { class: 'quiet' }, `#${i + 1}`), facets(answer)),
-    strip(answer, longest, view.signal, view.scale), body, more());
+    strip(answer, longest, view.signal, view.scale),
+    body,
+    more(),
+  );
 }
 
 /** The answers' places in the order and selection that the controls ask for. */
@@ -84,7 +114,8 @@ function orderOf(group) {
     reward: (a, b) => group.answers[b].reward - group.answers[a].reward,
     credit: (a, b) => size(b) - size(a),
   }[view.sort];
-  return group.answers.map((_, i) => i)
+  return group.answers
+    .map((_, i) => i)
     .filter((i) => view.only === 'all' || group.answers[i].correct === (view.only === 'correct'))
     .sort(by);
 }
@@ -93,5 +124,9 @@ function answersView(group) {
   const longest = Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
   const order = orderOf(group);
   if (!order.length) return h('p', { class: 'calm' }, 'No answer of this group is of the chosen outcome.');
-  return h('div', { class: 'answers' }, order.map((i) => answerCard(group.answers[i], i, longest)));
+  return h(
+    'div',
+    { class: 'answers' },
+    order.map((i) => answerCard(group.answers[i], i, longest)),
+  );
 }

@@ -41,8 +41,14 @@ function makeScale(kind, values, stretched = true) {
   const centre = kind === 'ratio' ? Math.log : (v) => v;
   const back = kind === 'ratio' ? Math.exp : (v) => v;
   const placed = known.map(centre).filter(Number.isFinite);
-  const plus = rangeOf(placed.filter((v) => v > 0), stretched && kind !== 'ratio');
-  const less = rangeOf(placed.filter((v) => v < 0), stretched && kind !== 'ratio');
+  const plus = rangeOf(
+    placed.filter((v) => v > 0),
+    stretched && kind !== 'ratio',
+  );
+  const less = rangeOf(
+    placed.filter((v) => v < 0),
+    stretched && kind !== 'ratio',
+  );
   const legend = [];
   if (less.some) legend.push({ hue: 'less', from: back(-less.high), to: back(-less.low) });
   if (plus.some) legend.push({ hue: 'plus', from: back(plus.low), to: back(plus.high) });
@@ -58,17 +64,37 @@ function makeScale(kind, values, stretched = true) {
 /** Colours of three methods on one scale: a token's share of credit over the average of its side. */
 function shareScale(tables, group) {
   const shares = tables.map((table) => {
-    const averages = [true, false].map((correct) => mean(
-      table.filter((_, i) => group.answers[i].correct === correct).flat().filter((v) => v !== null).map(Math.abs)));
+    const averages = [true, false].map((correct) =>
+      mean(
+        table
+          .filter((_, i) => group.answers[i].correct === correct)
+          .flat()
+          .filter((v) => v !== null)
+          .map(Math.abs),
+      ),
+    );
     return (v, i) => Math.abs(v) / (averages[group.answers[i].correct ? 0 : 1] || 1) - 1;
   });
-  const all = tables.flatMap((table, m) => table.flatMap((row, i) => row.filter((v) => v !== null).map((v) => Math.abs(shares[m](v, i)))));
-  const reach = Math.max(quantile(all.sort((a, b) => a - b), 0.98), 0.01);
+  const all = tables.flatMap((table, m) =>
+    table.flatMap((row, i) => row.filter((v) => v !== null).map((v) => Math.abs(shares[m](v, i)))),
+  );
+  const reach = Math.max(
+    quantile(
+      all.sort((a, b) => a - b),
+      0.98,
+    ),
+    0.01,
+  );
   return {
     reach,
     share: (m, v, i) => shares[m](v, i),
-    of: (m, v, i) => v === 0 ? ['none', 0]
-      : [v > 0 ? 'plus' : 'less', LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, 0.5 + (0.5 * shares[m](v, i)) / reach))],
+    of: (m, v, i) =>
+      v === 0
+        ? ['none', 0]
+        : [
+            v > 0 ? 'plus' : 'less',
+            LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, 0.5 + (0.5 * shares[m](v, i)) / reach)),
+          ],
   };
 }
 
@@ -78,7 +104,19 @@ function paint(element, [hue, deep]) {
 }
 
 function legend(scale, note) {
-  const bars = scale.legend.map(({ hue, from, to }) => h('span', { class: 'legend-part' },
-    h('span', {}, number(from)), h('span', { class: `ramp ramp-${hue}`, 'aria-hidden': 'true' }), h('span', {}, number(to))));
-  return h('div', { class: 'legend', role: 'img', 'aria-label': `Colour scale. ${note}` }, bars, h('span', { class: 'quiet' }, note));
+  const bars = scale.legend.map(({ hue, from, to }) =>
+    h(
+      'span',
+      { class: 'legend-part' },
+      h('span', {}, number(from)),
+      h('span', { class: `ramp ramp-${hue}`, 'aria-hidden': 'true' }),
+      h('span', {}, number(to)),
+    ),
+  );
+  return h(
+    'div',
+    { class: 'legend', role: 'img', 'aria-label': `Colour scale. ${note}` },
+    bars,
+    h('span', { class: 'quiet' }, note),
+  );
 }

@@ -33,9 +33,12 @@ function pools(entries, pool) {
     const both = of(entries.map((e) => e.reward));
     return { correct: both, wrong: both };
   }
-  const side = (correct) => of(pool === 'sign'
-    ? entries.filter((e) => e.correct === correct).map((e) => e.reward)
-    : entries.map((e) => (e.correct === correct ? e.reward : 0)));
+  const side = (correct) =>
+    of(
+      pool === 'sign'
+        ? entries.filter((e) => e.correct === correct).map((e) => e.reward)
+        : entries.map((e) => (e.correct === correct ? e.reward : 0)),
+    );
   return { correct: side(true), wrong: side(false) };
 }
 
@@ -62,22 +65,29 @@ function shape(entries, one, two, settings, signal) {
 }
 
 const hasSignal = (group) => new Set(group.answers.map((a) => a.correct)).size > 1;
-const hasEntropy = (group) => group.answers.every((a) => a.entropy && a.entropy.every((x, t) => x !== null || !a.live[t]));
+const hasEntropy = (group) =>
+  group.answers.every((a) => a.entropy && a.entropy.every((x, t) => x !== null || !a.live[t]));
 
 /** One entry per live token: entries[i][t], undefined where a token does not train. */
 function gtpo(group, settings) {
   const table = group.answers.map(() => []);
   const flat = [];
-  group.answers.forEach((answer, i) => answer.tokens.forEach((_, t) => {
-    if (!answer.live[t]) return;
-    const H = floored(answer.entropy[t], settings.entropy_clip);
-    const place = { column: t, row: i, matrix: 0 }[settings.compare];
-    const entry = {
-      correct: answer.correct, H, x: answer.correct ? H : 1 / H, set: `${answer.correct}${place}`, charge: answer.extra || 0,
-    };
-    table[i][t] = entry;
-    flat.push(entry);
-  }));
+  group.answers.forEach((answer, i) =>
+    answer.tokens.forEach((_, t) => {
+      if (!answer.live[t]) return;
+      const H = floored(answer.entropy[t], settings.entropy_clip);
+      const place = { column: t, row: i, matrix: 0 }[settings.compare];
+      const entry = {
+        correct: answer.correct,
+        H,
+        x: answer.correct ? H : 1 / H,
+        set: `${answer.correct}${place}`,
+        charge: answer.extra || 0,
+      };
+      table[i][t] = entry;
+      flat.push(entry);
+    }),
+  );
   shape(flat, settings.alpha1, settings.alpha2, settings, hasSignal(group));
   return table;
 }
@@ -87,8 +97,17 @@ function grpoS(group, settings) {
   const entries = group.answers.map((answer) => {
     const live = answer.tokens.map((_, t) => t).filter((t) => answer.live[t]);
     if (!live.length) return undefined;
-    const H = mean(live.map((t) => floored(answer.entropy[t], settings.entropy_clip)), settings.average);
-    return { correct: answer.correct, H, x: answer.correct ? H : 1 / H, set: answer.correct, charge: answer.extra || 0 };
+    const H = mean(
+      live.map((t) => floored(answer.entropy[t], settings.entropy_clip)),
+      settings.average,
+    );
+    return {
+      correct: answer.correct,
+      H,
+      x: answer.correct ? H : 1 / H,
+      set: answer.correct,
+      charge: answer.extra || 0,
+    };
   });
   shape(entries.filter(Boolean), settings.alpha1, settings.alpha2, settings, hasSignal(group));
   return entries;
@@ -105,12 +124,18 @@ const METHODS = ['GRPO', 'GRPO-S', 'GTPO'];
 
 /** The advantage of every token under one of METHODS; null where a token does not train. */
 function advantages(group, method, settings) {
-  const entries = { 'GRPO': () => grpo(group), 'GRPO-S': () => grpoS(group, settings), 'GTPO': () => gtpo(group, settings) }[method]();
-  return group.answers.map((answer, i) => answer.tokens.map((_, t) => {
-    if (!answer.live[t]) return null;
-    const entry = method === 'GTPO' ? entries[i][t] : entries[i];
-    return entry ? entry.advantage : null;
-  }));
+  const entries = {
+    GRPO: () => grpo(group),
+    'GRPO-S': () => grpoS(group, settings),
+    GTPO: () => gtpo(group, settings),
+  }[method]();
+  return group.answers.map((answer, i) =>
+    answer.tokens.map((_, t) => {
+      if (!answer.live[t]) return null;
+      const entry = method === 'GTPO' ? entries[i][t] : entries[i];
+      return entry ? entry.advantage : null;
+    }),
+  );
 }
 
 /** A group's own settings in the names used here: GRPO-S calls its weights β. */
@@ -124,6 +149,8 @@ function settingsOf(group) {
 }
 
 function methodOf(group) {
-  const name = String(group.algorithm || '').toLowerCase().replace(/[^a-z]/g, '');
+  const name = String(group.algorithm || '')
+    .toLowerCase()
+    .replace(/[^a-z]/g, '');
   return { gtpo: 'GTPO', grpos: 'GRPO-S', grpo: 'GRPO', dapo: 'GRPO' }[name] || null;
 }

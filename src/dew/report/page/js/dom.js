@@ -5,11 +5,14 @@ function fill(element, attributes, children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
     else if (name.startsWith('--')) element.style.setProperty(name, value);
-    else if (name === 'value' && 'step' in element) continue; // set below, once min, max and step are known
+    else if (name === 'value' && 'step' in element)
+      continue; // set below, once min, max and step are known
     else element.setAttribute(name, value === true ? '' : value);
   }
   if ('value' in attributes && 'step' in element) element.value = attributes.value;
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -34,7 +37,10 @@ function number(x) {
 const signed = (x) => (x > 0 ? '+' : '') + number(x);
 
 function choice(label, options, value, onchange) {
-  const select = h('select', { onchange: (event) => onchange(event.target.value) },
-    options.map(([key, text]) => h('option', { value: key, selected: key === value }, text)));
+  const select = h(
+    'select',
+    { onchange: (event) => onchange(event.target.value) },
+    options.map(([key, text]) => h('option', { value: key, selected: key === value }, text)),
+  );
   return h('label', { class: 'choice' }, h('span', {}, label), select);
 }

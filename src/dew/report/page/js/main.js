@@ -1,9 +1,21 @@
 // The page: unpack, draw the four views, follow the address, listen to the keyboard.
 
-const VIEWS = { overview: ['Overview', overview], curves: ['Curves', curves], groups: ['Groups', groups], credit: ['Credit', spreadView] };
+const VIEWS = {
+  overview: ['Overview', overview],
+  curves: ['Curves', curves],
+  groups: ['Groups', groups],
+  credit: ['Credit', spreadView],
+};
 const KEYS = [
-  ['j  k', 'next and previous group'], ['1 … 6', 'colour by advantage, shaped reward, entropy, …'], ['v', 'answers, columns, methods'],
-  ['← → ↑ ↓', 'walk from the kept token to its neighbours'], ['Esc', 'let the kept token go'], ['/', 'search'], ['t', 'light or dark'], ['?', 'this list'],
+  ['j  k', 'next and previous group'],
+  ['1 … 6', 'colour by advantage, shaped reward, entropy, …'],
+  ['v', 'answers, columns, methods'],
+  ['p', 'keep the first token (or click any)'],
+  ['← → ↑ ↓', 'walk from the kept token to its neighbours'],
+  ['Esc', 'let the kept token go'],
+  ['/', 'search'],
+  ['t', 'light or dark'],
+  ['?', 'this list'],
 ];
 const sections = {};
 
@@ -26,7 +38,9 @@ function follow() {
   else openView(Object.keys(VIEWS).find((name) => location.hash === `#${name}`) || 'overview');
 }
 
-const isDark = () => (document.documentElement.dataset.theme || (window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
+const isDark = () =>
+  (document.documentElement.dataset.theme ||
+    (window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
 
 function turnTheme() {
   document.documentElement.dataset.theme = isDark() ? 'light' : 'dark';
@@ -40,9 +54,18 @@ function repaint() {
 }
 
 function helpBox() {
-  const box = h('dialog', { id: 'help' }, h('h2', {}, 'Keys'), h('dl', {}, KEYS.flatMap(([key, what]) => [h('dt', {}, key), h('dd', {}, what)])),
+  const box = h(
+    'dialog',
+    { id: 'help' },
+    h('h2', {}, 'Keys'),
+    h(
+      'dl',
+      {},
+      KEYS.flatMap(([key, what]) => [h('dt', {}, key), h('dd', {}, what)]),
+    ),
     h('p', { class: 'quiet' }, 'The address keeps the step and the group: copy it to show somebody what you see.'),
-    h('button', { onclick: () => box.close() }, 'Close'));
+    h('button', { onclick: () => box.close() }, 'Close'),
+  );
   document.body.append(box);
   return box;
 }
@@ -56,12 +79,26 @@ function focusSearch() {
 function groupKey(event) {
   const modes = ['text', 'columns', 'methods'];
   const signal = /^[1-9]$/.test(event.key) && available(view.group)[Number(event.key) - 1];
-  if (signal) return () => { view.signal = signal; showGroup(); };
+  if (signal)
+    return () => {
+      view.signal = signal;
+      showGroup();
+    };
   if (event.key.startsWith('Arrow') && (!view.pinned || event.target.matches('[role=tab]'))) return null;
   return {
-    '/': focusSearch, j: () => turnGroup(1), k: () => turnGroup(-1), Escape: () => pin(null),
-    v: () => { view.mode = modes[(modes.indexOf(view.mode) + 1) % modes.length]; showGroup(); },
-    ArrowLeft: () => movePin(-1, 0), ArrowRight: () => movePin(1, 0), ArrowUp: () => movePin(0, -1), ArrowDown: () => movePin(0, 1),
+    '/': focusSearch,
+    j: () => turnGroup(1),
+    k: () => turnGroup(-1),
+    Escape: () => pin(null),
+    p: () => pin({ i: orderOf(view.group)[0] ?? 0, t: 0 }),
+    v: () => {
+      view.mode = modes[(modes.indexOf(view.mode) + 1) % modes.length];
+      showGroup();
+    },
+    ArrowLeft: () => movePin(-1, 0),
+    ArrowRight: () => movePin(1, 0),
+    ArrowUp: () => movePin(0, -1),
+    ArrowDown: () => movePin(0, 1),
   }[event.key];
 }
 
@@ -83,7 +120,11 @@ function listen(help) {
 function tabs() {
   const names = Object.keys(VIEWS);
   const bar = document.getElementById('tabs');
-  bar.append(...names.map((name) => h('a', { role: 'tab', id: `tab-${name}`, href: `#${name}`, 'aria-controls': `view-${name}` }, VIEWS[name][0])));
+  bar.append(
+    ...names.map((name) =>
+      h('a', { role: 'tab', id: `tab-${name}`, href: `#${name}`, 'aria-controls': `view-${name}` }, VIEWS[name][0]),
+    ),
+  );
   bar.addEventListener('keydown', (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
@@ -100,13 +141,28 @@ async function start() {
   main.replaceChildren();
   tabs();
   for (const [name, [, draw]] of Object.entries(VIEWS)) {
-    sections[name] = h('section', { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}` }, draw(report));
+    sections[name] = h(
+      'section',
+      { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}` },
+      draw(report),
+    );
     main.append(sections[name]);
   }
   const help = helpBox();
-  document.getElementById('tools').append(
-    h('button', { class: 'small', id: 'theme', onclick: turnTheme, 'aria-label': 'Light or dark', title: 'Light or dark (t)' }, '◐'),
-    h('button', { class: 'small keys', onclick: () => help.showModal(), 'aria-label': 'Keys', title: 'Keys (?)' }, '?'));
+  document
+    .getElementById('tools')
+    .append(
+      h(
+        'button',
+        { class: 'small', id: 'theme', onclick: turnTheme, 'aria-label': 'Light or dark', title: 'Light or dark (t)' },
+        '◐',
+      ),
+      h(
+        'button',
+        { class: 'small keys', onclick: () => help.showModal(), 'aria-label': 'Keys', title: 'Keys (?)' },
+        '?',
+      ),
+    );
   listen(help);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', repaint);
   window.addEventListener('hashchange', follow);
@@ -117,7 +173,9 @@ async function start() {
 
 start().catch((error) => {
   const old = typeof DecompressionStream === 'undefined';
-  const message = old ? 'This browser is too old for the page: it needs DecompressionStream, which every browser since 2023 has.' : `The page is damaged: ${error.message}`;
+  const message = old
+    ? 'This browser is too old for the page: it needs DecompressionStream, which every browser since 2023 has.'
+    : `The page is damaged: ${error.message}`;
   document.getElementById('content').replaceChildren(h('p', { class: 'loading' }, message));
   throw error;
 });

@@ -9,18 +9,32 @@ function placeOf(target) {
 function tell(place) {
   const { panel } = view.parts;
   panel.classList.toggle('open', Boolean(place));
-  if (place) panel.replaceChildren(h('button', { class: 'small close', 'aria-label': 'Close', onclick: () => pin(null) }, '✕'), ...derivation(view.group, place.i, place.t).filter(Boolean));
-  else panel.replaceChildren(h('h3', {}, 'How the credit was made'), h('p', { class: 'quiet' }, 'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then walk from token to token.'));
+  if (place)
+    panel.replaceChildren(
+      h('button', { class: 'small close', 'aria-label': 'Close', onclick: () => pin(null) }, '✕'),
+      ...derivation(view.group, place.i, place.t).filter(Boolean),
+    );
+  else
+    panel.replaceChildren(
+      h('h3', {}, 'How the credit was made'),
+      h(
+        'p',
+        { class: 'quiet' },
+        'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then walk from token to token.',
+      ),
+    );
 }
 
 function markPinned() {
   for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
   if (!view.pinned) return;
   const { i, t } = view.pinned;
-  for (const token of view.parts.group.querySelectorAll(`[data-i="${i}"] .t[data-t="${t}"]`)) token.classList.add('pinned');
+  for (const token of view.parts.group.querySelectorAll(`[data-i="${i}"] .t[data-t="${t}"]`))
+    token.classList.add('pinned');
 }
 
 function pin(place) {
+  if (place && !view.group.answers[place.i]?.tokens.length) return;
   view.pinned = place;
   markPinned();
   tell(place);
@@ -40,8 +54,22 @@ function tipTable({ i, t }, target) {
   const answer = view.group.answers[i];
   if (!target.closest('.method')) return signalTable(answer, t);
   const settings = view.what || settingsOf(view.group);
-  return h('table', { class: 'signals' }, h('tbody', {}, METHODS.map((method) =>
-    h('tr', {}, h('th', { scope: 'row' }, method), h('td', {}, number(advantages(view.group, method, settings)[i][t]))))));
+  return h(
+    'table',
+    { class: 'signals' },
+    h(
+      'tbody',
+      {},
+      METHODS.map((method) =>
+        h(
+          'tr',
+          {},
+          h('th', { scope: 'row' }, method),
+          h('td', {}, number(advantages(view.group, method, settings)[i][t])),
+        ),
+      ),
+    ),
+  );
 }
 
 function showTip(place, event) {
@@ -49,7 +77,11 @@ function showTip(place, event) {
   tip.hidden = !place;
   if (!place) return;
   const same = view.told && view.told.i === place.i && view.told.t === place.t;
-  if (!same || !tip.firstChild) tip.replaceChildren(h('code', { class: 'token-name' }, brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60)), tipTable(place, event.target));
+  if (!same || !tip.firstChild)
+    tip.replaceChildren(
+      h('code', { class: 'token-name' }, brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60)),
+      tipTable(place, event.target),
+    );
   const { width, height } = tip.getBoundingClientRect();
   const edge = view.parts.group.getBoundingClientRect().right;
   tip.style.left = `${Math.max(4, event.clientX + 14 + width > edge ? event.clientX - width - 10 : event.clientX + 14)}px`;
@@ -69,6 +101,15 @@ function watchTokens({ group, tip }, wide) {
     view.told = null;
     if (view.pinned) tell(view.pinned);
   });
-  group.addEventListener('click', (event) => { const place = placeOf(event.target); if (place) pin(place); });
-  window.addEventListener('scroll', () => { tip.hidden = true; }, { passive: true });
+  group.addEventListener('click', (event) => {
+    const place = placeOf(event.target);
+    if (place) pin(place);
+  });
+  window.addEventListener(
+    'scroll',
+    () => {
+      tip.hidden = true;
+    },
+    { passive: true },
+  );
 }

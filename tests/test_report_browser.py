@@ -1,0 +1,574 @@
+"""The page in a real browser: Debian's Chromium, headless, driven by Playwright. Nothing here needs a network.
+
+Needs `apt-get install chromium` (or CHROMIUM=/path/to/one) and `pip install playwright`; without them, skipped aloud.
+"""
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dew.credit import (
+    grpo_advantages,
+    grpo_s_advantages,
+    grpo_s_rewards,
+    gtpo_advantages,
+    gtpo_rewards,
+)
+from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
+from dew.report import build, build_from_records
+from make_run import make_run
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the report's page")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium, or set CHROMIUM")
+
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Page:
+    """A page that must stay silent: no console error, no exception, no request beyond its own file."""
+
+    def __init__(self, browser: Any, path: Path, address: str = "", **options: Any) -> None:
+        self.noise: list[str] = []
+        self.tab = browser.new_page(**{"viewport": {"width": 1440, "height": 900}, **options})
+        self.tab.on("console", lambda m: self.noise.append(m.text) if m.type == "error" else None)
+        self.tab.on("pageerror", lambda e: self.noise.append(str(e)))
+        self.tab.on("request", lambda r: None if r.url.startswith("file:") else self.noise.append(r.url))
+        self.tab.goto(f"{path.as_uri()}{address}")
+        self.tab.wait_for_selector("html[data-ready]")
+        self.path = path
+
+    def texts(self, selector: str) -> list[str]:
+        return self.tab.locator(selector).all_inner_texts()
+
+    def table(self, selector: str) -> dict[str, float]:
+        """A table of signals as numbers."""
+        rows = [text.split("\t") for text in self.texts(f"{selector} tr")]
+        return {name.strip(): float(value.replace("−", "-")) for name, value in rows}
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Any]:
+    pages: list[Page] = []
+
+    def opener(path: Path, address: str = "", **options: Any) -> Page:
+        pages.append(Page(browser, path, address, **options))
+        return pages[-1]
+
+    yield opener
+    for page in pages:
+        page.tab.wait_for_timeout(50)
+        page.tab.close()
+        assert page.noise == []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "one", steps=120, groups=12, size=6)
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> Path:
+    return build([run])
+
+
+@pytest.fixture(scope="module")
+def mixed(run: Path) -> GroupRecord:
+    """A recorded group with several right and several wrong answers."""
+    return next(g for g in RunFolder(run).records() if 2 <= sum(a.correct for a in g.answers) <= len(g.answers) - 2)
+
+
+def at(group: GroupRecord) -> str:
+    return f"#step={group.step}&group={group.group}"
+
+
+# ── the credit that the page computes is dew.credit's ───────────────────────────────────────────────────────
+
+LENGTHS = (5, 3, 7, 1, 4)
+CORRECT = (True, False, True, False, False)
+SETTINGS = [
+    {"alpha1": one, "alpha2": two, "compare": compare, "average": average, "pool": pool, "entropy_clip": clip}
+    for (one, two), compare, average, pool, clip in itertools.product(
+        [(1.0, 0.1), (0.9, 0.5)],
+        ["column", "row", "matrix"],
+        ["arithmetic", "geometric"],
+        ["group", "joint", "sign"],
+        [None, [0.2, 1.5]],
+    )
+]
+
+
+def ragged(seed: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One group for both sides: as the page has it, and as padded tensors. Some tokens do not train."""
+    rng = torch.Generator().manual_seed(seed)
+    entropy = torch.rand(len(LENGTHS), max(LENGTHS), generator=rng, dtype=torch.float64) ** 3 * 3
+    mask = torch.tensor([[t < n for t in range(max(LENGTHS))] for n in LENGTHS])
+    mask[2, 3] = False
+    entropy[0, 1] = 0.0  # below the floor
+    extra = torch.tensor([0.0, -0.3, -0.1, 0.0, 0.2], dtype=torch.float64)
+    answers = [
+        {
+            "correct": CORRECT[i],
+            "reward": float(CORRECT[i]),
+            "extra": float(extra[i]),
+            "tokens": ["x"] * n,
+            "live": mask[i, :n].tolist(),
+            "entropy": entropy[i, :n].tolist(),
+        }
+        for i, n in enumerate(LENGTHS)
+    ]
+    return {"answers": answers}, entropy, mask, extra, torch.tensor(CORRECT)
+
+
+def test_the_page_computes_what_dew_credit_computes(report: Path, opened: Any) -> None:
+    group, entropy, mask, extra, correct = ragged(0)
+    code = "([group, all]) => all.map((s) => ['GRPO', 'GRPO-S', 'GTPO'].map((m) => dew.advantages(group, m, s)))"
+    found = opened(report).tab.evaluate(code, [group, SETTINGS])
+    for settings, (grpo, grpo_s, gtpo) in zip(SETTINGS, found, strict=True):
+        weights = {"average": settings["average"], "entropy_clip": settings["entropy_clip"], "extra": extra}
+        one, two, pool = settings["alpha1"], settings["alpha2"], settings["pool"]
+        r = gtpo_rewards(correct, entropy, mask, alpha1=one, alpha2=two, compare=settings["compare"], **weights)
+        s = grpo_s_rewards(correct, entropy, mask, beta1=one, beta2=two, **weights)
+        expected = {
+            "GTPO": gtpo_advantages(r, mask, pool=pool, correct=correct),
+            "GRPO-S": grpo_s_advantages(s, pool=pool, correct=correct)[:, None].expand_as(entropy),
+            "GRPO": grpo_advantages(correct + extra)[:, None].expand_as(entropy),
+        }
+        for name, table in {"GTPO": gtpo, "GRPO-S": grpo_s, "GRPO": grpo}.items():
+            for i, n in enumerate(LENGTHS):
+                assert [v is None for v in table[i]] == (~mask[i, :n]).tolist()
+                live = [v for v in table[i] if v is not None]
+                assert live == pytest.approx(expected[name][i, :n][mask[i, :n]].tolist(), rel=1e-7, abs=1e-9), settings
+
+
+def test_a_group_with_one_outcome_gets_nothing(report: Path, opened: Any) -> None:
+    group, *_ = ragged(1)
+    for one in group["answers"]:
+        one["correct"] = True
+    code = "(group) => ['GRPO-S', 'GTPO'].map((m) => dew.advantages(group, m, dew.settingsOf(group)).flat())"
+    for values in opened(report).tab.evaluate(code, group):
+        assert {v for v in values if v is not None} == {0}
+
+
+# ── tokens ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_hovering_shows_the_recorded_numbers(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.wait_for_selector(".answer")
+    for i, t in ((0, 0), (1, 12), (3, 30)):
+        token = page.tab.locator(f'.answer[data-i="{i}"] .t[data-t="{t}"]')
+        token.scroll_into_view_if_needed()
+        page.tab.wait_for_timeout(50)  # scrolling puts the tip away
+        token.hover()
+        answer = mixed.answers[i]
+        lists = (answer.advantage, answer.shaped, answer.entropy, answer.logp, answer.ratio, answer.grpo)
+        names = ("Advantage", "Shaped reward r̃", "Entropy", "Log-probability", "Ratio", "GRPO")
+        expected = {name: values[t] for name, values in zip(names, lists, strict=True) if values}
+        assert page.table(".tip") == pytest.approx(expected, rel=1e-3)
+        assert page.table(".panel .signals") == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_derivation_arrives_at_what_was_trained_on(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.wait_for_selector(".answer")
+    for i, answer in enumerate(mixed.answers[:3]):
+        page.tab.locator(f'.answer[data-i="{i}"] .t[data-t="9"]').click()
+        steps = page.texts(".panel .steps li")
+        assert answer.entropy and answer.advantage
+        side = [a for a in mixed.answers if a.correct == answer.correct and len(a.tokens) > 9]
+        x = [(a.entropy or [])[9] ** (1 if a.correct else -1) for a in side]
+        assert f"{len(side)} {'correct' if answer.correct else 'wrong'} answer" in "".join(steps)
+        mean = next(s for s in steps if s.startswith("Mean of")).rsplit("= ", 1)[1]
+        assert float(mean) == pytest.approx(sum(x) / len(x), rel=1e-3)
+        last = steps[-1].rsplit("= ", 1)[1].replace("−", "-")
+        assert float(last) == pytest.approx(answer.advantage[9], rel=2e-3)
+        assert page.texts(".panel .agrees")[0].startswith("✓ The run trained on")
+
+
+def test_switching_signals_recolours_tokens(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.wait_for_selector(".answer")
+
+    def colours(i: int) -> list[str]:
+        code = "(ts) => ts.map((t) => getComputedStyle(t).backgroundColor)"
+        return page.tab.locator(f'.answer[data-i="{i}"] .t').evaluate_all(code)
+
+    right = next(i for i, a in enumerate(mixed.answers) if a.correct)
+    credit = colours(right)
+    page.tab.click('button[data-signal="entropy"]')
+    entropy = colours(right)
+    assert len(credit) == len(mixed.answers[right].tokens) and credit != entropy
+    depth = page.tab.locator(f'.answer[data-i="{right}"] .t').evaluate_all(
+        "(ts) => ts.map((t) => parseFloat(t.style.getPropertyValue('--deep')))"
+    )
+    values = mixed.answers[right].entropy or []
+    order = sorted(range(len(values)), key=lambda t: values[t])
+    assert [depth[t] for t in order] == sorted(depth)  # the more entropy, the deeper
+    page.tab.keyboard.press("1")
+    assert colours(right) == credit
+
+
+def test_credit_is_blue_on_right_answers_and_orange_on_wrong_ones(
+    report: Path, mixed: GroupRecord, opened: Any
+) -> None:
+    page = opened(report, at(mixed))
+    page.tab.wait_for_selector(".answer")
+    for i, answer in enumerate(mixed.answers):
+        hues = page.tab.locator(f'.answer[data-i="{i}"] .t').evaluate_all("(ts) => ts.map((t) => t.dataset.hue)")
+        assert set(hues) == {"plus" if answer.correct else "less"}
+        header = page.texts(f'.answer[data-i="{i}"] .outcome')[0]
+        assert header == ("✓ correct" if answer.correct else "✗ wrong")  # not by colour alone
+
+
+def test_filter_and_sort(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.wait_for_selector(".answer")
+    page.tab.select_option("#group-controls label:has-text('Show') select", "wrong")
+    assert set(page.texts(".answer .outcome")) == {"✗ wrong"}
+    page.tab.select_option("#group-controls label:has-text('Show') select", "all")
+    page.tab.select_option("#group-controls label:has-text('Sort') select", "longest")
+    shown = page.tab.locator(".answer").evaluate_all("(as) => as.map((a) => Number(a.dataset.i))")
+    lengths = [len(mixed.answers[i].tokens) for i in shown]
+    assert lengths == sorted(lengths, reverse=True) and len(lengths) == len(mixed.answers)
+
+
+def test_columns_hold_the_same_position_of_every_answer(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.click("[data-mode=columns]")
+    rows = page.tab.locator(".grid tbody tr")
+    shown = rows.evaluate_all("(rs) => rs.map((r) => Number(r.dataset.i))")
+    assert [mixed.answers[i].correct for i in shown] == sorted((a.correct for a in mixed.answers), reverse=True)
+    column = page.tab.locator('.grid td.t[data-t="3"]').all_inner_texts()
+    assert column == [mixed.answers[i].tokens[3].replace(" ", "·") for i in shown]
+    right, wrong = (page.tab.locator(".grid .side").nth(k).locator("td").nth(3).inner_text() for k in (0, 1))
+    H = [(a.entropy or [])[3] for a in mixed.answers if a.correct]
+    assert right.startswith(f"{len(H)} · ") and wrong.startswith(f"{len(mixed.answers) - len(H)} · ")
+    assert float(right.split(" · ")[1]) == pytest.approx(sum(H) / len(H), rel=1e-2)
+
+
+def test_three_methods_side_by_side(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.click("[data-mode=methods]")
+    assert page.texts(".method-name strong") == ["GRPO", "GRPO-S", "GTPO"] * 2
+
+    def depths(method: str) -> set[str]:
+        code = "(ts) => ts.map((t) => t.style.getPropertyValue('--deep'))"
+        return set(page.tab.locator(f'.compared.right [data-method="{method}"] .t').evaluate_all(code))
+
+    assert len(depths("GRPO")) == 1 and len(depths("GRPO-S")) == 1 and len(depths("GTPO")) > 5
+    before = page.texts(".compared.right .method-name .quiet")
+    page.tab.fill('[data-setting="alpha2"]', "0")
+    page.tab.keyboard.press("Tab")
+    assert len(depths("GTPO")) == 1  # without its weight, GTPO is flat too
+    assert page.texts(".compared.right .method-name .quiet") != before
+    page.tab.click("text=As the run had it")
+    assert page.texts(".compared.right .method-name .quiet") == before
+
+
+# ── moving about ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_address_keyboard_and_search(report: Path, run: Path, opened: Any) -> None:
+    groups = list(RunFolder(run).records())
+    page = opened(report, at(groups[5]))
+    heading = page.tab.locator(".group-title h2")
+    for key, n in (("", 5), ("j", 6), ("k", 5), ("k", 4)):
+        if key:
+            page.tab.keyboard.press(key)
+        expected = f"Step {groups[n].step}, group {groups[n].group}"
+        page.tab.wait_for_function(
+            "(text) => document.querySelector('.group-title h2')?.textContent === text", arg=expected
+        )
+        assert page.tab.url.endswith(at(groups[n]))
+    assert page.tab.locator('.group-link[aria-current="true"]').count() == 1
+    words = groups[8].answers[2].text[-12:-2]
+    page.tab.keyboard.press("/")
+    page.tab.keyboard.type(words)
+    hits = sum(any(words.lower() in a.text.lower() for a in g.answers) or words in g.prompt for g in groups)
+    page.tab.wait_for_function("(n) => document.querySelectorAll('.group-link').length === n", arg=hits)
+    page.tab.locator(".group-link").first.click()
+    assert heading.is_visible()
+
+
+def test_arrow_keys_walk_from_token_to_token(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.wait_for_selector(".answer")
+    page.tab.locator('.answer[data-i="1"] .t[data-t="4"]').click()
+    for key, i, t in (("ArrowRight", 1, 5), ("ArrowDown", 2, 5), ("ArrowLeft", 2, 4), ("ArrowUp", 1, 4)):
+        page.tab.keyboard.press(key)
+        assert page.tab.locator(f'.answer[data-i="{i}"] .t.pinned').get_attribute("data-t") == str(t)
+    page.tab.keyboard.press("Escape")
+    assert page.tab.locator(".pinned").count() == 0
+    page.tab.keyboard.press("p")
+    assert page.tab.locator('.answer[data-i="0"] .t[data-t="0"].pinned').count() == 1
+
+
+def test_views_open_by_tab_and_address(report: Path, opened: Any) -> None:
+    page = opened(report)
+    for name in ("curves", "groups", "credit", "overview"):
+        page.tab.click(f"#tab-{name}")
+        page.tab.wait_for_selector(f"#view-{name}:not([hidden])")
+        assert page.tab.url.endswith(f"#{name}") and page.tab.locator("main > section:not([hidden])").count() == 1
+    assert opened(report, "#credit").tab.locator("#view-credit").is_visible()
+
+
+def test_overview_tells_scores_alarms_and_what_was_run(report: Path, opened: Any) -> None:
+    text = opened(report).tab.inner_text("#view-overview")
+    for part in ("synthetic-gtpo-seed0", "71.0 % [66.0 %, 76.0 %]", "What to do: Raise max_completion_length", "gtpo"):
+        assert part in text
+
+
+# ── curves ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def has_colour(page: Page, chart: int, name: str) -> bool:
+    """Whether a chart's canvas holds pixels of a run's colour."""
+    code = """([chart, name]) => {
+      const canvas = document.querySelectorAll('.chart canvas')[chart];
+      const wanted = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+      const [r, g, b] = [1, 3, 5].map((k) => parseInt(wanted.slice(k, k + 2), 16));
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      let found = 0;
+      for (let k = 0; k < data.length; k += 4) {
+        const off = Math.abs(data[k] - r) + Math.abs(data[k + 1] - g) + Math.abs(data[k + 2] - b);
+        if (data[k + 3] > 200 && off < 24) found++;
+      }
+      return found > 20;
+    }"""
+    return bool(page.tab.evaluate(code, [chart, name]))
+
+
+@pytest.fixture(scope="module")
+def two(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    return build([run, make_run(folder / "b", steps=90, groups=4, size=4, seed=3)], folder)
+
+
+def test_two_runs_overlay_in_two_colours(two: Path, opened: Any) -> None:
+    page = opened(two, "#curves")
+    page.tab.wait_for_selector(".chart canvas")
+    assert has_colour(page, 0, "--run-0") and has_colour(page, 0, "--run-1")
+    lines = page.texts(".chart >> nth=0 >> .plot-line")
+    assert [line.split(" · ")[0].strip() for line in lines] == ["1", "1", "2", "2"]
+
+
+def test_seeds_as_mean_and_band(two: Path, opened: Any) -> None:
+    page = opened(two, "#curves")
+    page.tab.select_option("label:has-text('Seeds') select", "merge")
+    assert page.texts(".chart >> nth=0 >> .plot-line")[0].startswith("2 seeds of run 1 · reward")
+
+
+def test_hovering_a_curve_shows_the_logged_number(report: Path, run: Path, opened: Any) -> None:
+    page = opened(report, "#curves")
+    page.tab.locator(".chart >> nth=0 >> .u-over").hover(position={"x": 150, "y": 60})
+    step = int(page.texts(".chart >> nth=0 >> .plot-lines > .quiet")[0].removeprefix("step "))
+    logged = next(m for m in RunFolder(run).metrics() if m["step"] == step)
+    shown = float(page.texts(".chart >> nth=0 >> .plot-line b")[0])
+    assert shown == pytest.approx(logged["reward"], rel=1e-3)
+    assert page.texts(".chart >> nth=3 >> .plot-lines > .quiet") == [f"step {step}"]  # charts move together
+
+
+def test_zoom_and_log_scale(report: Path, opened: Any) -> None:
+    page = opened(report, "#curves")
+    box = page.tab.locator(".chart >> nth=0 >> .u-over").bounding_box()
+    before = page.tab.locator(".chart canvas").first.screenshot()
+    page.tab.mouse.move(box["x"] + 60, box["y"] + 50)
+    page.tab.mouse.down()
+    page.tab.mouse.move(box["x"] + 160, box["y"] + 50, steps=4)
+    page.tab.mouse.up()
+    page.tab.wait_for_timeout(100)
+    zoomed = page.tab.locator(".chart canvas").first.screenshot()
+    assert zoomed != before
+    page.tab.click(".chart >> nth=0 >> button")
+    assert page.tab.locator(".chart canvas").first.screenshot() != zoomed
+
+
+# ── hostile text ────────────────────────────────────────────────────────────────────────────────────────────
+
+ATTACKS = [
+    "<script>window.hacked=1</script>",
+    "</script><script>window.hacked=1</script>",
+    "<img src=x onerror='window.hacked=1'>",
+    "<!-- ",
+    "{{ constructor.constructor('window.hacked=1')() }}",
+    "${window.hacked=1}",
+    "javascript:window.hacked=1",
+]
+ODD = ["\x00", "\u202eevil\u202c", "\ud800", "👩‍👩‍👧", "é\u0301" * 30, "\u2028", "", "\n\n", "\t"]
+
+
+def test_hostile_text_is_shown_and_runs_nothing(tmp_path: Path, opened: Any) -> None:
+    bad = ATTACKS[1]
+    answers = [
+        AnswerRecord(
+            [*ATTACKS, *ODD], c, float(c), extracted=bad, verdict=bad, entropy=[0.5] * 16, advantage=[1.0] * 16
+        )
+        for c in (True, False)
+    ]
+    run = RunFolder(tmp_path)
+    run.write_run({"name": bad, "model": bad, "algorithm": {"name": bad, "settings": {bad: bad}}, "status": bad})
+    run.append_metrics({"step": 1, "reward": 0.5, bad: 1.0})
+    run.append_alarm({"step": 1, "alarm": bad, "message": bad, "remedy": bad})
+    run.write_scores([{"when": "after", "task": bad, "n_problems": 3, "k": 1, "scores": {bad: {"value": 0.5}}}])
+    (tmp_path / "config.yaml").write_text(bad)
+    write_records(tmp_path, 1, [GroupRecord(1, 0, bad, answers, bad, bad, {bad: bad})])
+    page = opened(build([tmp_path]))
+    for name in ("curves", "credit", "groups"):
+        page.tab.click(f"#tab-{name}")
+    for mode in ("columns", "methods", "text"):
+        page.tab.click(f"[data-mode={mode}]")
+        page.tab.locator(".group .t").nth(1).click()
+    assert page.tab.evaluate("window.hacked") is None
+    assert page.tab.locator("main img, main script, main iframe").count() == 0
+    shown = page.tab.locator('.answer[data-i="0"] .t').all_inner_texts()
+    assert shown[:7] == ATTACKS
+    assert shown[7:10] == ["⟨U+0000⟩", "⟨U+202E⟩evil⟨U+202C⟩", "⟨U+D800⟩"]
+    assert shown[10] == ODD[3] and shown[12] == "⟨U+2028⟩" and shown[13] == "∅"
+    assert bad in page.tab.inner_text(".prompt") and bad in page.tab.inner_text(".panel")
+
+
+def test_the_policy_stops_a_script_even_inside_the_page(report: Path, browser: Any) -> None:
+    page = Page(browser, report)
+    page.tab.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked=1'}))"
+    )
+    page.tab.evaluate("document.body.append(Object.assign(new Image(), {src: 'https://example.org/x.png'}))")
+    page.tab.wait_for_timeout(200)
+    assert page.tab.evaluate("window.hacked") is None
+    assert len([line for line in page.noise if "Content Security Policy" in line]) == 2
+    page.tab.close()
+
+
+def test_an_answer_of_a_hundred_kilobytes(tmp_path: Path, opened: Any) -> None:
+    words = [f"w{k} " for k in range(18_000)]
+    long = AnswerRecord(words, True, 1.0, entropy=[0.1] * 18_000, advantage=[1.0] * 18_000)
+    blob = AnswerRecord(["x" * 100_000], False, 0.0, entropy=[0.1], advantage=[-1.0])
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "long", [long, blob], algorithm="gtpo")])
+    page = opened(build([tmp_path]), "#groups")
+    page.tab.wait_for_selector(".answer")
+    assert page.tab.locator('.answer[data-i="0"] .t').count() == 2000
+    page.tab.click(".more-tokens")
+    assert page.tab.locator('.answer[data-i="0"] .t').count() == 4000
+    assert len(page.tab.locator('.answer[data-i="1"] .t').text_content()) == 100_000
+    assert page.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.tab.click("[data-mode=columns]")
+    page.tab.click("text=later ›")
+    assert "positions 101 to 200 of 18,000" in page.tab.inner_text(".columns")
+
+
+# ── who looks, and on what ──────────────────────────────────────────────────────────────────────────────────
+
+
+def luminance(colour: str) -> float:
+    rgb = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_on_every_colour(report: Path, opened: Any, scheme: str) -> None:
+    """WCAG AA: contrast of at least 4.5, also on the deepest colours of the heat map."""
+    page = opened(report, color_scheme=scheme)
+
+    def colour(name: str) -> float:
+        code = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()"
+        text = page.tab.evaluate(code, f"--{name}")
+        return luminance("#" + "".join(2 * c for c in text[1:]) if len(text) == 4 else text)
+
+    pairs = [("ink", ground) for ground in ("paper", "card", "hover", "plus", "less", "amount", "alarm-paper")]
+    pairs += [(text, ground) for text in ("quiet", "right", "wrong") for ground in ("paper", "card")]
+    pairs += [("accent-ink", "accent"), ("alarm", "alarm-paper")]
+    for text, ground in pairs:
+        high, low = sorted((colour(text), colour(ground)), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
+def test_light_and_dark_by_system_and_by_key(report: Path, opened: Any) -> None:
+    page = opened(report, color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.tab.evaluate(ground)
+    page.tab.keyboard.press("t")
+    light = page.tab.evaluate(ground)
+    assert dark != light == opened(report, color_scheme="light").tab.evaluate(ground)
+
+
+@pytest.mark.parametrize("view", ["overview", "curves", "groups", "credit"])
+def test_a_phone_scrolls_one_way_only(report: Path, opened: Any, view: str) -> None:
+    page = opened(report, f"#{view}", viewport=PHONE)
+    page.tab.wait_for_timeout(200)
+    assert page.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    if view == "groups":
+        page.tab.locator(".answer .t").nth(3).click()
+        panel = page.tab.locator(".panel").bounding_box()
+        token = page.tab.locator(".pinned").bounding_box()
+        assert panel["y"] + panel["height"] == PHONE["height"] and token["y"] + token["height"] <= panel["y"]
+
+
+def test_print_keeps_the_answers_and_drops_the_tools(report: Path, opened: Any) -> None:
+    page = opened(report, "#groups")
+    page.tab.wait_for_selector(".answer")
+    page.tab.emulate_media(media="print")
+    assert page.tab.locator(".answer").first.is_visible() and not page.tab.locator(".picker").is_visible()
+    assert not page.tab.locator("header.top").is_visible()
+
+
+# ── runs of others, and runs with little in them ────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"answers": [{"tokens": ["a", "b"], "reward": 1}, {"tokens": ["c"], "reward": 0}]}',
+        '{"answers": []}',
+        '{"answers": [{"tokens": [], "reward": 0}]}',
+        '{"answers": [{"tokens": ["a"], "live": [false], "entropy": [0.5], "advantage": [null], "reward": 1}]}',
+        '{"algorithm": "grpo", "answers": [{"tokens": ["a"], "advantage": [1], "reward": 1}, {"tokens": ["b"]}]}',
+        '{"algorithm": "grpo_s", "settings": {"beta1": 1, "beta2": 0.1}, "answers": '
+        '[{"tokens": ["a"], "entropy": [0.5], "reward": 1}, {"tokens": ["b"], "entropy": [0.1], "reward": 0}]}',
+    ],
+)
+def test_records_with_little_in_them(tmp_path: Path, opened: Any, line: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(line)
+    page = opened(build_from_records(path))
+    for name in ("curves", "credit", "groups"):
+        page.tab.click(f"#tab-{name}")
+    page.tab.wait_for_selector(".group-title")
+    for mode in ("columns", "methods", "text"):
+        page.tab.click(f"[data-mode={mode}]")
+        if page.tab.locator(".group .t").count():
+            page.tab.locator(".group .t").first.click()
+            assert page.tab.inner_text(".panel").strip()
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path, opened: Any) -> None:
+    RunFolder(tmp_path).write_run({"name": "just begun", "status": "running"})
+    page = opened(build([tmp_path]))
+    for name in ("curves", "groups", "credit", "overview"):
+        page.tab.click(f"#tab-{name}")
+        assert page.tab.inner_text(f"#view-{name}").strip()
+
+
+@pytest.mark.slow
+def test_a_run_of_five_hundred_steps(tmp_path: Path, opened: Any) -> None:
+    """500 steps, 200 groups of 16: the page opens and every group can be walked through."""
+    page = opened(build([make_run(tmp_path / "run")]), "#groups")
+    for _ in range(40):
+        page.tab.keyboard.press("j")
+        page.tab.wait_for_selector(".answer")
+    assert page.tab.locator(".answer").count() == 16
