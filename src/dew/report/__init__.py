@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dew.errors import ConfigError
-from dew.report.content import content
+from dew.report.content import content_of
 from dew.report.readers import read_records_file, read_run
 from dew.report.run import PAGE_TOKENS, Run
 from dew.report.write import write_report
@@ -41,4 +41,4 @@ def _write(runs: list[Run], out: Path | None, folder: Path) -> Path:
         out = folder / "report.html"
     elif out.is_dir():
         out = out / "report.html"
-    return write_report(content(runs), Path(out).with_suffix(".html"))
+    return write_report(content_of(runs), Path(out).with_suffix(".html"))

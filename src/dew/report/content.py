@@ -16,7 +16,7 @@ MOST_STEPS = 4000
 """Points of a curve in the page."""
 
 
-def content(runs: Sequence[Run]) -> Json:
+def content_of(runs: Sequence[Run]) -> Json:
     return {
         "schema": SCHEMA,
         "title": " · ".join(run.name for run in runs),

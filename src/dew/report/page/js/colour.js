@@ -9,6 +9,9 @@ const SIGNALS = {
   grpo: { label: 'GRPO', scale: 'signed', note: 'what GRPO would have given' },
 };
 
+/** A colour of the style sheet, for canvases. */
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
 const LIGHTEST = 12;
 const MIDDLE = 55;
 

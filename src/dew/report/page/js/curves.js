@@ -1,7 +1,5 @@
 // Curves: one chart per question. One run: a colour per metric. Several: a colour per run, a dash per metric.
 
-const COLOURS = 8; // --run-0 … --run-7 in the style sheet
-const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 const CHARTS = [
   ['Reward', /^(reward|accuracy)$/, 'what the policy is trained for, and the share of right answers'],
   ['Parts of the reward', /^reward\/(?!.*\/std$)/, 'each reward function by itself'],
@@ -25,224 +23,47 @@ const CHARTS = [
   ['Gradient norm', /^grad_norm$/, '0 means that nothing is learnt', true],
 ];
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const runMark = (r) => h('span', { class: 'run-mark', '--mark': `var(--run-${r % COLOURS})` }, String(r + 1));
+const redraw = () => curvesState.plots.filter(({ box }) => box.offsetParent).forEach(({ draw }) => draw());
 
-const FEW_POINTS = 60; // too few to need smoothing
-const curvesState = { smooth: 0.8, merge: false, zoomed: false, plots: [] };
-
-/** Exponential average that starts unbiased; gaps stay gaps. */
-function smoothed(values, keep) {
-  if (!keep || values.filter((v) => v !== null).length < FEW_POINTS) return values;
-  let average = 0;
-  let weight = 0;
-  return values.map((v) => {
-    if (v === null) return null;
-    average = keep * average + (1 - keep) * v;
-    weight = keep * weight + (1 - keep);
-    return average / weight;
-  });
+function curvesNote(runs) {
+  const thinned = runs.filter((run) => run.sample.steps < run.sample.steps_of);
+  const sample = thinned.map((run) => ` ${whole(run.sample.steps)} of ${whole(run.sample.steps_of)} steps are drawn.`);
+  return `Faint lines and the numbers are not smoothed. Drag to zoom, double-click to go back. Dotted upright lines are alarms.${sample.join('')}`;
 }
 
-/** Runs that differ by their seed alone stand together. */
-function seedSets(runs) {
-  const sets = new Map();
-  runs.forEach((run, r) => {
-    const key = JSON.stringify([run.facts.algorithm, run.facts.model, run.facts.data, run.facts.algorithm ? '' : r]);
-    if (!sets.has(key)) sets.set(key, []);
-    sets.get(key).push(r);
+function curveControls(runs) {
+  const smoothing = h('input', {
+    type: 'range',
+    min: 0,
+    max: 0.98,
+    step: 0.02,
+    value: curvesState.smooth,
+    id: 'smooth',
   });
-  return [...sets.values()];
-}
-
-/** All lines of one chart on a common axis of steps: {label, colour, dash, raw, values (smoothed), low?, high?}. */
-function linesOf(runs, names) {
-  const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
-  const place = new Map(steps.map((step, i) => [step, i]));
-  const aligned = (run, name) => {
-    const out = Array(steps.length).fill(null);
-    (run.metrics[name] || []).forEach((v, i) => {
-      out[place.get(run.metrics.step[i])] = v;
-    });
-    return out;
+  smoothing.addEventListener('input', () => {
+    curvesState.smooth = Number(smoothing.value);
+    redraw();
+  });
+  const merge = (value) => {
+    curvesState.merge = value === 'merge';
+    redraw();
   };
-  const sets = curvesState.merge ? seedSets(runs) : runs.map((_, r) => [r]);
-  const found = [];
-  sets.forEach((members, c) =>
-    names.forEach((name, d) => {
-      const rows = members.filter((r) => runs[r].metrics[name]).map((r) => aligned(runs[r], name));
-      if (!rows.length) return;
-      const many = runs.length > 1;
-      const who =
-        members.length > 1 ? `${plural(members.length, 'seed')} of run ${members[0] + 1}` : `${members[0] + 1}`;
-      const line = {
-        label: many ? `${who} · ${name}` : name,
-        colour: `--run-${(many ? c : d) % COLOURS}`,
-        dash: DASHES[d % DASHES.length],
-        raw: rows[0],
-      };
-      if (rows.length > 1) {
-        const at = (i) => rows.map((row) => row[i]).filter((v) => v !== null);
-        line.raw = steps.map((_, i) => (at(i).length ? mean(at(i)) : null));
-        const wide = steps.map((_, i) => (at(i).length > 1 ? spread(at(i)) : 0));
-        const edge = (sign) =>
-          smoothed(
-            line.raw.map((m, i) => (m === null ? null : m + sign * wide[i])),
-            curvesState.smooth,
-          );
-        Object.assign(line, { low: edge(-1), high: edge(1) });
-      }
-      line.values = smoothed(line.raw, curvesState.smooth);
-      found.push(line);
-    }),
+  const ways = [
+    ['each', 'each run'],
+    ['merge', 'mean ± standard deviation'],
+  ];
+  const key = runs.map((run, r) => h('span', {}, runMark(r), visible(run.name)));
+  return h(
+    'div',
+    { class: 'controls' },
+    h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), smoothing),
+    seedSets(runs).some((set) => set.length > 1) && choice('Seeds', ways, 'each', merge),
+    runs.length > 1 && h('div', { class: 'run-key' }, key),
+    h('span', { class: 'quiet' }, curvesNote(runs)),
   );
-  return [steps, found];
 }
 
-function chart(runs, title, names, note, log) {
-  const box = h('div', { class: 'plot' });
-  const values = h('div', { class: 'plot-lines' });
-  const logButton = h(
-    'button',
-    { class: 'small', 'aria-pressed': String(Boolean(log)), title: 'Logarithmic axis' },
-    'log',
-  );
-  const frame = h(
-    'figure',
-    { class: 'chart' },
-    h('figcaption', {}, h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)), logButton),
-    values,
-    box,
-  );
-  const state = {
-    log: Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0))),
-    plot: null,
-  };
-
-  function draw() {
-    const zoom = state.plot && state.plot.scales.x;
-    state.plot?.destroy();
-    const [steps, found] = linesOf(runs, names);
-    const fit = (ys) => (state.log ? ys.map((y) => (y > 0 ? y : null)) : ys);
-    const data = [steps];
-    const series = [{}];
-    const bands = [];
-    for (const line of found) {
-      if (line.low) {
-        data.push(fit(line.high), fit(line.low));
-        series.push({ width: 0, points: { show: false } }, { width: 0, points: { show: false } });
-        bands.push({ series: [series.length - 2, series.length - 1], fill: `${css(line.colour)}33` });
-      }
-      if (line.values !== line.raw && !line.low) {
-        data.push(fit(line.raw));
-        series.push({ stroke: `${css(line.colour)}40`, width: 1, spanGaps: true, points: { show: false } });
-      }
-      data.push(fit(line.values));
-      line.index = series.length;
-      series.push({
-        label: line.label,
-        stroke: css(line.colour),
-        width: 1.75,
-        dash: line.dash,
-        spanGaps: true,
-        points: { show: line.values.filter((v) => v !== null).length < 40, size: 5 },
-      });
-    }
-    const axis = {
-      stroke: css('--quiet'),
-      grid: { stroke: css('--line'), width: 1 },
-      ticks: { show: false },
-      font: '12px system-ui, sans-serif',
-    };
-    const show = (at) =>
-      values.replaceChildren(
-        h('span', { class: 'quiet' }, at === null ? 'last' : `step ${whole(steps[at])}`),
-        ...found.map((line) =>
-          h(
-            'span',
-            { class: 'plot-line' },
-            lineMark(line),
-            `${line.label} `,
-            h('b', {}, number(at === null ? last(line.raw) : line.raw[at])),
-          ),
-        ),
-      );
-    state.plot = new uPlot(
-      {
-        width: Math.max(260, box.clientWidth || 420),
-        height: 210,
-        legend: { show: false },
-        series,
-        bands,
-        cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: { size: 7 } },
-        scales: { x: { time: false }, y: state.log ? { distr: 3 } : {} },
-        axes: [
-          { ...axis, size: 30 },
-          { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
-        ],
-        hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)], draw: [(u) => marks(u, runs)] },
-      },
-      data,
-      box,
-    );
-    show(null);
-    if (zoom && curvesState.zoomed) state.plot.setScale('x', { min: zoom.min, max: zoom.max });
-    const lastValues = found.map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');
-    box.setAttribute('role', 'img');
-    box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues}`);
-  }
-  logButton.addEventListener('click', () => {
-    state.log = !state.log;
-    logButton.setAttribute('aria-pressed', String(state.log));
-    draw();
-  });
-  curvesState.plots.push({
-    draw,
-    box,
-    resize: () => state.plot?.setSize({ width: Math.max(260, box.clientWidth), height: 210 }),
-  });
-  return frame;
-}
-
-const last = (values) => {
-  for (let i = values.length; i--;) if (values[i] !== null) return values[i];
-  return null;
-};
-
-const lineMark = ({ colour, dash }) =>
-  s(
-    'svg',
-    { class: 'line-mark', viewBox: '0 0 22 8', 'aria-hidden': 'true' },
-    s('line', {
-      x1: 0,
-      x2: 22,
-      y1: 4,
-      y2: 4,
-      'stroke-dasharray': dash.join(' ') || null,
-      '--stroke': `var(${colour})`,
-    }),
-  );
-
-/** A dotted line where the run raised an alarm. */
-function marks(u, runs) {
-  const { ctx } = u;
-  ctx.save();
-  ctx.strokeStyle = css('--alarm');
-  ctx.setLineDash([3, 4]);
-  for (const { step } of runs.flatMap((run) => run.alarms)) {
-    const x = u.valToPos(step, 'x', true);
-    if (!(x >= u.bbox.left && x <= u.bbox.left + u.bbox.width)) continue;
-    ctx.beginPath();
-    ctx.moveTo(x, u.bbox.top);
-    ctx.lineTo(x, u.bbox.top + u.bbox.height);
-    ctx.stroke();
-  }
-  ctx.restore();
-}
-
-function curves(report) {
-  const { runs } = report;
-  curvesState.plots = [];
+function curves({ runs }) {
   const all = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter(
     (name) => name !== 'step' && name !== 'time',
   );
@@ -252,16 +73,14 @@ function curves(report) {
       { class: 'page' },
       h('p', { class: 'calm' }, 'This run recorded no metrics, so there are no curves.'),
     );
-  const used = new Set();
-  const main = CHARTS.flatMap(([title, pattern, note, log]) => {
+  const rest = all.filter((name) => !CHARTS.some(([, pattern]) => pattern.test(name)));
+  const main = CHARTS.map(([title, pattern, note, log]) => {
     const names = all.filter((name) => pattern.test(name));
-    names.forEach((name) => used.add(name));
-    return names.length ? [chart(runs, title, names, note, log)] : [];
+    return names.length ? chart(runs, title, names, note, log) : null;
   });
-  const rest = all.filter((name) => !used.has(name));
   const more = h(
     'details',
-    { class: 'more', ontoggle: () => redraw() },
+    { class: 'more', ontoggle: redraw },
     h('summary', {}, `Other metrics (${rest.length})`),
     h(
       'div',
@@ -269,74 +88,16 @@ function curves(report) {
       rest.map((name) => chart(runs, name, [name], '')),
     ),
   );
-  const redraw = () =>
-    curvesState.plots.forEach(({ draw, box }) => {
-      if (box.offsetParent) draw();
-    });
-  const seeds = seedSets(runs).some((set) => set.length > 1);
-  const controls = h(
-    'div',
-    { class: 'controls' },
-    h(
-      'label',
-      { class: 'choice' },
-      h('span', {}, 'Smoothing'),
-      h('input', {
-        type: 'range',
-        min: 0,
-        max: 0.98,
-        step: 0.02,
-        value: curvesState.smooth,
-        id: 'smooth',
-        oninput: (e) => {
-          curvesState.smooth = Number(e.target.value);
-          redraw();
-        },
-      }),
-    ),
-    seeds &&
-      choice(
-        'Seeds',
-        [
-          ['each', 'each run'],
-          ['merge', 'mean ± standard deviation'],
-        ],
-        'each',
-        (v) => {
-          curvesState.merge = v === 'merge';
-          redraw();
-        },
-      ),
-    runs.length > 1 &&
-      h(
-        'div',
-        { class: 'run-key' },
-        runs.map((run, r) => h('span', {}, runMark(r), visible(run.name))),
-      ),
-    h(
-      'span',
-      { class: 'quiet' },
-      `Faint lines and the numbers are not smoothed. Drag to zoom, double-click to go back. Dotted upright lines are alarms.${runs.some((run) => run.sample.steps < run.sample.steps_of) ? ` A sample: ${plural(Math.max(...runs.map((run) => run.sample.steps)), 'point')} a curve.` : ''}`,
-    ),
-  );
-  const view = h(
+  const page = h(
     'div',
     { class: 'page wide' },
-    controls,
+    curveControls(runs),
     h('div', { class: 'charts' }, main),
-    rest.length ? more : null,
+    rest.length > 0 && more,
   );
-  view.shown = redraw;
-  view.addEventListener('dblclick', () => {
-    curvesState.zoomed = false;
-  });
-  view.addEventListener('mouseup', () => {
-    curvesState.zoomed = true;
-  });
-  window.addEventListener('resize', () =>
-    curvesState.plots.forEach((p) => {
-      if (p.box.offsetParent) p.resize();
-    }),
-  );
-  return view;
+  page.shown = redraw;
+  page.addEventListener('mouseup', () => (curvesState.zoomed = true));
+  page.addEventListener('dblclick', () => (curvesState.zoomed = false));
+  window.addEventListener('resize', () => curvesState.plots.forEach(({ resize }) => resize()));
+  return page;
 }
