@@ -1,6 +1,7 @@
 """A plain TRL run: trainer_state.json has the curves, completions/*.parquet the answers. No token was recorded.
 
-Each answer is then one token: its text, with the advantage that TRL gave to all of it.
+Each answer is then one token: its text, with the advantage that TRL gave to all of it. Advantages are GRPO's whatever
+the loss; the page works them out again from the rewards and says where they differ (reward weights, another scale).
 """
 
 import json
@@ -135,4 +136,4 @@ def _group(number: int, prompt: str, rows: list[Json]) -> GroupRecord:
                 advantage=[float(advantage)] if isinstance(advantage, int | float) else None,
             )
         )
-    return GroupRecord(int(rows[0].get("step") or 0), number, prompt, answers)
+    return GroupRecord(int(rows[0].get("step") or 0), number, prompt, answers, algorithm="grpo")

@@ -6,6 +6,9 @@ const outcome = (answer) =>
   h('span', { class: `outcome ${answer.correct ? 'right' : 'wrong'}` }, answer.correct ? '✓ correct' : '✗ wrong');
 const known = (list) => list.filter((v) => v !== null && v !== undefined);
 
+/** Whether the open run recorded answers as whole texts (TRL's own files), each then one token. */
+const onlyText = () => view.all[view.n].run.kind === 'trl';
+
 /** The colour scale of one signal over a whole group. */
 function scaleOf(group, signal, stretched) {
   const values = group.answers.flatMap((answer) => (answer[signal] || []).filter((_, t) => answer.live[t]));
@@ -46,7 +49,7 @@ function strip(answer, longest, signal, scale) {
 function facets(answer) {
   const facts = [
     `reward ${number(answer.reward)}${answer.extra ? ` ${signed(answer.extra)} charge` : ''}`,
-    plural(answer.tokens.length, 'token'),
+    onlyText() ? null : plural(answer.tokens.length, 'token'),
     answer.extracted !== null && answer.extracted !== undefined
       ? ['answered ', h('code', {}, brief(answer.extracted))]
       : null,

@@ -1,5 +1,7 @@
 // One chart: uPlot draws the lines; the numbers above them follow the pointer.
 
+const WHOLE_STEPS = [0, 1, 2, 3, 4, 5, 6].flatMap((k) => [1, 2, 5].map((n) => n * 10 ** k));
+
 const last = (values) => {
   for (let i = values.length; i--;) if (values[i] !== null) return values[i];
   return null;
@@ -114,7 +116,7 @@ function chart(runs, title, names, note, log) {
         cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: { size: 7 } },
         scales: { x: { time: false }, y: state.log ? { distr: 3 } : {} },
         axes: [
-          { ...axis, size: 30 },
+          { ...axis, size: 30, incrs: WHOLE_STEPS },
           { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
         ],
         hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)], draw: [(u) => marks(u, runs)] },

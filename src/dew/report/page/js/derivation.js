@@ -127,7 +127,7 @@ function derivation(group, i, t) {
       'p',
       { class: 'place' },
       h('code', { class: 'token-name' }, brief(answer.tokens[t]).slice(0, 200)),
-      ` token ${t + 1} of answer #${i + 1} `,
+      onlyText() ? ` answer #${i + 1} ` : ` token ${t + 1} of answer #${i + 1} `,
       outcome(answer),
     ),
     signalTable(answer, t),

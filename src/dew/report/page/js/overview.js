@@ -48,45 +48,54 @@ function sampled(run) {
   return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all that were recorded';
 }
 
-function warnings(run) {
-  const card = (kind, sign, title, text, remedy) =>
-    h(
-      'li',
-      { class: `warning ${kind}` },
-      h('span', { class: 'warning-sign', 'aria-hidden': 'true' }, sign),
-      h(
-        'div',
-        {},
-        h('strong', {}, title),
-        h('p', {}, visible(text)),
-        remedy && h('p', { class: 'remedy' }, h('b', {}, 'What to do: '), visible(remedy)),
-      ),
+const spoken = (name) => visible(String(name || 'alarm')).replace(/_/g, ' ');
+
+function warningCard(kind, sign, title, text, remedy) {
+  const todo = remedy && h('p', { class: 'remedy' }, h('b', {}, 'What to do: '), visible(String(remedy)));
+  return h(
+    'li',
+    { class: `warning ${kind}` },
+    h('span', { class: 'warning-sign', 'aria-hidden': 'true' }, sign),
+    h('div', {}, h('strong', {}, title), h('p', {}, visible(String(text || ''))), todo),
+  );
+}
+
+/** An alarm that came and went is told once, with how often and when last. */
+function alarmCards(alarms) {
+  const byName = new Map();
+  for (const alarm of alarms) byName.set(alarm.alarm, [...(byName.get(alarm.alarm) || []), alarm]);
+  return [...byName.values()].map((same) => {
+    const again =
+      same.length > 1
+        ? `, and ${same.length - 1} more ${same.length > 2 ? 'times' : 'time'}, last at step ${same[same.length - 1].step}`
+        : '';
+    return warningCard(
+      'alarm',
+      '▲',
+      `${spoken(same[0].alarm)} · step ${same[0].step}${again}`,
+      same[0].message,
+      same[0].remedy,
     );
-  const spoken = (name) => String(name || 'alarm').replace(/_/g, ' ');
+  });
+}
+
+function warnings(run) {
+  const since = (remark) => (remark.step === undefined ? '' : ` from step ${remark.step}`);
   const items = [
-    ...run.notices.map((text) => card('notice', '!', 'Could not be shown', text)),
-    ...run.alarms.map((a) =>
-      card('alarm', '▲', `${spoken(a.alarm)} · step ${a.step}`, String(a.message || ''), a.remedy && String(a.remedy)),
-    ),
+    ...run.notices.map((text) => warningCard('notice', '!', 'Please note', text)),
+    ...alarmCards(run.alarms),
     ...run.remarks.map((r) =>
-      card(
-        'remark',
-        '●',
-        `${spoken(r.alarm)} · seen in the curves${r.step === undefined ? '' : ` from step ${r.step}`}`,
-        r.message,
-        r.remedy,
-      ),
+      warningCard('remark', '●', `${spoken(r.alarm)} · seen in the curves${since(r)}`, r.message, r.remedy),
     ),
   ];
-  return items.length
-    ? h('ul', { class: 'warnings' }, items)
-    : h(
-        'p',
-        { class: 'calm' },
-        run.metrics.step
-          ? '✓ No alarm was raised, and the curves give no reason for one.'
-          : 'No metrics were recorded, so nothing can be said about alarms.',
-      );
+  if (items.length) return h('ul', { class: 'warnings' }, items);
+  return h(
+    'p',
+    { class: 'calm' },
+    run.metrics.step
+      ? '✓ No alarm was raised, and the curves give no reason for one.'
+      : 'No metrics were recorded, so nothing can be said about alarms.',
+  );
 }
 
 /** Before and after on one line from 0 to 100 %, intervals as bars: hollow before, solid after. */
