@@ -158,7 +158,7 @@ WHOLE = gzip.compress(json.dumps({"answers": [{"tokens": ["a"] * 500, "reward": 
         pytest.param(gzip.compress(b"\n"), "holds no group", id="empty gzip"),
         pytest.param(b'{"step": 1}', "'answers' is missing", id="no answers"),
         pytest.param(b"[1, 2]", "line 1 is not a token record", id="not an object"),
-        pytest.param(b'{"answers": [{"tokens": ["a"], "entropy": ["x"]}]}', "a number belongs", id="no number"),
+        pytest.param(b'{"answers": [{"tokens": ["a"], "entropy": ["x"]}]}', "could not convert", id="no number"),
         pytest.param(b'{"answers": [{"tokens": ["a"], "logp": []}]}', "0 entries for 1", id="short list"),
         pytest.param(b"[" * 100_000, "line 1 is not a token record", id="deeply nested"),
     ],

@@ -132,6 +132,13 @@ def _float(x: Any) -> float:
     raise TypeError(f"{x!r:.40} stands where a number belongs")
 
 
+def _floats(values: Sequence[Any]) -> list[float]:
+    try:
+        return list(map(float, values))  # the quick way, where no value is null
+    except TypeError:
+        return [_float(v) for v in values]
+
+
 def _text(x: Any) -> str | None:
     return x if x is None or isinstance(x, str) else json.dumps(x)
 
@@ -140,7 +147,7 @@ def _answer_from_json(line: Json) -> AnswerRecord:
     known = {f.name: line[f.name] for f in fields(AnswerRecord) if f.name in line}  # the rest: a writer's own
     for name in SIGNALS:
         if known.get(name) is not None:
-            known[name] = [_float(v) for v in known[name]]
+            known[name] = _floats(known[name])
     known["reward"], known["extra"] = _float(line.get("reward", 0.0)), _float(line.get("extra", 0.0))
     known["correct"] = bool(known.get("correct", known["reward"] > 0.5))
     known["extracted"], known["verdict"] = _text(line.get("extracted")), _text(line.get("verdict"))

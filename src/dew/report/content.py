@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json
+from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 from dew.report.remarks import remarks
 from dew.report.run import Run, evenly
 from dew.report.statistics import statistics
@@ -37,15 +37,15 @@ def _run(run: Run) -> Json:
     return {
         "name": run.name,
         "kind": run.kind,
-        "facts": run.facts,
+        "facts": finite(run.facts),
         "config": run.config,
         "notices": run.notices,
-        "alarms": run.alarms,
-        "remarks": remarks(run.metrics, run.alarms),
-        "scores": run.scores,
+        "alarms": finite(run.alarms),
+        "remarks": finite(remarks(run.metrics, run.alarms)),
+        "scores": finite(run.scores),
         "metrics": _columns(_thin_steps(run.metrics)),
         "sample": {**run.sample, "steps": min(len(run.metrics), MOST_STEPS), "steps_of": len(run.metrics)},
-        "credit": statistics(run.groups),
+        "credit": finite(statistics(run.groups)),
         "groups": [_group(group) for group in run.groups],
     }
 
@@ -84,14 +84,14 @@ def _group(group: GroupRecord) -> Json:
         "prompt": group.prompt,
         "gold": group.gold,
         "algorithm": group.algorithm,
-        "settings": dict(group.settings),
+        "settings": finite(dict(group.settings)),
         "answers": [_answer(answer) for answer in group.answers],
     }
 
 
 def _answer(answer: AnswerRecord) -> Json:
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
-    out: Json = {name: getattr(answer, name) for name in names}
+    out: Json = {name: finite(getattr(answer, name)) for name in names}
     out["tokens"] = list(answer.tokens)
     if answer.live is not None and not all(answer.live):
         out["live"] = [int(alive) for alive in answer.live]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dew.records import Json, write_atomically
-from dew.records import finite as without_nan
 
 PAGE = Path(__file__).parent / "page"
 VENDOR = PAGE / "vendor" / "uPlot-1.6.32"
@@ -42,7 +41,6 @@ SCRIPTS = (
 
 def write_report(content: Json, out: Path) -> Path:
     """Write `out` (the page) and the same content beside it as .json."""
-    content = without_nan(content)
     write_atomically(out, page(content).encode("utf-8", errors="replace"))
     write_atomically(out.with_suffix(".json"), _dumps(content))
     return out

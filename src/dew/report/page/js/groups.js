@@ -183,6 +183,7 @@ function showGroup() {
   view.scale = scaleOf(group, view.signal, view.stretched);
   const body = { text: answersView, columns: columnsView, methods: compareView }[view.mode](group);
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
+  parts.group.parentElement?.classList.toggle('compares', view.mode === 'methods');
   parts.group.replaceChildren(
     groupHeading(group),
     groupControls(group),

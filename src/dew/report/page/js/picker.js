@@ -102,7 +102,7 @@ function picker(report, wide) {
     h(
       'div',
       { class: 'turn' },
-      h('button', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ previous'),
+      h('button', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
       h('button', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
     ),
     h(
