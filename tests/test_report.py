@@ -156,6 +156,7 @@ def test_the_page_asks_no_network(run: Path) -> None:
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     assert "default-src 'none'" in page and "'unsafe-inline'" not in page
     assert page.count("<script") == 2 and page.count("</script") == 2
+    assert "Leon Sorokin" in page  # uPlot travels with its licence
 
 
 def test_every_script_file_is_in_the_page() -> None:
@@ -207,6 +208,24 @@ def test_thin_never_exceeds_its_budget_and_counts_long_texts() -> None:
     short = GroupRecord(0, 1, "", [answer(True)])
     assert thin([long, short], 999) == [short] and thin([long, short], 1002) == [long, short]
     assert thin([long], 999) == [] and thin([], 5) == []
+
+
+def test_where_no_group_fits_the_smallest_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dew.report.PAGE_TOKENS", 3)
+    for step, length in ((1, 9), (2, 5), (3, 7)):
+        write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True, "x" * length)])])
+    found = report_of(build([tmp_path]))["runs"][0]
+    assert [g["step"] for g in found["groups"]] == [2] and found["sample"]["of"] == 3
+
+
+def test_heavy_files_are_not_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(12):
+        write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True)])])
+    size = max(path.stat().st_size for path in RunFolder(tmp_path).record_files())
+    monkeypatch.setattr("dew.report.run.READ_BYTES", 4 * size)
+    found = report_of(build([tmp_path]))["runs"][0]
+    assert (found["sample"]["files"], found["sample"]["files_of"]) == (4, 12)
+    assert [g["step"] for g in found["groups"]] == [0, 4, 7, 11]
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:

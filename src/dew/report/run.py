@@ -1,5 +1,6 @@
 """One run as the report sees it, wherever it came from."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from dew.records import GroupRecord, Json, RecordError, read_records
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page: some 6 MB of HTML. Beyond it, groups are sampled and the page says so."""
 PAGE_FILES = 200
+READ_BYTES = 48 << 20
+"""Of packed records: some half a minute of reading."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +59,42 @@ def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
     return [cheapest] if cheapest and cost(cheapest) <= tokens else []
 
 
-def read_sample(files: list[Path], tokens: int) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
-    """Groups of evenly spread files within the budget, how much that is, and which files could not be read."""
-    picked = [files[i] for i in evenly(len(files), PAGE_FILES)]
+def read_sample(
+    files: Sequence[Path], tokens: int, read: Callable[[Path], list[GroupRecord]] = read_records
+) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
+    """Groups of evenly spread files within the budget, how much that is, and what could not be read.
+
+    Every file may use its share of the budget and what those before it left over. Where no group fits, the smallest
+    is taken nevertheless: one is worth a heavy page, none is not.
+    """
+    picked = [files[i] for i in evenly(len(files), _most_files(files))]
     groups: list[GroupRecord] = []
+    smallest: GroupRecord | None = None
     seen, allowance, notices = 0, 0.0, []
     for path in picked:
         allowance += tokens / len(picked)
         try:
-            read = read_records(path)
+            found = read(path)
         except RecordError as error:
             notices.append(str(error))
             continue
-        kept = thin(read, int(allowance))
+        kept = thin(found, int(allowance))
         allowance -= sum(map(cost, kept))
         groups += kept
-        seen += len(read)
+        smallest = min([*found, *([smallest] if smallest else [])], key=cost, default=None)
+        seen += len(found)
+    if smallest and not groups:
+        groups = [smallest]
     sample = {"groups": len(groups), "of": seen, "files": len(picked), "files_of": len(files)}
     return groups, sample, notices
+
+
+def _most_files(files: Sequence[Path]) -> int:
+    """As many as make a good sample and can be read in about half a minute."""
+    mean = sum(map(_packed_size, files)) / max(1, len(files))
+    return min(PAGE_FILES, max(2, int(READ_BYTES / max(1.0, mean))))
+
+
+def _packed_size(path: Path) -> float:
+    """Bytes of a packed file; a folder of plain ones would pack to an eighth."""
+    return sum(p.stat().st_size for p in path.iterdir()) / 8 if path.is_dir() else path.stat().st_size

@@ -91,8 +91,11 @@ def _pack(x: Any) -> str:
 
 
 def _script() -> str:
+    """uPlot with its licence, then the page's own files in a scope of their own."""
+    licence = (VENDOR / "LICENSE").read_text("utf-8")
+    plots = (VENDOR / "uPlot.iife.min.js").read_text("utf-8")
     ours = "\n".join((PAGE / "js" / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
-    return f"{(VENDOR / 'uPlot.iife.min.js').read_text('utf-8')}\n(() => {{\n'use strict';\n{ours}\n}})();\n"
+    return f"/* uPlot 1.6.32\n{licence}\n*/\n{plots}\n(() => {{\n'use strict';\n{ours}\n}})();\n"
 
 
 def _style() -> str:

@@ -7,7 +7,7 @@ from dew.records import read_records
 from dew.report.readers.dew_run import is_dew_run, read_dew_run
 from dew.report.readers.prime_rl import is_prime_rl_run, read_prime_rl_run
 from dew.report.readers.trl_run import is_trl_run, read_trl_run
-from dew.report.run import Run, thin
+from dew.report.run import Run, read_sample
 
 
 def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
@@ -30,8 +30,7 @@ def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
 def read_records_file(path: Path, tokens: int) -> Run:
     """A lone file of token records, of whatever trainer."""
     groups = read_records(path)
-    kept = thin(groups, tokens)
-    sample = {"groups": len(kept), "of": len(groups), "files": 1, "files_of": 1}
+    kept, sample, _ = read_sample([path], tokens, lambda _: groups)
     algorithms = sorted({group.algorithm for group in groups if group.algorithm})
     facts = {"algorithm": {"name": ", ".join(algorithms)}} if algorithms else {}
     return Run(name=path.name, kind="records", facts=facts, groups=kept, sample=sample)

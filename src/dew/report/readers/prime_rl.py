@@ -11,10 +11,9 @@ from typing import Any
 
 from dew.errors import ConfigError
 from dew.records import AnswerRecord, GroupRecord, Json, RecordError
-from dew.report.run import Run, cost, evenly, thin
+from dew.report.run import Run, read_sample
 
 SCHEMA = 1
-EXPORT_STEPS = 100
 COLUMNS = {
     "entropy": "entropy",
     "trainer_logprobs": "logp",
@@ -38,21 +37,8 @@ def is_prime_rl_run(folder: Path) -> bool:
 
 def read_prime_rl_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
     folders = _step_folders(folder)
-    picked = [folders[i] for i in evenly(len(folders), EXPORT_STEPS)]
     decode = _decoder(tokenizer)
-    groups: list[GroupRecord] = []
-    seen, notices, allowance = 0, [], 0.0
-    for step_folder in picked:
-        allowance += tokens / len(picked)
-        try:
-            read = _read_step(step_folder, decode)
-        except RecordError as error:
-            notices.append(str(error))
-            continue
-        kept = thin(read, int(allowance))
-        allowance -= sum(map(cost, kept))
-        groups += kept
-        seen += len(read)
+    groups, sample, notices = read_sample(folders, tokens, lambda step_folder: _read_step(step_folder, decode))
     if tokenizer is None:
         notices.append("prime-rl exports token ids: give the model's tokenizer to see words instead of ⟨ids⟩.")
     return Run(
@@ -60,7 +46,7 @@ def read_prime_rl_run(folder: Path, tokens: int, tokenizer: str | None = None) -
         kind="prime-rl",
         facts={"engine": "prime-rl"},
         groups=groups,
-        sample={"groups": len(groups), "of": seen, "files": len(picked), "files_of": len(folders)},
+        sample=sample,
         notices=notices,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dew.errors import EngineError
 from dew.records import AnswerRecord, GroupRecord, Json, RecordError
-from dew.report.run import Run, evenly, thin
+from dew.report.run import Run, read_sample
 
 NAMES = {
     "completions/mean_length": "length/mean",
@@ -24,7 +24,6 @@ NAMES = {
     "kl": "kl/ref",
 }
 """TRL's names in dew's words; others keep their own."""
-COMPLETION_FILES = 50
 NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
@@ -47,15 +46,7 @@ def is_trl_run(folder: Path) -> bool:
 
 def read_trl_run(folder: Path, tokens: int) -> Run:
     state = _read_state(_state_file(folder))
-    files = _completion_files(folder)
-    picked = [files[i] for i in evenly(len(files), COMPLETION_FILES)]
-    groups, notices = [], []
-    for path in picked:
-        try:
-            groups += _read_completions(path)
-        except RecordError as error:
-            notices.append(str(error))
-    kept = thin(groups, tokens)
+    groups, sample, notices = read_sample(_completion_files(folder), tokens, _read_completions)
     return Run(
         name=folder.resolve().name,
         kind="trl",
@@ -65,8 +56,8 @@ def read_trl_run(folder: Path, tokens: int) -> Run:
             "train_batch_size": state.get("train_batch_size"),
         },
         metrics=_metrics(state.get("log_history", [])),
-        groups=kept,
-        sample={"groups": len(kept), "of": len(groups), "files": len(picked), "files_of": len(files)},
+        groups=groups,
+        sample=sample,
         notices=notices,
     )
 

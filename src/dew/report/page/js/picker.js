@@ -60,6 +60,7 @@ async function search(words) {
   view.search = words;
   const wanted = words.trim().toLowerCase();
   const hits = new Set();
+  if (wanted) view.parts.count.textContent = 'Searching …';
   for (const { n } of wanted ? view.all : []) {
     const group = await groupAt(n);
     if (view.search !== words) return;
