@@ -67,9 +67,10 @@ def _read_state(path: Path | None) -> Json:
         return {}
     try:
         state = json.loads(path.read_bytes())
-        assert isinstance(state, dict)
-    except (ValueError, AssertionError, RecursionError):
-        raise RecordError(f"{path}: not the JSON that TRL writes. It is cut off or damaged; copy it again.") from None
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise RecordError(f"{path}: not the JSON that TRL writes. It is cut off or damaged; copy it again.")
     return state
 
 
@@ -82,7 +83,7 @@ def _name(name: str) -> str:
 def _metrics(history: list[Json]) -> list[Json]:
     steps: dict[int, Json] = {}
     for line in history:
-        if not isinstance(line.get("step"), int):
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
             continue
         entry = steps.setdefault(line["step"], {"step": line["step"]})
         numbers = {k: v for k, v in line.items() if isinstance(v, int | float) and k not in ("step", "epoch")}
