@@ -370,7 +370,7 @@ def test_two_runs_overlay_in_two_colours(two: Path, opened: Any) -> None:
 def test_seeds_as_mean_and_band(two: Path, opened: Any) -> None:
     page = opened(two, "#curves")
     page.tab.select_option("label:has-text('Seeds') select", "merge")
-    assert page.texts(".chart >> nth=0 >> .plot-line")[0].startswith("2 seeds of run 1 · reward")
+    assert page.texts(".chart >> nth=0 >> .plot-line")[0].strip().startswith("1, 2 · reward")
 
 
 def test_hovering_a_curve_shows_the_logged_number(report: Path, run: Path, opened: Any) -> None:
@@ -520,9 +520,11 @@ def test_a_phone_scrolls_one_way_only(report: Path, opened: Any, view: str) -> N
 
 
 def test_print_keeps_the_answers_and_drops_the_tools(report: Path, opened: Any) -> None:
-    page = opened(report, "#groups")
+    page = opened(report, "#groups", color_scheme="dark")
     page.tab.wait_for_selector(".answer")
-    page.tab.emulate_media(media="print")
+    page.tab.emulate_media(media="print", color_scheme="dark")
+    assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.tab.evaluate("getComputedStyle(document.querySelector('.answer')).color") == "rgb(17, 17, 17)"
     assert page.tab.locator(".answer").first.is_visible() and not page.tab.locator(".picker").is_visible()
     assert not page.tab.locator("header.top").is_visible()
 

@@ -69,7 +69,8 @@ function chart(runs, title, names, note, log) {
     for (const line of found) {
       if (line.low) {
         data.push(fit(line.high), fit(line.low));
-        series.push({ width: 0, points: { show: false } }, { width: 0, points: { show: false } });
+        const edge = { width: 0, spanGaps: true, points: { show: false } };
+        series.push({ ...edge }, { ...edge });
         bands.push({ series: [series.length - 2, series.length - 1], fill: `${css(line.colour)}33` });
       }
       if (line.values !== line.raw && !line.low) {

@@ -49,8 +49,7 @@ function linesOf(runs, names) {
       const rows = members.filter((r) => runs[r].metrics[name]).map((r) => aligned(runs[r], name));
       if (!rows.length) return;
       const many = runs.length > 1;
-      const who =
-        members.length > 1 ? `${plural(members.length, 'seed')} of run ${members[0] + 1}` : `${members[0] + 1}`;
+      const who = members.map((r) => r + 1).join(', ');
       const line = {
         label: many ? `${who} · ${name}` : name,
         colour: `--run-${(many ? c : d) % COLOURS}`,
