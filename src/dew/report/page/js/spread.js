@@ -192,7 +192,7 @@ function spreadOf(run, r, many) {
     massCard(credit.mass),
     h(
       'div',
-      { class: 'charts' },
+      { class: 'charts three' },
       histogram('Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis'),
       histogram('Credit', credit.credit, 'advantage of tokens; groups without signal left out'),
       deciles(credit.deciles),
