@@ -27,9 +27,7 @@ class Backend(Protocol):
 
     def bytes_per_score(self, dtype: torch.dtype) -> int: ...
 
-    def statistics(
-        self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None
-    ) -> Statistics: ...
+    def statistics(self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics: ...
 
     def gradient_tile(
         self,
@@ -105,7 +103,7 @@ def slopes(backend: Backend, hidden: Tensor, head: Head, targets: Tensor) -> tup
         x, y = hidden[low:high], targets[low:high]
         stats = backend.statistics(x, head, y, store)
         parts.append(stats)
-        u[low:high] = kept(store, x, head, -stats.scale, Want(True, False, False)).hidden
+        _from_weights(store, x, head, -stats.scale, Gradients(u, None, None), low, add=False)
     return _join(parts, hidden), u
 
 
@@ -139,9 +137,7 @@ def policy(
     return _join(parts, hidden), Gradients(grads.hidden, dw, None if db is None else db.to(hidden.dtype))
 
 
-def _from_weights(
-    store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradients, low: int, *, add: bool
-) -> None:
+def _from_weights(store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradients, low: int, *, add: bool) -> None:
     """Add one chunk's share; `grads.hidden` holds all rows and this chunk's start at `low`."""
     if grads.hidden is not None:
         dh = torch.empty(x.shape, dtype=wide(x.dtype), device=x.device)

@@ -83,9 +83,7 @@ def linear_policy_loss(
 def _check(targets: Tensor, old_logp: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> None:
     for name, t in (("old_logp", old_logp), ("advantages", advantages)):
         if t.shape != targets.shape:
-            raise ShapeError(
-                f"{name} {tuple(t.shape)}: expected one number per target, {tuple(targets.shape)}."
-            )
+            raise ShapeError(f"{name} {tuple(t.shape)}: expected one number per target, {tuple(targets.shape)}.")
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ConfigError(
             f"clip_low={clip_low}, clip_high={clip_high}: the ratio is kept in 1 − clip_low … 1 + clip_high, so "
@@ -118,6 +116,7 @@ def _policy(
     """divisor · L, logp, entropy, and the gradients of divisor · L (empty where not wanted)."""
     head, wanted = Head(weight, bias, temperature, softcap), Want(*want)
     n, v = hidden.shape[0], weight.shape[0]
+    hidden = hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
     moves = advantages != 0 if any(want) else torch.zeros_like(targets, dtype=torch.bool)
     rows = live_rows(targets, v, moves)

@@ -14,6 +14,8 @@ before the row's sum is known: bfloat16 has float32's exponents, and nothing is 
 with E_y = 1 − 1/p_y. A row whose target is less likely than 2^−100 is done again, relative to its sum.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from typing import Any
 
 import torch
@@ -35,11 +37,6 @@ FAR_ROWS = 256
 """Rows done again at a time."""
 
 
-def interpreted() -> bool:
-    """Whether kernels run on the CPU under Triton's interpreter."""
-    return bool(triton.knobs.runtime.interpret)
-
-
 def bytes_per_score(dtype: torch.dtype) -> int:
     """What `gradient_tile` holds for each score: the result alone."""
     return dtype.itemsize
@@ -56,18 +53,13 @@ def _place(work, row_blocks, column_blocks, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _scores(
-    x, w, row, column, steps, IEEE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
-):
+def _scores(x, w, row, column, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """A (BM, BN) tile of h Wᵀ, summed in float32."""
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(steps):
         a = x.load([row, k * BK])
         b = w.load([column, k * BK])
-        if IEEE:
-            acc = tl.dot(a, b.T, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(a, b.T, acc)
+        acc = tl.dot(a, b.T, acc, input_precision="ieee")
     return acc
 
 
@@ -129,7 +121,7 @@ def _target_kernel(
 @triton.jit
 def _statistics_kernel(
     x, w, store, bias, zy, part, n, v, width, s, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr, IEEE: tl.constexpr,
+    BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):  # fmt: skip
@@ -147,7 +139,7 @@ def _statistics_kernel(
         row_block, item = _place(work, row_blocks, items, GROUP)
         row = row_block * BM
         column = (item * TILES + tile) * BN
-        z = _scores(x, w, row, column, steps, IEEE, BM, BN, BK)
+        z = _scores(x, w, row, column, steps, BM, BN, BK)
         columns = column + tl.arange(0, BN)
         z, th = _transform(z, bias, columns, v, cap, BIAS, CAP)
         if RAGGED:
@@ -202,7 +194,7 @@ def _join_kernel(part, out, n, items, s, BLOCK: tl.constexpr):
 @triton.jit
 def _gradient_kernel(
     x, w, out, bias, y, lse, logp, entropy, g, ge, n, v, width, low, s, cap, inverse_t,
-    BIAS: tl.constexpr, CAP: tl.constexpr, ENTROPY: tl.constexpr, IEEE: tl.constexpr,
+    BIAS: tl.constexpr, CAP: tl.constexpr, ENTROPY: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """out = ∂L/∂(h Wᵀ) of columns [low, low + v), as in `chunked.gradient_tile`."""
@@ -213,7 +205,7 @@ def _gradient_kernel(
         row_block, column_block = _place(work, row_blocks, column_blocks, GROUP)
         row = row_block * BM
         column = column_block * BN
-        z = _scores(x, w, row, low + column, steps, IEEE, BM, BN, BK)
+        z = _scores(x, w, row, low + column, steps, BM, BN, BK)
         columns = tl.arange(0, BN)
         z, th = _transform(z, bias + low, column + columns, v, cap, BIAS, CAP)
         rows = row + tl.arange(0, BM)
@@ -244,11 +236,14 @@ def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None
     """Both numbers of every row; with `store` (N, V) also the weights, ∂logp/∂(h Wᵀ) = −scale · store."""
     if store is not None and hidden.dtype == torch.float16:
         return chunked.statistics(hidden, head, targets, store)  # p_v / p_y does not fit float16
-    n, v = hidden.shape[0], head.weight.shape[0]
-    if n == 0:
+    if hidden.shape[0] == 0:
         return chunked.statistics(hidden, head, targets, store)
-    zy = _target_scores(hidden, head, targets)
-    m, r, t = _fold(hidden, head, zy, store)
+    if store is None:
+        m, r, t = _fold(hidden, head, None, None)  # the long product first: what follows is launched behind it
+        zy = _target_scores(hidden, head, targets)
+    else:
+        zy = _target_scores(hidden, head, targets)
+        m, r, t = _fold(hidden, head, zy, store)
     inverse_t, rest = 1 / head.temperature, r.log1p()
     logp = ((zy - m) * inverse_t - rest).clamp_max_(0)
     entropy = (rest - t * inverse_t / (1 + r)).clamp_min_(0)
@@ -264,13 +259,14 @@ def _target_scores(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     out = torch.empty(n, dtype=torch.float32, device=hidden.device)
     block = min(1024, triton.next_power_of_2(width))
     _target_kernel[(n,)](
-        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, width, head.softcap or 1.0,
+        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, width,
+        head.softcap or 1.0,
         BIAS=head.bias is not None, CAP=head.softcap is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 
 
-def _fold(hidden: Tensor, head: Head, zy: Tensor, store: Tensor | None) -> tuple[Tensor, ...]:
+def _fold(hidden: Tensor, head: Head, zy: Tensor | None, store: Tensor | None) -> tuple[Tensor, ...]:
     """(m, r, t) of every row."""
     (n, width), v = hidden.shape, head.weight.shape[0]
     c = STATISTICS if store is None else STORING
@@ -284,9 +280,9 @@ def _fold(hidden: Tensor, head: Head, zy: Tensor, store: Tensor | None) -> tuple
     x = _tiles_of(hidden, c["BM"], c["BK"])
     _statistics_kernel[(programs,)](
         x, _tiles_of(head.weight, c["BN"], c["BK"]), x if store is None else _tiles_of(store, c["BM"], c["BN"] // 2),
-        _bias(head), zy, part, n, v, width, s, head.softcap or 1.0,
+        _bias(head), part if zy is None else zy, part, n, v, width, s, head.softcap or 1.0,
         BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
-        IEEE=hidden.dtype == torch.float32, TILES=tiles, PROGRAMS=programs, **c,
+        TILES=tiles, PROGRAMS=programs, **c,
     )  # fmt: skip
     _join_kernel[(triton.cdiv(n, 128),)](part, out, n, items, s, BLOCK=128, num_warps=4)
     return out.unbind()
@@ -306,9 +302,7 @@ def _redo_far_rows(hidden: Tensor, head: Head, targets: Tensor, stats: Statistic
         some = Statistics(*(column[rows] for column in stats))
         stats.scale[rows] = 1 / head.temperature
         g = torch.full_like(some.logp, -head.temperature)
-        tile = torch.empty(len(rows), store.stride(0), dtype=store.dtype, device=store.device)[
-            :, : store.shape[1]
-        ]
+        tile = torch.empty(len(rows), store.stride(0), dtype=store.dtype, device=store.device)[:, : store.shape[1]]
         gradient_tile(hidden[rows], head, targets[rows], some, g, None, 0, tile)
         store[rows] = tile
 
@@ -332,7 +326,7 @@ def gradient_tile(
         _tiles_of(out, c["BM"], c["BN"] // 2), _bias(head), targets, stats.lse, -stats.logp.expm1(), stats.entropy,
         g, g if ge is None else ge, n, v, width, low, LOG2E / head.temperature, head.softcap or 1.0,
         1 / head.temperature, BIAS=head.bias is not None, CAP=head.softcap is not None, ENTROPY=ge is not None,
-        IEEE=hidden.dtype == torch.float32, PROGRAMS=programs, **c,
+        PROGRAMS=programs, **c,
     )  # fmt: skip
 
 
