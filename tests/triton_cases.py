@@ -15,7 +15,7 @@ STORED = torch.float32 if INTERPRETED else torch.bfloat16
 """A type with float32's exponents: the interpreter's bfloat16 product is broken."""
 SHAPES = [(1, 8, 1), (5, 8, 13), (37, 40, 300), (130, 72, 517), (129, 64, 1024)]
 if not INTERPRETED:
-    SHAPES += [(1000, 576, 5003), (333, 896, 151_936)]
+    SHAPES += [(1000, 576, 5003), (200, 896, 151_936)]
 
 
 def problem(n, d, v, dtype, *, scale=0.3, bias=False):
@@ -228,5 +228,6 @@ if not INTERPRETED:
 
         inputs = [hidden] if frozen else [hidden, weight]
         want = torch.autograd.grad(loss(hidden, weight), inputs)
-        got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(hidden, weight), inputs)
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        for ours, eager in zip(torch.autograd.grad(compiled(hidden, weight), inputs), want, strict=True):
+            assert (ours - eager).norm() <= 1e-2 * eager.norm()

@@ -159,17 +159,21 @@ def _machine_obstacle(device: torch.device, dtype: torch.dtype) -> str:
 
 def live_rows(targets: Tensor, v: int, also: Tensor | None = None) -> Tensor | None:
     """The rows that count (and pass `also`), or None where all do."""
+    if targets.numel() == 0:
+        return None
+    bounds = torch.stack(torch.aminmax(targets))
+    every = bounds if also is None else torch.cat([bounds, also.all()[None]])
+    low, high, *rest = every.tolist()  # the one wait for the device
+    if low >= 0 and high < v and all(rest):
+        return None
     live = targets != IGNORE
     wrong = live & ((targets < 0) | (targets >= v))
-    if also is not None:
-        live = live & also
-    every, bad = torch.stack([live.all(), wrong.any()]).tolist()
-    if bad:
+    if wrong.any():
         raise ShapeError(
             f"targets lie outside 0 … {v - 1}, for example {int(targets[wrong][0])}. "
             f"Rows without a token are marked {IGNORE}."
         )
-    return None if every else live.nonzero().squeeze(-1)
+    return (live if also is None else live & also).nonzero().squeeze(-1)
 
 
 def pick(rows: Tensor | None, *tensors: Any) -> list[Any]:
@@ -203,10 +207,10 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """logp, entropy, lse, scale, and what the backward pass asked to be saved."""
     head = Head(weight, bias, temperature, softcap)
-    n = hidden.shape[0]
+    n, hidden = hidden.shape[0], hidden.contiguous()
+    backend = backend_for(impl, hidden, weight)
     rows = live_rows(targets, weight.shape[0])
-    x, y = pick(rows, hidden.contiguous(), targets)
-    backend = backend_for(impl, x, weight)
+    x, y = pick(rows, hidden, targets)
     saved = hidden.new_empty(0)
     with as_written(hidden):
         if save == "slopes":
@@ -245,7 +249,8 @@ def _backward(
     want: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias; empty tensors where not wanted."""
-    n, wanted = hidden.shape[0], Want(*want)
+    n, wanted, hidden = hidden.shape[0], Want(*want), hidden.contiguous()
+    backend = backend_for(impl, hidden, weight)
     g = g.to(wide(hidden.dtype))
     if save == "slopes":
         return (saved * g[:, None]).to(hidden.dtype), hidden.new_empty(0), hidden.new_empty(0)
@@ -255,11 +260,10 @@ def _backward(
     count = n if valid is None else len(valid)
     with as_written(hidden):
         if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
-            x, g, scale = pick(valid, hidden.contiguous(), g, stats[3])
+            x, g, scale = pick(valid, hidden, g, stats[3])
             grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
         else:
-            x, y, g, ge, *some = pick(rows, hidden.contiguous(), targets, g, ge, *stats)
-            backend = backend_for(impl, x, weight)
+            x, y, g, ge, *some = pick(rows, hidden, targets, g, ge, *stats)
             grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)
     return all_given(grads, rows, n, hidden)
 

@@ -76,9 +76,9 @@ def recompute(
 ) -> Gradients:
     """Backward with the scores computed again."""
     (n, d), v = hidden.shape, head.weight.shape[0]
-    grads = _empty(hidden, head, want, hidden.dtype)
     if n == 0:
-        return grads
+        return _empty(hidden, head, want, hidden.dtype)
+    grads = _empty(hidden, head, want._replace(hidden=False), hidden.dtype)
     each = n * backend.bytes_per_score(hidden.dtype)
     slices = list(spans(v, each, allowed(TILE, hidden.device), 2 * BLOCK))
     tile = torch.empty(n, round_up(slices[0][1], ALIGN), dtype=hidden.dtype, device=hidden.device)
