@@ -80,7 +80,7 @@ def without_keeping(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Te
 
 def ours() -> Iterator[Entry]:
     yield Entry("dew", linear_logprob_entropy)
-    yield Entry("dew, four products", without_keeping)
+    yield Entry("dew, four products", without_keeping, forward=False)
     yield Entry("dew, four products, half of the rows silent", without_keeping, forward=False, silent=0.5)
     yield Entry("dew, frozen head", linear_logprob_entropy, forward=False, frozen=True)
     yield Entry("dew, linear_policy_loss", policy, forward=False)
@@ -164,7 +164,7 @@ def liger(folder: Path | None) -> Iterator[Entry]:
 
         return op
 
-    for tiles in (1, 2, 4):
+    for tiles in (1, 2):
         yield Entry(f"Liger SM90, split {tiles}", split(tiles))
 
 
@@ -190,9 +190,9 @@ def cut_cross_entropy(folder: Path | None) -> Iterator[Entry]:
 PEERS = {
     "trl": trl,
     "verl": verl,
-    "liger-kernel": liger,
     "liger-kernel (CE)": liger_cross_entropy,
     "cut-cross-entropy": cut_cross_entropy,
+    "liger-kernel": liger,
 }
 
 
@@ -328,6 +328,22 @@ def version(package: str, folder: Path | None) -> str:
     return f"{package} (version unknown)"
 
 
+def document(date: str, packages: str, tables: list[str], missing: list[str]) -> str:
+    head = [
+        "# Kernels on one GPU",
+        "",
+        f"{date} · {torch.cuda.get_device_name()} · Python {platform.python_version()}, torch {torch.__version__}, "
+        f"triton {metadata.version('triton')} · {packages}",
+        "",
+        f"bfloat16 inputs, medians of device time over {REPEATS} runs; MB = peak beyond the inputs (f+b includes the "
+        f"gradients); err H = largest error of the entropy on {SAMPLE} rows against float64. Written by "
+        "`benchmarks/kernels.py`.",
+        "",
+    ]
+    tail = ["Left out: " + ("nothing." if not missing else ""), "", *(f"- {line}" for line in missing), ""]
+    return "\n".join([*head, *tables, *tail])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="folder with the peers' packages")
@@ -340,24 +356,13 @@ def main() -> None:
         sys.path.insert(0, str(args.peers))
     missing: list[str] = []
     every = [e for e in entries(args.peers, missing) if not args.only or args.only in e.name]
-    tables = [table(name, run(name, every, missing)) for name in args.shapes]
     packages = ", ".join(version(p, args.peers) for p in ("trl", "verl", "liger-kernel", "cut-cross-entropy"))
-    head = [
-        "# Kernels on one GPU",
-        "",
-        f"{args.date} · {torch.cuda.get_device_name()} · Python {platform.python_version()}, "
-        f"torch {torch.__version__}, triton {metadata.version('triton')} · {packages}",
-        "",
-        "bfloat16 inputs, medians of device time over "
-        f"{REPEATS} runs; MB = peak beyond the inputs (f+b includes the gradients); err H = largest error of the "
-        f"entropy on {SAMPLE} rows against float64. Written by `benchmarks/kernels.py`.",
-        "",
-    ]
-    tail = ["Left out: " + ("nothing." if not missing else ""), *(f"- {line}" for line in missing), ""]
-    text = "\n".join([*head, *tables, *tail])
-    print(text)
-    if args.out:
-        args.out.write_text(text)
+    tables: list[str] = []
+    for name in args.shapes:
+        tables.append(table(name, run(name, every, missing)))
+        if args.out:
+            args.out.write_text(document(args.date, packages, tables, missing))
+    print(document(args.date, packages, tables, missing))
 
 
 if __name__ == "__main__":

@@ -142,8 +142,7 @@ def _from_weights(store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradie
     if grads.hidden is not None:
         dh = torch.empty(x.shape, dtype=wide(x.dtype), device=x.device)
         product(store, head.weight, out=dh)
-        torch.mul(dh, r[:, None], out=dh)
-        grads.hidden[low : low + x.shape[0]] = dh
+        torch.mul(dh, r[:, None], out=grads.hidden[low : low + x.shape[0]])
     if grads.weight is not None:
         product(store.t(), (x * r[:, None]).to(x.dtype), out=grads.weight, add=add)
     if grads.bias is not None:

@@ -145,6 +145,17 @@ def _(hidden, weight, bias, targets, old_logp, advantages, low, high, temperatur
     return hidden.new_empty((), dtype=kind), *vectors, *grads
 
 
+@torch.library.custom_op("dew::scaled", mutates_args=())
+def _scaled(t: Tensor, g: Tensor) -> Tensor:
+    """g t. A number multiplies half-precision tensors several times faster than a float32 scalar on the device."""
+    return t * g.item()
+
+
+@_scaled.register_fake
+def _(t, g):  # type: ignore[no-untyped-def]
+    return torch.empty_like(t)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[3:])
@@ -154,7 +165,7 @@ def _gradient(ctx: Any, g: Tensor | None, *_: Tensor | None) -> tuple[Tensor | N
     if g is None:
         return (None,) * 12
     wanted = ctx.needs_input_grad[:3]
-    grads = (t * g if w else None for t, w in zip(ctx.saved_tensors, wanted, strict=True))
+    grads = (_scaled(t, g) if w else None for t, w in zip(ctx.saved_tensors, wanted, strict=True))
     return *grads, *(None,) * 9
 
 
