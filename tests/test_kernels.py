@@ -1,6 +1,7 @@
 """Log-probability and entropy from hidden states: values, gradients, and shapes chosen to hurt."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -225,9 +226,7 @@ def test_all_rows_ignored():
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 def test_equal_scores_have_the_largest_entropy(impl):
-    logp, entropy = linear_logprob_entropy(
-        torch.zeros(3, 4), torch.randn(77, 4), torch.tensor([0, 5, 76]), impl=impl
-    )
+    logp, entropy = linear_logprob_entropy(torch.zeros(3, 4), torch.randn(77, 4), torch.tensor([0, 5, 76]), impl=impl)
     torch.testing.assert_close(logp, torch.full((3,), -math.log(77)))
     torch.testing.assert_close(entropy, torch.full((3,), math.log(77)))
 
@@ -248,12 +247,8 @@ def test_forbidden_entries(impl):
     b[[2, 7]] = -math.inf
     allowed = [0, 1, 3, 4, 5, 6, 8]
     settings = {"bias": b, "impl": impl, "entropy_grad": True}
-    logp, entropy, dh, dw, db = run(
-        hidden, weight, torch.tensor([4, 7]), torch.ones(2), torch.ones(2), **settings
-    )
-    _, clean = linear_logprob_entropy(
-        hidden, weight[allowed], torch.tensor([3, 3]), bias=b[allowed], impl=impl
-    )
+    logp, entropy, dh, dw, db = run(hidden, weight, torch.tensor([4, 7]), torch.ones(2), torch.ones(2), **settings)
+    _, clean = linear_logprob_entropy(hidden, weight[allowed], torch.tensor([3, 3]), bias=b[allowed], impl=impl)
     torch.testing.assert_close(entropy, clean)
     assert logp[0].isfinite() and logp[1] == -math.inf
     assert all(t.isfinite().all() for t in (dh, dw, db))
@@ -269,14 +264,10 @@ def test_small_entropies_keep_their_digits(want):
         low, high = (z, high) if math.log1p(r) + r * z / (1 + r) > want else (low, z)
     weight = torch.full((1000, 1), -z)
     weight[321] = 0
-    truth = linear_logprob_entropy(
-        torch.ones(1, 1).double(), weight.double(), torch.tensor([321]), impl="reference"
-    )
+    truth = linear_logprob_entropy(torch.ones(1, 1).double(), weight.double(), torch.tensor([321]), impl="reference")
     for level in (0.0, 30.0):
         bias = torch.full((1000,), level)
-        logp, entropy = linear_logprob_entropy(
-            torch.ones(1, 1), weight, torch.tensor([321]), bias=bias, impl="chunked"
-        )
+        logp, entropy = linear_logprob_entropy(torch.ones(1, 1), weight, torch.tensor([321]), bias=bias, impl="chunked")
         spacing = 4e-6 if level else 0  # float32 scores near 30 are that far apart, whoever sums them
         assert entropy.item() == pytest.approx(truth[1].item(), rel=1e-3 + spacing * 2)
         assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
@@ -382,7 +373,7 @@ def test_memory_is_bounded_by_a_chunk(entropy_grad, monkeypatch):
 def test_spans_cover_everything_once(length, nbytes):
     cuts = list(budget.spans(length, 32, nbytes, 128))
     assert cuts[0][0] == 0 and cuts[-1][1] == length
-    assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(cuts))
     assert all(high - low <= max(1, nbytes // 32) or high - low <= 128 for low, high in cuts)
 
 

@@ -63,9 +63,7 @@ def test_one_token(impl, ratio, advantage, loss, slope):
 
 
 @pytest.mark.parametrize("nbytes", [64, 20_000, 1 << 28])
-@pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.7, "softcap": 3.0, "clip_low": 0.1, "divisor": 7.0}]
-)
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "softcap": 3.0, "clip_low": 0.1, "divisor": 7.0}])
 def test_is_the_reference(nbytes, settings, monkeypatch):
     monkeypatch.setattr(passes, "allowed", lambda limit, device: nbytes)
     data = problem()
@@ -142,9 +140,7 @@ def test_only_the_loss_carries_gradients():
 def test_a_frozen_head_gets_no_gradient():
     hidden, weight, bias, targets, old, advantages = problem()
     want = run(hidden, weight, bias, targets, old, advantages, impl="reference")[3]
-    out = linear_policy_loss(
-        hidden.requires_grad_(), weight, targets, old, advantages, bias=bias, impl="chunked"
-    )
+    out = linear_policy_loss(hidden.requires_grad_(), weight, targets, old, advantages, bias=bias, impl="chunked")
     torch.testing.assert_close(torch.autograd.grad(3 * out.loss, hidden)[0], want)
 
 

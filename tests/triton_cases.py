@@ -10,12 +10,12 @@ from dew.kernels import linear, linear_logprob_entropy, linear_policy_loss
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
-TYPES = [torch.float16, torch.float32] if INTERPRETED else [torch.bfloat16, torch.float16]
-STORED = torch.float32 if INTERPRETED else torch.bfloat16
-"""A type with float32's exponents: the interpreter's bfloat16 product is broken."""
-SHAPES = [(1, 8, 1), (5, 8, 13), (37, 40, 300), (130, 72, 517), (129, 64, 1024)]
+STORED, OTHER = (torch.float32, torch.float16) if INTERPRETED else (torch.bfloat16, torch.float16)
+"""Stored weights need float32's exponents; the interpreter's bfloat16 product is broken."""
+SHAPES = [(1, 8, 1), (37, 40, 300), (130, 72, 517)]
 if not INTERPRETED:
-    SHAPES += [(1000, 576, 5003), (333, 896, 151_936)]
+    SHAPES += [(1000, 576, 5003), (200, 896, 151_936)]
+CASES = [(STORED, shape) for shape in SHAPES] + [(OTHER, (5, 8, 13)), (OTHER, (129, 64, 1024))]
 
 
 def problem(n, d, v, dtype, *, scale=0.3, bias=False):
@@ -54,8 +54,7 @@ def save(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype, shape", CASES)
 @pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 5.0, True)])
 def test_values_and_gradients(dtype, shape, temperature, softcap, bias, save):
     hidden, weight, targets, b = problem(*shape, dtype, bias=bias)
@@ -67,7 +66,7 @@ def test_values_and_gradients(dtype, shape, temperature, softcap, bias, save):
     assert_near(got, run(x, w, targets, g, bias=b64, impl="reference", **settings), dtype)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [STORED, OTHER])
 @pytest.mark.parametrize("softcap, bias", [(None, False), (5.0, True)])
 def test_gradients_of_the_entropy(dtype, softcap, bias):
     hidden, weight, targets, b = problem(37, 40, 300, dtype, bias=bias)
@@ -78,8 +77,7 @@ def test_gradients_of_the_entropy(dtype, softcap, bias):
     assert_near(got, run(x, w, targets, g, ge, bias=b64, impl="reference", **settings), dtype)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype, shape", CASES)
 def test_a_frozen_head(dtype, shape):
     hidden, weight, targets, _ = problem(*shape, dtype)
     g = torch.randn(shape[0], device=DEVICE)
@@ -88,8 +86,7 @@ def test_a_frozen_head(dtype, shape):
     assert_near(got, run(x, w, targets, g, frozen=True, impl="reference", temperature=0.8), dtype)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype, shape", CASES)
 def test_the_policy_loss(dtype, shape):
     hidden, weight, targets, _ = problem(*shape, dtype)
     x, w = doubles(hidden, weight)
@@ -123,9 +120,9 @@ def test_targets_that_are_next_to_impossible(frozen, monkeypatch):
 
 @pytest.mark.parametrize("level", [-200.0, 50.0])
 def test_scores_far_from_zero(level):
-    hidden, weight, targets, _ = problem(37, 40, 300, TYPES[0])
+    hidden, weight, targets, _ = problem(37, 40, 300, OTHER)
     got = linear_logprob_entropy(
-        hidden, weight, targets, bias=torch.full((300,), level, dtype=TYPES[0], device=DEVICE), impl="triton"
+        hidden, weight, targets, bias=torch.full((300,), level, dtype=OTHER, device=DEVICE), impl="triton"
     )
     want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
     for ours, truth in zip(got, want, strict=True):
@@ -133,7 +130,7 @@ def test_scores_far_from_zero(level):
 
 
 def test_forbidden_entries():
-    hidden, weight, _, b = problem(6, 16, 300, TYPES[0], bias=True)
+    hidden, weight, _, b = problem(6, 16, 300, OTHER, bias=True)
     b[::2] = -math.inf
     b[:260] = -math.inf  # a whole tile
     targets = torch.full((6,), 299, device=DEVICE)
@@ -142,7 +139,7 @@ def test_forbidden_entries():
     got = run(hidden, weight, targets, g, g, bias=b, entropy_grad=True, impl="triton")
     want = run(*doubles(hidden, weight), targets, g, g, bias=b.double(), entropy_grad=True, impl="reference")
     assert got[0][3] == -math.inf and all(t.isfinite().all() for t in got[1:])
-    assert_near(got, want, TYPES[0])
+    assert_near(got, want, OTHER)
 
 
 @pytest.mark.parametrize("rest", [1, 600])
@@ -155,10 +152,10 @@ def test_small_entropies_keep_their_digits(rest, want):
         r = rest * math.exp(-z)
         low, high = (z, high) if math.log1p(r) + r * z / (1 + r) > want else (low, z)
     for place in (0, rest // 2, rest):
-        weight = torch.zeros(rest + 1, 8, device=DEVICE, dtype=TYPES[0])
+        weight = torch.zeros(rest + 1, 8, device=DEVICE, dtype=OTHER)
         weight[:, 0] = -round(z * 32) / 32
         weight[place] = 0
-        hidden = torch.ones(1, 8, device=DEVICE, dtype=TYPES[0])
+        hidden = torch.ones(1, 8, device=DEVICE, dtype=OTHER)
         targets = torch.tensor([place], device=DEVICE)
         logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="triton")
         truth = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
@@ -168,12 +165,10 @@ def test_small_entropies_keep_their_digits(rest, want):
 
 def test_equal_scores():
     hidden, weight = (
-        torch.zeros(3, 8, device=DEVICE, dtype=TYPES[0]),
-        torch.ones(777, 8, device=DEVICE, dtype=TYPES[0]),
+        torch.zeros(3, 8, device=DEVICE, dtype=OTHER),
+        torch.ones(777, 8, device=DEVICE, dtype=OTHER),
     )
-    logp, entropy = linear_logprob_entropy(
-        hidden, weight, torch.tensor([0, 500, 776], device=DEVICE), impl="triton"
-    )
+    logp, entropy = linear_logprob_entropy(hidden, weight, torch.tensor([0, 500, 776], device=DEVICE), impl="triton")
     assert logp.tolist() == pytest.approx([-math.log(777)] * 3)
     assert entropy.tolist() == pytest.approx([math.log(777)] * 3)
 
@@ -181,16 +176,14 @@ def test_equal_scores():
 def test_no_rows():
     hidden, weight, targets, _ = problem(0, 16, 50, STORED)
     for frozen in (False, True):
-        logp, _, *grads = run(
-            hidden, weight, targets, torch.ones(0, device=DEVICE), frozen=frozen, impl="triton"
-        )
+        logp, _, *grads = run(hidden, weight, targets, torch.ones(0, device=DEVICE), frozen=frozen, impl="triton")
         assert logp.shape == (0,) and not any(t.any() for t in grads)
 
 
 def test_auto_takes_triton_where_it_can():
-    hidden, weight, _, _ = problem(5, 16, 50, TYPES[0])
+    hidden, weight, _, _ = problem(5, 16, 50, OTHER)
     assert linear.backend_for("auto", hidden, weight).__name__ == "dew.kernels.triton"
-    assert linear.backend_for("auto", hidden[:, :3], weight[:, :3]).__name__ == "dew.kernels.chunked"
+    assert linear.backend_for("auto", hidden[:, :3].contiguous(), weight).__name__ == "dew.kernels.chunked"
 
 
 if not INTERPRETED:
@@ -232,5 +225,6 @@ if not INTERPRETED:
 
         inputs = [hidden] if frozen else [hidden, weight]
         want = torch.autograd.grad(loss(hidden, weight), inputs)
-        got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(hidden, weight), inputs)
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        for ours, eager in zip(torch.autograd.grad(compiled(hidden, weight), inputs), want, strict=True):
+            assert (ours - eager).norm() <= 1e-2 * eager.norm()

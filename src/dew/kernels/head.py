@@ -44,20 +44,16 @@ def plain_head(model: Any) -> Head | str:
 
 def _transforms(model: Any, weight: Tensor, bias: Tensor | None) -> Head | str:
     """What the model's configuration does to the scores after the product."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     softcap = getattr(text, "final_logit_softcapping", None)
     divisor = getattr(text, "logits_scaling", None)
     factor = getattr(text, "logit_scale", None)
-    given = [
-        name for name, value in (("logits_scaling", divisor), ("logit_scale", factor)) if value is not None
-    ]
+    given = [name for name, value in (("logits_scaling", divisor), ("logit_scale", factor)) if value is not None]
     if len(given) > 1 or (given and softcap is not None):
         return f"the model's configuration sets {' and '.join(given)} beside other transforms, in an order unknown here"
     for name in ("output_multiplier_scale", "lm_head_multiplier", "mup_width_multiplier", "dim_model_base"):
         if getattr(text, name, None) is not None:
             return f"the model scales its scores by {name}, which is not handled here"
-    temperature = (
-        float(divisor) if divisor is not None else 1.0 / float(factor) if factor is not None else 1.0
-    )
+    temperature = float(divisor) if divisor is not None else 1.0 / float(factor) if factor is not None else 1.0
     return Head(weight, bias, temperature, None if softcap is None else float(softcap))

@@ -6,6 +6,8 @@ breaking the graph.
 
 import importlib
 import importlib.util
+import os
+from functools import cache
 from typing import Any, Literal, cast
 
 import torch
@@ -61,9 +63,7 @@ def linear_logprob_entropy(
     return logp, entropy if entropy_grad else entropy.detach()
 
 
-def follow_autocast(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def follow_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What autocast does to the inputs of a linear layer."""
     kind = hidden.device.type
     if not torch.is_autocast_enabled(kind) or hidden.dtype == torch.float64:
@@ -99,13 +99,9 @@ def check(
         raise ShapeError("weight has no rows: a distribution needs at least one entry.")
     kinds = {t.dtype for t in (hidden, weight, bias) if t is not None}
     if len(kinds) != 1 or not hidden.dtype.is_floating_point:
-        raise ShapeError(
-            f"types {sorted(map(str, kinds))}: hidden, weight and bias need one floating type; cast them."
-        )
+        raise ShapeError(f"types {sorted(map(str, kinds))}: hidden, weight and bias need one floating type; cast them.")
     if targets.dtype != torch.int64:
-        raise ShapeError(
-            f"targets are {targets.dtype}: expected torch.int64 token numbers; write targets.long()."
-        )
+        raise ShapeError(f"targets are {targets.dtype}: expected torch.int64 token numbers; write targets.long().")
     if not temperature > 0:
         raise ConfigError(f"temperature={temperature}: scores are divided by it, so it must be above 0.")
     if softcap is not None and not softcap > 0:
@@ -131,30 +127,31 @@ def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> Backend:
     """The module that does the work."""
     obstacle = _obstacle(hidden, weight) if impl != "chunked" else ""
     if impl == "triton" and obstacle:
-        raise ConfigError(
-            f'impl="triton": {obstacle}. Write impl="auto" to use PyTorch where Triton cannot run.'
-        )
+        raise ConfigError(f'impl="triton": {obstacle}. Write impl="auto" to use PyTorch where Triton cannot run.')
     name = "chunked" if impl == "chunked" or obstacle else "triton"
     return cast(Backend, importlib.import_module(f"dew.kernels.{name}"))
 
 
 def _obstacle(hidden: Tensor, weight: Tensor) -> str:
     """Why the Triton kernels cannot run on these tensors; empty if they can."""
+    starts = (hidden.data_ptr(), weight.data_ptr(), *(t.stride(0) * t.dtype.itemsize for t in (hidden, weight)))
+    if hidden.stride(-1) != 1 or weight.stride(-1) != 1 or any(start % 16 for start in starts):
+        return f"rows of {hidden.shape[1]} x {hidden.dtype} do not all start at multiples of 16 bytes"
+    return _machine_obstacle(hidden.device, hidden.dtype)
+
+
+@cache
+def _machine_obstacle(device: torch.device, dtype: torch.dtype) -> str:
+    """Why they cannot run here at all."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed (pip install dew-rl[kernels])"
-    if hidden.stride(-1) != 1 or weight.stride(-1) != 1 or (hidden.shape[1] * hidden.dtype.itemsize) % 16:
-        return f"rows of {hidden.shape[1]} x {hidden.dtype} do not start at multiples of 16 bytes"
-    if (weight.stride(0) * weight.dtype.itemsize) % 16 or weight.data_ptr() % 16:
-        return "the weight's rows do not start at multiples of 16 bytes"
-    from dew.kernels.triton import interpreted
-
-    if interpreted():
+    if os.environ.get("TRITON_INTERPRET") == "1":
         return ""
-    if hidden.dtype not in (torch.bfloat16, torch.float16):
-        return f"tensor cores round {hidden.dtype} products; they are exact for bfloat16 and float16 only"
-    if not hidden.is_cuda or torch.version.cuda is None:
-        return f"the tensors are on {hidden.device}, not on an NVIDIA GPU"
-    properties = torch.cuda.get_device_properties(hidden.device)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"tensor cores round {dtype} products; they are exact for bfloat16 and float16 only"
+    if device.type != "cuda" or torch.version.cuda is None:
+        return f"the tensors are on {device}, not on an NVIDIA GPU"
+    properties: Any = torch.cuda.get_device_properties(device)
     if properties.shared_memory_per_block_optin < SHARED_MEMORY:
         return f"{properties.name} has too little shared memory for the tiles"
     return ""
@@ -162,17 +159,21 @@ def _obstacle(hidden: Tensor, weight: Tensor) -> str:
 
 def live_rows(targets: Tensor, v: int, also: Tensor | None = None) -> Tensor | None:
     """The rows that count (and pass `also`), or None where all do."""
+    if targets.numel() == 0:
+        return None
+    bounds = torch.stack(torch.aminmax(targets))
+    every = bounds if also is None else torch.cat([bounds, also.all()[None]])
+    low, high, *rest = every.tolist()  # the one wait for the device
+    if low >= 0 and high < v and all(rest):
+        return None
     live = targets != IGNORE
     wrong = live & ((targets < 0) | (targets >= v))
-    if also is not None:
-        live = live & also
-    every, bad = torch.stack([live.all(), wrong.any()]).tolist()
-    if bad:
+    if wrong.any():
         raise ShapeError(
             f"targets lie outside 0 … {v - 1}, for example {int(targets[wrong][0])}. "
             f"Rows without a token are marked {IGNORE}."
         )
-    return None if every else live.nonzero().squeeze(-1)
+    return (live if also is None else live & also).nonzero().squeeze(-1)
 
 
 def pick(rows: Tensor | None, *tensors: Any) -> list[Any]:
@@ -206,10 +207,10 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """logp, entropy, lse, scale, and what the backward pass asked to be saved."""
     head = Head(weight, bias, temperature, softcap)
-    n = hidden.shape[0]
+    n, hidden = hidden.shape[0], hidden.contiguous()
+    backend = backend_for(impl, hidden, weight)
     rows = live_rows(targets, weight.shape[0])
     x, y = pick(rows, hidden, targets)
-    backend = backend_for(impl, x, weight)
     saved = hidden.new_empty(0)
     with as_written(hidden):
         if save == "slopes":
@@ -248,13 +249,14 @@ def _backward(
     want: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias; empty tensors where not wanted."""
-    n, wanted = hidden.shape[0], Want(*want)
+    n, wanted, hidden = hidden.shape[0], Want(*want), hidden.contiguous()
+    backend = backend_for(impl, hidden, weight)
     g = g.to(wide(hidden.dtype))
     if save == "slopes":
         return (saved * g[:, None]).to(hidden.dtype), hidden.new_empty(0), hidden.new_empty(0)
     head = Head(weight, bias, temperature, softcap)
-    valid = live_rows(targets, weight.shape[0])
     rows = live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
+    valid = live_rows(targets, weight.shape[0]) if save == "weights" and rows is not None else rows
     count = n if valid is None else len(valid)
     with as_written(hidden):
         if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
@@ -262,7 +264,6 @@ def _backward(
             grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
         else:
             x, y, g, ge, *some = pick(rows, hidden, targets, g, ge, *stats)
-            backend = backend_for(impl, x, weight)
             grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)
     return all_given(grads, rows, n, hidden)
 

@@ -27,9 +27,7 @@ class Backend(Protocol):
 
     def bytes_per_score(self, dtype: torch.dtype) -> int: ...
 
-    def statistics(
-        self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None
-    ) -> Statistics: ...
+    def statistics(self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics: ...
 
     def gradient_tile(
         self,
@@ -78,9 +76,9 @@ def recompute(
 ) -> Gradients:
     """Backward with the scores computed again."""
     (n, d), v = hidden.shape, head.weight.shape[0]
-    grads = _empty(hidden, head, want, hidden.dtype)
     if n == 0:
-        return grads
+        return _empty(hidden, head, want, hidden.dtype)
+    grads = _empty(hidden, head, want._replace(hidden=False), hidden.dtype)
     each = n * backend.bytes_per_score(hidden.dtype)
     slices = list(spans(v, each, allowed(TILE, hidden.device), 2 * BLOCK))
     tile = torch.empty(n, round_up(slices[0][1], ALIGN), dtype=hidden.dtype, device=hidden.device)
@@ -105,7 +103,7 @@ def slopes(backend: Backend, hidden: Tensor, head: Head, targets: Tensor) -> tup
         x, y = hidden[low:high], targets[low:high]
         stats = backend.statistics(x, head, y, store)
         parts.append(stats)
-        u[low:high] = kept(store, x, head, -stats.scale, Want(True, False, False)).hidden
+        _from_weights(store, x, head, -stats.scale, Gradients(u, None, None), low, add=False)
     return _join(parts, hidden), u
 
 
@@ -139,15 +137,12 @@ def policy(
     return _join(parts, hidden), Gradients(grads.hidden, dw, None if db is None else db.to(hidden.dtype))
 
 
-def _from_weights(
-    store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradients, low: int, *, add: bool
-) -> None:
+def _from_weights(store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradients, low: int, *, add: bool) -> None:
     """Add one chunk's share; `grads.hidden` holds all rows and this chunk's start at `low`."""
     if grads.hidden is not None:
         dh = torch.empty(x.shape, dtype=wide(x.dtype), device=x.device)
         product(store, head.weight, out=dh)
-        torch.mul(dh, r[:, None], out=dh)
-        grads.hidden[low : low + x.shape[0]] = dh
+        torch.mul(dh, r[:, None], out=grads.hidden[low : low + x.shape[0]])
     if grads.weight is not None:
         product(store.t(), (x * r[:, None]).to(x.dtype), out=grads.weight, add=add)
     if grads.bias is not None:

@@ -83,9 +83,7 @@ def linear_policy_loss(
 def _check(targets: Tensor, old_logp: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> None:
     for name, t in (("old_logp", old_logp), ("advantages", advantages)):
         if t.shape != targets.shape:
-            raise ShapeError(
-                f"{name} {tuple(t.shape)}: expected one number per target, {tuple(targets.shape)}."
-            )
+            raise ShapeError(f"{name} {tuple(t.shape)}: expected one number per target, {tuple(targets.shape)}.")
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ConfigError(
             f"clip_low={clip_low}, clip_high={clip_high}: the ratio is kept in 1 − clip_low … 1 + clip_high, so "
@@ -118,6 +116,7 @@ def _policy(
     """divisor · L, logp, entropy, and the gradients of divisor · L (empty where not wanted)."""
     head, wanted = Head(weight, bias, temperature, softcap), Want(*want)
     n, v = hidden.shape[0], weight.shape[0]
+    hidden = hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
     moves = advantages != 0 if any(want) else torch.zeros_like(targets, dtype=torch.bool)
     rows = live_rows(targets, v, moves)
@@ -146,6 +145,17 @@ def _(hidden, weight, bias, targets, old_logp, advantages, low, high, temperatur
     return hidden.new_empty((), dtype=kind), *vectors, *grads
 
 
+@torch.library.custom_op("dew::scaled", mutates_args=())
+def _scaled(t: Tensor, g: Tensor) -> Tensor:
+    """g t. A number multiplies half-precision tensors several times faster than a float32 scalar on the device."""
+    return t * g.item()
+
+
+@_scaled.register_fake
+def _(t, g):  # type: ignore[no-untyped-def]
+    return torch.empty_like(t)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[3:])
@@ -155,7 +165,7 @@ def _gradient(ctx: Any, g: Tensor | None, *_: Tensor | None) -> tuple[Tensor | N
     if g is None:
         return (None,) * 12
     wanted = ctx.needs_input_grad[:3]
-    grads = (t * g if w else None for t, w in zip(ctx.saved_tensors, wanted, strict=True))
+    grads = (_scaled(t, g) if w else None for t, w in zip(ctx.saved_tensors, wanted, strict=True))
     return *grads, *(None,) * 9
 
 

@@ -14,6 +14,9 @@ before the row's sum is known: bfloat16 has float32's exponents, and nothing is 
 with E_y = 1 − 1/p_y. A row whose target is less likely than 2^−100 is done again, relative to its sum.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,11 +38,6 @@ FAR_ROWS = 256
 """Rows done again at a time."""
 
 
-def interpreted() -> bool:
-    """Whether kernels run on the CPU under Triton's interpreter."""
-    return bool(triton.knobs.runtime.interpret)
-
-
 def bytes_per_score(dtype: torch.dtype) -> int:
     """What `gradient_tile` holds for each score: the result alone."""
     return dtype.itemsize
@@ -56,18 +54,13 @@ def _place(work, row_blocks, column_blocks, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _scores(
-    x, w, row, column, steps, IEEE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
-):
+def _scores(x, w, row, column, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """A (BM, BN) tile of h Wᵀ, summed in float32."""
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(steps):
         a = x.load([row, k * BK])
         b = w.load([column, k * BK])
-        if IEEE:
-            acc = tl.dot(a, b.T, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(a, b.T, acc)
+        acc = tl.dot(a, b.T, acc, input_precision="ieee")
     return acc
 
 
@@ -126,28 +119,27 @@ def _target_kernel(
     tl.store(out + row, z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _statistics_kernel(
     x, w, store, bias, zy, part, n, v, width, s, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr, IEEE: tl.constexpr,
+    BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
-    PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows]."""
     row_blocks = tl.cdiv(n, BM)
     items = tl.cdiv(v, BN * TILES)
     steps = tl.cdiv(width, BK)
-    turns = tl.cdiv(row_blocks * items - tl.program_id(0), PROGRAMS) * TILES
+    turns = tl.cdiv(row_blocks * items - tl.program_id(0), tl.num_programs(0)) * TILES
     m = tl.full((BM,), LOWEST, tl.float32)
     r = tl.full((BM,), -1.0, tl.float32)
     t = tl.zeros((BM,), tl.float32)
     for turn in tl.range(0, turns, flatten=True):
-        work = tl.program_id(0) + (turn // TILES) * PROGRAMS
+        work = tl.program_id(0) + (turn // TILES) * tl.num_programs(0)
         tile = turn % TILES
         row_block, item = _place(work, row_blocks, items, GROUP)
         row = row_block * BM
         column = (item * TILES + tile) * BN
-        z = _scores(x, w, row, column, steps, IEEE, BM, BN, BK)
+        z = _scores(x, w, row, column, steps, BM, BN, BK)
         columns = column + tl.arange(0, BN)
         z, th = _transform(z, bias, columns, v, cap, BIAS, CAP)
         if RAGGED:
@@ -180,8 +172,17 @@ def _statistics_kernel(
 
 
 @triton.jit
-def _join_kernel(part, out, n, items, s, BLOCK: tl.constexpr):
-    """Merge the work items' (m, r, t) of BLOCK rows."""
+def _log1p(r):
+    """log(1 + r) for r ≥ 0 to full float32 accuracy: 2 artanh(r / (2 + r)) where the sum would round r away."""
+    q = r / (2.0 + r)
+    w = q * q
+    small = q * (2.0 + w * (0.6666666667 + w * (0.4 + w * (0.2857142857 + w * (0.2222222222 + w * 0.1818181818)))))
+    return tl.where(r < 0.5, small, tl.log(1.0 + r))
+
+
+@triton.jit(do_not_specialize=["n"])
+def _join_kernel(part, zy, logp, entropy, lse, scale, n, items, s, inverse_t, BLOCK: tl.constexpr):
+    """Merge the work items' (m, r, t) of BLOCK rows into their final numbers."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = rows < n
     stride = tl.cast(items, tl.int64) * n
@@ -194,26 +195,29 @@ def _join_kernel(part, out, n, items, s, BLOCK: tl.constexpr):
         r2 = tl.load(at + stride, mask=live, other=0.0)
         t2 = tl.load(at + 2 * stride, mask=live, other=0.0)
         m, r, t = _merge(m, r, t, m2, r2, t2, s)
-    tl.store(out + rows, m, mask=live)
-    tl.store(out + n + rows, r, mask=live)
-    tl.store(out + 2 * n + rows, t, mask=live)
+    rest = _log1p(r)
+    log_y = tl.minimum((tl.load(zy + rows, mask=live, other=0.0) - m) * inverse_t - rest, 0.0)
+    tl.store(logp + rows, log_y, mask=live)
+    tl.store(entropy + rows, tl.maximum(rest - t * inverse_t / (1.0 + r), 0.0), mask=live)
+    tl.store(lse + rows, m * inverse_t + rest, mask=live)
+    tl.store(scale + rows, tl.exp(log_y) * inverse_t, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "low"])
 def _gradient_kernel(
     x, w, out, bias, y, lse, logp, entropy, g, ge, n, v, width, low, s, cap, inverse_t,
-    BIAS: tl.constexpr, CAP: tl.constexpr, ENTROPY: tl.constexpr, IEEE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    BIAS: tl.constexpr, CAP: tl.constexpr, ENTROPY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """out = ∂L/∂(h Wᵀ) of columns [low, low + v), as in `chunked.gradient_tile`."""
     row_blocks = tl.cdiv(n, BM)
     column_blocks = tl.cdiv(v, BN)
     steps = tl.cdiv(width, BK)
-    for work in tl.range(tl.program_id(0), row_blocks * column_blocks, PROGRAMS, flatten=True):
+    for work in tl.range(tl.program_id(0), row_blocks * column_blocks, tl.num_programs(0), flatten=True):
         row_block, column_block = _place(work, row_blocks, column_blocks, GROUP)
         row = row_block * BM
         column = column_block * BN
-        z = _scores(x, w, row, low + column, steps, IEEE, BM, BN, BK)
+        z = _scores(x, w, row, low + column, steps, BM, BN, BK)
         columns = tl.arange(0, BN)
         z, th = _transform(z, bias + low, column + columns, v, cap, BIAS, CAP)
         rows = row + tl.arange(0, BM)
@@ -235,26 +239,30 @@ def _gradient_kernel(
         out.store([row, column + BN // 2], right)
 
 
-STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 4}
-STORING: dict[str, Any] = {**STATISTICS, "num_stages": 3}
-GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 3}
+STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
+STORING: dict[str, Any] = {**STATISTICS}
+GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
 
 
 def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
     """Both numbers of every row; with `store` (N, V) also the weights, ∂logp/∂(h Wᵀ) = −scale · store."""
     if store is not None and hidden.dtype == torch.float16:
         return chunked.statistics(hidden, head, targets, store)  # p_v / p_y does not fit float16
-    n, v = hidden.shape[0], head.weight.shape[0]
-    if n == 0:
+    if hidden.shape[0] == 0:
         return chunked.statistics(hidden, head, targets, store)
-    zy = _target_scores(hidden, head, targets)
-    m, r, t = _fold(hidden, head, zy, store)
-    inverse_t, rest = 1 / head.temperature, r.log1p()
-    logp = ((zy - m) * inverse_t - rest).clamp_max_(0)
-    entropy = (rest - t * inverse_t / (1 + r)).clamp_min_(0)
-    stats = Statistics(logp, entropy, m * inverse_t + rest, logp.exp().mul_(inverse_t))
+    n, inverse_t, device = hidden.shape[0], 1 / head.temperature, hidden.device
+    if store is None:
+        part = _fold(hidden, head, None, None)  # the long product first: what follows is launched behind it
+        zy = _target_scores(hidden, head, targets)
+    else:
+        zy = _target_scores(hidden, head, targets)
+        part = _fold(hidden, head, zy, store)
+    stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=device) for _ in range(4)))
+    _join_kernel[(triton.cdiv(n, 64),)](
+        part, zy, *stats, n, part.shape[1], LOG2E * inverse_t, inverse_t, BLOCK=64, num_warps=2
+    )
     if store is not None:
-        _set_targets(store, targets, -(-logp).expm1(), zy, head)
+        _set_targets(store, targets, -(-stats.logp).expm1(), zy, head)
         _redo_far_rows(hidden, head, targets, stats, store)
     return stats
 
@@ -264,32 +272,31 @@ def _target_scores(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     out = torch.empty(n, dtype=torch.float32, device=hidden.device)
     block = min(1024, triton.next_power_of_2(width))
     _target_kernel[(n,)](
-        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, width, head.softcap or 1.0,
+        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, width,
+        head.softcap or 1.0,
         BIAS=head.bias is not None, CAP=head.softcap is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 
 
-def _fold(hidden: Tensor, head: Head, zy: Tensor, store: Tensor | None) -> tuple[Tensor, ...]:
-    """(m, r, t) of every row."""
+def _fold(hidden: Tensor, head: Head, zy: Tensor | None, store: Tensor | None) -> Tensor:
+    """(m, r, t) of every work item and row."""
     (n, width), v = hidden.shape, head.weight.shape[0]
     c = STATISTICS if store is None else STORING
     blocks = triton.cdiv(v, c["BN"])
     tiles = next(k for k in (4, 3, 2, 5, 1) if blocks % k == 0)
     items = blocks // tiles
     part = torch.empty(3, items, n, dtype=torch.float32, device=hidden.device)
-    out = torch.empty(3, n, dtype=torch.float32, device=hidden.device)
-    s = LOG2E / head.temperature
-    programs = min(_multiprocessors(hidden), triton.cdiv(n, c["BM"]) * items)
+    programs = min(_multiprocessors(hidden.device), triton.cdiv(n, c["BM"]) * items)
     x = _tiles_of(hidden, c["BM"], c["BK"])
     _statistics_kernel[(programs,)](
         x, _tiles_of(head.weight, c["BN"], c["BK"]), x if store is None else _tiles_of(store, c["BM"], c["BN"] // 2),
-        _bias(head), zy, part, n, v, width, s, head.softcap or 1.0,
+        _bias(head), part if zy is None else zy, part, n, v, width, LOG2E / head.temperature,
+        head.softcap or 1.0,
         BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
-        IEEE=hidden.dtype == torch.float32, TILES=tiles, PROGRAMS=programs, **c,
+        TILES=tiles, **c,
     )  # fmt: skip
-    _join_kernel[(triton.cdiv(n, 128),)](part, out, n, items, s, BLOCK=128, num_warps=4)
-    return out.unbind()
+    return part
 
 
 def _set_targets(store: Tensor, targets: Tensor, value: Tensor, zy: Tensor, head: Head) -> None:
@@ -306,9 +313,7 @@ def _redo_far_rows(hidden: Tensor, head: Head, targets: Tensor, stats: Statistic
         some = Statistics(*(column[rows] for column in stats))
         stats.scale[rows] = 1 / head.temperature
         g = torch.full_like(some.logp, -head.temperature)
-        tile = torch.empty(len(rows), store.stride(0), dtype=store.dtype, device=store.device)[
-            :, : store.shape[1]
-        ]
+        tile = torch.empty(len(rows), store.stride(0), dtype=store.dtype, device=store.device)[:, : store.shape[1]]
         gradient_tile(hidden[rows], head, targets[rows], some, g, None, 0, tile)
         store[rows] = tile
 
@@ -326,13 +331,13 @@ def gradient_tile(
     """out = ∂L/∂(h Wᵀ) of columns low, low+1, …, as in `chunked.gradient_tile`."""
     (n, width), v = hidden.shape, out.shape[1]
     c = GRADIENT
-    programs = min(_multiprocessors(hidden), triton.cdiv(n, c["BM"]) * triton.cdiv(v, c["BN"]))
+    programs = min(_multiprocessors(hidden.device), triton.cdiv(n, c["BM"]) * triton.cdiv(v, c["BN"]))
     _gradient_kernel[(programs,)](
         _tiles_of(hidden, c["BM"], c["BK"]), _tiles_of(head.weight, c["BN"], c["BK"]),
         _tiles_of(out, c["BM"], c["BN"] // 2), _bias(head), targets, stats.lse, -stats.logp.expm1(), stats.entropy,
         g, g if ge is None else ge, n, v, width, low, LOG2E / head.temperature, head.softcap or 1.0,
         1 / head.temperature, BIAS=head.bias is not None, CAP=head.softcap is not None, ENTROPY=ge is not None,
-        IEEE=hidden.dtype == torch.float32, PROGRAMS=programs, **c,
+        **c,
     )  # fmt: skip
 
 
@@ -344,5 +349,6 @@ def _tiles_of(t: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, columns])
 
 
-def _multiprocessors(t: Tensor) -> int:
-    return torch.cuda.get_device_properties(t.device).multi_processor_count if t.is_cuda else 4
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -1,0 +1,373 @@
+"""Log-probability and entropy from hidden states: dew and its peers on one GPU, in one run.
+
+    pip install --no-deps --target PEERS trl==1.16.0 verl==0.9.1 liger-kernel==0.8.5 cut-cross-entropy==25.1.1
+    python benchmarks/kernels.py --peers PEERS --out benchmarks/results/kernels-h200.md
+
+Needs an NVIDIA GPU of compute capability 9.0 (Liger's kernels need nvidia-cutlass-dsl besides). Peers come from their
+own packages; what does not import is named and left out. bfloat16 inputs, medians of device time. MB is the peak
+beyond the inputs and the gradients; err H the largest error of the entropy on 64 rows against float64.
+"""
+
+import argparse
+import contextlib
+import importlib
+import math
+import platform
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dew.kernels import linear, linear_logprob_entropy, linear_policy_loss
+
+SHAPES = {"7B": (16_384, 3_584, 152_064), "32B": (8_192, 5_120, 152_064), "SmolLM2": (32_768, 576, 49_152)}
+TRL_CHUNK = 32_768
+"""Columns per tile in TRL's trainers."""
+SAMPLE = 64
+"""Rows on which the entropy is checked."""
+REPEATS = 9
+
+Op = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One implementation: what it computes from (hidden, weight, targets), and what is special about it."""
+
+    name: str
+    op: Op
+    forward: bool = True
+    """Whether it can be asked for the values alone."""
+    frozen: bool = False
+    silent: float = 0.0
+    """Share of the rows with zero upstream gradient."""
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    forward: float | None
+    forward_mb: float | None
+    both: float | None
+    both_mb: float | None
+    error: float | None
+
+
+# Ours.
+
+
+def policy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss stands for the log-probabilities: its gradient is that of their weighted sum."""
+    zero = torch.zeros(len(targets), device=hidden.device)
+    out = linear_policy_loss(hidden, weight, targets, zero - 20.0, zero - 1.0)
+    return out.loss, out.entropy
+
+
+def without_keeping(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Four products, whatever memory is free."""
+    kept, linear.KEPT = linear.KEPT, (0.0, 0, 0)
+    try:
+        return linear_logprob_entropy(hidden, weight, targets)
+    finally:
+        linear.KEPT = kept
+
+
+def ours() -> Iterator[Entry]:
+    yield Entry("dew", linear_logprob_entropy)
+    yield Entry("dew, four products", without_keeping, forward=False)
+    yield Entry("dew, four products, half of the rows silent", without_keeping, forward=False, silent=0.5)
+    yield Entry("dew, frozen head", linear_logprob_entropy, forward=False, frozen=True)
+    yield Entry("dew, linear_policy_loss", policy, forward=False)
+
+
+# Peers.
+
+
+def stand_in(name: str, path: Path | None = None, **names: Any) -> None:
+    """A module without its package's other imports: what lies beside it is still found."""
+    module = types.ModuleType(name)
+    module.__dict__.update(names)
+    if path is not None:
+        module.__path__ = [str(path)]
+    sys.modules[name] = module
+
+
+def found(folder: Path | None, package: str) -> Path:
+    """Where a package lies, without importing it."""
+    for place in [folder, *map(Path, sys.path)]:
+        if place is not None and (place / package).is_dir():
+            return place / package
+    raise ImportError(f"{package} is not installed")
+
+
+def naive(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logq = torch.log_softmax((hidden @ weight.T).float(), -1)
+    entropy = -(logq.detach().exp() * logq.detach()).sum(-1)
+    return logq.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def trl(folder: Path | None) -> Iterator[Entry]:
+    root = found(folder, "trl")
+    stand_in("trl", root)
+    stand_in("trl.trainer", root / "trainer")
+    stand_in("trl.trainer.utils", maybe_gather_lm_head_ctx=lambda *_: contextlib.nullcontext())
+    chunked = importlib.import_module("trl.kernels.chunked_logprob").ChunkedLogProbFunction
+    full = importlib.import_module("trl.kernels.logprob_entropy").selective_log_softmax_and_entropy
+
+    def tiles(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        out = chunked.apply(hidden, weight, None, targets, 1.0, TRL_CHUNK, None, 1.0, ("entropy",))
+        return out[0], out[1].detach()
+
+    def logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logp, entropy = full(hidden @ weight.T, targets)
+        return logp, entropy.detach()
+
+    yield Entry("TRL chunked", tiles)
+    yield Entry("TRL full logits", logits)
+
+
+def verl(folder: Path | None) -> Iterator[Entry]:
+    root = found(folder, "verl")
+    stand_in("verl", root)
+    stand_in("verl.utils", root / "utils")
+    stand_in(
+        "verl.utils.device",
+        get_device_capability=torch.cuda.get_device_capability,
+        get_device_name=lambda: "cuda",
+        is_cuda_available=True,
+        get_torch_device=lambda: torch.cuda,
+    )
+    apply = importlib.import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy
+
+    def op(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logp, entropy = apply(hidden, weight, targets, 1.0, "none")
+        return logp, entropy.detach()
+
+    yield Entry("verl Triton", op)
+
+
+def liger(folder: Path | None) -> Iterator[Entry]:
+    importlib.import_module("cutlass")
+    name = "liger_kernel.ops.fused_linear_scaled_cross_entropy"
+    apply = importlib.import_module(name).LigerFusedLinearScaledCrossEntropyFunction.apply
+
+    def split(tiles: int) -> Op:
+        def op(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            loss, entropy = apply(hidden, weight, targets, 1.0, -100, tiles, True)
+            return -loss, entropy.detach()
+
+        return op
+
+    for tiles in (1, 2):
+        yield Entry(f"Liger SM90, split {tiles}", split(tiles))
+
+
+def liger_cross_entropy(folder: Path | None) -> Iterator[Entry]:
+    name = "liger_kernel.ops.fused_linear_cross_entropy"
+    function = importlib.import_module(name).LigerFusedLinearCrossEntropyFunction
+
+    def op(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, None]:
+        return -function.apply(hidden, weight, targets)[0], None
+
+    yield Entry("Liger fused linear CE (no entropy)", op, forward=False)
+
+
+def cut_cross_entropy(folder: Path | None) -> Iterator[Entry]:
+    apply = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+
+    def op(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, None]:
+        return -apply(hidden, weight, targets, reduction="none"), None
+
+    yield Entry("cut-cross-entropy (no entropy)", op)
+
+
+PEERS = {
+    "trl": trl,
+    "verl": verl,
+    "liger-kernel (CE)": liger_cross_entropy,
+    "cut-cross-entropy": cut_cross_entropy,
+    "liger-kernel": liger,
+}
+
+
+def entries(folder: Path | None, missing: list[str]) -> list[Entry]:
+    """All implementations that import here; the others are named in `missing`."""
+    every = [*ours(), Entry("naive, all logits", naive)]
+    for name, make in PEERS.items():
+        try:
+            every += make(folder)
+        except Exception as error:
+            missing.append(f"{name}: {type(error).__name__}: {error}")
+    return every
+
+
+# Measuring.
+
+
+def milliseconds(work: Callable[[], Any]) -> float:
+    """Median device time after a warm-up."""
+    for _ in range(2):
+        work()
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    for start, end in marks:
+        start.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    return sorted(start.elapsed_time(end) for start, end in marks)[REPEATS // 2]
+
+
+def peak(work: Callable[[], Any]) -> float:
+    """MB beyond what is allocated now, the gradients of an earlier run included."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def problem(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores with a spread of 2, as confident as a language model's."""
+    n, d, v = shape
+    torch.manual_seed(0)
+    hidden = torch.randn(n, d, device="cuda").bfloat16()
+    weight = (torch.randn(v, d, device="cuda") * 2 / math.sqrt(d)).bfloat16()
+    return hidden, weight, torch.randint(v, (n,), device="cuda")
+
+
+def true_entropy(hidden: Tensor, weight: Tensor) -> Tensor:
+    logq = torch.log_softmax(hidden[:SAMPLE].double() @ weight.double().T, -1)
+    return -(logq.exp() * logq).sum(-1)
+
+
+def measure(entry: Entry, hidden: Tensor, weight: Tensor, targets: Tensor, truth: Tensor) -> Row:
+    """All of one implementation's numbers."""
+    x, w = hidden.detach().requires_grad_(), weight.detach().requires_grad_(not entry.frozen)
+    g = torch.randn(len(targets), device="cuda")
+    g[torch.rand(len(targets), device="cuda") < entry.silent] = 0
+
+    def forward() -> tuple[Tensor, Tensor | None]:
+        with torch.no_grad():
+            return entry.op(hidden, weight, targets)
+
+    def both() -> None:
+        x.grad = w.grad = None
+        logp, _ = entry.op(x, w, targets)
+        logp.backward(g if logp.ndim else None)
+
+    error = None
+    entropy = forward()[1]
+    if entropy is not None:
+        error = (entropy[:SAMPLE].double() - truth).abs().max().item()
+    del entropy
+    ms, mb = (milliseconds(forward), peak(forward)) if entry.forward else (None, None)
+    row = Row(entry.name, ms, mb, milliseconds(both), peak(both), error)
+    x.grad = w.grad = None
+    return row
+
+
+def run(name: str, every: list[Entry], missing: list[str]) -> list[Row]:
+    """One shape."""
+    hidden, weight, targets = problem(SHAPES[name])
+    truth = true_entropy(hidden, weight)
+    rows = []
+    for entry in every:
+        torch.cuda.empty_cache()
+        try:
+            rows.append(measure(entry, hidden, weight, targets, truth))
+            print(f"{name:8s} {rows[-1]}", flush=True)
+        except Exception as error:
+            missing.append(f"{entry.name} at {name}: {type(error).__name__}: {str(error)[:160]}")
+            print(missing[-1], flush=True)
+    return rows
+
+
+# Writing.
+
+
+def ratio(rows: list[Row], column: str, *, small: bool) -> str:
+    """dew against the fastest peer that also gives the entropy; `small`: among those that do not hold all logits."""
+    own = [r for r in rows if r.name == "dew"]
+    peers = [r for r in rows if not r.name.startswith("dew") and r.error is not None and getattr(r, column)]
+    peers = [r for r in peers if not (small and "logits" in r.name)]
+    if not own or not peers:
+        return "no peer measured"
+    best = min(peers, key=lambda r: float(getattr(r, column)))
+    mine, theirs = getattr(own[0], column), getattr(best, column)
+    return f"{mine:.2f} / {theirs:.2f} ms ({best.name}) = {mine / theirs:.3f}"
+
+
+def table(name: str, rows: list[Row]) -> str:
+    n, d, v = SHAPES[name]
+
+    def show(x: float | None, form: str) -> str:
+        return "" if x is None else format(x, form)
+
+    lines = [f"## {name}: N {n:,}, D {d:,}, V {v:,}", ""]
+    lines += ["| | fwd ms | MB | f+b ms | MB | err H |", "|---|---|---|---|---|---|"]
+    for r in rows:
+        cells = [
+            show(r.forward, ".2f"),
+            show(r.forward_mb, ",.0f"),
+            show(r.both, ".2f"),
+            show(r.both_mb, ",.0f"),
+        ]
+        lines.append(f"| {r.name} | {' | '.join(cells)} | {show(r.error, '.0e')} |")
+    lines += ["", "dew against the fastest peer that gives the entropy:", ""]
+    for title, column in (("forward", "forward"), ("forward and backward", "both")):
+        lines.append(f"- {title}, without all logits in memory: {ratio(rows, column, small=True)}")
+        lines.append(f"- {title}, any: {ratio(rows, column, small=False)}")
+    return "\n".join([*lines, ""])
+
+
+def version(package: str, folder: Path | None) -> str:
+    for found_ in metadata.distributions(name=package, path=[str(folder)] if folder else sys.path):
+        return f"{package} {found_.version}"
+    return f"{package} (version unknown)"
+
+
+def document(date: str, packages: str, tables: list[str], missing: list[str]) -> str:
+    head = [
+        "# Kernels on one GPU",
+        "",
+        f"{date} · {torch.cuda.get_device_name()} · Python {platform.python_version()}, torch {torch.__version__}, "
+        f"triton {metadata.version('triton')} · {packages}",
+        "",
+        f"bfloat16 inputs, medians of device time over {REPEATS} runs; MB = peak beyond the inputs and the "
+        f"gradients; err H = largest error of the entropy on {SAMPLE} rows against float64. Written by "
+        "`benchmarks/kernels.py`.",
+        "",
+    ]
+    tail = ["Left out: " + ("nothing." if not missing else ""), "", *(f"- {line}" for line in missing), ""]
+    return "\n".join([*head, *tables, *tail])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="folder with the peers' packages")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--only", help="measure only implementations whose name contains this")
+    parser.add_argument("--date", default="")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.peers:
+        sys.path.insert(0, str(args.peers))
+    missing: list[str] = []
+    every = [e for e in entries(args.peers, missing) if not args.only or args.only in e.name]
+    packages = ", ".join(version(p, args.peers) for p in ("trl", "verl", "liger-kernel", "cut-cross-entropy"))
+    tables: list[str] = []
+    for name in args.shapes:
+        tables.append(table(name, run(name, every, missing)))
+        if args.out:
+            args.out.write_text(document(args.date, packages, tables, missing))
+    print(document(args.date, packages, tables, missing))
+
+
+if __name__ == "__main__":
+    main()
