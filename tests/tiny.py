@@ -86,3 +86,26 @@ def trainer(output_dir, rewards=has_a, data=None, policy=None, others=None, **se
         processing_class=tokenizer(),
         **(others or {}),
     )
+
+
+def scripted(prompts, trainer, seed=0, longest=6):
+    """A rollout function that samples nothing: row i of the whole batch always gets the same completion."""
+    import random
+
+    first = trainer.accelerator.process_index * len(prompts)
+    encode = trainer.processing_class
+    completions = []
+    for row in range(first, first + len(prompts)):
+        dice = random.Random(1000 * seed + row)
+        ids = [dice.randrange(3, 3 + len(LETTERS)) for _ in range(dice.randint(1, longest))]
+        completions.append(ids if len(ids) == longest else [*ids, 1])
+    return {"prompt_ids": encode(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
+
+
+def rows(trainer, prompts_at_once=None):
+    """What the data loader hands to one process: each prompt as often as it is answered."""
+    size = trainer.num_generations
+    count = prompts_at_once or trainer.args.generation_batch_size // size
+    everything = [trainer.train_dataset[i] for i in range(count) for _ in range(size)]
+    share = len(everything) // trainer.accelerator.num_processes
+    return everything[trainer.accelerator.process_index * share :][:share]

@@ -19,7 +19,8 @@ from dew.engines.trl.checkpoints import epochs_done, last_complete, load_state, 
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.contract import IMAGE_KEYS, require_generated, require_keys
 from dew.engines.trl.credit import Credit, Rows, give_credit, judge
-from dew.engines.trl.loss import OWN, divisor, micro_batch, row_weights
+from dew.engines.trl.guide import Guide, GuideAnswer, open_guide, own_prompts, places, weave
+from dew.engines.trl.loss import OWN, divisor, micro_batches, row_weights
 from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index
 from dew.engines.trl.sampling import Columns, PromptStream, Sampled, fill_batch, gather_columns, join
@@ -36,6 +37,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer that trains with any of dew's algorithms. Takes what GRPOTrainer takes, and a `DewConfig`."""
 
     _tag_names: ClassVar = ["trl", "grpo", "dew"]
+    num_generations: int
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         args: DewConfig | None = None,
         train_dataset: Any = None,
         *others: Any,
+        guide: Guide | None = None,
         **settings: Any,
     ) -> None:
         if args is None:
@@ -69,6 +72,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._caught: list[tuple[Tensor, Tensor | None]] | None = None
         self._answers: Columns = {}
         self._stream = self._prompt_stream()
+        if guide is None and args.guide is not None:
+            guide = open_guide(args.guide, self._tokenizer, args, self.accelerator.device)
+        self._guide = guide
+        self._check_guide()
 
     # ── sampling ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -91,6 +98,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._clock.phase("scoring"):
             batch = super()._generate_and_score_completions(inputs)
             require_keys(batch)
+            if self._guide is not None and self.model.training:
+                self._add_guide(batch)
             entropy, logp = self._old_entropy(batch)
         self._clock.move("scoring", "others", self._clock["generation"] + self._clock["reward"] - others)
         shared = self._shared(batch, entropy)
@@ -106,9 +115,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return Sampled(local=batch, shared=shared, answers=[facts], groups=counts)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        authors: list[GuideAnswer | None] = [None] * len(prompts)
         with self._clock.phase("generation"), dropout_off(self.model):
-            generated = super()._generate(prompts)
-        require_generated(generated)
+            if self._guide is None or not self.model.training:
+                generated = super()._generate(prompts)
+                require_generated(generated)
+            else:
+                generated, authors = self._generate_with_guide(self._guide, prompts)
         completions, tool_mask = generated[1], generated[2]
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         device = self.accelerator.device
@@ -117,9 +130,46 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             "tokens": torch.tensor(lengths, device=device),
             "length": torch.tensor(lengths if tool_mask is None else [sum(m) for m in tool_mask], device=device),
             "truncated": torch.tensor([not ids or ids[-1] not in ends for ids in completions], device=device),
-            "guided": torch.zeros(len(completions), dtype=torch.bool, device=device),
+            "guided": torch.tensor([answer is not None for answer in authors], device=device),
         }
+        self._authors = authors
         return generated
+
+    def _generate_with_guide(self, guide: Guide, prompts: list[Any]) -> tuple[tuple[Any, ...], Any]:
+        """The guide's answers take the last places of each group; the policy samples the others."""
+        size = self.num_generations
+        guided = places(guide, prompts, size, self.args.guide_completions)
+        self.num_generations = 1  # vLLM must not take every `size`-th prompt for a group: groups are ragged now
+        try:
+            generated = super()._generate(own_prompts(prompts, size, guided))
+        finally:
+            self.num_generations = size
+        require_generated(generated)
+        return weave(generated, guide, prompts, size, guided, self.state.global_step, self._tokenizer)
+
+    def _add_guide(self, batch: dict[str, Any]) -> None:
+        """Who wrote each row, and the guide's log-probabilities where they are known."""
+        logps = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        for row, answer in zip(logps, self._authors, strict=True):
+            if answer is not None and answer.logps is not None:
+                row[: len(answer.logps)] = torch.tensor(answer.logps)
+        codes = [OWN if answer is None else answer.author for answer in self._authors]
+        batch["author"], batch["guide_logps"] = torch.tensor(codes, device=logps.device), logps
+
+    def _check_guide(self) -> None:
+        if self._guide is None:
+            return
+        if self.tools:
+            raise ConfigError("guide with tools: a guide's answer is text, it calls no tools. Drop one of them.")
+        if self.use_vllm or self.accelerator.num_processes > 1:
+            wanted = self.args.guide_completions
+            lacking = [p for p in self.train_dataset["prompt"] if self._guide.count(p, wanted) < wanted]
+            if lacking:
+                raise ConfigError(
+                    f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers, e.g. "
+                    f"{lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many: record more, or "
+                    "leave those prompts out of the data set."
+                )
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         with self._clock.phase("reward"):
@@ -223,7 +273,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         batch["verdict"] = own_rows(accelerator, verdict)
         batch["num_items_in_batch"] = rows.mask.sum()
         batch["divisor"] = torch.tensor(divided, device=rows.mask.device)
-        if rows.guided.any():
+        if "author" in batch:
             weights = row_weights(
                 self.algorithm,
                 rows,
@@ -278,21 +328,23 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         logp, entropy, aux = self._score(model, inputs, compute_aux_loss=self.aux_loss_enabled)
-        logp, part = micro_batch(inputs, logp, entropy)
         # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
-        loss, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=count)
-        self._note(loss, stats, inputs, part.mask, entropy)
+        loss = torch.zeros((), device=logp.device)
+        for name, (part_logp, part) in micro_batches(inputs, logp, entropy).items():
+            term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
+            loss = loss + term
+            self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
+        self._note(loss, inputs, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
 
-    def _note(self, loss: Tensor, stats: dict[str, Tensor], inputs: Columns, mask: Tensor, entropy: Tensor) -> None:
-        author = inputs.get("author")
+    def _note(self, loss: Tensor, inputs: Columns, entropy: Tensor) -> None:
+        mask, author = loss_mask(inputs), inputs.get("author")
         own = torch.ones(len(mask), dtype=torch.bool, device=mask.device) if author is None else author == OWN
-        self._statistics.add(stats, mask.sum())
         for name, (total, count) in entropy_sums(entropy, mask, inputs["verdict"], own).items():
             self._statistics.add_sum(name, total, count)
         first = torch.ones_like(loss) if self._first_micro_batch else torch.zeros_like(loss)
@@ -335,6 +387,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         numbers["groups/mixed_share"] = groups["mixed"] / groups["sampled"]
         if self._clock["generation"] > 0:
             numbers["tokens_per_second"] = float(answers["length"].sum()) / self._clock["generation"]
+        if rows.guided.any():
+            numbers["guide/accuracy"] = float(credit.correct[rows.guided].float().mean())
+            numbers["guide/rescued_share"] = float(credit.failed.float().mean())
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["reward"].clear()  # TRL's own, over whatever was sampled last
         self._put(numbers)
