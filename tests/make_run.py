@@ -199,7 +199,9 @@ def metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]
         "loss": 0.004 * noise[7],
         "grad_norm": float(np.exp(-1.6 + 0.35 * noise[8])),
         "learning_rate": 1e-6,
-    } | ({"eval/pass@1": accuracy - 0.03, "eval/pass@16": min(0.97, accuracy + 0.22)} if step % 25 == 0 else {})
+    } | (
+        {"eval/pass@1": accuracy - 0.03, "eval/pass@16": min(0.97, accuracy + 0.22)} if step % 25 == 0 else {}
+    )
 
 
 def make_run(
@@ -264,7 +266,9 @@ def make_run(
     for n, step in enumerate(range(every, steps + 1, every)):
         skill = 0.28 + 0.45 * step / steps
         first = n * per_step
-        run.write_records(step, [make_group(rng, step, g, size, skill) for g in range(min(per_step, groups - first))])
+        run.write_records(
+            step, [make_group(rng, step, g, size, skill) for g in range(min(per_step, groups - first))]
+        )
     return Path(folder)
 
 
