@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-import tiny
+import trl_tiny as tiny
 from dew import GTPO, Rollouts, get_algorithm
 from dew.engines.trl.credit import Rows, give_credit
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-import tiny
+import trl_tiny as tiny
 from dew.engines.trl import DewConfig, DewTrainer
 
 

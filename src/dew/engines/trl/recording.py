@@ -26,6 +26,12 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder
 
 logger = logging.getLogger("dew")
 
+EVERY_STEP = (
+    "reward", "accuracy", "entropy", "credit/", "groups/", "clip/", "ratio/", "kl/", "length/", "guide/",
+    "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time", "frac_reward",
+)  # fmt: skip
+"""What a step's own line says already, or TRL says in other words. Trackers get means over `logging_steps`."""
+
 PHASES = ("generation", "scoring", "reward", "credit")
 GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 
@@ -38,12 +44,10 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.alarms = Alarms()
         self._clock, self._writes = clock, writes
         self._numbers: Numbers = {}
-        self._known: set[str] = set()
         self._begun = time.perf_counter()
 
     def put(self, numbers: Numbers) -> None:
         self._numbers.update(numbers)
-        self._known.update(numbers)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._writes and state.global_step:
@@ -64,9 +68,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         others = {
             name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
             for name, value in logs.items()
-            if isinstance(value, int | float)
-            and name not in self._known
-            and not name.startswith(("train_", "total_flos"))
+            if isinstance(value, int | float) and not name.startswith((*EVERY_STEP, "train_", "total_flos"))
         }
         if others:
             self.write(step, others)

@@ -109,3 +109,35 @@ def rows(trainer, prompts_at_once=None):
     everything = [trainer.train_dataset[i] for i in range(count) for _ in range(size)]
     share = len(everything) // trainer.accelerator.num_processes
     return everything[trainer.accelerator.process_index * share :][:share]
+
+
+def in_children(function, count=1):
+    """Run `function(rank)` in forked processes that form one gloo group, and return their exit codes.
+
+    Forked, not started anew: importing TRL takes longer than these runs.
+    """
+    import multiprocessing
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=_child, args=(function, rank, count, port)) for rank in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode for child in children]
+
+
+def _child(function, rank, count, port):
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    torch.set_num_threads(1)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    if count > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), ACCELERATE_USE_CPU="true")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    function(rank)
