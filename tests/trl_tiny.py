@@ -12,12 +12,13 @@ LETTERS = "0123456789abcdefghij+="
 
 
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *LETTERS])}
     inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )

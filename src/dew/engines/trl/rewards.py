@@ -20,7 +20,7 @@ def checked(reward: Any) -> Any:
     """The same reward function, whose failures are a RewardError. Models and names of models pass unchanged."""
     if isinstance(reward, str | nn.Module) or not callable(reward):
         return reward
-    name = callable_name(reward)
+    name = reward_name(reward)
     call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call):
 
@@ -44,10 +44,13 @@ def checked(reward: Any) -> Any:
     return scored
 
 
-def callable_name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)
+def reward_name(reward: Any) -> str:
+    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    if isinstance(reward, nn.Module):
+        reward = getattr(reward.config, "_name_or_path", "")
+    return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
 def outcome_index(names: Sequence[str], wanted: str | None) -> int:
@@ -92,7 +95,7 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
         if isinstance(reward, str | nn.Module) or not callable(reward):
             continue
         problems += [
-            _no_column(f"reward function {callable_name(reward)!r}", wanted, columns)
+            _no_column(f"reward function {reward_name(reward)!r}", wanted, columns)
             for wanted in _required(reward)
             if wanted not in columns and wanted not in GIVEN_BY_TRL
         ]

@@ -22,9 +22,10 @@ from dew.engines.trl.credit import Credit, Rows, give_credit, judge
 from dew.engines.trl.guide import Guide, GuideAnswer, open_guide, own_prompts, places, weave
 from dew.engines.trl.loss import OWN, divisor, micro_batches, row_weights
 from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index
+from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index, reward_name
 from dew.engines.trl.sampling import Columns, PromptStream, Sampled, fill_batch, gather_columns, join
 from dew.engines.trl.scoring import dropout_off, gather_rows, loss_mask, own_rows
+from dew.engines.trl.tables import last_rows, replace_last
 from dew.errors import ConfigError
 
 PAPER = {
@@ -59,6 +60,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             problems = missing_columns(train_dataset, rewards)
             if problems:
                 raise ConfigError("\n".join(f"- {problem}" for problem in problems))
+        if not settings.get("environment_factory"):  # else an environment may bring the reward
+            outcome_index([reward_name(reward) for reward in rewards], args.outcome_reward)
         self.algorithm = args.build_algorithm()
         self._name = self.algorithm.name
         super().__init__(model, [checked(reward) for reward in rewards], args, train_dataset, *others, **settings)
@@ -103,6 +106,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             entropy, logp = self._old_entropy(batch)
         self._clock.move("scoring", "others", self._clock["generation"] + self._clock["reward"] - others)
         shared = self._shared(batch, entropy)
+        shared["table"] = last_rows(self._logs, len(shared["group"]))
         if self._recording():
             texts = gather_object([recording.gold_of(row) or "" for row in inputs])
             shared["gold"] = [text or None for text in texts]
@@ -393,17 +397,15 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["reward"].clear()  # TRL's own, over whatever was sampled last
         self._put(numbers)
-        self._show_advantages(rows, credit)
+        self._show_advantages(sampled, rows, credit)
         if self._recording():
             self._record(sampled, credit)
 
-    def _show_advantages(self, rows: Rows, credit: Credit) -> None:
+    def _show_advantages(self, sampled: Sampled, rows: Rows, credit: Credit) -> None:
         """The completions table shows what was trained on: the mean advantage of each answer's tokens."""
-        table = self._logs["advantages"]
         means = credit.advantages.sum(-1) / rows.mask.sum(-1).clamp_min(1)
-        for _ in range(min(len(means), len(table))):
-            table.pop()
-        table.extend(means.tolist())
+        sampled_rows = sum(len(answers["outcome"]) for answers in sampled.answers)
+        replace_last(self._logs, sampled_rows, sampled.shared["table"], means.tolist())
 
     def _recording(self) -> bool:
         steps = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
