@@ -1,8 +1,13 @@
 """One torch thread per test process: two on a loaded two-core machine are up to 17 times slower."""
 
+import os
+
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 torch.set_num_threads(1)
 settings.register_profile("dew", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("dew")
+settings.register_profile(  # a mutant needs to fail, not to be explained
+    "mutants", settings.get_profile("dew"), phases=[Phase.explicit, Phase.generate], derandomize=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dew"))

@@ -165,7 +165,7 @@ def metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]
     entropy = float(0.32 + 0.35 * np.exp(-9 * x) + 0.16 * x + 0.015 * noise[1])
     length = float(74 + 38 * x + 2.5 * noise[2])
     mixed = float(np.clip(0.82 - 0.3 * x + 0.04 * noise[3], 0.05, 1))
-    kept = int(round(64 * mixed))
+    kept = round(64 * mixed)
     generation, scoring = 6.1 + 3 * x + 0.3 * abs(noise[4]), 0.6 + 0.05 * abs(noise[5])
     return {
         "step": step,
@@ -199,9 +199,7 @@ def metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]
         "loss": 0.004 * noise[7],
         "grad_norm": float(np.exp(-1.6 + 0.35 * noise[8])),
         "learning_rate": 1e-6,
-    } | (
-        {"eval/pass@1": accuracy - 0.03, "eval/pass@16": min(0.97, accuracy + 0.22)} if step % 25 == 0 else {}
-    )
+    } | ({"eval/pass@1": accuracy - 0.03, "eval/pass@16": min(0.97, accuracy + 0.22)} if step % 25 == 0 else {})
 
 
 def make_run(
@@ -266,9 +264,7 @@ def make_run(
     for n, step in enumerate(range(every, steps + 1, every)):
         skill = 0.28 + 0.45 * step / steps
         first = n * per_step
-        run.write_records(
-            step, [make_group(rng, step, g, size, skill) for g in range(min(per_step, groups - first))]
-        )
+        run.write_records(step, [make_group(rng, step, g, size, skill) for g in range(min(per_step, groups - first))])
     return Path(folder)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from groups import pad
 
 from dew import Rollouts, get_algorithm
 from dew.credit import (
@@ -17,6 +16,7 @@ from dew.credit import (
     soft_overlong,
 )
 from dew.losses import policy_loss
+from groups import pad
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 PRECISIONS = [(torch.float64, 1e-6), (torch.float32, 1e-4)]

@@ -122,9 +122,7 @@ def test_the_last_value_of_a_step_wins(
 
 
 def test_what_is_not_finite_becomes_null_and_comes_back_as_nan(tmp_path: Path) -> None:
-    write_records(
-        tmp_path, 0, [GroupRecord(0, 0, "", [AnswerRecord(["a"], True, math.inf, ratio=[math.nan])])]
-    )
+    write_records(tmp_path, 0, [GroupRecord(0, 0, "", [AnswerRecord(["a"], True, math.inf, ratio=[math.nan])])])
     (group,) = read_records(record_path(tmp_path, 0))
     assert math.isnan(group.answers[0].reward) and math.isnan((group.answers[0].ratio or [0.0])[0])
 
@@ -160,9 +158,7 @@ WHOLE = gzip.compress(json.dumps({"answers": [{"tokens": ["a"] * 500, "reward": 
         pytest.param(gzip.compress(b"\n"), "holds no group", id="empty gzip"),
         pytest.param(b'{"step": 1}', "'answers' is missing", id="no answers"),
         pytest.param(b"[1, 2]", "line 1 is not a token record", id="not an object"),
-        pytest.param(
-            b'{"answers": [{"tokens": ["a"], "entropy": ["x"]}]}', "a number belongs", id="no number"
-        ),
+        pytest.param(b'{"answers": [{"tokens": ["a"], "entropy": ["x"]}]}', "a number belongs", id="no number"),
         pytest.param(b'{"answers": [{"tokens": ["a"], "logp": []}]}', "0 entries for 1", id="short list"),
         pytest.param(b"[" * 100_000, "line 1 is not a token record", id="deeply nested"),
     ],
@@ -180,9 +176,7 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
         read_records(tmp_path / "nowhere.jsonl")
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path)
     run.write_run({"name": "old"})
 

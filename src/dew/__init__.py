@@ -1,23 +1,27 @@
 """dew: Dynamic Entropy Weighting, token-level credit for reinforcement learning of language models."""
 
-from dew.algorithms import (
-    DAPO,
-    GRPO,
-    GRPOS,
-    GSPO,
-    GTPO,
-    Algorithm,
-    DrGRPO,
-    EntropyAdvantage,
-    ForkingTokens,
-    get_algorithm,
-    list_algorithms,
-    register_algorithm,
-)
-from dew.errors import DewError
-from dew.rollouts import Rollouts
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dew.algorithms import (
+        DAPO,
+        GRPO,
+        GRPOS,
+        GSPO,
+        GTPO,
+        Algorithm,
+        DrGRPO,
+        EntropyAdvantage,
+        ForkingTokens,
+        get_algorithm,
+        list_algorithms,
+        register_algorithm,
+    )
+    from dew.errors import DewError
+    from dew.rollouts import Rollouts
 
 __all__ = [
     "DAPO",
@@ -35,3 +39,16 @@ __all__ = [
     "list_algorithms",
     "register_algorithm",
 ]
+
+_ROOMS = {"DewError": "dew.errors", "Rollouts": "dew.rollouts"}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names are fetched when they are used: `dew --help` must not wait for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'dew' has no attribute {name!r}")
+    return getattr(import_module(_ROOMS.get(name, "dew.algorithms")), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -183,11 +183,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def finite(x: Any) -> Any:
     """JSON has no NaN: null instead, at any depth."""
-    if isinstance(x, Mapping):
+    if isinstance(x, float):
+        return x if math.isfinite(x) else None
+    if isinstance(x, dict):
         return {str(k): finite(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [finite(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+    return [finite(v) for v in x] if isinstance(x, list | tuple) else x
 
 
 def _dumps(x: Any, indent: int | None = None) -> bytes:
@@ -201,9 +201,7 @@ def record_path(folder: Path, step: int) -> Path:
     return Path(folder) / "records" / f"step-{step:08d}.jsonl.gz"
 
 
-def write_records(
-    folder: Path, step: int, groups: Iterable[GroupRecord], max_tokens: int = MAX_TOKENS
-) -> int:
+def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_tokens: int = MAX_TOKENS) -> int:
     """Write a step's groups into the run folder and return how many were kept; an earlier file is replaced.
 
     Groups that would bring the file beyond `max_tokens` are left out whole, since half a group cannot be
@@ -256,9 +254,7 @@ def read_records(path: Path) -> list[GroupRecord]:
             "another kind: docs/records.md shows what a line holds."
         ) from None
     if not groups:
-        raise RecordError(
-            f"{path}: holds no group. The run stopped before recording one, or recording was off."
-        )
+        raise RecordError(f"{path}: holds no group. The run stopped before recording one, or recording was off.")
     return groups
 
 
@@ -277,7 +273,7 @@ class RunFolder:
         write_atomically(self.path / "run.json", _dumps({"schema": SCHEMA, **self.run(), **facts}, indent=1))
 
     def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
-        write_atomically(self.path / "scores.json", _dumps(list(scores), indent=1))
+        write_atomically(self.path / "scores.json", _dumps([dict(score) for score in scores], indent=1))
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", metrics)
@@ -322,7 +318,7 @@ class RunFolder:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - 1, 0))
             torn = file.read(1) not in (b"\n", b"")  # by a run that was killed: begin on a line of our own
-            file.write(b"\n" * torn + _dumps(line))
+            file.write(b"\n" * torn + _dumps(dict(line)))
 
     def _log(self, name: str) -> list[Json]:
         path = self.path / name

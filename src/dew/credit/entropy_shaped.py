@@ -29,7 +29,7 @@ def entropy_advantages(
             "than the advantage. The paper uses 0.4 and 2."
         )
     A = at_least_float32(advantages)
-    if A.ndim == entropy.ndim - 1:
+    if A.shape == entropy.shape[:-1]:
         A = A.unsqueeze(-1).expand(entropy.shape)
     check_shape("advantages", A, entropy.shape, "answer (*P, G) or token (*P, G, T)")
     bonus = torch.minimum(alpha * at_least_float32(entropy).clamp_min(0), A.abs() / kappa)

@@ -15,7 +15,7 @@ from dew.credit.checks import (
     check_tokens,
     check_weight,
 )
-from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, mean_over, pooled, weight
+from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, mean_over, pooled, shaped
 from dew.ops import at_least_float32
 
 
@@ -45,17 +45,13 @@ def grpo_s_rewards(
     check_choice("average", average, AVERAGES)
     check_entropy_clip(entropy_clip)
 
+    live = mask.any(-1)
     H = mean_over(floored(entropy, mask, entropy_clip), mask, -1, average).squeeze(-1)
-    alive = mask.any(-1)
-    H = torch.where(alive, H, 1)
-    won, lost = correct & alive, ~correct & alive
-    r_won = beta1 + beta2 * weight(H, won, -1, average)
-    r_lost = -beta1 - beta2 * weight(1 / H, lost, -1, average)
-    rewards = torch.where(won, r_won, 0) + torch.where(lost, r_lost, 0)
+    rewards = shaped(torch.where(live, H, 1), correct, live, -1, average, beta1, beta2)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
-    return rewards + torch.where(alive, at_least_float32(extra), 0)
+    return rewards + torch.where(live, at_least_float32(extra), 0)
 
 
 def grpo_s_advantages(

@@ -18,7 +18,7 @@ from dew.credit.checks import (
     check_tokens,
     check_weight,
 )
-from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, pooled, weight
+from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, pooled, shaped
 from dew.ops import Dims, at_least_float32
 
 Compare = Literal["column", "row", "matrix"]
@@ -68,11 +68,8 @@ def gtpo_rewards(
     check_entropy_clip(entropy_clip)
 
     H = floored(entropy, mask, entropy_clip)
-    won, lost = correct.unsqueeze(-1) & mask, ~correct.unsqueeze(-1) & mask
-    dim = COMPARED_WITH[compare]
-    r_won = alpha1 + alpha2 * weight(H, won, dim, average)
-    r_lost = -alpha1 - alpha2 * weight(1 / H, lost, dim, average)
-    rewards = torch.where(won, r_won, 0) + torch.where(lost, r_lost, 0)
+    won = correct.unsqueeze(-1).expand_as(mask)
+    rewards = shaped(H, won, mask, COMPARED_WITH[compare], average, alpha1, alpha2)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")

@@ -40,14 +40,24 @@ def mean_over(
     return masked_mean(x, alive, dim)
 
 
-def weight(
-    x: Float[Tensor, "*shape"], alive: Bool[Tensor, "*shape"], dim: Dims, average: Average
+def shaped(
+    H: Float[Tensor, "*shape"],
+    correct: Bool[Tensor, "*shape"],
+    live: Bool[Tensor, "*shape"],
+    dim: Dims,
+    average: Average,
+    outcome: float,
+    spread: float,
 ) -> Float[Tensor, "*shape"]:
-    """x / mean(x over its comparison set): 1 on average where alive, meaningless elsewhere.
+    """r̃ = ±(outcome + spread · x / mean(x over its comparison set)), + on O⁺ and − on O⁻; 0 where not live.
 
-    The paper writes it xᵢ / Σₖ xₖ · #alive.
+    x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along `dim`. The paper
+    writes the weight as xᵢ / Σₖ xₖ · #alive.
     """
-    return x / mean_over(x, alive, dim, average)
+    x = torch.where(correct, H, 1 / H)
+    mean_won, mean_lost = (mean_over(x, live & side, dim, average) for side in (correct, ~correct))
+    r = outcome + spread * x / torch.where(correct, mean_won, mean_lost)
+    return torch.where(live, torch.where(correct, r, -r), 0)
 
 
 def pooled(
@@ -69,4 +79,4 @@ def pooled(
         return standardize(rewards, live, dim)
     positive = standardize(torch.where(won, rewards, 0), live if pool == "group" else won, dim)
     negative = standardize(torch.where(lost, rewards, 0), live if pool == "group" else lost, dim)
-    return torch.where(won, positive, 0) + torch.where(lost, negative, 0)
+    return torch.where(won, positive, negative)

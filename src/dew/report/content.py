@@ -51,11 +51,16 @@ def _run(run: Run) -> Json:
 def _columns(metrics: Sequence[Json]) -> Json:
     """Lines -> columns of equal length, null where a step lacks a metric."""
     names = dict.fromkeys(name for line in metrics for name, v in line.items() if _is_number(v))
-    return {name: [line[name] if _is_number(line.get(name)) else None for line in metrics] for name in names}
+    return {name: [_six(line.get(name)) for line in metrics] for name in names}
 
 
 def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _six(x: Any) -> float | int | None:
+    """Six significant digits of a float are more than a curve shows."""
+    return (x if isinstance(x, int) else float(f"{x:.6g}")) if _is_number(x) else None
 
 
 def _group(group: GroupRecord) -> Json:
@@ -79,11 +84,11 @@ def _answer(answer: AnswerRecord) -> Json:
     for name in SIGNALS:
         values = getattr(answer, name)
         if values is not None:
-            out[name] = _thin_numbers(values)
+            out[name] = _short(values, 5 if name == "entropy" else 4)  # the page computes with entropy
     return out
 
 
-def _thin_numbers(values: Sequence[float]) -> list[float | None] | float | None:
-    """Five significant digits; one number where all are alike, as GRPO's are."""
-    short = [float(f"{x:.5g}") if math.isfinite(x) else None for x in values]
+def _short(values: Sequence[float], digits: int) -> list[float | None] | float | None:
+    """Rounded to so many significant digits; one number where all are alike, as GRPO's are."""
+    short = [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
     return short[0] if len(short) > 1 and all(x == short[0] for x in short) else short

@@ -54,7 +54,7 @@ def entropy_collapse(metrics: Sequence[Json]) -> Json | None:
         return None
     return {
         "alarm": "entropy_collapse",
-        "message": f"Entropy fell to {last / first:.0%} of its start ({first:.3f} to {last:.3f}): answers become alike.",
+        "message": f"Entropy fell to {last / first:.0%} of its start ({first:.3f} to {last:.3f}): answers grow alike.",
         "remedy": "Lower the learning rate, raise clip_high, or use GTPO, which credits unsure tokens.",
     }
 
@@ -65,7 +65,7 @@ def no_signal(metrics: Sequence[Json]) -> Json | None:
         return None
     return {
         "alarm": "no_signal",
-        "message": f"Most groups carry no signal: in the median step {np.median(mixed):.0%} have right and wrong answers.",
+        "message": f"Few groups carry signal: {np.median(mixed):.0%} have right and wrong answers in the median step.",
         "remedy": "Use problems nearer to what the model can do, larger groups, or dynamic sampling.",
     }
 

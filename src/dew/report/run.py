@@ -6,8 +6,8 @@ from typing import Any
 
 from dew.records import GroupRecord, Json, RecordError, read_records
 
-PAGE_TOKENS = 400_000
-"""Tokens of all runs in one page: some 5 MB of HTML. Beyond it, groups are sampled and the page says so."""
+PAGE_TOKENS = 300_000
+"""Tokens of all runs in one page: some 6 MB of HTML. Beyond it, groups are sampled and the page says so."""
 PAGE_FILES = 200
 
 
@@ -38,17 +38,22 @@ def evenly(n: int, most: int) -> list[int]:
     return [round(i * (n - 1) / (most - 1)) for i in range(most)] if most > 1 else [n - 1][:most]
 
 
+def cost(group: GroupRecord) -> int:
+    """What a group weighs in the page, in tokens: text of four characters counts as one."""
+    return max(group.size, sum(len(token) for answer in group.answers for token in answer.tokens) // 4)
+
+
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """Evenly spread groups that together hold at most `tokens` tokens; all of them where they fit."""
+    """Evenly spread groups that together cost at most `tokens`; all of them where they fit."""
     most = len(groups)
     while most > 0:
         kept = [groups[i] for i in evenly(len(groups), most)]
-        size = sum(group.size for group in kept)
+        size = sum(map(cost, kept))
         if size <= tokens:
             return kept
         most = min(most - 1, int(most * tokens / size))
-    smallest = min(groups, key=lambda group: group.size, default=None)
-    return [smallest] if smallest and smallest.size <= tokens else []
+    cheapest = min(groups, key=cost, default=None)
+    return [cheapest] if cheapest and cost(cheapest) <= tokens else []
 
 
 def read_sample(files: list[Path], tokens: int) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
@@ -64,7 +69,7 @@ def read_sample(files: list[Path], tokens: int) -> tuple[list[GroupRecord], dict
             notices.append(str(error))
             continue
         kept = thin(read, int(allowance))
-        allowance -= sum(group.size for group in kept)
+        allowance -= sum(map(cost, kept))
         groups += kept
         seen += len(read)
     sample = {"groups": len(groups), "of": seen, "files": len(picked), "files_of": len(files)}

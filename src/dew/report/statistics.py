@@ -4,7 +4,7 @@ Credit is the advantage that was trained on; where a run recorded none, there is
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,50 +15,51 @@ BINS = 40
 FEWEST_USES = 5
 WORDS = 20
 FLAT = 1e-3
-"""Credit that varies less than this within all answers is the same for every token, as GRPO's is."""
+"""Credit that varies less than this within every answer is the same for all its tokens, as GRPO's is."""
+LEAST_ENTROPY = 1e-4
+"""Where a logarithmic axis of entropy begins."""
 
 SIDES = ("correct", "wrong")
 
 
 def statistics(groups: Sequence[GroupRecord]) -> Json:
     """Distributions of entropy and credit, share of credit by entropy, words, conserved mass."""
-    tokens = [
-        (group, answer, *_live(answer)) for group in groups for answer in group.answers if answer.tokens
-    ]
-    side = (
-        np.concatenate([np.full(e.size, a.correct) for _, a, e, _ in tokens]) if tokens else np.empty(0, bool)
-    )
-    entropy = np.concatenate([e for _, _, e, _ in tokens]) if tokens else np.empty(0)
-    credit = np.concatenate([c for _, _, _, c in tokens]) if tokens else np.empty(0)
-    side = side.astype(bool)
+    nothing = np.empty(0)
+    sides, entropies, credits_ = [nothing], [nothing], [nothing]
+    for group in groups:
+        silent = not any(any(answer.advantage or ()) for answer in group.answers)
+        for answer in group.answers:
+            entropies.append(_trained(answer, answer.entropy))
+            credits_.append(_trained(answer, None if silent else answer.advantage))
+            sides.append(np.full(entropies[-1].size, answer.correct))
+    correct = np.concatenate(sides).astype(bool)
+    entropy, credit = np.concatenate(entropies), np.concatenate(credits_)
     return {
         "tokens": int(entropy.size),
-        "entropy": _histogram(entropy, side),
-        "credit": _histogram(credit, side),
-        "deciles": _deciles(entropy, credit, side),
+        "entropy": _histogram(np.maximum(entropy, LEAST_ENTROPY), correct, log=True),
+        "credit": _histogram(credit, correct),
+        "deciles": _deciles(entropy, credit, correct),
         "words": _words(groups),
         "mass": _mass(groups),
     }
 
 
-def _live(answer: AnswerRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Entropy and credit of the tokens that train; NaN where not recorded."""
+def _trained(answer: AnswerRecord, values: Sequence[float] | None) -> np.ndarray:
+    """The values of the tokens that train; NaN where not recorded."""
     live = np.ones(len(answer.tokens), bool) if answer.live is None else np.asarray(answer.live, bool)
-    nothing = np.full(len(answer.tokens), np.nan)
-    entropy = nothing if answer.entropy is None else np.asarray(answer.entropy, float)
-    credit = nothing if answer.advantage is None else np.asarray(answer.advantage, float)
-    return entropy[live], credit[live]
+    return np.full(live.sum(), np.nan) if values is None else np.asarray(values, float)[live]
 
 
-def _histogram(values: np.ndarray, correct: np.ndarray) -> Json | None:
+def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Json | None:
     """Shares per bin for right and wrong answers. The outermost 0.5 % on each side fall into the last bins."""
     finite = np.isfinite(values)
     if not finite.any():
         return None
     low, high = np.quantile(values[finite], [0.005, 0.995])
     if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
-    edges = np.linspace(low, high, BINS + 1)
+        low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+    edges = np.geomspace(low, high, BINS + 1) if log else np.linspace(low, high, BINS + 1)
+    edges[[0, -1]] = low, high
     out: Json = {"low": float(low), "high": float(high)}
     for name, mask in zip(SIDES, (finite & correct, finite & ~correct), strict=True):
         counts, _ = np.histogram(np.clip(values[mask], low, high), edges)
@@ -76,20 +77,19 @@ def _deciles(entropy: np.ndarray, credit: np.ndarray, correct: np.ndarray) -> Js
         if mask.sum() < 10 or size.sum() == 0:
             continue
         tenths = np.array_split(size[np.argsort(entropy[mask], kind="stable")], 10)
-        # A tenth holds its mean times its nominal tenth: 10.0 % each where credit is flat, whatever n % 10 is.
+        # Means, not sums: flat credit is 10.0 % each also where the tokens do not divide by ten.
         means = np.array([tenth.mean() for tenth in tenths])
         out[name] = [float(share) for share in means / means.sum()]
     return out or None
 
 
 def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Tokens joined to words: a word starts where a token starts with a space or is no letter."""
+    """Tokens joined to words with their places: a token that goes on in letters belongs to the word before it."""
     words: list[tuple[str, list[int]]] = []
     for i, token in enumerate(tokens):
-        joins = bool(words) and token[:1].isalpha() and words[-1][0][-1:].isalpha()
-        if joins:
-            text, members = words[-1]
-            words[-1] = (text + token, [*members, i])
+        if words and token[:1].isalpha() and words[-1][0][-1:].isalpha():
+            text, places = words[-1]
+            words[-1] = (text + token, [*places, i])
         else:
             words.append((token, [i]))
     return words
@@ -98,32 +98,28 @@ def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
 def _words(groups: Sequence[GroupRecord]) -> Json | None:
     """Words whose tokens got more credit (blame) than the average token of the same answer.
 
-    extra = |A| of the word's tokens over the mean |A| of the answer, minus 1. Ranked by its sum over the run.
+    extra = |A| of the word's tokens over the mean |A| of the answer, minus 1.
     """
     extra: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in SIDES}
     varies = False
     for answer in (answer for group in groups for answer in group.answers):
-        if answer.advantage is None or len(answer.tokens) < 2:
+        size = np.abs(np.asarray(answer.advantage or (), float))
+        if len(size) < 2 or not np.isfinite(size).all() or size.sum() == 0:
             continue
-        size = np.abs(np.asarray(answer.advantage, float))
-        if not np.isfinite(size).all() or size.sum() == 0:
-            continue
-        size = size / size.mean() - 1
-        varies |= bool(np.abs(size).max() > FLAT)
+        beside = (size / size.mean() - 1).tolist()
+        varies |= max(map(abs, beside)) > FLAT
         side = extra["correct" if answer.correct else "wrong"]
-        for word, members in split_words(answer.tokens):
+        for word, places in split_words(answer.tokens):
             if word.strip() and len(word) <= 40:
-                side[word.strip()].append(float(size[members].mean()))
+                side[word.strip()].append(sum(beside[i] for i in places) / len(places))
     return {name: _ranked(extra[name]) for name in SIDES} if varies else None
 
 
-def _ranked(extra: dict[str, list[float]]) -> list[Json]:
-    rows = [
-        {"word": word, "uses": len(xs), "extra": float(np.mean(xs)), "total": float(np.sum(xs))}
-        for word, xs in extra.items()
-        if len(xs) >= FEWEST_USES
-    ]
-    return sorted(rows, key=lambda row: -row["total"])[:WORDS]
+def _ranked(extra: Mapping[str, list[float]]) -> list[Json]:
+    """By mean extra · √uses: neither a rare fluke nor a frequent word with next to no extra comes first."""
+    rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in extra.items() if len(xs) >= FEWEST_USES]
+    best = sorted((row for row in rows if row[0] > 0), key=lambda row: -row[0] * row[1] ** 0.5)
+    return [{"word": word, "uses": uses, "extra": mean} for mean, uses, word in best[:WORDS]]
 
 
 def _mass(groups: Sequence[GroupRecord]) -> Json | None:
@@ -132,28 +128,23 @@ def _mass(groups: Sequence[GroupRecord]) -> Json | None:
     Weights are values over the mean of their comparison set, so they average to 1: weighting moves reward from
     token to token and makes none. GRPO-S compares answers, so there the mean is over answers.
     """
-    out: Json = {}
-    for name, side in zip(SIDES, (True, False), strict=True):
-        found: list[np.ndarray] = []
-        for group in groups:
-            whole_answers = (group.algorithm or "").lower() in ("grpos", "grpo_s", "grpo-s")
-            for answer in group.answers:
-                if answer.shaped is None or answer.correct != side:
-                    continue
-                live = (
-                    np.ones(len(answer.tokens), bool)
-                    if answer.live is None
-                    else np.asarray(answer.live, bool)
-                )
-                size = np.abs(np.asarray(answer.shaped, float)[live] - answer.extra)
-                found.append(size[:1] if whole_answers else size)
-        if found and sum(x.size for x in found):
-            out[name] = float(np.nanmean(np.concatenate(found)))
+    found: dict[str, list[np.ndarray]] = {name: [] for name in SIDES}
+    for group in groups:
+        whole_answers = _key(group.algorithm) == "grpos"
+        for answer in group.answers:
+            if answer.shaped is not None:
+                size = np.abs(_trained(answer, answer.shaped) - answer.extra)
+                found["correct" if answer.correct else "wrong"].append(size[:1] if whole_answers else size)
+    out: Json = {name: float(np.nanmean(np.concatenate(sizes))) for name, sizes in found.items() if sizes}
     expected = {_expected(group.settings) for group in groups}
     return {**out, "expected": expected.pop() if len(expected) == 1 else None} if out else None
 
 
-def _expected(settings: Any) -> float | None:
+def _key(name: str | None) -> str:
+    return (name or "").lower().replace("-", "").replace("_", "")
+
+
+def _expected(settings: Mapping[str, Any]) -> float | None:
     for one, two in (("alpha1", "alpha2"), ("beta1", "beta2")):
         if isinstance(settings.get(one), int | float) and isinstance(settings.get(two), int | float):
             return float(settings[one] + settings[two])

@@ -29,6 +29,7 @@ SCRIPTS = (
     "columns",
     "derivation",
     "compare",
+    "pointer",
     "groups",
     "spread",
     "main",

@@ -11,7 +11,7 @@ from typing import Any
 
 from dew.errors import ConfigError
 from dew.records import AnswerRecord, GroupRecord, Json, RecordError
-from dew.report.run import Run, evenly, thin
+from dew.report.run import Run, cost, evenly, thin
 
 SCHEMA = 1
 EXPORT_STEPS = 100
@@ -50,13 +50,11 @@ def read_prime_rl_run(folder: Path, tokens: int, tokenizer: str | None = None) -
             notices.append(str(error))
             continue
         kept = thin(read, int(allowance))
-        allowance -= sum(group.size for group in kept)
+        allowance -= sum(map(cost, kept))
         groups += kept
         seen += len(read)
     if tokenizer is None:
-        notices.append(
-            "prime-rl exports token ids: give the model's tokenizer to see words instead of ⟨ids⟩."
-        )
+        notices.append("prime-rl exports token ids: give the model's tokenizer to see words instead of ⟨ids⟩.")
     return Run(
         name=folder.resolve().name,
         kind="prime-rl",
@@ -76,9 +74,7 @@ def _decoder(tokenizer: str | None) -> Decode:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"tokenizer {tokenizer!r} cannot be loaded ({reason}). Give a folder or a name."
-        ) from None
+        raise ConfigError(f"tokenizer {tokenizer!r} cannot be loaded ({reason}). Give a folder or a name.") from None
     return lambda token: str(loaded.decode([token]))
 
 
@@ -111,12 +107,13 @@ def _sequence(line: Json, decode: Decode) -> tuple[tuple[int, ...], AnswerRecord
     trained: list[bool] = line["loss_mask"]
     start = trained.index(True)
     reward = next((float(r) for r in line["rewards"][start:] if r is not None), 0.0)
+    columns: Json = {ours: _floats(line.get(theirs), start) for theirs, ours in COLUMNS.items()}
     answer = AnswerRecord(
         tokens=[decode(token) for token in line["token_ids"][start:]],
         correct=reward > 0.5,
         reward=reward,
         live=trained[start:],
-        **{ours: _floats(line.get(theirs), start) for theirs, ours in COLUMNS.items()},
+        **columns,
     )
     return tuple(line["token_ids"][:start]), answer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dew.errors import EngineError
 from dew.records import AnswerRecord, GroupRecord, Json, RecordError
-from dew.report.run import Run, evenly
+from dew.report.run import Run, evenly, thin
 
 NAMES = {
     "completions/mean_length": "length/mean",
@@ -47,13 +47,14 @@ def is_trl_run(folder: Path) -> bool:
 def read_trl_run(folder: Path, tokens: int) -> Run:
     state = _read_state(_state_file(folder))
     files = _completion_files(folder)
-    picked = [files[i] for i in evenly(len(files), min(COMPLETION_FILES, tokens))]
+    picked = [files[i] for i in evenly(len(files), COMPLETION_FILES)]
     groups, notices = [], []
     for path in picked:
         try:
             groups += _read_completions(path)
         except RecordError as error:
             notices.append(str(error))
+    kept = thin(groups, tokens)
     return Run(
         name=folder.resolve().name,
         kind="trl",
@@ -63,8 +64,8 @@ def read_trl_run(folder: Path, tokens: int) -> Run:
             "train_batch_size": state.get("train_batch_size"),
         },
         metrics=_metrics(state.get("log_history", [])),
-        groups=groups,
-        sample={"groups": len(groups), "of": len(groups), "files": len(picked), "files_of": len(files)},
+        groups=kept,
+        sample={"groups": len(kept), "of": len(groups), "files": len(picked), "files_of": len(files)},
         notices=notices,
     )
 
@@ -76,9 +77,7 @@ def _read_state(path: Path | None) -> Json:
         state = json.loads(path.read_bytes())
         assert isinstance(state, dict)
     except (ValueError, AssertionError, RecursionError):
-        raise RecordError(
-            f"{path}: not the JSON that TRL writes. It is cut off or damaged; copy it again."
-        ) from None
+        raise RecordError(f"{path}: not the JSON that TRL writes. It is cut off or damaged; copy it again.") from None
     return state
 
 
@@ -111,11 +110,9 @@ def _text(x: Any) -> str:
 def _read_completions(path: Path) -> list[GroupRecord]:
     try:
         import pyarrow as arrow
-        import pyarrow.parquet as parquet
+        from pyarrow import parquet
     except ImportError:
-        raise EngineError(
-            f"{path} is a Parquet file, and pyarrow is not installed. Run: pip install pyarrow"
-        ) from None
+        raise EngineError(f"{path} is a Parquet file, and pyarrow is not installed. Run: pip install pyarrow") from None
     try:
         rows = parquet.read_table(path).to_pylist()
     except (arrow.ArrowException, OSError) as error:

@@ -1,0 +1,5 @@
+"""Parse, call, print."""
+
+from dew.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,3 @@
+from dew.cli import main
+
+main()

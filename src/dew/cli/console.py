@@ -1,0 +1,60 @@
+"""What every command prints with: one console, one way to say that something went wrong, colours of credit."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+BLUE, ORANGE = (40, 100, 220), (215, 95, 0)
+"""Earns and pays: told apart by everybody, and never by colour alone."""
+
+MAX_ERROR_LINES = 10
+
+
+def show_error(message: str) -> None:
+    """At most ten lines, the first of which names the matter."""
+    lines = message.strip().splitlines() or ["something went wrong"]
+    hidden = len(lines) - MAX_ERROR_LINES
+    if hidden > 0:
+        lines = [*lines[: MAX_ERROR_LINES - 1], f"... and {hidden + 1} more"]
+    err.print(Text("error: ", style="bold red") + Text("\n".join(lines)), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """For programs: JSON on standard output, nothing else."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def tinted(text: str, share: float, colour: tuple[int, int, int]) -> Text:
+    """Text on a background between white (share 0) and the colour (share 1)."""
+    depth = min(max(share, 0.0), 1.0)
+    r, g, b = (round(255 - (255 - c) * depth) for c in colour)
+    return Text(text, style=f"{'white' if depth > 0.6 else 'black'} on rgb({r},{g},{b})")
+
+
+def credited(tokens: list[str], credit: list[float]) -> Text:
+    """An answer with every token on the colour of its credit: blue earns, orange pays."""
+    largest = max((abs(x) for x in credit), default=0.0) or 1.0
+    line = Text()
+    for token, x in zip(tokens, credit, strict=True):
+        line.append(tinted(printable(token), abs(x) / largest, BLUE if x >= 0 else ORANGE))
+    return line
+
+
+def hesitant(tokens: list[str], entropy: list[float]) -> Text:
+    """An answer with every token on the colour of its entropy: the deeper, the more the policy hesitated."""
+    largest = max(entropy, default=0.0) or 1.0
+    line = Text()
+    for token, H in zip(tokens, entropy, strict=True):
+        line.append(tinted(printable(token), H / largest, ORANGE))
+    return line
+
+
+def printable(text: str) -> str:
+    """Text of a model as a terminal may see it: no control characters, no direction marks."""
+    return "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in text)

@@ -1,0 +1,136 @@
+"""`dew eval`: mean@k, pass@k and maj@k of a model, or of two side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dew.cli.app import app
+from dew.cli.console import out, print_json
+from dew.config import parse_yaml
+from dew.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dew.evaluate import Scores
+
+ENGINES = ("transformers", "vllm")
+
+
+@app.command("eval")
+def evaluate_(
+    model: Annotated[str, typer.Argument(help="A model folder, a run's folder, a hub name, or `tiny`.")],
+    task: Annotated[str, typer.Option(help="countdown, chain, a named data set or a .jsonl file.")] = "countdown",
+    settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
+    verifier: Annotated[str | None, typer.Option(help="What judges answers, if not the task's own.")] = None,
+    k: Annotated[int, typer.Option("-k", help="Answers to each problem.")] = 16,
+    problems: Annotated[int, typer.Option("-n", "--problems", help="Held-out problems.")] = 256,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus; 1 keeps every token.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of an answer at most.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Answers sampled at a time.")] = 256,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest answer, once.")] = False,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    vs: Annotated[str | None, typer.Option(help="A second model, on the same problems: paired differences.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Write every answer to this JSON file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
+) -> None:
+    """Score a model on held-out problems, with intervals clustered by problem."""
+    if engine not in ENGINES:
+        raise ConfigError(f"engine: {engine!r} is not known. Choose one of: {', '.join(ENGINES)}.")
+    if engine == "vllm":
+        raise ConfigError("engine: vllm is not part of this version. Leave it out to sample with transformers.")
+    sampling = {
+        "k": k,
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "greedy": greedy,
+        "seed": seed,
+    }
+    own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
+    scores = [_scores(name, task, own, verifier, problems, sampling) for name in (model, vs) if name is not None]
+    if keep is not None:
+        for number, score in enumerate(scores):
+            score.write(keep if number == 0 else keep.with_stem(f"{keep.stem}-vs"))
+    if json:
+        print_json(_as_json(scores))
+    else:
+        _show(scores, [name for name in (model, vs) if name is not None])
+
+
+def _scores(
+    model: str, task: str, settings: dict[str, Any], judge: str | None, problems: int, sampling: dict[str, Any]
+) -> "Scores":
+    from dew import evaluate as ev
+    from dew import rewards, tasks
+
+    loaded, tokenizer = load_model(model)
+    source = tasks.task(task, **settings)
+    return ev.evaluate(
+        loaded, tokenizer, source, rewards.verifier(judge) if judge else None, n_problems=problems, **sampling
+    )
+
+
+def load_model(name: str) -> tuple[Any, Any]:
+    """Model and tokenizer of a model folder, of a run's folder (its final model) or of the hub."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from dew import tasks
+
+    folder = tasks.model_folder(name)
+    if (Path(folder) / "model" / "config.json").is_file():
+        folder = str(Path(folder) / "model")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n", maxsplit=1)[0]
+        raise ConfigError(
+            f"{name}: no model can be loaded from there ({reason}). Give a folder with config.json, a finished run's "
+            "folder, or `tiny`."
+        ) from None
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def _as_json(scores: list["Scores"]) -> Any:
+    from dataclasses import asdict
+
+    from dew.evaluate import compare
+
+    if len(scores) == 1:
+        return scores[0].summary()
+    differences = {
+        name: asdict(d) | {"within_noise": d.within_noise} for name, d in compare(scores[0], scores[1]).items()
+    }
+    return {"model": scores[0].summary(), "vs": scores[1].summary(), "differences": differences}
+
+
+def _show(scores: list["Scores"], names: list[str]) -> None:
+    from rich.table import Table
+
+    from dew.evaluate import compare
+
+    first = scores[0]
+    title = f"{first.task}: {len(first.problems)} held-out problems, {first.k} answers each, 95 % intervals by problem"
+    table = Table(title=title, title_justify="left")
+    table.add_column("score")
+    for name in names:
+        table.add_column(name, justify="right")
+    differences = compare(*scores) if len(scores) == 2 else {}
+    if differences:
+        table.add_column("difference, paired", justify="right")
+    for name in first.scores:
+        verdict = []
+        if name in differences:
+            noise = " (noise)" if differences[name].within_noise else ""
+            verdict = [f"{differences[name].difference}{noise}"]
+        table.add_row(name, *(str(score.scores.get(name, "")) for score in scores), *verdict)
+    out.print(table)
+    for name, score in zip(names, scores, strict=True):
+        counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
+        out.print(f"{name}: {counts}; {score.truncated_share:.1%} cut off; {score.tokens_per_second:,.0f} tokens/s")
+    if differences and all(d.within_noise for d in differences.values()):
+        out.print("Every difference is within noise: these problems do not tell the two models apart.")

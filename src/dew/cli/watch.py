@@ -1,0 +1,135 @@
+"""Look at runs while they go on, through the files that they write: one line per run, and an answer with its credit."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dew.cli.console import credited
+from dew.errors import DewError
+from dew.records import GroupRecord, RunFolder, read_records
+
+COLUMNS = {  # heading: metric, format
+    "reward": ("reward", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "entropy": ("entropy", "{:.3f}"),
+    "length": ("length/mean", "{:.1f}"),
+    "kept": ("groups/kept", "{:.0f}"),
+    "mixed": ("groups/mixed_share", "{:.0%}"),
+    "tokens/s": ("tokens_per_second", "{:,.0f}"),
+}
+ANSWERS_SHOWN = 3
+
+
+class RunView:
+    """One run's folder, read as it grows."""
+
+    def __init__(self, folder: Path | str, label: str | None = None) -> None:
+        self.folder = RunFolder(folder)
+        self.label = label or self.folder.path.name
+        self.latest: dict[str, Any] = {}
+        self.steps: int | None = None
+        self.alarms: list[dict[str, Any]] = []
+        self._read = 0
+        self._alarms_read = 0
+        self._times: list[tuple[int, float]] = []
+
+    @property
+    def step(self) -> int:
+        return int(self.latest.get("step", 0))
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Take in what has been written since the last time; the new lines of metrics."""
+        lines, self._read = _new_lines(self.folder.path / "metrics.jsonl", self._read)
+        alarms, self._alarms_read = _new_lines(self.folder.path / "alarms.jsonl", self._alarms_read)
+        self.alarms += alarms
+        for line in lines:
+            self.latest.update(line)
+            if not self._times or line.get("step", 0) > self._times[-1][0]:
+                self._times.append((line.get("step", 0), line.get("time", time.time())))
+        if self.steps is None and lines:
+            self.steps = self.folder.run().get("steps")
+        return lines
+
+    @property
+    def seconds_left(self) -> float | None:
+        """From the pace of the last steps."""
+        recent = self._times[-10:]
+        if self.steps is None or len(recent) < 2:
+            return None
+        (first, began), (last, ended) = recent[0], recent[-1]
+        return (self.steps - last) * (ended - began) / max(last - first, 1)
+
+    def newest_group(self) -> GroupRecord | None:
+        files = self.folder.record_files()
+        try:
+            return read_records(files[-1])[0] if files else None
+        except DewError:  # being written
+            return None
+
+    def line(self) -> str:
+        """The latest step as one plain line."""
+        shown = [
+            f"{head} {form.format(self.latest[key])}" for head, (key, form) in COLUMNS.items() if key in self.latest
+        ]
+        return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {'  '.join(shown)}"
+
+
+def table(views: Sequence[RunView]) -> Table:
+    """Progress, time left and the numbers that matter, a row per run."""
+    grid = Table(show_edge=False, pad_edge=False)
+    grid.add_column("run")
+    for head in ("step", "left", *COLUMNS):
+        grid.add_column(head, justify="right")
+    for view in views:
+        left = view.seconds_left
+        cells = [form.format(view.latest[key]) if key in view.latest else "" for key, form in COLUMNS.values()]
+        step = f"{view.step}/{view.steps}" if view.steps else "starting"
+        grid.add_row(view.label, step, "" if left is None else clock(left), *cells)
+    return grid
+
+
+def screen(views: Sequence[RunView]) -> RenderableType:
+    """The whole live view: the table, alarms, and some answers of the newest recorded group."""
+    for view in views:
+        view.poll()
+    parts: list[RenderableType] = [table(views)]
+    for view in views:
+        for alarm in view.alarms[-2:]:
+            parts.append(Text(f"⚠ {view.label} step {alarm.get('step')}: {alarm.get('message')} {alarm.get('remedy')}"))
+    group = views[0].newest_group() if views else None
+    if group is not None:
+        parts.append(Text(f"\nstep {group.step}  {group.prompt.strip()}   blue earns, orange pays", style="dim"))
+        for answer in group.answers[:ANSWERS_SHOWN]:
+            mark = Text("✓ " if answer.correct else "✗ ")
+            parts.append(mark + credited(list(answer.tokens), list(answer.advantage or [0.0] * len(answer.tokens))))
+    return Group(*parts)
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def _new_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
+    """Whole lines after `start`, and where they end."""
+    if not path.exists():
+        return [], start
+    with path.open("rb") as file:
+        file.seek(start)
+        chunk = file.read()
+    end = chunk.rfind(b"\n") + 1
+    lines = []
+    for line in chunk[:end].splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            lines.append(value)
+    return lines, start + end

@@ -1,0 +1,125 @@
+"""The operator in plain PyTorch, for any device: float32 scores of a few rows or columns at a time.
+
+Scores are centred on their row's maximum m, which is left out of the sum, so that nothing cancels:
+
+    r = Σ_{v ≠ argmax} e^{z_v − m}      t = Σ_v e^{z_v − m} (z_v − m)
+    lse = m + log1p(r)      logp = (z_y − m) − log1p(r)      H = log1p(r) − t / (1 + r)
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dew.kernels.budget import TILE, allowed, spans
+from dew.kernels.head import Head
+
+LOWEST = -1e30
+"""Stands for −∞ where a zero weight is multiplied with it: 0 · −1e30 = 0."""
+
+
+class Statistics(NamedTuple):
+    """What one pass over the vocabulary leaves of each row."""
+
+    logp: Tensor
+    entropy: Tensor
+    lse: Tensor
+    scale: Tensor
+    """c in ∂logp/∂(h Wᵀ) = −c · weights, where weights were stored."""
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def bytes_per_score(dtype: torch.dtype) -> int:
+    """What `gradient_tile` holds at once for each score: z, p, dz, and the result."""
+    return 3 * wide(dtype).itemsize + dtype.itemsize
+
+
+def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> None:
+    """out = a b, or out += a b: summed in float32 at least, rounded once, to the type of `out`."""
+    if out.dtype == a.dtype and (a.is_cuda or out.dtype == wide(a.dtype)):
+        torch.addmm(out, a, b, out=out, beta=int(add))
+    elif a.is_cuda and hasattr(torch.ops.aten.mm, "dtype_out"):  # torch 2.8: half in, float32 out
+        if add:
+            torch.addmm(out, a, b, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+        else:
+            torch.mm(a, b, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+    else:
+        _widened(a, b, out=out, add=add)
+
+
+def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
+    """`product` where no matrix unit turns halves into float32: convert a few columns at a time."""
+    kind = wide(a.dtype)
+    a = a.to(kind)
+    for low, high in spans(b.shape[1], b.shape[0] * 4, allowed(TILE, b.device), 1):
+        part = a @ b[:, low:high].to(kind)
+        out[:, low:high] = out[:, low:high] + part if add else part
+
+
+def scores(hidden: Tensor, head: Head, low: int, high: int) -> tuple[Tensor, Tensor | None]:
+    """z of columns [low, high) in float32 at least, and T · ∂z/∂(h Wᵀ) where that is not 1."""
+    z = torch.empty(hidden.shape[0], high - low, dtype=wide(hidden.dtype), device=hidden.device)
+    product(hidden, head.weight[low:high].t(), out=z)
+    if head.bias is not None:
+        z += head.bias[low:high]
+    slope = None
+    if head.softcap is not None:
+        z.div_(head.softcap).tanh_()
+        slope = 1 - z.square()
+        z.mul_(head.softcap)
+    return (z.div_(head.temperature) if head.temperature != 1.0 else z), slope
+
+
+def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
+    """Both numbers of every row; with `store` (N, V) also the weights, ∂logp/∂(h Wᵀ) = −scale · store."""
+    n, v = hidden.shape[0], head.weight.shape[0]
+    kind = wide(hidden.dtype)
+    logp, entropy, lse = (torch.empty(n, dtype=kind, device=hidden.device) for _ in range(3))
+    for low, high in spans(n, v * kind.itemsize * 2, allowed(TILE, hidden.device), 1):
+        rows = slice(low, high)
+        y = targets[rows, None]
+        z, slope = scores(hidden[rows], head, 0, v)
+        m, top = z.max(-1, keepdim=True)
+        gap = (z.gather(-1, y) - m).squeeze(-1)
+        z.sub_(m).clamp_min_(LOWEST)
+        e = z.exp().scatter_(-1, top, 0)
+        r = e.sum(-1)
+        logp[rows] = gap - r.log1p()
+        entropy[rows] = (r.log1p() - z.mul_(e).sum(-1) / (1 + r)).clamp_min_(0)
+        lse[rows] = m.squeeze(-1) + r.log1p()
+        if store is not None:
+            e.scatter_(-1, top, 1).div_((1 + r)[:, None])
+            e.scatter_(-1, y, logp[rows, None].expm1())
+            store[rows] = e if slope is None else e.mul_(slope)
+    return Statistics(logp, entropy, lse, torch.full_like(logp, 1 / head.temperature))
+
+
+def gradient_tile(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    stats: Statistics,
+    g: Tensor,
+    ge: Tensor | None,
+    low: int,
+    out: Tensor,
+) -> None:
+    """out = ∂L/∂(h Wᵀ) of columns low, low+1, …:   g (1[v = y] − p) − ge p (log p + H), times the slope of z."""
+    z, slope = scores(hidden, head, low, low + out.shape[1])
+    logq = z.sub_(stats.lse[:, None])
+    p = logq.exp()
+    dz = p * -g[:, None]
+    inside = (targets >= low) & (targets < low + out.shape[1])
+    y = torch.where(inside, targets - low, 0)[:, None]
+    exact = (-g * stats.logp.expm1())[:, None]  # g (1 − p_y), without the cancellation
+    dz.scatter_(-1, y, torch.where(inside[:, None], exact, dz.gather(-1, y)))
+    if ge is not None:
+        logq.clamp_min_(LOWEST).add_(stats.entropy[:, None]).mul_(p)
+        dz.addcmul_(logq, ge[:, None], value=-1)
+    if slope is not None:
+        dz.mul_(slope)
+    out.copy_(dz.div_(head.temperature))

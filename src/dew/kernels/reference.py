@@ -1,0 +1,53 @@
+"""The slow lines that define the operator. Every other implementation is measured against these.
+
+z = softcap · tanh((h Wᵀ + b) / softcap) / T        logp = z_y − log Σ_v e^{z_v}        H = −Σ_v p_v log p_v
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dew.kernels.head import Head
+
+IGNORE = -100
+"""A target that says: this row has no token. Its two numbers are 0 and nothing flows back."""
+
+
+def logits(hidden: Float[Tensor, "N D"], head: Head) -> Float[Tensor, "N V"]:
+    """All scores, in float32 or wider."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    z = hidden.to(wide) @ head.weight.to(wide).T
+    if head.bias is not None:
+        z = z + head.bias.to(wide)
+    if head.softcap is not None:
+        z = head.softcap * torch.tanh(z / head.softcap)
+    return z / head.temperature
+
+
+def logprob_entropy(
+    hidden: Float[Tensor, "N D"], head: Head, targets: Int[Tensor, " N"], *, entropy_grad: bool = False
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Log-probability of each target and entropy of each row's distribution."""
+    live = targets != IGNORE
+    logq = torch.log_softmax(logits(hidden, head), -1)
+    logp = logq.gather(-1, torch.where(live, targets, 0)[:, None]).squeeze(-1)
+    p = logq.exp()
+    entropy = -(p * logq.masked_fill(p == 0, 0)).sum(-1)  # 0 · log 0 = 0
+    if not entropy_grad:
+        entropy = entropy.detach()
+    return torch.where(live, logp, 0), torch.where(live, entropy, 0)
+
+
+def policy_loss(
+    logp: Float[Tensor, " N"],
+    old_logp: Float[Tensor, " N"],
+    advantages: Float[Tensor, " N"],
+    live: Tensor,
+    clip_low: float,
+    clip_high: float,
+    divisor: float | Tensor,
+) -> Float[Tensor, ""]:
+    """−Σ min(w A, clip(w, 1−ε_low, 1+ε_high) A) / divisor over the live tokens,   w = e^{logp − old_logp}."""
+    w = torch.where(live, logp - old_logp, 0).exp()
+    gain = torch.minimum(w * advantages, w.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    return -torch.where(live, gain, 0).sum() / divisor

@@ -1,0 +1,40 @@
+// What GTPO compares: the same position across answers, one column each.
+
+const COLUMNS = 100;
+
+/** How many answers of one outcome still run at each position, and the mean of what is compared there. */
+function sideRow(group, places, correct) {
+  return h('tr', { class: 'side' }, h('th', { scope: 'row' }, correct ? '✓ running · mean H' : '✗ running · mean 1/H'),
+    places.map((t) => {
+      const alive = group.answers.filter((a) => a.correct === correct && t < a.tokens.length && a.live[t]);
+      const values = known(alive.map((a) => a.entropy && a.entropy[t])).map((H) => floored(H, null) ** (correct ? 1 : -1));
+      return h('td', {}, alive.length ? [h('b', {}, String(alive.length)), values.length ? ` · ${number(Number(mean(values).toPrecision(3)))}` : ''] : '');
+    }));
+}
+
+function columnCell(answer, t) {
+  if (t >= answer.tokens.length) return h('td', { class: 'over' });
+  const box = h('td', { class: 't', 'data-t': t }, brief(answer.tokens[t]));
+  paintToken(box, answer, t, view.signal, view.scale);
+  return box;
+}
+
+function columnsView(group) {
+  const longest = Math.max(0, ...group.answers.map((answer) => answer.tokens.length));
+  const from = Math.min(view.column, Math.max(0, longest - 1));
+  const to = Math.min(longest, from + COLUMNS);
+  const places = Array.from({ length: to - from }, (_, k) => from + k);
+  const order = orderOf(group).sort((a, b) => group.answers[b].correct - group.answers[a].correct);
+  const turn = (start) => { view.column = Math.max(0, start); showGroup(); };
+  return h('div', { class: 'columns' },
+    longest > COLUMNS && h('div', { class: 'controls' },
+      h('button', { class: 'small', disabled: from === 0, onclick: () => turn(from - COLUMNS) }, '‹ earlier'),
+      h('span', { class: 'quiet' }, `positions ${whole(from + 1)} to ${whole(to)} of ${whole(longest)}`),
+      h('button', { class: 'small', disabled: to >= longest, onclick: () => turn(from + COLUMNS) }, 'later ›')),
+    h('div', { class: 'scroll-x', tabindex: 0, 'aria-label': 'Answers by position' }, h('table', { class: 'grid' },
+      h('thead', {}, h('tr', {}, h('th', {}, 'position'), places.map((t) => h('th', { scope: 'col' }, String(t + 1)))),
+        sideRow(group, places, true), sideRow(group, places, false)),
+      h('tbody', {}, order.map((i) => h('tr', { 'data-i': i, class: group.answers[i].correct ? 'right' : 'wrong' },
+        h('th', { scope: 'row' }, outcome(group.answers[i]), ` #${i + 1}`), places.map((t) => columnCell(group.answers[i], t))))))),
+    h('p', { class: 'quiet' }, 'A token is weighed against the tokens of its column that belong to answers of the same outcome.'));
+}

@@ -1,0 +1,68 @@
+// The same answers under GRPO, GRPO-S and GTPO, recomputed from the recorded entropies. No training happens here.
+
+const SAYS = {
+  'GRPO': 'Every token of an answer gets the same credit.',
+  'GRPO-S': 'Whole answers are weighed: an unsure right answer earns more, a sure wrong one pays more.',
+  'GTPO': 'Tokens are weighed: credit goes where a right answer hesitated, blame where a wrong one was sure.',
+};
+
+function pickAnswers(group) {
+  return [true, false].map((correct) => {
+    const wish = view.compared[correct];
+    return group.answers[wish]?.correct === correct ? wish : group.answers.findIndex((answer) => answer.correct === correct);
+  });
+}
+
+function methodBlock(group, i, method, m, table, scale) {
+  const answer = group.answers[i];
+  const spans = answer.tokens.slice(0, FIRST_TOKENS).map((token, t) => {
+    const v = table[i][t];
+    const span = h('span', { class: 't', 'data-t': t }, running(token) || '∅');
+    if (v === null) span.dataset.hue = 'dead';
+    else paint(span, scale.of(m, v, i));
+    return span;
+  });
+  const values = known(table[i]).sort((a, b) => a - b);
+  const [low, high] = [values[0], values[values.length - 1]];
+  const range = high - low > 1e-6 ? `A from ${number(low)} to ${number(high)}` : `A = ${number(low)} everywhere`;
+  return h('div', { class: 'method', 'data-i': i, 'data-method': method },
+    h('div', { class: 'method-name' }, h('strong', {}, method), h('span', { class: 'quiet' }, range)), h('div', { class: 'tokens' }, spans));
+}
+
+function comparedRow(group, i, correct, tables, scale) {
+  if (i < 0) return null;
+  const same = group.answers.map((a, k) => [String(k), `#${k + 1}`]).filter(([k]) => group.answers[k].correct === correct);
+  return h('section', { class: `compared ${correct ? 'right' : 'wrong'}` },
+    h('header', {}, outcome(group.answers[i]), choice('Answer', same, String(i), (k) => { view.compared[correct] = Number(k); showGroup(); })),
+    h('div', { class: 'methods' }, METHODS.map((method, m) => methodBlock(group, i, method, m, tables[m], scale))));
+}
+
+function compareControls(settings) {
+  const set = (name, value) => { view.what = { ...settings, [name]: value }; showGroup(); };
+  const weight = (name, label) => h('label', { class: 'choice' }, h('span', {}, label), h('input', {
+    type: 'number', min: 0, max: 10, step: 0.1, value: settings[name], 'data-setting': name,
+    onchange: (event) => { if (event.target.value !== '' && Number(event.target.value) >= 0) set(name, Number(event.target.value)); },
+  }));
+  return h('div', { class: 'controls' }, weight('alpha1', 'α₁, β₁'), weight('alpha2', 'α₂, β₂'),
+    choice('Compare (GTPO)', [['column', 'column: same position'], ['row', 'row: same answer'], ['matrix', 'matrix: all tokens']], settings.compare, (v) => set('compare', v)),
+    choice('Average', [['arithmetic', 'arithmetic'], ['geometric', 'geometric']], settings.average, (v) => set('average', v)),
+    choice('Pool', [['group', 'group (default)'], ['joint', 'joint'], ['sign', 'sign (unlearns)']], settings.pool, (v) => set('pool', v)),
+    h('button', { class: 'small', disabled: !view.what, onclick: () => { view.what = null; showGroup(); } }, 'As the run had it'));
+}
+
+function compareView(group) {
+  if (!hasEntropy(group)) return h('p', { class: 'calm' }, 'The three methods are recomputed from token entropies, and this run recorded none.');
+  const settings = view.what || settingsOf(group);
+  const tables = METHODS.map((method) => advantages(group, method, settings));
+  const scale = shareScale(tables, group);
+  const reach = percent(scale.reach, scale.reach < 0.1 ? 1 : 0);
+  const [right, wrong] = pickAnswers(group);
+  return h('div', { class: 'compare' },
+    h('ul', { class: 'says' }, METHODS.map((method) => h('li', {}, h('strong', {}, method), ' ', SAYS[method]))),
+    compareControls(settings),
+    h('div', { class: 'legend' },
+      ['plus', 'less'].map((hue) => h('span', { class: 'legend-part' }, h('span', {}, hue === 'plus' ? 'credit −' : 'blame −', reach), h('span', { class: `ramp ramp-up ramp-${hue}` }), h('span', {}, `+${reach}`))),
+      h('span', { class: 'quiet' }, 'beside the average token of the same outcome; one scale for all three')),
+    !hasSignal(group) && h('p', { class: 'calm' }, 'All answers of this group have the same outcome, so no method learns anything from it. Choose a group with both.'),
+    comparedRow(group, right, true, tables, scale), comparedRow(group, wrong, false, tables, scale));
+}

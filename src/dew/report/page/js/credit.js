@@ -1,0 +1,129 @@
+// GRPO, GRPO-S and GTPO for one group, with every number on the way kept for the derivation.
+//
+//   x = H on O⁺, 1/H on O⁻      weight = x / mean(x over its comparison set)
+//   r̃ = ±(α1 + α2 · weight) + charge      A = (r̃ − mean) / (std + 1e-4)
+//
+// The same as dew.credit computes; tests hold the two together.
+
+const FLOOR = 1e-6;
+const STD_EPS = 1e-4;
+const PAPER = { alpha1: 1, alpha2: 0.1, compare: 'column', average: 'arithmetic', pool: 'group', entropy_clip: null };
+
+const sum = (xs) => xs.reduce((a, b) => a + b, 0);
+
+function mean(xs, average = 'arithmetic') {
+  if (!xs.length) return 0;
+  return average === 'geometric' ? Math.exp(sum(xs.map(Math.log)) / xs.length) : sum(xs) / xs.length;
+}
+
+function spread(xs) {
+  const centre = mean(xs);
+  return Math.sqrt(sum(xs.map((x) => (x - centre) ** 2)) / Math.max(1, xs.length - 1));
+}
+
+function floored(entropy, clip) {
+  const H = Math.max(entropy, FLOOR);
+  return clip ? Math.min(Math.max(H, clip[0], FLOOR), Math.max(clip[1], FLOOR)) : H;
+}
+
+/** Mean and std of each side's rewards: over everything with the other side as 0, jointly, or over the side alone. */
+function pools(entries, pool) {
+  const of = (values) => ({ mean: mean(values), std: spread(values), count: values.length });
+  if (pool === 'joint') {
+    const both = of(entries.map((e) => e.reward));
+    return { correct: both, wrong: both };
+  }
+  const side = (correct) => of(pool === 'sign'
+    ? entries.filter((e) => e.correct === correct).map((e) => e.reward)
+    : entries.map((e) => (e.correct === correct ? e.reward : 0)));
+  return { correct: side(true), wrong: side(false) };
+}
+
+/** Weigh entries {correct, x, set, charge} and standardise them; entries with one `set` are compared. */
+function shape(entries, one, two, settings, signal) {
+  const sets = new Map();
+  for (const entry of entries) {
+    if (!sets.has(entry.set)) sets.set(entry.set, []);
+    sets.get(entry.set).push(entry.x);
+  }
+  const means = new Map([...sets].map(([key, xs]) => [key, mean(xs, settings.average)]));
+  for (const entry of entries) {
+    entry.peers = sets.get(entry.set).length;
+    entry.mean = means.get(entry.set);
+    entry.weight = entry.x / entry.mean;
+    entry.reward = (entry.correct ? 1 : -1) * (one + two * entry.weight) + entry.charge;
+  }
+  const pool = pools(entries, settings.pool);
+  for (const entry of entries) {
+    entry.pool = entry.correct ? pool.correct : pool.wrong;
+    entry.advantage = signal ? (entry.reward - entry.pool.mean) / (entry.pool.std + STD_EPS) : 0;
+  }
+  return entries;
+}
+
+const hasSignal = (group) => new Set(group.answers.map((a) => a.correct)).size > 1;
+const hasEntropy = (group) => group.answers.every((a) => a.entropy && a.entropy.every((x, t) => x !== null || !a.live[t]));
+
+/** One entry per live token: entries[i][t], undefined where a token does not train. */
+function gtpo(group, settings) {
+  const table = group.answers.map(() => []);
+  const flat = [];
+  group.answers.forEach((answer, i) => answer.tokens.forEach((_, t) => {
+    if (!answer.live[t]) return;
+    const H = floored(answer.entropy[t], settings.entropy_clip);
+    const place = { column: t, row: i, matrix: 0 }[settings.compare];
+    const entry = {
+      correct: answer.correct, H, x: answer.correct ? H : 1 / H, set: `${answer.correct}${place}`, charge: answer.extra || 0,
+    };
+    table[i][t] = entry;
+    flat.push(entry);
+  }));
+  shape(flat, settings.alpha1, settings.alpha2, settings, hasSignal(group));
+  return table;
+}
+
+/** One entry per answer, undefined where no token of it trains. */
+function grpoS(group, settings) {
+  const entries = group.answers.map((answer) => {
+    const live = answer.tokens.map((_, t) => t).filter((t) => answer.live[t]);
+    if (!live.length) return undefined;
+    const H = mean(live.map((t) => floored(answer.entropy[t], settings.entropy_clip)), settings.average);
+    return { correct: answer.correct, H, x: answer.correct ? H : 1 / H, set: answer.correct, charge: answer.extra || 0 };
+  });
+  shape(entries.filter(Boolean), settings.alpha1, settings.alpha2, settings, hasSignal(group));
+  return entries;
+}
+
+/** One entry per answer. */
+function grpo(group) {
+  const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
+  const pool = { mean: mean(rewards), std: spread(rewards), count: rewards.length };
+  return rewards.map((reward) => ({ reward, pool, advantage: (reward - pool.mean) / (pool.std + STD_EPS) }));
+}
+
+const METHODS = ['GRPO', 'GRPO-S', 'GTPO'];
+
+/** The advantage of every token under one of METHODS; null where a token does not train. */
+function advantages(group, method, settings) {
+  const entries = { 'GRPO': () => grpo(group), 'GRPO-S': () => grpoS(group, settings), 'GTPO': () => gtpo(group, settings) }[method]();
+  return group.answers.map((answer, i) => answer.tokens.map((_, t) => {
+    if (!answer.live[t]) return null;
+    const entry = method === 'GTPO' ? entries[i][t] : entries[i];
+    return entry ? entry.advantage : null;
+  }));
+}
+
+/** A group's own settings in the names used here: GRPO-S calls its weights β. */
+function settingsOf(group) {
+  const own = group.settings || {};
+  const settings = { ...PAPER };
+  for (const name of Object.keys(PAPER)) if (own[name] !== undefined && own[name] !== null) settings[name] = own[name];
+  if (own.beta1 !== undefined) settings.alpha1 = own.beta1;
+  if (own.beta2 !== undefined) settings.alpha2 = own.beta2;
+  return settings;
+}
+
+function methodOf(group) {
+  const name = String(group.algorithm || '').toLowerCase().replace(/[^a-z]/g, '');
+  return { gtpo: 'GTPO', grpos: 'GRPO-S', grpo: 'GRPO', dapo: 'GRPO' }[name] || null;
+}

@@ -1,0 +1,95 @@
+// How the credit was made: the formula of one token with its numbers put in.
+
+const bracketed = (x) => (x < 0 ? `(${number(x)})` : number(x));
+
+const step = (name, formula, value, note) => h('li', {}, h('span', { class: 'step-name' }, name),
+  h('span', { class: 'formula' }, formula, value !== null && [' = ', h('b', {}, number(value))]), note && h('span', { class: 'quiet' }, note));
+
+function signalTable(answer, t) {
+  const rows = Object.entries(SIGNALS).filter(([name]) => answer[name] && answer[name][t] !== null);
+  return h('table', { class: 'signals' }, h('tbody', {}, rows.map(([name, { label }]) =>
+    h('tr', { 'data-signal': name }, h('th', { scope: 'row' }, label), h('td', {}, number(answer[name][t]))))));
+}
+
+function poolSteps(entry, settings, things) {
+  const { mean: m, std, count } = entry.pool;
+  const over = {
+    group: `over all ${plural(count, things)} of the group, those of the other outcome counted as 0`,
+    joint: `over all ${plural(count, things)} of the group, signs kept`,
+    sign: `over the ${plural(count, things)} of the same outcome alone`,
+  }[settings.pool];
+  return [
+    step('Mean and spread', `mean ${number(m)}, std ${number(std)}`, null, over),
+    step('Advantage', `(${number(entry.reward)} − ${bracketed(m)}) / (${number(std)} + 0.0001)`, (entry.reward - m) / (std + STD_EPS)),
+  ];
+}
+
+function weightSteps(entry, settings, [one, two, H], peers) {
+  const sign = entry.correct ? '' : '−';
+  const charge = entry.charge ? [' + charge', ` ${signed(entry.charge)}`] : ['', ''];
+  const put = `${sign}(${number(settings.alpha1)} + ${number(settings.alpha2)} · ${number(entry.weight)})${charge[1]}`;
+  return [
+    step('Entropy here', H, entry.H, entry.correct ? 'right: the less sure, the more it earns' : 'wrong: the surer, the more it pays'),
+    entry.correct ? null : step('Its inverse', `1/${H}`, entry.x),
+    step(`${settings.average === 'geometric' ? 'Geometric mean' : 'Mean'} of ${entry.correct ? H : `1/${H}`}`, `over ${peers}`, entry.mean),
+    step('Weight', `${number(entry.x)} / ${number(entry.mean)}`, entry.weight, '1 = the average of what it is compared with'),
+    step('Shaped reward r̃', `${sign}(${one} + ${two} · weight)${charge[0]} = ${put}`, entry.reward),
+  ];
+}
+
+function gtpoSteps(group, i, t, settings) {
+  const entry = gtpo(group, settings)[i][t];
+  const side = entry.correct ? 'correct' : 'wrong';
+  const peers = {
+    column: `the ${plural(entry.peers, `${side} answer`)} still running at position ${t + 1}`,
+    row: `the ${plural(entry.peers, 'token')} of this answer`,
+    matrix: `the ${plural(entry.peers, 'token')} of all ${side} answers`,
+  }[settings.compare];
+  return [entry, [...weightSteps(entry, settings, ['α₁', 'α₂', 'H'], peers), ...poolSteps(entry, settings, 'token')]];
+}
+
+function grpoSSteps(group, i, settings) {
+  const entry = grpoS(group, settings)[i];
+  const peers = `the ${plural(entry.peers, `${entry.correct ? 'correct' : 'wrong'} answer`)} of the group`;
+  return [entry, [...weightSteps(entry, settings, ['β₁', 'β₂', 'Ĥ'], peers), ...poolSteps(entry, settings, 'answer')]];
+}
+
+function grpoSteps(group, i) {
+  const entry = grpo(group)[i];
+  const { mean: m, std, count } = entry.pool;
+  return [entry, [
+    step('Reward of the answer', 'r', entry.reward, 'the same for each of its tokens'),
+    step('Mean and spread', `mean ${number(m)}, std ${number(std)}`, null, `over the ${plural(count, 'answer')} of the group`),
+    step('Advantage', `(${number(entry.reward)} − ${bracketed(m)}) / (${number(std)} + 0.0001)`, entry.advantage),
+  ]];
+}
+
+function verdictOn(answer, t, entry) {
+  const recorded = answer.advantage ? answer.advantage[t] : null;
+  if (recorded === null || recorded === undefined) return h('p', { class: 'quiet' }, 'The run recorded no advantage to hold this against.');
+  const agrees = Math.abs(recorded - entry.advantage) <= 0.01 * Math.max(1, Math.abs(recorded));
+  return agrees ? h('p', { class: 'agrees' }, `✓ The run trained on ${number(recorded)}.`)
+    : h('p', { class: 'differs' }, `The run trained on ${number(recorded)}: it used more than this group shows (the whole batch, a guide) or another rule.`);
+}
+
+function derivation(group, i, t) {
+  const answer = group.answers[i];
+  const head = [
+    h('h3', {}, 'How the credit was made'),
+    h('p', { class: 'place' }, h('code', { class: 'token-name' }, brief(answer.tokens[t]).slice(0, 200)), ` token ${t + 1} of answer #${i + 1} `, outcome(answer)),
+    signalTable(answer, t),
+  ];
+  const sorry = (text) => [...head, h('p', { class: 'quiet' }, text)];
+  if (!answer.live[t]) return sorry('This token does not train: it is not the policy’s own (a tool’s output, for example).');
+  const method = methodOf(group);
+  const shown = method || 'GTPO';
+  if (shown !== 'GRPO' && !hasEntropy(group)) return sorry('No entropy was recorded, so no weighting can be followed.');
+  const settings = settingsOf(group);
+  const [entry, steps] = { 'GTPO': () => gtpoSteps(group, i, t, settings), 'GRPO-S': () => grpoSSteps(group, i, settings), 'GRPO': () => grpoSteps(group, i) }[shown]();
+  const own = group.algorithm ? ` (${visible(String(group.algorithm))})` : '';
+  return [...head,
+    h('h4', {}, method ? `${visible(String(group.algorithm)).toUpperCase()}, step by step` : 'As GTPO would make it'),
+    hasSignal(group) ? h('ol', { class: 'steps' }, steps) : h('ol', { class: 'steps' }, steps.slice(0, -1)),
+    !hasSignal(group) && h('p', {}, 'All answers of this group have the same outcome: there is nothing to compare, so the advantage is 0.'),
+    method ? verdictOn(answer, t, entry) : h('p', { class: 'quiet' }, `The run’s own rule${own} is not known to this page.`)];
+}

@@ -1,0 +1,39 @@
+// Elements are made here and nowhere else. Text becomes text nodes, so no answer can turn into markup.
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
+    else if (name.startsWith('--')) element.style.setProperty(name, value);
+    else if (name === 'value' || name === 'checked') element[name] = value;
+    else element.setAttribute(name, value === true ? '' : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const s = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
+
+const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
+const whole = (n) => Math.round(n).toLocaleString('en-US');
+const percent = (x, digits = 0) => `${minus((100 * x).toFixed(digits))} %`;
+const minus = (text) => String(text).replace('-', '−');
+
+/** Four significant digits with a real minus sign; an en dash where there is no number. */
+function number(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return '–';
+  if (x === 0) return '0';
+  const size = Math.abs(x);
+  if (size >= 1e6 || size < 1e-4) return minus(x.toExponential(2));
+  return minus(String(Number(x.toPrecision(4))));
+}
+
+const signed = (x) => (x > 0 ? '+' : '') + number(x);
+
+function choice(label, options, value, onchange) {
+  const select = h('select', { onchange: (event) => onchange(event.target.value) },
+    options.map(([key, text]) => h('option', { value: key, selected: key === value }, text)));
+  return h('label', { class: 'choice' }, h('span', {}, label), select);
+}

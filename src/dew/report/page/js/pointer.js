@@ -1,0 +1,73 @@
+// The token under the pointer, and the one that is kept: its numbers in a tip, its derivation in the panel.
+
+function placeOf(target) {
+  const token = target.closest && target.closest('.t');
+  const row = token && token.closest('[data-i]');
+  return row ? { i: Number(row.dataset.i), t: Number(token.dataset.t) } : null;
+}
+
+function tell(place) {
+  const { panel } = view.parts;
+  panel.classList.toggle('open', Boolean(place));
+  if (place) panel.replaceChildren(h('button', { class: 'small close', 'aria-label': 'Close', onclick: () => pin(null) }, '✕'), ...derivation(view.group, place.i, place.t).filter(Boolean));
+  else panel.replaceChildren(h('h3', {}, 'How the credit was made'), h('p', { class: 'quiet' }, 'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then walk from token to token.'));
+}
+
+function markPinned() {
+  for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
+  if (!view.pinned) return;
+  const { i, t } = view.pinned;
+  for (const token of view.parts.group.querySelectorAll(`[data-i="${i}"] .t[data-t="${t}"]`)) token.classList.add('pinned');
+}
+
+function pin(place) {
+  view.pinned = place;
+  markPinned();
+  tell(place);
+  view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+}
+
+/** Move the kept token along its answer (dt) or to another answer at the same position (di). */
+function movePin(dt, di) {
+  const { group, pinned } = view;
+  const order = orderOf(group);
+  const i = order[Math.min(order.length - 1, Math.max(0, order.indexOf(pinned.i) + di))] ?? pinned.i;
+  pin({ i, t: Math.min(group.answers[i].tokens.length - 1, Math.max(0, pinned.t + dt)) });
+}
+
+/** In the view of the three methods, what each of them gives to the token; else all that was recorded. */
+function tipTable({ i, t }, target) {
+  const answer = view.group.answers[i];
+  if (!target.closest('.method')) return signalTable(answer, t);
+  const settings = view.what || settingsOf(view.group);
+  return h('table', { class: 'signals' }, h('tbody', {}, METHODS.map((method) =>
+    h('tr', {}, h('th', { scope: 'row' }, method), h('td', {}, number(advantages(view.group, method, settings)[i][t]))))));
+}
+
+function showTip(place, event) {
+  const { tip } = view.parts;
+  tip.hidden = !place;
+  if (!place) return;
+  const same = view.told && view.told.i === place.i && view.told.t === place.t;
+  if (!same || !tip.firstChild) tip.replaceChildren(h('code', { class: 'token-name' }, brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60)), tipTable(place, event.target));
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, window.innerWidth - width - 8))}px`;
+  tip.style.top = `${event.clientY + 22 + height > window.innerHeight ? Math.max(4, event.clientY - height - 14) : event.clientY + 22}px`;
+}
+
+function watchTokens({ group, tip }, wide) {
+  group.addEventListener('mousemove', (event) => {
+    const place = placeOf(event.target);
+    showTip(place, event);
+    const same = view.told && place && view.told.i === place.i && view.told.t === place.t;
+    if (place && wide && !same) tell(place);
+    view.told = place;
+  });
+  group.addEventListener('mouseleave', () => {
+    tip.hidden = true;
+    view.told = null;
+    if (view.pinned) tell(view.pinned);
+  });
+  group.addEventListener('click', (event) => { const place = placeOf(event.target); if (place) pin(place); });
+  window.addEventListener('scroll', () => { tip.hidden = true; }, { passive: true });
+}

@@ -1,0 +1,29 @@
+// The page carries its data as lines of gzip in base64: first everything but the answers, then one line per group.
+
+const lines = document.getElementById('data').textContent.trim().split('\n');
+
+async function unpack(line) {
+  const bytes = Uint8Array.from(atob(line), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return JSON.parse(await new Response(stream).text());
+}
+
+const unpacked = new Map();
+
+/** Group n of the page, counted over all runs; every signal a list per token again. */
+function groupAt(n) {
+  if (!unpacked.has(n)) unpacked.set(n, unpack(lines[n + 1]).then(widen));
+  return unpacked.get(n);
+}
+
+/** One number stands for a list of equal ones. */
+function widen(group) {
+  for (const answer of group.answers) {
+    const length = answer.tokens.length;
+    for (const name of Object.keys(SIGNALS)) {
+      if (name in answer && !Array.isArray(answer[name])) answer[name] = Array(length).fill(answer[name]);
+    }
+    answer.live = answer.live ? answer.live.map(Boolean) : Array(length).fill(true);
+  }
+  return group;
+}

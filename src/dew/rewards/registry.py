@@ -1,0 +1,20 @@
+"""Verifiers by name; each is imported when it is asked for."""
+
+from difflib import get_close_matches
+from importlib import import_module
+
+from dew.errors import ConfigError
+from dew.rewards.verdict import Verifier
+
+VERIFIERS = {"countdown": "dew.rewards.countdown:countdown", "chain": "dew.rewards.chain:chain"}
+"""Name -> module:attribute. A built-in task and its verifier have the same name."""
+
+
+def verifier(name: str) -> Verifier:
+    """The verifier of that name."""
+    if name not in VERIFIERS:
+        near = get_close_matches(name, VERIFIERS, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(VERIFIERS)}."
+        raise ConfigError(f"No verifier is called {name!r}. {hint}")
+    module, attribute = VERIFIERS[name].split(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,175 @@
+"""The supervised training that made the shipped tiny model: an ordinary Llama that has seen both tasks.
+
+It stops early on purpose: the model gets the form of an answer right and the arithmetic mostly, so that one
+answer in a few is correct and reinforcement learning has something to do.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dew.tasks.base import Row, demonstrations
+from dew.tasks.chain import Chain
+from dew.tasks.countdown import Countdown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+CHARACTERS = "0123456789+-*=;,>:"
+SPECIAL = ("<pad>", "<end>", "<unk>")
+POSITIONS = 512
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what comes out, besides the versions of the libraries."""
+
+    layers: int = 3
+    width: int = 128
+    heads: int = 4
+    inner: int = 352
+    steps: int = 2500
+    """What the learning rate is planned for."""
+    stop: int = 1700
+    """Where training ends all the same."""
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    countdown_batch: int = 256
+    chain_batch: int = 64
+    seed: int = 0
+
+
+def tiny_tokenizer() -> "PreTrainedTokenizerFast":
+    """One token per character, then <end>; no token is added by itself."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<end>",
+        unk_token="<unk>",
+        padding_side="left",
+        model_max_length=POSITIONS,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast") -> "LlamaForCausalLM":
+    """An untrained Llama of the recipe's size."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=recipe.width,
+            intermediate_size=recipe.inner,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+
+
+def warm_start(
+    recipe: Recipe,
+    device: str = "cpu",
+    on_step: Callable[[int, "Tensor"], None] | None = None,
+) -> tuple["LlamaForCausalLM", "PreTrainedTokenizerFast"]:
+    """Train a tiny model on demonstrations of both tasks, completions only."""
+    import torch
+
+    torch.manual_seed(recipe.seed)
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(recipe, tokenizer).to(device)
+    streams = [
+        _batches(_encode(tokenizer, rows), size, recipe.seed)
+        for rows, size in zip(
+            _demonstrations(recipe.seed), (recipe.countdown_batch, recipe.chain_batch), strict=True
+        )
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.01, betas=(0.9, 0.98))
+    for step in range(recipe.stop):
+        for group in optimizer.param_groups:
+            group["lr"] = _learning_rate(recipe, step)
+        loss = torch.zeros((), device=device)
+        for ids, labels in (next(stream) for stream in streams):
+            loss = loss + model(input_ids=ids.to(device), labels=labels.to(device)).loss / len(streams)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if on_step:
+            on_step(step + 1, loss.detach())
+    return model.eval(), tokenizer
+
+
+def _demonstrations(seed: int) -> tuple[list[Row], list[Row]]:
+    """Mostly four numbers, some three; chains of up to twelve steps: longer ones are left to learn."""
+    countdown = demonstrations(Countdown(), 50_000, seed=seed)
+    countdown += demonstrations(Countdown(numbers=3), 3_000, seed=seed) * 3
+    chain = demonstrations(Chain(steps=(8, 12)), 40_000, seed=seed) + demonstrations(
+        Chain(steps=(2, 7)), 20_000, seed=seed
+    )
+    return countdown, chain
+
+
+def _learning_rate(recipe: Recipe, step: int) -> float:
+    """Up in a line, down along half a cosine to a tenth."""
+    from math import cos, pi
+
+    if step < recipe.warmup:
+        return recipe.learning_rate * (step + 1) / recipe.warmup
+    progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return recipe.learning_rate * (0.1 + 0.9 * (1 + cos(pi * progress)) / 2)
+
+
+def _encode(tokenizer: "PreTrainedTokenizerFast", rows: list[Row]) -> tuple["Tensor", "Tensor"]:
+    """Right-padded ids and labels; a causal model needs no mask for padding that comes last."""
+    import torch
+
+    prompts = tokenizer([row["prompt"] for row in rows])["input_ids"]
+    answers = [
+        [*ids, tokenizer.eos_token_id] for ids in tokenizer([row["completion"] for row in rows])["input_ids"]
+    ]
+    length = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
+    ids, labels = [], []
+    for p, a in zip(prompts, answers, strict=True):
+        rest = length - len(p) - len(a)
+        ids.append(p + a + [tokenizer.pad_token_id] * rest)
+        labels.append([IGNORED] * len(p) + a + [IGNORED] * rest)
+    return torch.tensor(ids), torch.tensor(labels)
+
+
+def _batches(data: tuple["Tensor", "Tensor"], size: int, seed: int) -> Iterator[tuple["Tensor", "Tensor"]]:
+    """Shuffled batches for ever, each cut to its longest row."""
+    import torch
+
+    ids, labels = data
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for chosen in torch.randperm(len(ids), generator=generator).split(size)[: len(ids) // size]:
+            width = int((labels[chosen] != IGNORED).any(0).nonzero().max()) + 1
+            yield ids[chosen, :width], labels[chosen, :width]
+
+
+def save(model: "LlamaForCausalLM", tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+    """Write the two so that `from_pretrained(folder)` and any other tool can load them."""
+    model.generation_config.max_new_tokens = 160
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # transformers 5 writes a class name that transformers 4 does not know; this one both know.
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))

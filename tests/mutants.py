@@ -1,0 +1,136 @@
+"""Break the credit functions and the losses on purpose, and see a test fail each time.
+
+    make mutants            all of them, two at a time
+    python tests/mutants.py forking   those whose line mentions a word
+
+Each mutant is one small mistake that somebody could make, written as (file, what stands there, what stands there
+instead, what the mistake is). The tests run on a copy of the package with that one change; a mutant that survives
+is a hole in the tests, and the exit code says so.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = [
+    "test_golden",
+    "test_gtpo",
+    "test_grpo_s",
+    "test_baseline_credit",
+    "test_losses",
+    "test_rollouts",
+    "test_algorithms",
+]
+
+MUTANTS = [
+    # Dynamic Entropy Weighting
+    ("credit/weighting.py", "torch.where(correct, H, 1 / H)", "torch.where(correct, 1 / H, H)", "swap H and 1/H"),
+    ("credit/weighting.py", "torch.where(correct, H, 1 / H)", "H", "no 1/H on wrong answers"),
+    ("credit/weighting.py", "for side in (correct, ~correct))", "for side in (live, live))", "compare across polarities"),
+    ("credit/weighting.py", "torch.where(correct, mean_won, mean_lost)", "torch.where(correct, mean_lost, mean_won)", "compare with the other side"),
+    ("credit/weighting.py", "torch.where(correct, r, -r)", "r", "wrong answers are rewarded"),
+    ("credit/weighting.py", "torch.where(live, torch.where(correct, r, -r), 0)", "torch.where(correct, r, -r)", "credit on padding"),
+    ("credit/weighting.py", "outcome + spread * x", "spread + outcome * x", "swap α₁ and α₂"),
+    ("credit/weighting.py", "H_FLOOR = 1e-6", "H_FLOOR = 1e-2", "a floor that is felt"),
+    ("credit/weighting.py", ".clamp_min(H_FLOOR)\n", "\n", "no floor: 1/0"),
+    ("credit/weighting.py", "torch.where(mask, at_least_float32(entropy), 1)", "at_least_float32(entropy)", "padding is read"),
+    ("credit/weighting.py", "max(clip[0], H_FLOOR)", "clip[0]", "a clip at 0 undoes the floor"),
+    ("credit/weighting.py", "masked_mean(x.log(), alive, dim).exp()", "masked_mean(x, alive, dim)", "geometric is arithmetic"),
+    ("credit/weighting.py", "live if pool == \"group\" else won", "won", "statistics over one polarity, O⁺"),
+    ("credit/weighting.py", "live if pool == \"group\" else lost", "lost", "statistics over one polarity, O⁻"),
+    ("credit/weighting.py", "live if pool == \"group\" else won", "live", "pool=sign is pool=group"),
+    ("credit/weighting.py", "torch.where(won, positive, negative)", "positive + negative", "sides leak into each other"),
+    ("credit/weighting.py", "if pool == \"joint\":", "if pool == \"never\":", "pool=joint is pool=sign"),
+    ("credit/gtpo.py", "\"column\": -2, \"row\": -1", "\"column\": -1, \"row\": -2", "wrong axis"),
+    ("credit/gtpo.py", "\"matrix\": (-2, -1)", "\"matrix\": -2", "matrix is column"),
+    ("credit/gtpo.py", "pooled(r, won, mask & ~won, (-2, -1), pool)", "pooled(r, won, mask & ~won, -1, pool)", "normalise per answer"),
+    ("credit/gtpo.py", "torch.where(mask, at_least_float32(extra).unsqueeze(-1), 0)", "0", "the charge is forgotten"),
+    ("credit/gtpo.py", "won = correct.unsqueeze(-1) & mask", "won = r > 0", "polarity by sign although told"),
+    ("credit/grpo_s.py", "mask, -1, average).squeeze(-1)", "mask, -1, \"arithmetic\").squeeze(-1)", "Ĥ stays arithmetic"),
+    ("credit/grpo_s.py", "live = mask.any(-1)", "live = torch.ones_like(correct)", "empty answers count"),
+    ("credit/grpo_s.py", "pooled(r, won, present & ~won, -1, pool)", "pooled(r, won, ~won, -1, pool)", "absent answers count"),
+    ("ops.py", "x.detach().to(", "x.to(", "gradient through entropy"),
+    ("ops.py", "(mask.sum(dim, keepdim=True) - 1).clamp_min(1)", "mask.sum(dim, keepdim=True).clamp_min(1)", "biased std"),
+    ("ops.py", "STD_EPS = 1e-4", "STD_EPS = 1e-8", "another ε"),
+    ("ops.py", "count = mask.sum(dim, keepdim=keepdim).clamp_min(1)", "count = mask.size(dim if isinstance(dim, int) else dim[0])", "mean over padding"),
+    ("ops.py", "torch.promote_types(x.dtype, torch.float32)", "x.dtype", "computed in half precision"),
+    # Baselines and peers
+    ("credit/grpo.py", "standardize(r, present, -1, scale=scale)", "standardize(r, present, -1)", "Dr. GRPO is scaled"),
+    ("credit/grpo.py", "standardize(r, present, -1, scale=scale)", "standardize(r, torch.ones_like(present), -1, scale=scale)", "absent answers count"),
+    ("credit/dapo.py", "& (~correct & present).any(-1)", "", "all-correct groups have signal"),
+    ("credit/dapo.py", "(correct & present).any(-1) & (~", "(correct).any(-1) & (~", "absent answers have signal"),
+    ("credit/dapo.py", ".clamp(-1, 0)", ".clamp(max=0)", "no bottom"),
+    ("credit/group_overlong.py", "torch.where(easy | (n > m), won, lost)", "won", "the wrong never pay"),
+    ("credit/group_overlong.py", "& (easy | ~hard)", "", "hard groups pay"),
+    ("credit/group_overlong.py", ".clamp(0, 1)", ".clamp_min(0)", "charge without a cap"),
+    ("credit/group_overlong.py", "torch.maximum((shortest + longest) / 2, masked_mean(length, over, -1))", "(shortest + longest) / 2", "knee without the mean"),
+    ("credit/forking.py", "live.numel() - kept + 1", "kept", "keep the lowest entropies"),
+    ("credit/forking.py", "entropy.detach() >= threshold", "entropy.detach() > threshold", "ties are dropped"),
+    ("credit/forking.py", "keep * live.numel() - 1e-9", "keep * entropy.numel()", "padding counts"),
+    ("credit/entropy_shaped.py", "torch.minimum(", "torch.maximum(", "bonus above its cap"),
+    ("credit/entropy_shaped.py", "A.abs() / kappa", "A / kappa", "cap with a sign"),
+    # Losses
+    ("losses.py", "-torch.minimum(w * A, clipped * A)", "-torch.maximum(w * A, clipped * A)", "optimistic clip"),
+    ("losses.py", "-torch.minimum(w * A, clipped * A)", "torch.minimum(w * A, clipped * A)", "ascent"),
+    ("losses.py", "-torch.minimum(w * A, clipped * A)", "-w * A", "no clip"),
+    ("losses.py", "w.clamp(1 - clip_low, 1 + clip_high)", "w.clamp(1 - clip_high, 1 + clip_low)", "swap ε"),
+    ("losses.py", "masked_mean(log_w.exp(), mask, -1)", "masked_mean(log_w, mask, -1).exp()", "GRPO-S's ratio is geometric"),
+    ("losses.py", "return masked_mean(log_w, mask, -1).exp()", "return masked_mean(log_w.exp(), mask, -1)", "GSPO's ratio is arithmetic"),
+    ("losses.py", "own.clamp_min(1) if count is None else count", "own.clamp_min(1)", "the global count is ignored"),
+    ("losses.py", "masked_mean(token_loss, mask, -1).sum(), mask.any(-1).sum()", "token_loss.mean(-1).sum(), mask.any(-1).sum()", "mean over padding"),
+    ("losses.py", "torch.where(mask, advantages.detach(), 0)", "torch.where(mask, advantages, 0)", "gradient through credit"),
+    ("losses.py", "return d.exp() - d - 1", "return d.square() / 2", "k2 for k3"),
+    ("losses.py", "token_loss + kl_coef * k3", "token_loss - kl_coef * k3", "KL pushes away"),
+    ("losses.py", "torch.where(mask, ref_logp, 0) - logp)", "logp - torch.where(mask, ref_logp, 0))", "KL the other way round"),
+    ("losses.py", "(w < 1 - clip_low) & (A < 0)", "(w < 1 - clip_low)", "clip fraction without the sign"),
+    ("losses.py", "        token_loss = token_loss * weight\n", "        pass\n", "the sampler's correction is lost"),
+    ("losses.py", ".clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)\n    w", "\n    w", "a broken token is inf"),
+    # What the algorithms do with them
+    ("algorithms/entropy_weighted.py", "torch.where(self.signal(rollouts)[:, None, None], advantages", "torch.where(rollouts.mask, advantages", "shape groups of one outcome"),
+    ("algorithms/entropy_weighted.py", "charged if self.scope == \"group\" else charged.as_one_group()", "charged", "scope is ignored"),
+    ("algorithms/base.py", "has_signal(self.correct(rollouts), rollouts.live)", "has_signal(self.correct(rollouts), rollouts.present)", "masked answers have signal"),
+    ("algorithms/entropy_peers.py", "super().advantages(rollouts) * scale", "super().advantages(rollouts)", "divide by all tokens"),
+    ("rollouts.py", "out[self.rows[here]] = x[here]", "out[:] = x[here]", "rows come back in another order"),
+]  # fmt: skip
+
+
+def survives(mutant: tuple[str, str, str, str]) -> str | None:
+    """Why the mutant was not caught, or None."""
+    file, old, new, _ = mutant
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "dew"
+        shutil.copytree(ROOT / "src" / "dew", package, ignore=shutil.ignore_patterns("__pycache__"))
+        source = (package / file).read_text()
+        if old not in source:
+            return f"{old!r} no longer stands in {file}: update the mutant"
+        (package / file).write_text(source.replace(old, new, 1))
+        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
+        tests = [str(ROOT / "tests" / f"{name}.py") for name in TESTS]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    if result.returncode == 1:  # pytest's code for "tests ran and some failed"
+        return None
+    return "no test fails" if result.returncode == 0 else f"the tests did not run: {result.stdout[-300:]}"
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    chosen = [m for m in MUTANTS if all(any(word in part for part in m) for word in words)]
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        verdicts = list(zip(chosen, pool.map(survives, chosen), strict=True))
+    for (file, _, _, mistake), reason in verdicts:
+        print(
+            f"{'caught  ' if reason is None else 'SURVIVED'}  {file}: {mistake}{'' if reason is None else ' -- ' + reason}"
+        )
+    caught = sum(reason is None for _, reason in verdicts)
+    print(f"{caught} of {len(verdicts)} mutants caught")
+    return 0 if caught == len(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+from dataclasses import FrozenInstanceError, dataclass, fields
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dew
+import oracles
+from dew import Rollouts, get_algorithm, list_algorithms
+from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm
+from dew.errors import ConfigError, ShapeError
+from dew.losses import policy_loss
+from groups import batches, pad
+
+NAMES = ["gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage"]
+
+
+def rollouts(batch, extra=None):
+    ids, rewards, rows = batch
+    entropy, mask = pad(rows)
+    reward = torch.tensor(rewards, dtype=torch.float64)
+    extra = None if extra is None else torch.tensor(extra, dtype=torch.float64)
+    return Rollouts.from_rows(ids, mask=mask, reward=reward, entropy=entropy, extra=extra)
+
+
+def part(mask, old_logp, entropy=None):
+    return SimpleNamespace(mask=mask, old_logp=old_logp, ref_logp=None, weight=None, entropy=entropy)
+
+
+ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
+
+
+# ---- the table of papers -----------------------------------------------------------------------
+def test_every_name_is_known_and_the_papers_defaults_are_the_defaults():
+    assert list_algorithms() == NAMES
+    gtpo, grpo_s = get_algorithm("gtpo"), get_algorithm("grpo_s")
+    assert (gtpo.alpha1, gtpo.alpha2, gtpo.compare, gtpo.average) == (1.0, 0.1, "column", "arithmetic")
+    assert (gtpo.scope, gtpo.pool, gtpo.entropy_clip) == ("group", "group", None)
+    assert (grpo_s.beta1, grpo_s.beta2) == (1.0, 0.1)
+    clips = {n: (get_algorithm(n).clip_low, get_algorithm(n).clip_high) for n in NAMES}
+    higher = (0.2, 0.28)
+    assert clips == {
+        **dict.fromkeys(("gtpo", "grpo_s", "dapo", "forking_tokens", "entropy_advantage"), higher),
+        **dict.fromkeys(("grpo", "dr_grpo"), (0.2, 0.2)),
+        "gspo": (3e-4, 4e-4),
+    }
+    assert {n: get_algorithm(n).ratio for n in NAMES} == {
+        **dict.fromkeys(NAMES, "token"),
+        "grpo_s": "sequence_mean",
+        "gspo": "sequence_geometric",
+    }
+    by_sequence = {n for n in NAMES if get_algorithm(n).reduce == "sequences"}
+    assert by_sequence == {"grpo_s", "grpo", "gspo"}
+    assert {n for n in NAMES if get_algorithm(n).dynamic_sampling} == {"dapo", "forking_tokens", "entropy_advantage"}
+    assert get_algorithm("grpo_s", average="geometric").ratio == "sequence_geometric"
+
+
+@pytest.mark.parametrize("spelling", ["GRPO-S", "grpos", "grpo_s", "Grpo_S"])
+def test_spelling_is_forgiven(spelling):
+    assert isinstance(get_algorithm(spelling), dew.GRPOS)
+
+
+# ---- credit ------------------------------------------------------------------------------------
+@given(batches(), st.sampled_from(["group", "batch"]), st.sampled_from(["group", "joint", "sign"]))
+def test_gtpo_of_a_batch_matches_the_loops(batch, scope, pool):
+    """Rows in any order, groups of any size; groups of one outcome get nothing."""
+    ids, rewards, rows = batch
+    grouped = rollouts(batch)
+    actual = grouped.to_rows(get_algorithm("gtpo", scope=scope, pool=pool).advantages(grouped))
+    scopes = [[i for i in range(len(ids)) if scope == "batch" or ids[i] == g] for g in dict.fromkeys(ids)]
+    for members in scopes:
+        correct = [rewards[i] > 0.5 for i in members]
+        shaped = oracles.gtpo_rewards(correct, [rows[i] for i in members])
+        for i, expected in zip(members, oracles.gtpo_advantages(correct, shaped, pool), strict=True):
+            mixed = len({rewards[k] for k in range(len(ids)) if ids[k] == ids[i]}) == 2
+            got = actual[i, : len(rows[i])].tolist()
+            assert got == pytest.approx(expected if mixed else [0.0] * len(expected), rel=1e-9, abs=1e-9)
+
+
+@given(batches(), st.sampled_from(NAMES))
+def test_groups_of_one_outcome_give_nothing(batch, name):
+    ids, _, rows = batch
+    all_wrong = rollouts((ids, [0.0] * len(ids), rows))
+    assert not get_algorithm(name, max_tokens=5).advantages(all_wrong).any()
+
+
+@given(batches(), st.sampled_from(NAMES))
+def test_nothing_is_given_under_the_mask(batch, name):
+    grouped = rollouts(batch)
+    algorithm = get_algorithm(name)
+    for given_ in (algorithm.rewards(grouped), algorithm.advantages(grouped)):
+        assert given_.shape == grouped.mask.shape
+        assert given_.isfinite().all() and not given_[~grouped.mask].any()
+
+
+@given(batches())
+def test_forking_tokens_divide_by_the_kept_tokens(batch):
+    """The loss over all tokens equals DAPO's over the kept ones alone."""
+    grouped = rollouts(batch)
+    logp = torch.linspace(-1, 0, grouped.mask.numel(), dtype=torch.float64).reshape(grouped.mask.shape)
+    old = logp.flip(-1)
+    kept = dew.credit.forking_mask(grouped.entropy, grouped.mask)
+    expected, _ = policy_loss(logp, old, get_algorithm("dapo").advantages(grouped), kept)
+    algorithm = get_algorithm("forking_tokens")
+    actual, _ = algorithm.loss(logp, part(grouped.mask, old), algorithm.advantages(grouped))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_other_rewards_move_the_credit_but_never_the_verdict():
+    plain, paid = rollouts(ONE_GROUP), rollouts(ONE_GROUP, extra=[0.0, -0.4, 0.0, 5.0])
+    for name in ("gtpo", "grpo_s", "grpo", "dapo"):
+        algorithm = get_algorithm(name)
+        assert algorithm.correct(paid).equal(algorithm.correct(plain))
+        assert algorithm.signal(paid).equal(algorithm.signal(plain))
+        moved = algorithm.rewards(paid) - algorithm.rewards(plain)
+        torch.testing.assert_close(moved[0, 1, 0].item(), -0.4)
+        torch.testing.assert_close(moved[0, 3, 0].item(), 5.0)
+        assert not algorithm.advantages(paid).equal(algorithm.advantages(plain))
+
+
+def test_the_filter_looks_at_correctness_alone():
+    """Wrong answers with different format rewards are still a group without signal."""
+    batch = rollouts(([0, 0], [0.0, 0.0], [[1.0], [2.0]]), extra=[0.0, 0.5])
+    assert not get_algorithm("dapo").signal(batch).any()
+
+
+def test_a_masked_answer_is_no_signal():
+    entropy, mask = pad([[1.0, 2.0], [1.0, 2.0]])
+    mask[0] = False  # the correct answer was truncated and does not train
+    batch = Rollouts.from_rows([0, 0], mask=mask, reward=torch.tensor([1.0, 0.0]), entropy=entropy)
+    assert not get_algorithm("gtpo").signal(batch).any()
+    assert not get_algorithm("gtpo").advantages(batch).any()
+
+
+@pytest.mark.parametrize("name", ["gtpo", "grpo_s", "dapo"])
+def test_overlong_charges_are_added(name):
+    batch = rollouts(ONE_GROUP)
+    free = get_algorithm(name).rewards(batch)
+    soft = get_algorithm(name, overlong="soft", max_tokens=2, overlong_buffer=1).rewards(batch)
+    # lengths 2 1 2 1: those of 2 tokens stand at the limit and pay 1
+    torch.testing.assert_close((free - soft)[0, :, 0], torch.tensor([1.0, 0, 1, 0], dtype=torch.float64))
+    group = get_algorithm(name, overlong="group").rewards(batch)
+    # n = m: the wrong pay beyond the knee max(1.5, 1.5): −½ · .5/1.5
+    torch.testing.assert_close((free - group)[0, :, 0], torch.tensor([0, 0, 0.5 / 3, 0], dtype=torch.float64))
+
+
+# ---- loss --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_micro_batches_sum_to_the_batch(name):
+    batch = rollouts(([0, 0, 1, 1, 0], [1.0, 0, 1, 0, 1], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0], [1.0, 1.0]]))
+    algorithm = get_algorithm(name, max_tokens=4)
+    rows, mask = batch.to_rows(algorithm.advantages(batch)), batch.to_rows(batch.mask)
+    entropy = batch.to_rows(batch.entropy)
+    generator = torch.Generator().manual_seed(0)
+    logp, old = torch.rand(2, *mask.shape, generator=generator, dtype=torch.float64).neg()
+    total, _ = algorithm.loss(logp, part(mask, old, entropy), rows)
+    count = algorithm.divisor(int(mask.sum()), len(mask))
+    parts = [
+        algorithm.loss(logp[i], part(mask[i], old[i], entropy[i]), rows[i], count=count)[0]
+        for i in (slice(0, 1), slice(1, 4), slice(4, 5))
+    ]
+    torch.testing.assert_close(sum(parts), total)
+
+
+def test_dr_grpo_divides_by_the_budget():
+    # one sequence, A = 1, w = 1: −2 tokens / (budget 8 · 1 sequence)
+    zero = torch.zeros(1, 2)
+    loss, _ = get_algorithm("dr_grpo", max_tokens=8).loss(zero, part(torch.ones(1, 2).bool(), zero), torch.ones(1, 2))
+    assert loss.item() == pytest.approx(-0.25)
+
+
+def test_the_entropy_bonus_comes_from_the_current_policy():
+    zero, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
+    algorithm = get_algorithm("entropy_advantage")
+    loss, _ = algorithm.loss(zero, part(mask, zero, entropy=torch.tensor([[1.0, 9.0]])), torch.ones(1, 2))
+    assert loss.item() == pytest.approx(-(1.4 + 1.5) / 2)
+    with pytest.raises(ShapeError, match="current policy's entropy"):
+        algorithm.loss(zero, part(mask, zero), torch.ones(1, 2))
+
+
+def test_the_kl_term_needs_a_coefficient():
+    zero, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
+    rows = part(mask, zero)
+    rows.ref_logp = zero + 1
+    without, stats = get_algorithm("grpo").loss(zero, rows, torch.ones(1, 2))
+    with_kl, stats_kl = get_algorithm("grpo", kl_coef=0.1).loss(zero, rows, torch.ones(1, 2))
+    assert "kl/ref" not in stats and stats_kl["kl/ref"].item() == pytest.approx(2.718281828 - 2)
+    assert (with_kl - without).item() == pytest.approx(0.1 * (2.718281828 - 2))
+
+
+# ---- settings ----------------------------------------------------------------------------------
+def test_algorithms_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        get_algorithm("gtpo").alpha1 = 2
+
+
+def test_every_field_says_what_it_is():
+    """The docstring under each field is its help text: `ast` finds one under each."""
+    import ast
+    import inspect
+
+    for cls in (_BY_NAME[n] for n in _BY_NAME):
+        for ancestor in cls.__mro__:
+            if not issubclass(ancestor, Algorithm):
+                continue
+            body = ast.parse(inspect.getsource(ancestor)).body[0].body
+            for node, below in zip(body, [*body[1:], None], strict=True):
+                if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+                    assert isinstance(below, ast.Expr), f"{ancestor.__name__}.{node.target.id} has no docstring"
+
+
+def test_every_problem_is_listed_at_once():
+    with pytest.raises(ConfigError) as error:
+        get_algorithm("gtpo", alpha2=-0.1, compare="diagonal", pool="none", clip_low=2, max_rounds=0)
+    text = str(error.value)
+    for word in (
+        "alpha2=-0.1",
+        "rewarded for being sure",
+        "compare='diagonal'",
+        "pool='none'",
+        "clip_low=2",
+        "max_rounds",
+    ):
+        assert word in text
+    assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("gtop", {}, "Did you mean 'gtpo'"),
+        ("ppo", {}, "Known: gtpo"),
+        ("gtpo", {"alpah2": 0.2}, "Did you mean 'alpha2'"),
+        ("gtpo", {"scope": "world"}, "group, batch"),
+        ("gtpo", {"average": "median"}, "arithmetic, geometric"),
+        ("gtpo", {"alpha1": 0, "alpha2": 0}, "every advantage would be 0"),
+        ("gtpo", {"entropy_clip": [0.3, 0.2]}, "low <= high"),
+        ("grpo_s", {"beta2": -1}, "beta2=-1"),
+        ("grpo", {"clip_high": -1}, "clip_high=-1"),
+        ("grpo", {"kl_coef": -1}, "kl_coef=-1"),
+        ("dapo", {"overlong": "hard"}, "none, soft, group"),
+        ("dapo", {"overlong": "soft"}, "overlong_buffer"),
+        ("dapo", {"overlong": "soft", "max_tokens": 4, "overlong_buffer": 5}, "0 < overlong_buffer <= max_tokens"),
+        ("dapo", {"overlong_gamma": 0.2}, "0.5 to 1"),
+        ("forking_tokens", {"keep": 0}, "0 < keep <= 1"),
+        ("entropy_advantage", {"alpha": -1}, "alpha=-1"),
+        ("entropy_advantage", {"kappa": 0.5}, "kappa=0.5"),
+    ],
+)
+def test_bad_settings_are_answered_with_advice(name, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        get_algorithm(name, **settings)
+
+
+def test_lists_from_files_become_tuples():
+    assert get_algorithm("gtpo", entropy_clip=[0.2, 0.28]).entropy_clip == (0.2, 0.28)
+
+
+def test_missing_entropy_and_missing_budget_are_named():
+    batch = Rollouts(mask=torch.ones(1, 2, 3).bool(), reward=torch.tensor([[0.0, 1.0]]))
+    with pytest.raises(ShapeError, match="gtpo needs the sampling policy's entropy"):
+        get_algorithm("gtpo").advantages(batch)
+    with pytest.raises(ConfigError, match="Set max_tokens"):
+        get_algorithm("dr_grpo").divisor(1, 1)
+    with pytest.raises(ConfigError, match="max_tokens and overlong_buffer"):
+        get_algorithm("dapo", overlong="soft", overlong_buffer=2).advantages(batch)
+
+
+def test_an_algorithm_of_ones_own_is_a_class_and_a_name():
+    @register_algorithm
+    @dataclass(frozen=True, kw_only=True)
+    class Loud(GRPO):
+        name: ClassVar[str] = "loud"
+        volume: float = 2.0
+        """Multiplies GRPO's advantage."""
+
+        def advantages(self, rollouts):
+            return super().advantages(rollouts) * self.volume
+
+    try:
+        batch = rollouts(ONE_GROUP)
+        loud = get_algorithm("loud", volume=3.0)
+        torch.testing.assert_close(loud.advantages(batch), get_algorithm("grpo").advantages(batch) * 3)
+        assert "volume" in {f.name for f in fields(loud)}
+    finally:
+        del _BY_NAME["loud"]

@@ -1,0 +1,176 @@
+"""GRPO, Dr. GRPO, DAPO's filter and charges, forking tokens, the entropy-shaped advantage."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from dew import DewError
+from dew.credit import (
+    entropy_advantages,
+    forking_mask,
+    group_overlong,
+    grpo_advantages,
+    has_signal,
+    soft_overlong,
+)
+from groups import groups, pad
+
+REWARDS = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=16)
+YES, NO = True, False
+
+
+def bools(*values):
+    return torch.tensor(values, dtype=torch.bool)
+
+
+# ---- golden: worked by hand -------------------------------------------------------------------
+def test_golden_grpo():
+    # 1 0 0 0: mean ¼, squares .75² + 3 · .25² = .75, sample variance .25 -> (.75, −.25, …)/(.5 + 1e-4)
+    A = grpo_advantages(torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
+    torch.testing.assert_close(A, torch.tensor([0.75, -0.25, -0.25, -0.25], dtype=torch.float64) / 0.5001)
+
+
+def test_golden_dr_grpo():
+    A = grpo_advantages(torch.tensor([1.0, 0, 0, 0]), scale=False)
+    torch.testing.assert_close(A, torch.tensor([0.75, -0.25, -0.25, -0.25]))
+
+
+def test_golden_soft_overlong():
+    # limit 10, buffer 4: free up to 6, then (6 − len)/4, −1 from 10 on
+    charge = soft_overlong(torch.tensor([1, 6, 7, 8, 10, 11, 500]), limit=10, buffer=4)
+    torch.testing.assert_close(charge, torch.tensor([0, 0, -0.25, -0.5, -1, -1, -1]))
+
+
+def test_golden_group_overlong():
+    lengths = torch.tensor([[10, 20, 30, 80], [10, 20, 30, 80], [10, 20, 30, 80], [10, 20, 30, 80]])
+    correct = torch.tensor([[YES, YES, YES, NO], [YES, NO, NO, NO], [YES, YES, NO, NO], [YES, YES, YES, YES]])
+    expected = torch.tensor(
+        [
+            [0, 0, -0.25, 0],  # easy, n/G = ¾: knee over 10 20 30 = max(20, 20); 30 -> −½ · 10/20
+            [0, 0, 0, 0],  # hard, n/G = ¼: nobody
+            [0, 0, 0, -0.5 * 35 / 45],  # between, n = m: the wrong pay; knee over all = max(45, 35)
+            [0, 0, 0, -0.5 * 35 / 45],  # easy: knee over all four correct lengths
+        ]
+    )
+    torch.testing.assert_close(group_overlong(lengths, correct), expected)
+
+
+def test_golden_group_overlong_between_charges_the_majority():
+    # n = 3 of 5 lies between ¼ and ¾; n > m, so the correct pay. Knee = max((10 + 90)/2, 50) = 50; 90 -> −½ · 40/50
+    charge = group_overlong(torch.tensor([10, 40, 90, 50, 60]), bools(YES, YES, YES, NO, NO))
+    torch.testing.assert_close(charge, torch.tensor([0, 0, -0.4, 0, 0]))
+
+
+def test_golden_group_overlong_is_capped_at_twice_the_knee():
+    # easy; lengths 1 1 1 1 … 97: mean 13, middle 49 = knee; 97 < 98 -> −½ · 48/49.  8 of 8 correct
+    charge = group_overlong(torch.tensor([1] * 7 + [97]), bools(*[YES] * 8))
+    torch.testing.assert_close(charge[-1], torch.tensor(-0.5 * 48 / 49))
+
+
+def test_golden_forking():
+    # 6 live tokens, keep ⌈.2 · 6⌉ = 2: the second largest is 2, and the tie with it stays
+    entropy, mask = pad([[1, 2], [3], [2, 0, 1]])
+    assert forking_mask(entropy, mask)[mask].tolist() == [False, True, True, True, False, False]
+
+
+def test_golden_entropy_advantage():
+    # A + min(.4 H, |A|/2): 1 + min(.4, .5) = 1.4;  1 + min(2, .5) = 1.5;  −1 + min(.4, .5) = −.6
+    A = entropy_advantages(torch.tensor([1.0, -1]), torch.tensor([[1.0, 5], [1, 0]]), torch.ones(2, 2).bool())
+    torch.testing.assert_close(A, torch.tensor([[1.4, 1.5], [-0.6, -1.0]]))
+
+
+# ---- oracle ------------------------------------------------------------------------------------
+@given(REWARDS, st.booleans())
+def test_grpo_matches_the_loops(rewards, scale):
+    expected = torch.tensor(oracles.grpo_advantages(rewards, scale), dtype=torch.float64)
+    actual = grpo_advantages(torch.tensor(rewards, dtype=torch.float64), scale=scale)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.booleans()), min_size=1, max_size=16))
+def test_group_overlong_matches_the_loops(answers):
+    lengths, correct = [a[0] for a in answers], [a[1] for a in answers]
+    actual = group_overlong(torch.tensor(lengths, dtype=torch.float64), torch.tensor(correct))
+    expected = torch.tensor(oracles.group_overlong(lengths, correct), dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+
+
+@given(groups(max_size=16), st.floats(0.01, 1))
+def test_forking_matches_the_loops(group, keep):
+    entropy, mask = pad(group[1])
+    expected = [k for row in oracles.forking_mask(group[1], keep) for k in row]
+    assert forking_mask(entropy, mask, keep=keep)[mask].tolist() == expected
+
+
+# ---- properties --------------------------------------------------------------------------------
+@given(REWARDS)
+def test_absent_answers_are_never_read(rewards):
+    r = torch.tensor([*rewards, float("nan")], dtype=torch.float64)
+    present = torch.tensor([True] * len(rewards) + [False])
+    torch.testing.assert_close(grpo_advantages(r, present)[:-1], grpo_advantages(r[:-1]))
+    assert grpo_advantages(r, present)[-1] == 0
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=16), st.lists(st.booleans(), min_size=16, max_size=16))
+def test_signal_is_a_correct_and_a_wrong_answer_that_are_there(correct, present):
+    here = [c for c, p in zip(correct, present, strict=False) if p]
+    actual = has_signal(torch.tensor(correct), torch.tensor(present[: len(correct)]))
+    assert actual.item() == (len(set(here)) == 2)
+    assert has_signal(torch.tensor(correct)).item() == (len(set(correct)) == 2)
+
+
+@given(groups(), st.floats(0, 2), st.floats(1.01, 5))
+def test_the_entropy_bonus_never_turns_an_advantage(group, alpha, kappa):
+    entropy, mask = pad(group[1])
+    A = torch.where(torch.tensor(group[0]), 1.0, -1.0).double()
+    shaped = entropy_advantages(A, entropy, mask, alpha=alpha, kappa=kappa)
+    assert (shaped.sign() == torch.where(mask, A[:, None].sign(), 0)).all()
+    per_token = entropy_advantages(A[:, None].expand_as(entropy), entropy, mask, alpha=alpha, kappa=kappa)
+    torch.testing.assert_close(per_token, shaped)
+
+
+# ---- edges -------------------------------------------------------------------------------------
+def test_equal_rewards_give_no_advantage_rather_than_rounding_noise():
+    assert grpo_advantages(torch.full((3, 7), 0.3)).abs().max() < 1e-3
+
+
+def test_absent_answers_are_charged_nothing_and_move_no_knee():
+    lengths, correct = torch.tensor([10, 20, 30, 80, 9999]), bools(YES, YES, YES, NO, YES)
+    charge = group_overlong(lengths, correct, bools(YES, YES, YES, YES, NO))
+    torch.testing.assert_close(charge[:4], group_overlong(lengths[:4], correct[:4]))
+    assert charge[4] == 0
+
+
+def test_a_group_nobody_is_in_is_charged_nothing():
+    assert not group_overlong(torch.tensor([5, 6]), bools(YES, NO), bools(NO, NO)).any()
+
+
+def test_no_live_token_forks():
+    assert not forking_mask(torch.full((2, 3), float("nan")), torch.zeros(2, 3).bool()).any()
+
+
+def test_entropy_is_a_constant():
+    H, A = torch.rand(2, 3, requires_grad=True), torch.ones(2, requires_grad=True)
+    assert not entropy_advantages(A, H, torch.ones(2, 3).bool()).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: grpo_advantages(torch.tensor(1.0)), "axis of answers"),
+        (lambda: has_signal(torch.ones(4)), r"reward > 0\.5"),
+        (lambda: soft_overlong(torch.ones(2), limit=4, buffer=0), "0 < buffer <= limit"),
+        (lambda: soft_overlong(torch.ones(2), limit=4, buffer=5), "0 < buffer <= limit"),
+        (lambda: group_overlong(torch.ones(3), bools(YES, NO)), "lengths has shape"),
+        (lambda: group_overlong(torch.ones(2), bools(YES, NO), gamma=0.4), "easy and hard at once"),
+        (lambda: forking_mask(torch.ones(2, 2), torch.ones(2, 2).bool(), keep=0), "0 < keep <= 1"),
+        (lambda: entropy_advantages(torch.ones(3), torch.ones(2, 2), torch.ones(2, 2).bool()), "advantages has shape"),
+        (lambda: entropy_advantages(torch.ones(2), torch.ones(2, 2), torch.ones(2, 2).bool(), kappa=1), "kappa > 1"),
+        (lambda: entropy_advantages(torch.ones(2), -torch.ones(2, 2), torch.ones(2, 2).bool()), "never negative"),
+    ],
+)
+def test_bad_input_is_answered_with_advice(call, says):
+    with pytest.raises(DewError, match=says):
+        call()

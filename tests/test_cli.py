@@ -1,0 +1,181 @@
+"""The command `dew` as its user types it. Commands that train are in test_cli_train.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dew.cli import app as command
+from dew.cli import console, watch
+from dew.config import read_run
+from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def dew(monkeypatch, capsys):
+    """Run a command in this process: (exit code, standard output, standard error)."""
+    for module in ("app", "console", "train", "report", "explain", "recipes", "evaluate", "export"):
+        __import__(f"dew.cli.{module}")
+        room = sys.modules[f"dew.cli.{module}"]
+        for name, stderr in (("out", False), ("err", True)):
+            if hasattr(room, name):
+                monkeypatch.setattr(room, name, Console(stderr=stderr, highlight=False, width=160))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["dew", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            command.main()
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return run
+
+
+def group(step=3, number=0):
+    """Two answers of two tokens: ✓ H = 1, 3 and ✗ H = 1, 2."""
+    answers = [
+        AnswerRecord(tokens=["3+5", "=8"], correct=True, reward=1.0, entropy=[1.0, 3.0], advantage=[1.0, 0.5]),
+        AnswerRecord(tokens=["3-\x1b[31m5", "=\u202e8"], correct=False, reward=0.0, entropy=[1.0, 2.0]),
+    ]
+    return GroupRecord(step=step, group=number, prompt="3,5>8:", gold="8", answers=answers)
+
+
+# ---- help --------------------------------------------------------------------------------------
+def test_help_needs_neither_torch_nor_an_engine():
+    code = (
+        "import sys; sys.argv = ['dew', '--help']\n"
+        "from dew.cli import main\n"
+        "try: main()\n"
+        "finally: print([m for m in ('torch', 'transformers', 'trl', 'numpy', 'scipy') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout
+    assert "Commands:" in out and out.strip().endswith("[]")
+
+
+@pytest.mark.parametrize("name", ["train", "resume", "eval", "report", "explain", "recipes", "export"])
+def test_every_command_explains_itself(dew, name):
+    code, out, _ = dew(name, "--help")
+    assert code == 0 and "Usage: dew" in out and len(out.splitlines()) < 80
+
+
+# ---- errors ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["trian"], 2, "No such command"),
+        (["eval"], 2, "Missing argument"),
+        (["train"], 1, "which configuration"),
+        (["train", "nowhere.yaml"], 1, "no such file"),
+        (["resume", "nowhere"], 1, "not a run's folder"),
+        (["report"], 1, "which run"),
+        (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean tiny/countdown"),
+        (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),
+        (["explain", "nowhere.jsonl"], 1, "cannot be read"),
+        (["export", "nowhere", "there"], 1, "no final model"),
+    ],
+)
+def test_mistakes_get_one_clear_message(dew, words, code, says):
+    got, out, err = dew(*words)
+    assert got == code and says in err and "Traceback" not in err + out
+    assert len(err.splitlines()) <= console.MAX_ERROR_LINES + 1
+
+
+def test_files_that_cannot_be_written_are_named(dew, tmp_path):
+    target = tmp_path / "missing" / "x.yaml"
+    code, _, err = dew("recipes", "copy", "tiny/countdown", target)
+    assert code == 1 and "No such file or directory" in err and str(target) in err
+
+
+def test_long_errors_are_cut(capsys):
+    console.show_error("\n".join(f"problem {i}" for i in range(40)))
+
+
+# ---- recipes -----------------------------------------------------------------------------------
+def test_recipes_are_listed_shown_and_copied(dew, tmp_path):
+    _, listed, _ = dew("recipes", "ls")
+    assert "tiny/countdown" in listed
+    _, shown, _ = dew("recipes", "show", "tiny/countdown")
+    assert shown.strip() == (ROOT / "recipes/tiny/countdown.yaml").read_text().strip()
+    code, _, _ = dew("recipes", "copy", "tiny/countdown", tmp_path)
+    assert code == 0 and read_run(tmp_path / "countdown.yaml").task == "countdown"
+    code, _, err = dew("recipes", "copy", "tiny/countdown", tmp_path)
+    assert code == 1 and "is there already" in err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_recipe_opens_with_what_it_needs(path):
+    text = path.read_text()
+    for word in ("Hardware", "Downloads", "Launch", "Expect"):
+        assert f"# {word}" in text
+
+
+# ---- explain -----------------------------------------------------------------------------------
+def test_explain_shows_a_group_and_how_its_credit_was_made(dew, tmp_path):
+    write_records(tmp_path, 3, [group()])
+    code, out, _ = dew("explain", tmp_path)
+    assert code == 0 and "✓ correct" in out and "✗ wrong" in out and "3+5=8" in out
+    assert "\x1b[31m" not in out and "\u202e" not in out  # what a model wrote reaches the terminal as plain text
+    code, out, _ = dew("explain", tmp_path, "--answer", 1)
+    assert code == 0 and "+1.100" in out  # alone in O⁺: 1 + .1 · 3/3
+
+
+def test_explain_gives_the_same_numbers_as_json(dew, tmp_path):
+    write_records(tmp_path, 3, [group()])
+    _, out, _ = dew("explain", tmp_path, "--json", "--settings", "{compare: row}")
+    answers = json.loads(out)["answers"]
+    # ✓ mean(1, 3) = 2 -> 1 + .1/2, 1 + .3/2
+    assert answers[0]["shaped"] == pytest.approx([1.05, 1.15])
+    assert all(x > 0 for x in answers[0]["gtpo"]) and all(x < 0 for x in answers[1]["gtpo"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--step", 9], "was not recorded. There are: 3"),
+        (["--group", 5], "was not recorded. There are: 0"),
+        (["--answer", 7], "7 of 2"),
+        (["--settings", "{alpha2: -1}"], "alpha2=-1"),
+    ],
+)
+def test_explain_says_what_there_is(dew, tmp_path, words, says):
+    write_records(tmp_path, 3, [group()])
+    code, _, err = dew("explain", tmp_path, *words)
+    assert code == 1 and says in err
+
+
+# ---- the live view -----------------------------------------------------------------------------
+def test_a_view_follows_a_run_as_it_grows(tmp_path):
+    folder, view = RunFolder(tmp_path), watch.RunView(tmp_path, "gtpo")
+    assert view.poll() == [] and view.seconds_left is None
+    folder.write_run({"steps": 10})
+    for step in (1, 2):
+        folder.append_metrics({"step": step, "time": 100.0 + 2 * step, "reward": 0.1 * step, "tokens_per_second": 5.0})
+    assert len(view.poll()) == 2 and view.poll() == []
+    assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
+    assert "step 2/10" in view.line() and "reward 0.200" in view.line()
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "rew')  # half a line: not yet
+    assert view.poll() == []
+
+
+def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_run({"steps": 4})
+    folder.append_metrics({"step": 1, "time": 1.0, "reward": 0.5})
+    folder.append_alarm({"step": 1, "alarm": "x", "message": "Entropy fell.", "remedy": "Lower the rate."})
+    write_records(tmp_path, 1, [group(step=1)])
+    shown = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    shown.print(watch.screen([watch.RunView(tmp_path, "mine")]))
+    text = shown.export_text()
+    for word in ("mine", "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
+        assert word in text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05")])
+def test_time_left_is_readable(seconds, text):
+    assert watch.clock(seconds) == text

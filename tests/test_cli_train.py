@@ -1,0 +1,136 @@
+"""`dew train`, `resume`, `eval` and `export` on the tiny model that comes with dew."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dew.config import make_run, read_run
+from dew.engines.trl import launch
+from dew.errors import ConfigError
+from dew.records import RunFolder
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+SMALL = {
+    "model_name_or_path": "tiny",
+    "task": "countdown",
+    "problems": 64,
+    "algorithm": "gtpo",
+    "max_steps": 2,
+    "num_generations": 4,
+    "per_device_train_batch_size": 16,
+    "max_completion_length": 32,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "records_every": 1,
+    "save_steps": 1,
+}
+
+
+def dew(*words, wait=True):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "dew.cli", *map(str, words)]
+    if wait:
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(**changes):
+        run = {**SMALL, "output_dir": str(tmp_path / "run"), **changes}
+        (tmp_path / "run.yaml").write_text(json.dumps(run))
+        return tmp_path / "run.yaml"
+
+    return write
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
+def test_every_recipe_is_understood(path):
+    parsed = launch.parse(read_run(path))
+    assert parsed.args.batches.fits and parsed.args.build_algorithm().name in path.read_text()
+
+
+def test_flags_win_over_the_file():
+    parsed = launch.parse(make_run(SMALL), ["--learning_rate", "3e-4", "--algorithm", "grpo"])
+    assert parsed.args.learning_rate == 3e-4 and parsed.args.build_algorithm().name == "grpo"
+    assert parsed.run.settings["learning_rate"] == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"learnin_rate": 1}, "Did you mean learning_rate"),
+        ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
+        ({"num_generations": 5}, "5"),
+        ({"model_name_or_path": None}, "model_name_or_path is missing"),
+    ],
+)
+def test_bad_settings_are_named_before_anything_is_loaded(change, says):
+    with pytest.raises(ConfigError, match=says):
+        launch.parse(make_run({**SMALL, **change}, source="x.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"task": None}, "nothing to train on"),
+        ({"task": "contdown"}, "Did you mean 'countdown'"),
+        ({"task": None, "dataset_name": "nobody/nothing"}, "cannot be loaded"),
+    ],
+)
+def test_missing_data_is_named(change, says):
+    with pytest.raises(ConfigError, match=says):
+        launch.data_of(launch.parse(make_run({**SMALL, **change})))
+
+
+def test_missing_rewards_are_named():
+    with pytest.raises(ConfigError, match="no reward"):
+        launch.rewards_of(launch.parse(make_run({**SMALL, "task": None})))
+    with pytest.raises(ConfigError, match=r"no_such_module.*cannot be imported"):
+        launch.rewards_of(launch.parse(make_run({**SMALL, "reward_funcs": ["no_such_module.reward"]})))
+
+
+def test_train_leaves_a_run_that_can_be_read_scored_and_exported(config, tmp_path):
+    path = config(scores={"problems": 4, "k": 2})
+    done = dew("train", path)
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder(tmp_path / "run")
+    assert [m["step"] for m in folder.metrics()] == [1, 2] and folder.run()["status"] == "done"
+    assert [entry["when"] for entry in folder.scores()] == ["before", "after"]
+    assert next(iter(folder.records())).algorithm == "gtpo"
+    assert read_run(folder.path / "config.yaml").to_dict() == read_run(path).to_dict()  # re-runnable as it is
+    assert "step 2/2" in done.stdout and "after training: pass@1" in done.stdout
+
+    again = dew("train", path)
+    assert again.returncode == 1 and "is not empty" in again.stderr and "--overwrite" in again.stderr
+    exported = dew("export", folder.path, tmp_path / "model")
+    assert exported.returncode == 0 and (tmp_path / "model" / "config.json").is_file(), exported.stderr
+    scored = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
+    assert 0 <= json.loads(scored.stdout)["scores"]["pass@1"]["value"] <= 1
+
+
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_goes_on_where_it_was(config, tmp_path):
+    whole = dew("train", config(max_steps=6, output_dir=str(tmp_path / "whole")))
+    assert whole.returncode == 0, whole.stderr
+    run = dew("train", config(max_steps=6), wait=False)
+    folder = RunFolder(tmp_path / "run")
+    while len(folder.metrics()) < 2 and run.poll() is None:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 0 and "Go on with: dew resume" in out, err
+    assert folder.run()["status"] == "stopped" and len(folder.metrics()) < 6
+    assert dew("resume", folder.path).returncode == 0
+    assert folder.run()["status"] == "done"
+    model = "model/model.safetensors"
+    assert (folder.path / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()

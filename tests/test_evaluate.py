@@ -1,0 +1,157 @@
+"""Scores and their intervals, on verdicts made by hand."""
+
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dew.errors import ConfigError
+from dew.evaluate import Sampling, Scores, compare, maj_at_k, mean_at_k, mean_interval, pass_at_k
+from dew.evaluate.sampling import Sampled
+from dew.evaluate.scores import Problem
+from dew.rewards import Verdict
+
+RIGHT, WRONG, NOTHING = Verdict("correct", "7"), Verdict("wrong", "8"), Verdict("unparsable", None)
+
+
+def scores_of(groups: list[list[Verdict]]) -> Scores:
+    problems = [
+        Problem(f"{i}?", "7", [Sampled(str(v.extracted), 2, v is NOTHING) for v in group], group)
+        for i, group in enumerate(groups)
+    ]
+    return Scores("sums", "by hand", Sampling(k=len(groups[0])), problems, seconds=0.5)
+
+
+# Golden
+
+
+def test_pass_at_k_by_hand():
+    assert pass_at_k(4, 1, 1) == 0.25
+    assert pass_at_k(4, 1, 2) == 0.5  # 1 − C(3,2)/C(4,2) = 1 − 3/6
+    assert pass_at_k(4, 2, 3) == 1.0  # three of four always hold one of two
+    assert pass_at_k(5, 2, 2) == pytest.approx(0.7)  # 1 − C(3,2)/C(5,2) = 1 − 3/10
+
+
+def test_majority_by_hand():
+    assert maj_at_k([RIGHT, RIGHT, WRONG]) == 1.0
+    assert maj_at_k([RIGHT, WRONG, WRONG]) == 0.0
+    assert maj_at_k([RIGHT, WRONG]) == 0.5  # a tie of two answers, one of them correct
+    assert maj_at_k([RIGHT, NOTHING, NOTHING]) == 1.0  # what cannot be read has no vote
+    assert maj_at_k([NOTHING]) == 0.0
+
+
+def test_scores_by_hand():
+    scores = scores_of([[RIGHT, RIGHT, WRONG, NOTHING], [WRONG, WRONG, WRONG, RIGHT]])
+    assert scores["pass@1"].value == scores["mean@4"].value == (2 / 4 + 1 / 4) / 2
+    assert scores["pass@2"].value == pytest.approx((5 / 6 + 1 / 2) / 2)  # 1 − C(2,2)/6, 1 − C(3,2)/6
+    assert scores["pass@4"].value == 1.0
+    assert scores["maj@4"].value == 0.5
+    assert scores.statuses == {"correct": 3, "wrong": 4, "unparsable": 1}
+    assert scores.truncated_share == 1 / 8
+    assert scores.tokens_per_second == 8 * 2 / 0.5
+
+
+def test_a_paired_difference_by_hand():
+    # Problem 1 gains 1, problems 2 and 3 stay: +1/3, whatever the spread between problems.
+    before, after = scores_of([[WRONG], [WRONG], [RIGHT]]), scores_of([[RIGHT], [WRONG], [RIGHT]])
+    change = compare(before, after)["pass@1"]
+    assert (change.a, change.b, change.difference.value) == pytest.approx((1 / 3, 2 / 3, 1 / 3))
+    assert change.within_noise  # one problem of three says nothing
+
+
+# Oracle
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_counts_subsets(case: tuple[int, int, int]):
+    n, c, k = case
+    subsets = list(combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_the_interval_is_that_of_a_mean_over_problems():
+    x = np.random.default_rng(0).beta(0.5, 1.5, size=400)
+    interval = mean_interval(x.tolist())
+    half = 1.96 * x.std(ddof=1) / 20
+    assert interval.low == pytest.approx(x.mean() - half, abs=0.1 * half)
+    assert interval.high == pytest.approx(x.mean() + half, abs=0.1 * half)
+
+
+def test_more_answers_to_the_same_problems_do_not_narrow_the_interval():
+    problems = [[RIGHT] * 2, [WRONG] * 2] * 20
+    few, many = scores_of(problems), scores_of([group * 8 for group in problems])
+    assert few["pass@1"] == many["pass@1"]
+
+
+# Properties
+
+verdicts = st.lists(st.sampled_from([RIGHT, WRONG, NOTHING]), min_size=4, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(verdicts, min_size=2, max_size=8))
+def test_scores_are_ordered_and_inside_their_intervals(groups: list[list[Verdict]]):
+    scores = scores_of(groups)
+    assert scores["pass@1"].value <= scores["pass@2"].value <= scores["pass@4"].value
+    assert scores["pass@1"].value == pytest.approx(np.mean([mean_at_k(group) for group in groups]))
+    for interval in scores.scores.values():
+        assert 0 <= interval.low <= interval.value + 1e-12 and interval.value - 1e-12 <= interval.high <= 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(verdicts, min_size=2, max_size=6), st.randoms())
+def test_the_order_of_problems_does_not_matter_to_a_pairing(groups: list[list[Verdict]], random):
+    scores = scores_of(groups)
+    shuffled = list(scores.problems)
+    random.shuffle(shuffled)
+    again = Scores(scores.task, scores.model, scores.sampling, shuffled, scores.seconds)
+    assert all(change.difference.value == 0 for change in compare(scores, again).values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(verdicts, min_size=1, max_size=4))
+def test_scores_survive_a_file(tmp_path_factory, groups: list[list[Verdict]]):
+    path = tmp_path_factory.mktemp("scores") / "scores.json"
+    scores = scores_of(groups)
+    scores.write(path)
+    assert Scores.read(path) == scores
+    assert json.loads(path.read_text())["scores"]["pass@1"]["value"] == scores["pass@1"].value
+
+
+# Edges
+
+
+def test_unanimous_problems_still_leave_room_for_doubt():
+    # Five of five: a true share of 0.478 would still do that with chance 0.478⁵ = 0.025.
+    all_right, none_right = mean_interval([1.0] * 5), mean_interval([0.0] * 5)
+    assert all_right.low == pytest.approx(0.025 ** (1 / 5)) and all_right.high == 1.0
+    assert none_right.high == pytest.approx(1 - 0.025 ** (1 / 5)) and none_right.low == 0.0
+
+
+def test_equal_scores_are_within_noise():
+    scores = scores_of([[RIGHT], [WRONG]] * 10)
+    change = compare(scores, scores)["pass@1"]
+    p = 1 - 0.025 ** (1 / 20)
+    assert (change.difference.low, change.difference.value, change.difference.high) == pytest.approx(
+        (-p, 0, p)
+    )
+    assert change.within_noise
+
+
+def test_different_problems_are_not_compared():
+    with pytest.raises(ConfigError, match="2 and 1, 1 in common"):
+        compare(scores_of([[RIGHT], [WRONG]]), scores_of([[RIGHT]]))
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)])
+def test_impossible_counts(n: int, c: int, k: int):
+    with pytest.raises(ConfigError, match="Sample at least k"):
+        pass_at_k(n, c, k)
+
+
+def test_every_wrong_setting_is_listed_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)k=0.*temperature=0.*top_p=2"):
+        Sampling(k=0, temperature=0, top_p=2)

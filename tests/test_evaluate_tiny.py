@@ -1,0 +1,145 @@
+"""Sampling and evaluation with the shipped model, on a CPU."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from dew.errors import ConfigError
+from dew.evaluate import Sampling, compare, evaluate, sample
+from dew.rewards import verifier
+from dew.tasks import TINY, Chain, Countdown, model_folder
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield (
+        transformers.AutoModelForCausalLM.from_pretrained(model_folder("tiny")),
+        transformers.AutoTokenizer.from_pretrained(model_folder("tiny")),
+    )
+    torch.set_num_threads(threads)
+
+
+PROMPTS = [row["prompt"] for row in Countdown().rows(5, split="held_out")] + ["3,5>8:"]
+
+
+# Oracle
+
+
+@torch.no_grad()
+def likeliest(model, tokenizer, prompt: str, limit: int) -> str:
+    """Token after token without cache, batch or padding."""
+    ids = tokenizer(prompt)["input_ids"]
+    start = len(ids)
+    for _ in range(limit):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] == tokenizer.eos_token_id:
+            break
+    return tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+def test_greedy_answers_are_the_likeliest_ones(tiny):
+    samples = sample(*tiny, PROMPTS, Sampling(greedy=True, max_new_tokens=32))
+    assert [len(group) for group in samples.answers] == [1] * len(PROMPTS)
+    assert [group[0].text for group in samples.answers] == [
+        likeliest(*tiny, prompt, 32) for prompt in PROMPTS
+    ]
+
+
+@torch.no_grad()
+def test_answers_are_drawn_from_the_plain_softmax(tiny):
+    # The first character, 2,000 times: shares within four standard errors of the model's own probabilities,
+    # for every character, however rare (no top-k or top-p cuts it off).
+    model, tokenizer = tiny
+    prompt, n = "13,4,8,4>21:", 2000
+    chance = (model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1] / 2.0).softmax(-1)
+    drawn = sample(model, tokenizer, [prompt], Sampling(k=n, temperature=2.0, max_new_tokens=1, batch_size=n))
+    seen = Counter(answer.text for answer in drawn.answers[0])
+    for token, p in zip(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), chance.tolist(), strict=True):
+        if token not in tokenizer.all_special_tokens:
+            assert abs(seen[token] / n - p) < 4 * (p * (1 - p) / n) ** 0.5 + 1 / n, token
+
+
+# Properties
+
+
+def test_a_seed_repeats_and_the_callers_dice_are_left_alone(tiny):
+    torch.manual_seed(5)
+    dice = torch.get_rng_state()
+    first, again, other = (
+        [[a.text for a in group] for group in sample(*tiny, PROMPTS, Sampling(k=4, seed=seed)).answers]
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert torch.equal(torch.get_rng_state(), dice)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 7, 100])
+def test_every_prompt_gets_its_k_answers_whatever_the_batch(tiny, batch_size: int):
+    samples = sample(*tiny, PROMPTS[:3], Sampling(k=4, batch_size=batch_size, max_new_tokens=32))
+    assert [len(group) for group in samples.answers] == [4, 4, 4]
+    texts = [likeliest(*tiny, prompt, 32) for prompt in PROMPTS]
+    greedy = sample(*tiny, PROMPTS, Sampling(greedy=True, batch_size=batch_size, max_new_tokens=32))
+    assert [group[0].text for group in greedy.answers] == texts
+
+
+def test_the_model_is_left_in_the_mode_it_was_in(tiny):
+    model, _ = tiny
+    for mode in (True, False):
+        model.train(mode)
+        sample(*tiny, PROMPTS[:1], Sampling(k=1, max_new_tokens=2))
+        assert model.training is mode
+
+
+def test_cut_off_answers_are_marked(tiny):
+    cut = sample(*tiny, PROMPTS[:2], Sampling(k=2, max_new_tokens=3))
+    assert all(answer.truncated and answer.tokens == 3 for group in cut.answers for answer in group)
+    whole = sample(*tiny, PROMPTS[:2], Sampling(k=2, max_new_tokens=64))
+    assert not any(answer.truncated for group in whole.answers for answer in group)
+    assert all(answer.tokens == len(answer.text) + 1 for group in whole.answers for answer in group)
+
+
+# The shipped model and a whole evaluation
+
+
+def test_the_shipped_model_is_what_its_card_says(tiny):
+    model, tokenizer = tiny
+    assert 500_000 < sum(p.numel() for p in model.parameters()) < 1_500_000
+    assert (TINY / "README.md").exists()
+    scores = evaluate(model, tokenizer, Countdown(), n_problems=64, k=16, max_new_tokens=32)
+    assert 0.12 < scores["pass@1"].value < 0.30
+    assert scores["pass@16"].value > 0.70
+    assert scores.statuses["unparsable"] < 0.02 * 64 * 16 and scores.truncated_share < 0.02
+
+
+def test_the_tokenizer_spells_every_problem_and_solution(tiny):
+    _, tokenizer = tiny
+    for row in Countdown().rows(20) + Chain().rows(20):
+        text = row["prompt"] + row["solution"]
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == len(text) and tokenizer.decode(ids) == text
+
+
+def test_an_evaluation_keeps_everything(tiny):
+    rows = Chain(steps=(2, 3)).rows(3, split="held_out")
+    scores = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32, name="short chains")
+    data = json.loads(json.dumps(scores.to_json()))
+    assert (data["task"], data["n_problems"], data["k"]) == ("short chains", 3, 2)
+    assert [problem["prompt"] for problem in data["problems"]] == [row["prompt"] for row in rows]
+    again = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32)
+    assert compare(scores, again)["mean@2"].difference.value == 0
+
+
+# Edges
+
+
+def test_rows_without_a_verifier(tiny):
+    with pytest.raises(ConfigError, match="Rows need a verifier"):
+        evaluate(*tiny, Countdown().rows(1))
+    with pytest.raises(ConfigError, match="empty"):
+        evaluate(*tiny, [], verifier("chain"))

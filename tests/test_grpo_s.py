@@ -1,0 +1,153 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from dew import DewError
+from dew.credit import grpo_s_advantages, grpo_s_rewards
+from groups import groups, pad
+
+AVERAGE = st.sampled_from(["arithmetic", "geometric"])
+POOL = st.sampled_from(["group", "joint", "sign"])
+
+
+def tensors(group):
+    return torch.tensor(group[0]), *pad(group[1])
+
+
+# ---- golden: worked by hand -------------------------------------------------------------------
+#   ✓ H = 1, 3 -> Ĥ = 2    1 + .1 · 2/((2+4)/2)           = 1 + .2/3
+#   ✓ H = 4    -> Ĥ = 4    1 + .1 · 4/3                   = 1 + .4/3
+#   ✗ H = 1, 1 -> Ĥ = 1   −1 − .1 · 1/((1+1/3)/2)         = −1.15
+#   ✗ H = 3    -> Ĥ = 3   −1 − .1 · (1/3)/(2/3)           = −1.05
+CORRECT = torch.tensor([True, True, False, False])
+ENTROPY, MASK = pad([[1, 3], [4], [1, 1], [3]])
+REWARDS = torch.tensor([1 + 0.2 / 3, 1 + 0.4 / 3, -1.15, -1.05], dtype=torch.float64)
+
+
+def test_golden_rewards():
+    torch.testing.assert_close(grpo_s_rewards(CORRECT, ENTROPY, MASK), REWARDS)
+
+
+def test_golden_geometric():
+    # Ĥ = √3, 4 with geometric mean (4√3)^½;  1/Ĥ = 1, 1/3 with geometric mean 1/√3
+    s = 3**0.5
+    g = (4 * s) ** 0.5
+    expected = torch.tensor([1 + 0.1 * s / g, 1 + 0.4 / g, -1 - 0.1 * s, -1 - 0.1 / s], dtype=torch.float64)
+    torch.testing.assert_close(grpo_s_rewards(CORRECT, ENTROPY, MASK, average="geometric"), expected)
+
+
+def test_golden_advantages_over_the_group():
+    # r̂⁻ of the group: 0 0 −1.15 −1.05 -> mean −.55, squares .55² · 2 + .6² + .5² = 1.215, sample variance 1.215/3
+    expected = torch.tensor([-0.60, -0.50], dtype=torch.float64) / ((1.215 / 3) ** 0.5 + 1e-4)
+    torch.testing.assert_close(grpo_s_advantages(REWARDS)[2:], expected)
+
+
+def test_golden_advantages_over_the_sign():
+    # r̂⁻ alone: −1.15 −1.05 -> mean −1.10, sample variance 2 · .05²
+    expected = torch.tensor([-0.05, 0.05], dtype=torch.float64) / (0.005**0.5 + 1e-4)
+    torch.testing.assert_close(grpo_s_advantages(REWARDS, pool="sign")[2:], expected)
+
+
+# ---- oracle ------------------------------------------------------------------------------------
+@given(groups(max_size=16), AVERAGE, st.sampled_from([None, (0.2, 0.28)]), st.floats(0, 2), st.floats(0, 2))
+def test_rewards_match_the_loops(group, average, clip, beta1, beta2):
+    settings = {"beta1": beta1, "beta2": beta2, "average": average, "entropy_clip": clip}
+    expected = torch.tensor(oracles.grpo_s_rewards(*group, **settings), dtype=torch.float64)
+    torch.testing.assert_close(grpo_s_rewards(*tensors(group), **settings), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(groups(max_size=16), POOL)
+def test_advantages_match_the_loops(group, pool):
+    rewards = oracles.grpo_s_rewards(*group)
+    expected = torch.tensor(oracles.pooled(rewards, group[0], pool), dtype=torch.float64)
+    actual = grpo_s_advantages(torch.tensor(rewards, dtype=torch.float64), pool=pool)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+# ---- properties --------------------------------------------------------------------------------
+@given(groups())
+def test_reward_mass_is_conserved(group):
+    correct, entropy, mask = tensors(group)
+    r = grpo_s_rewards(correct, entropy, mask)
+    torch.testing.assert_close(r.clamp_min(0).sum(), 1.1 * correct.sum().double())
+    torch.testing.assert_close(r.clamp_max(0).sum(), -1.1 * (~correct).sum().double())
+
+
+@given(groups(), AVERAGE, POOL)
+def test_padded_answers_are_never_read(group, average, pool):
+    """A ragged group padded with answers of NaN gives what the group alone gives."""
+    correct, entropy, mask = tensors(group)
+    r = grpo_s_rewards(correct, entropy, mask, average=average)
+    nan = torch.full_like(entropy[:1], float("nan"))
+    padded = (
+        torch.cat([correct, correct[:1]]),
+        torch.cat([entropy, nan]),
+        torch.cat([mask, torch.zeros_like(mask[:1])]),
+    )
+    r_padded = grpo_s_rewards(*padded, average=average)
+    torch.testing.assert_close(r_padded, torch.cat([r, r.new_zeros(1)]))
+    poisoned = torch.cat([r, r.new_full((1,), float("nan"))])
+    A = grpo_s_advantages(poisoned, padded[2].any(-1), pool=pool)
+    torch.testing.assert_close(A, torch.cat([grpo_s_advantages(r, pool=pool), r.new_zeros(1)]))
+
+
+@given(groups(min_entropy=2**-10), AVERAGE, st.floats(0.1, 10))
+def test_unit_of_entropy_does_not_matter(group, average, scale):
+    correct, entropy, mask = tensors(group)
+    torch.testing.assert_close(
+        grpo_s_rewards(correct, entropy * scale, mask, average=average),
+        grpo_s_rewards(correct, entropy, mask, average=average),
+    )
+
+
+@given(groups(), AVERAGE)
+def test_without_beta2_every_answer_gets_its_outcome(group, average):
+    correct, entropy, mask = tensors(group)
+    outcome = torch.where(correct, 1.0, -1.0).double()
+    torch.testing.assert_close(grpo_s_rewards(correct, entropy, mask, beta2=0.0, average=average), outcome)
+
+
+# ---- edges -------------------------------------------------------------------------------------
+def test_entropy_is_a_constant():
+    entropy = torch.rand(2, 3, requires_grad=True)
+    assert not grpo_s_rewards(torch.tensor([True, False]), entropy, torch.ones(2, 3, dtype=torch.bool)).requires_grad
+
+
+def test_a_charge_lowers_every_answer_and_polarity_stays_what_it_was():
+    charge = torch.full((4,), -0.5, dtype=torch.float64)
+    weak = grpo_s_rewards(CORRECT, ENTROPY, MASK, beta1=0.3, extra=charge)
+    torch.testing.assert_close(weak, grpo_s_rewards(CORRECT, ENTROPY, MASK, beta1=0.3) - 0.5)
+    assert (weak < 0).all()  # the sign no longer tells the outcome, so it is passed
+    A = grpo_s_advantages(weak, pool="sign", correct=CORRECT)
+    torch.testing.assert_close(A[:2].sum(), A.new_zeros(()), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"beta1": -1.0}, "beta1=-1.0"),
+        ({"beta2": -0.1}, "rewarded for being sure"),
+        ({"average": "median"}, "arithmetic, geometric"),
+        ({"entropy_clip": (-1, 2)}, "0 <= low"),
+        ({"extra": torch.zeros(5)}, "extra has shape"),
+    ],
+)
+def test_bad_settings_are_answered_with_advice(change, says):
+    with pytest.raises(DewError, match=says):
+        grpo_s_rewards(CORRECT, ENTROPY, MASK, **change)
+
+
+@pytest.mark.parametrize(
+    ("present", "settings", "says"),
+    [
+        (torch.ones(3, dtype=torch.bool), {}, "present has shape"),
+        (torch.ones(4), {}, "torch.bool"),
+        (None, {"pool": "none"}, "group, joint, sign"),
+        (None, {"correct": CORRECT[:3]}, "correct has shape"),
+    ],
+)
+def test_bad_rewards_are_answered_with_advice(present, settings, says):
+    with pytest.raises(DewError, match=says):
+        grpo_s_advantages(REWARDS, present, **settings)

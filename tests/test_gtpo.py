@@ -1,0 +1,291 @@
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import oracles
+from dew import DewError
+from dew.credit import gtpo_advantages, gtpo_rewards
+from groups import groups, pad
+
+COMPARE = st.sampled_from(["column", "row", "matrix"])
+AVERAGE = st.sampled_from(["arithmetic", "geometric"])
+POOL = st.sampled_from(["group", "joint", "sign"])
+CLIP = st.sampled_from([None, (0.2, 0.28), (0.0, 1.0)])
+
+
+def tensors(group):
+    return torch.tensor(group[0]), *pad(group[1])
+
+
+# ---- golden: worked by hand -------------------------------------------------------------------
+#          t=1                                       t=2
+#   ✓ H=1  1 + .1 · 2 · 1/(1+3)         = 1.05   ✓ H=3  1 + .1 · 1 · 3/3 = 1.10
+#   ✓ H=3  1 + .1 · 2 · 3/(1+3)         = 1.15     (ended)
+#   ✗ H=1  −1 − .1 · 2 · 1/(1+1/3)      = −1.15  ✗ H=2  −1 − .1 · 1      = −1.10
+#   ✗ H=3  −1 − .1 · 2 · (1/3)/(1+1/3)  = −1.05    (ended)
+CORRECT = torch.tensor([True, True, False, False])
+ENTROPY, MASK = pad([[1, 3], [3], [1, 2], [3]])
+REWARDS = torch.tensor([[1.05, 1.10], [1.15, 0], [-1.15, -1.10], [-1.05, 0]], dtype=torch.float64)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=1e-9, atol=1e-12)
+
+
+def test_golden_column():
+    close(gtpo_rewards(CORRECT, ENTROPY, MASK), REWARDS)
+
+
+def test_golden_row():
+    # ✓ row 1: mean(1, 3) = 2 -> .1 · 1/2 = .05, .1 · 3/2 = .15;  ✗ row 3: mean(1, 1/2) = 3/4 -> .1 · 4/3, .1 · 2/3
+    expected = [[1.05, 1.15], [1.10, 0], [-1 - 0.4 / 3, -1 - 0.2 / 3], [-1.10, 0]]
+    close(gtpo_rewards(CORRECT, ENTROPY, MASK, compare="row"), expected)
+
+
+def test_golden_matrix():
+    # ✓ mean(1, 3, 3) = 7/3 -> .1 · 3/7 = .3/7, .9/7, .9/7;  ✗ mean(1, 1/2, 1/3) = 11/18 -> 1.8/11, .9/11, .6/11
+    expected = [[1 + 0.3 / 7, 1 + 0.9 / 7], [1 + 0.9 / 7, 0], [-1 - 1.8 / 11, -1 - 0.9 / 11], [-1 - 0.6 / 11, 0]]
+    close(gtpo_rewards(CORRECT, ENTROPY, MASK, compare="matrix"), expected)
+
+
+def test_golden_geometric():
+    # ✓ t=1: √(1·3) = √3 -> .1/√3 and .1·√3;  ✗ t=1: √(1·⅓) = 1/√3 -> .1·√3 and .1/√3
+    s = 3**0.5
+    expected = [[1 + 0.1 / s, 1.1], [1 + 0.1 * s, 0], [-1 - 0.1 * s, -1.1], [-1 - 0.1 / s, 0]]
+    close(gtpo_rewards(CORRECT, ENTROPY, MASK, average="geometric"), expected)
+
+
+def test_golden_clip():
+    # H clamped to (1, 2): ✓ t=1 is 1, 2 -> mean 1.5;  ✗ t=1 is 1, 1/2 -> mean 3/4
+    expected = [[1 + 0.2 / 3, 1.1], [1 + 0.4 / 3, 0], [-1 - 0.4 / 3, -1.1], [-1 - 0.2 / 3, 0]]
+    close(gtpo_rewards(CORRECT, ENTROPY, MASK, entropy_clip=(1, 2)), expected)
+
+
+def test_golden_charge():
+    # an overlong charge of −½ lowers both a correct and a wrong answer: r̃ = ±α₁ + charge ± α₂ · weight
+    charge = torch.tensor([-0.5, 0, 0, -0.5], dtype=torch.float64)
+    close(gtpo_rewards(CORRECT, ENTROPY, MASK, extra=charge), [[0.55, 0.60], [1.15, 0], [-1.15, -1.10], [-1.55, 0]])
+
+
+def test_golden_advantages_over_the_group():
+    # r̃⁺ over the 6 tokens: 1.05 1.10 1.15 0 0 0 -> mean .55, sample variance 1.82/5
+    expected = torch.tensor([[0.50, 0.55], [0.60, 0]], dtype=torch.float64) / ((1.82 / 5) ** 0.5 + 1e-4)
+    A = gtpo_advantages(REWARDS, MASK)
+    close(A[:2], expected)
+    mirrored = torch.tensor([[-0.60, -0.55], [-0.50, 0]], dtype=torch.float64) / ((1.82 / 5) ** 0.5 + 1e-4)
+    close(A[2:], mirrored)
+
+
+def test_golden_advantages_jointly():
+    # signed: 1.05 1.10 1.15 −1.15 −1.10 −1.05 -> mean 0, sample variance 2 · 3.635/5
+    close(gtpo_advantages(REWARDS, MASK, pool="joint"), REWARDS / ((7.27 / 5) ** 0.5 + 1e-4))
+
+
+def test_golden_advantages_over_the_sign():
+    # r̃⁺ over O⁺ alone: 1.05 1.10 1.15 -> mean 1.10, sample variance .005/2: a correct token is pushed DOWN
+    expected = torch.tensor([[-0.05, 0.00], [0.05, 0]], dtype=torch.float64) / ((0.005 / 2) ** 0.5 + 1e-4)
+    close(gtpo_advantages(REWARDS, MASK, pool="sign")[:2], expected)
+
+
+# ---- oracle: the formula as loops --------------------------------------------------------------
+@given(groups(max_size=16), COMPARE, AVERAGE, CLIP, st.floats(0, 2), st.floats(0, 2))
+def test_rewards_match_the_loops(group, compare, average, clip, alpha1, alpha2):
+    settings = {"alpha1": alpha1, "alpha2": alpha2, "compare": compare, "average": average, "entropy_clip": clip}
+    if clip == (0.0, 1.0):  # a clip that starts at 0 does not undo the floor
+        expected = oracles.gtpo_rewards(*group, **{**settings, "entropy_clip": (1e-6, 1.0)})
+    else:
+        expected = oracles.gtpo_rewards(*group, **settings)
+    actual = gtpo_rewards(*tensors(group), **settings)
+    torch.testing.assert_close(actual, pad(expected, fill=0.0)[0], rtol=1e-9, atol=1e-9)
+
+
+@given(groups(max_size=16), POOL)
+def test_advantages_match_the_loops(group, pool):
+    correct, rows = group
+    rewards = oracles.gtpo_rewards(correct, rows)
+    expected, mask = pad(oracles.gtpo_advantages(correct, rewards, pool), fill=0.0)
+    torch.testing.assert_close(gtpo_advantages(pad(rewards)[0], mask, pool=pool), expected, rtol=1e-9, atol=1e-9)
+
+
+# ---- properties: what stays true for every group ----------------------------------------------
+@given(groups(), st.floats(0.1, 2), st.floats(0.0, 2))
+def test_reward_mass_is_conserved_at_every_position(group, alpha1, alpha2):
+    """Proposition 2.2, and its mirror for wrong answers."""
+    correct, entropy, mask = tensors(group)
+    r = gtpo_rewards(correct, entropy, mask, alpha1=alpha1, alpha2=alpha2)
+    d_t = (correct[:, None] & mask).sum(0).double()
+    h_t = (~correct[:, None] & mask).sum(0).double()
+    torch.testing.assert_close(r.clamp_min(0).sum(0), (alpha1 + alpha2) * d_t)
+    torch.testing.assert_close(r.clamp_max(0).sum(0), -(alpha1 + alpha2) * h_t)
+
+
+@given(groups(), COMPARE, AVERAGE, POOL, st.randoms())
+def test_order_of_answers_does_not_matter(group, compare, average, pool, random):
+    correct, entropy, mask = tensors(group)
+    p = list(range(len(correct)))
+    random.shuffle(p)
+    r = gtpo_rewards(correct, entropy, mask, compare=compare, average=average)
+    shuffled = gtpo_rewards(correct[p], entropy[p], mask[p], compare=compare, average=average)
+    torch.testing.assert_close(shuffled, r[p])
+    torch.testing.assert_close(gtpo_advantages(shuffled, mask[p], pool=pool), gtpo_advantages(r, mask, pool=pool)[p])
+
+
+@given(groups(min_entropy=2**-10), COMPARE, AVERAGE, st.floats(0.1, 10))
+def test_unit_of_entropy_does_not_matter(group, compare, average, scale):
+    """Nats or bits: only ratios of entropies enter."""
+    correct, entropy, mask = tensors(group)
+    settings = {"compare": compare, "average": average}
+    torch.testing.assert_close(
+        gtpo_rewards(correct, entropy * scale, mask, **settings), gtpo_rewards(correct, entropy, mask, **settings)
+    )
+
+
+@given(groups(), COMPARE, AVERAGE)
+def test_padding_is_never_read(group, compare, average):
+    correct, entropy, mask = tensors(group)  # NaN under the mask
+    r = gtpo_rewards(correct, entropy, mask, compare=compare, average=average)
+    assert r.isfinite().all() and not r[~mask].any()
+    poisoned = torch.where(mask, r, float("nan"))
+    for pool in ("group", "joint", "sign"):
+        A = gtpo_advantages(poisoned, mask, pool=pool)
+        assert A.isfinite().all() and not A[~mask].any()
+
+
+@given(groups(), groups())
+def test_a_batch_is_its_groups_one_by_one(one, two):
+    G, T = max(len(one[0]), len(two[0])), 5
+    correct, mask = torch.zeros(2, G, dtype=torch.bool), torch.zeros(2, G, T, dtype=torch.bool)
+    entropy = torch.full((2, G, T), float("nan"), dtype=torch.float64)
+    for p, group in enumerate((one, two)):
+        c, H, m = tensors(group)
+        correct[p, : len(c)], entropy[p, : len(c), : H.shape[1]], mask[p, : len(c), : H.shape[1]] = c, H, m
+    rewards = gtpo_rewards(correct, entropy, mask)
+    advantages = gtpo_advantages(rewards, mask)
+    for p, group in enumerate((one, two)):
+        c, H, m = tensors(group)
+        alone = gtpo_rewards(c, H, m)
+        torch.testing.assert_close(rewards[p, : len(c), : H.shape[1]], alone)
+        torch.testing.assert_close(advantages[p, : len(c), : H.shape[1]], gtpo_advantages(alone, m))
+
+
+@given(groups(), COMPARE, AVERAGE)
+def test_without_alpha2_every_token_gets_the_outcome(group, compare, average):
+    correct, entropy, mask = tensors(group)
+    outcome = torch.where(correct, 1.0, -1.0).double()[:, None] * mask
+    r = gtpo_rewards(correct, entropy, mask, alpha2=0.0, compare=compare, average=average)
+    torch.testing.assert_close(r, outcome)
+
+
+@given(groups(mixed=True), st.floats(0.5, 2), st.floats(0.01, 0.5))
+def test_credit_has_the_sign_of_the_outcome(group, alpha1, alpha2):
+    """With pool="group", as long as neither polarity holds more than α₁/(α₁+α₂) of the group's tokens."""
+    correct, entropy, mask = tensors(group)
+    share = (correct[:, None] & mask).sum() / mask.sum()
+    assume(max(share, 1 - share) < alpha1 / (alpha1 + alpha2))
+    A = gtpo_advantages(gtpo_rewards(correct, entropy, mask, alpha1=alpha1, alpha2=alpha2), mask)
+    assert (A[correct[:, None] & mask] > 0).all() and (A[~correct[:, None] & mask] < 0).all()
+
+
+@given(groups(mixed=True))
+def test_more_hesitation_earns_more_and_more_certainty_costs_more(group):
+    correct, entropy, mask = tensors(group)
+    assume(entropy[0, 0] < 4)
+    raised = entropy.clone()
+    raised[:2, 0] += 1.0  # answer 0 is correct, answer 1 wrong
+    before, after = gtpo_rewards(correct, entropy, mask), gtpo_rewards(correct, raised, mask)
+    assert after[0, 0] >= before[0, 0] - 1e-12 and after[1, 0] >= before[1, 0] - 1e-12
+
+
+# ---- edges -------------------------------------------------------------------------------------
+def test_zero_entropy_everywhere_shares_equally():
+    r = gtpo_rewards(torch.tensor([True, True]), torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
+    torch.testing.assert_close(r, torch.full((2, 3), 1.1))
+
+
+def test_one_certain_token_cannot_take_more_than_its_column():
+    # h = 2 wrong answers: the certain one takes the whole column, 2 · α₂, and not 1/H
+    H = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    r = gtpo_rewards(torch.tensor([False, False]), H, torch.ones(2, 1, dtype=torch.bool))
+    torch.testing.assert_close(r, torch.tensor([[-1.2], [-1.0]], dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_entropy_is_a_constant():
+    entropy = torch.rand(2, 3, requires_grad=True)
+    assert not gtpo_rewards(torch.tensor([True, False]), entropy, torch.ones(2, 3, dtype=torch.bool)).requires_grad
+
+
+def test_equal_rewards_give_no_advantage_rather_than_rounding_noise():
+    # a lone correct answer: every share is H/H, which in float32 is 1 only up to rounding
+    entropy = torch.rand(8, 4096, generator=torch.Generator().manual_seed(0))
+    mask, lone = torch.ones(8, 4096, dtype=torch.bool), torch.arange(8) == 0
+    A = gtpo_advantages(gtpo_rewards(lone, entropy, mask), mask, pool="sign")
+    assert A[0].abs().max() < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    entropy = ENTROPY.nan_to_num(0).to(dtype)
+    r = gtpo_rewards(CORRECT, entropy, MASK)
+    assert r.dtype == torch.float32
+    torch.testing.assert_close(r, REWARDS.float())
+    assert gtpo_advantages(r.to(dtype), MASK).dtype == torch.float32
+
+
+def test_a_million_tokens_agree_with_double_precision():
+    generator = torch.Generator().manual_seed(1)
+    entropy = torch.rand(1, 256, 4096, generator=generator, dtype=torch.float64).pow(8) * 5
+    correct, mask = torch.rand(1, 256, generator=generator) > 0.5, torch.ones(1, 256, 4096, dtype=torch.bool)
+    exact = gtpo_advantages(gtpo_rewards(correct, entropy, mask), mask)
+    single = gtpo_advantages(gtpo_rewards(correct, entropy.float(), mask), mask)
+    torch.testing.assert_close(single.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_of_one_answer_has_no_advantage_to_give_within_its_sign():
+    r = gtpo_rewards(torch.tensor([True]), torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    for pool in ("group", "joint", "sign"):
+        assert not gtpo_advantages(r, torch.ones(1, 1, dtype=torch.bool), pool=pool).any()
+
+
+GOOD = {"correct": CORRECT, "entropy": ENTROPY, "mask": MASK}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"entropy": torch.ones(3, 2)}, r"correct has shape \(4\), expected \(3\)"),
+        ({"mask": torch.ones(4, 3, dtype=torch.bool)}, r"mask has shape \(4, 3\), expected \(4, 2\)"),
+        ({"mask": torch.ones(4, 2)}, "expected torch.bool"),
+        ({"correct": torch.ones(4)}, r"reward > 0\.5"),
+        ({"entropy": torch.full((4, 2), float("nan"))}, r"nan at live token \(0, 0\)"),
+        ({"entropy": torch.full((4, 2), float("inf"))}, "inf at live token"),
+        ({"entropy": torch.full((4, 2), -1.0)}, "never negative"),
+        ({"entropy": torch.ones(4, 2, dtype=torch.long)}, "expected a float"),
+        ({"entropy": torch.ones(4)}, r"\(\*P, G, T\)"),
+        ({"alpha1": -1.0}, "alpha1=-1.0"),
+        ({"alpha2": -0.1}, "rewarded for being sure"),
+        ({"alpha2": float("nan")}, "alpha2=nan"),
+        ({"compare": "diagonal"}, "column, row, matrix"),
+        ({"average": "harmonic"}, "arithmetic, geometric"),
+        ({"entropy_clip": (0.3, 0.2)}, "low <= high"),
+        ({"extra": torch.zeros(3)}, "extra has shape"),
+    ],
+)
+def test_bad_input_is_answered_with_advice(change, says):
+    arguments = {**GOOD, **change}
+    with pytest.raises(DewError, match=says):
+        gtpo_rewards(arguments.pop("correct"), arguments.pop("entropy"), arguments.pop("mask"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("mask", "settings", "says"),
+    [
+        (MASK[:3], {}, "mask has shape"),
+        (MASK.float(), {}, "torch.bool"),
+        (MASK, {"pool": "all"}, "group, joint, sign"),
+        (MASK, {"correct": CORRECT[:2]}, "correct has shape"),
+    ],
+)
+def test_bad_rewards_are_answered_with_advice(mask, settings, says):
+    with pytest.raises(DewError, match=says):
+        gtpo_advantages(REWARDS, mask, **settings)

@@ -1,0 +1,454 @@
+"""Log-probability and entropy from hidden states: values, gradients, and shapes chosen to hurt."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dew.errors import ConfigError, DewError, ShapeError
+from dew.kernels import budget, chunked, linear, linear_logprob_entropy, passes
+
+SHAPES = [(1, 1, 1), (1, 5, 2), (7, 3, 1), (13, 25, 50), (33, 17, 123), (52, 50, 257)]
+
+
+def problem(n, d, v, *, dtype=torch.float64, seed=0, scale=1.0, bias=False):
+    gen = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(n, d, generator=gen, dtype=torch.float64).to(dtype)
+    weight = (scale * torch.randn(v, d, generator=gen, dtype=torch.float64)).to(dtype)
+    targets = torch.randint(v, (n,), generator=gen)
+    b = torch.randn(v, generator=gen, dtype=torch.float64).to(dtype) if bias else None
+    return hidden, weight, targets, b
+
+
+def run(hidden, weight, targets, g, ge=None, *, bias=None, **settings):
+    """Values and gradients of Σ g·logp + Σ ge·H."""
+    leaves = [t.detach().clone().requires_grad_() for t in (hidden, weight, bias) if t is not None]
+    b = leaves[2] if bias is not None else None
+    logp, entropy = linear_logprob_entropy(leaves[0], leaves[1], targets, bias=b, **settings)
+    loss = (g.to(logp) * logp).sum() + (0 if ge is None else (ge.to(logp) * entropy).sum())
+    return [logp.detach(), entropy.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+def small_chunks(monkeypatch, nbytes):
+    for module in (chunked, passes):
+        monkeypatch.setattr(module, "allowed", lambda limit, device: nbytes)
+
+
+# Golden: worked by hand.
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_two_words(impl):
+    # h = 1, W = (ln 3, 0): p = 3/4, 1/4. logp = ln 3/4, H = ln 4 − 3/4 ln 3.
+    # ∂logp/∂h = W_y − Σ p W = ln 3 / 4, ∂logp/∂W = (1 − p, −p) h = (1/4, −1/4).
+    hidden = torch.tensor([[1.0]], dtype=torch.float64)
+    weight = torch.tensor([[math.log(3)], [0.0]], dtype=torch.float64)
+    logp, entropy, dh, dw = run(hidden, weight, torch.tensor([0]), torch.ones(1), impl=impl)
+    assert logp.item() == pytest.approx(math.log(3 / 4))
+    assert entropy.item() == pytest.approx(math.log(4) - 3 / 4 * math.log(3))
+    assert dh.item() == pytest.approx(math.log(3) / 4)
+    assert dw.flatten().tolist() == pytest.approx([1 / 4, -1 / 4])
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_two_words_with_bias_cap_and_temperature(impl):
+    # scores (1 + 1, 0), cap 2: 2 tanh(2/2) = 2 · 0.761594 = 1.523188, T = 2: 0.761594 and 0. p = σ(0.761594) = 0.681700
+    hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [0.0]])
+    settings = {"bias": torch.tensor([1.0, 0.0]), "softcap": 2.0, "temperature": 2.0, "impl": impl}
+    logp, entropy = linear_logprob_entropy(hidden, weight, torch.tensor([0]), **settings)
+    p = 0.681700
+    assert logp.item() == pytest.approx(math.log(p), abs=2e-6)
+    assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=2e-6)
+
+
+# Oracle: loops over lists, straight from the definition, and float64 differences for the gradients.
+
+
+def by_hand(hidden, weight, targets, bias, temperature, softcap):
+    out = []
+    for row, y in zip(hidden.tolist(), targets.tolist(), strict=True):
+        z = [sum(a * b for a, b in zip(row, w, strict=True)) for w in weight.tolist()]
+        z = [a + b for a, b in zip(z, bias.tolist(), strict=True)] if bias is not None else z
+        z = [softcap * math.tanh(a / softcap) for a in z] if softcap else z
+        z = [a / temperature for a in z]
+        total = sum(math.exp(a) for a in z)
+        p = [math.exp(a) / total for a in z]
+        out.append((math.log(p[y]), -sum(q * math.log(q) for q in p)))
+    return torch.tensor(out, dtype=torch.float64).unbind(1)
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 2.0, True)])
+def test_values_are_those_of_the_definition(impl, shape, temperature, softcap, bias):
+    hidden, weight, targets, b = problem(*shape, bias=bias)
+    settings = {"temperature": temperature, "softcap": softcap}
+    got = linear_logprob_entropy(hidden, weight, targets, bias=b, impl=impl, **settings)
+    for ours, truth in zip(got, by_hand(hidden, weight, targets, b, temperature, softcap), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 2.0, True)])
+def test_gradients_are_those_of_differences(entropy_grad, temperature, softcap, bias):
+    hidden, weight, targets, b = problem(4, 3, 5, bias=bias)
+    targets[1] = -100
+    leaves = [t.requires_grad_() for t in (hidden, weight, b) if t is not None]
+
+    def values(h, w, bias=None):
+        settings = {
+            "temperature": temperature,
+            "softcap": softcap,
+            "entropy_grad": entropy_grad,
+            "impl": "chunked",
+        }
+        logp, entropy = linear_logprob_entropy(h, w, targets, bias=bias, **settings)
+        return (logp, entropy) if entropy_grad else logp
+
+    assert torch.autograd.gradcheck(values, leaves)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("nbytes", [64, 5000, 1 << 28])
+def test_chunks_of_any_size_give_the_reference(shape, entropy_grad, nbytes, monkeypatch):
+    small_chunks(monkeypatch, nbytes)
+    hidden, weight, targets, b = problem(*shape, bias=True)
+    targets[::3] = -100
+    g, ge = torch.randn(2, shape[0])
+    g[1::4] = ge[1::4] = 0
+    settings = {"bias": b, "temperature": 1.3, "softcap": 3.0, "entropy_grad": entropy_grad}
+    ge = ge if entropy_grad else None
+    want = run(hidden, weight, targets, g, ge, impl="reference", **settings)
+    got = run(hidden, weight, targets, g, ge, impl="chunked", **settings)
+    for ours, truth in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_errs_no_more_than_the_naive_path(dtype, frozen):
+    """Truth in float64; naive: logits in the input's type, then float32."""
+    hidden, weight, targets, _ = problem(96, 64, 517, dtype=dtype, scale=0.4)
+    g = torch.randn(96)
+    truth = run(hidden.double(), weight.double(), targets, g, impl="reference")
+    x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    logq = torch.log_softmax((x @ w.T).float(), -1)
+    logp, entropy = logq.gather(1, targets[:, None])[:, 0], -(logq.exp() * logq).sum(1)
+    naive = [logp, entropy, *torch.autograd.grad((g * logp).sum(), (x, w))]
+    if frozen:
+        x = hidden.clone().requires_grad_()
+        got = list(linear_logprob_entropy(x, weight, targets, impl="chunked"))
+        got += torch.autograd.grad((g * got[0]).sum(), x)
+    else:
+        got = run(hidden, weight, targets, g, impl="chunked")
+    for ours, theirs, exact in zip(got, naive, truth, strict=False):
+        slack = 1.05 if dtype == torch.float32 else 1.0
+        assert (ours - exact).norm() <= slack * (theirs - exact).norm() + 1e-6 * exact.norm()
+
+
+# Properties.
+
+numbers = st.integers(0, 2**31)
+
+
+@given(seed=numbers, shift=st.floats(-200, 200))
+@settings(max_examples=30, deadline=None)
+def test_a_shift_of_all_scores_changes_nothing(seed, shift):
+    hidden, weight, targets, b = problem(5, 4, 9, seed=seed, bias=True)
+    plain = linear_logprob_entropy(hidden, weight, targets, bias=b, impl="chunked")
+    moved = linear_logprob_entropy(hidden, weight, targets, bias=b + shift, impl="chunked")
+    torch.testing.assert_close(moved, plain, rtol=1e-9, atol=1e-9)
+
+
+@given(seed=numbers, scale=st.floats(0, 30))
+@settings(max_examples=30, deadline=None)
+def test_both_numbers_stay_in_range(seed, scale):
+    hidden, weight, targets, _ = problem(6, 4, 11, seed=seed, scale=scale, dtype=torch.float32)
+    logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="chunked")
+    assert (logp <= 0).all() and (entropy >= 0).all()
+    assert (entropy <= math.log(11) + 1e-5).all()
+
+
+@given(seed=numbers)
+@settings(max_examples=20, deadline=None)
+def test_probabilities_of_all_targets_sum_to_one(seed):
+    hidden, weight, _, _ = problem(1, 4, 9, seed=seed)
+    logp, _ = linear_logprob_entropy(hidden.expand(9, 4), weight, torch.arange(9), impl="chunked")
+    assert logp.exp().sum().item() == pytest.approx(1)
+
+
+@given(seed=numbers)
+@settings(max_examples=20, deadline=None)
+def test_the_order_of_the_vocabulary_does_not_matter(seed):
+    hidden, weight, targets, _ = problem(5, 4, 9, seed=seed)
+    order = torch.randperm(9)
+    there = torch.empty_like(order).scatter_(0, order, torch.arange(9))
+    plain = linear_logprob_entropy(hidden, weight, targets, impl="chunked")
+    mixed = linear_logprob_entropy(hidden, weight[order], there[targets], impl="chunked")
+    torch.testing.assert_close(mixed, plain, rtol=1e-9, atol=1e-12)
+
+
+@given(seed=numbers)
+@settings(max_examples=20, deadline=None)
+def test_ignored_rows_are_never_read(seed):
+    hidden, weight, targets, _ = problem(6, 4, 9, seed=seed)
+    g = torch.randn(6)
+    targets[[0, 4]] = -100
+    hidden[[0, 4]] = math.nan
+    logp, entropy, dh, dw = run(hidden, weight, targets, g, impl="chunked")
+    live = [1, 2, 3, 5]
+    want = run(hidden[live], weight, targets[live], g[live], impl="chunked")
+    assert not logp[[0, 4]].any() and not entropy[[0, 4]].any() and not dh[[0, 4]].any()
+    torch.testing.assert_close([logp[live], entropy[live], dh[live], dw], want)
+
+
+# Edges.
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_no_rows(impl):
+    hidden, weight, targets, b = problem(0, 4, 9, bias=True)
+    logp, entropy, dh, dw, db = run(hidden, weight, targets, torch.ones(0), bias=b, impl=impl)
+    assert logp.shape == entropy.shape == (0,) and dh.shape == (0, 4)
+    assert not dw.any() and not db.any()
+
+
+def test_all_rows_ignored():
+    hidden, weight, targets, _ = problem(5, 4, 9)
+    logp, entropy, dh, dw = run(hidden, weight, torch.full_like(targets, -100), torch.ones(5), impl="chunked")
+    assert not any(t.any() for t in (logp, entropy, dh, dw))
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_equal_scores_have_the_largest_entropy(impl):
+    logp, entropy = linear_logprob_entropy(
+        torch.zeros(3, 4), torch.randn(77, 4), torch.tensor([0, 5, 76]), impl=impl
+    )
+    torch.testing.assert_close(logp, torch.full((3,), -math.log(77)))
+    torch.testing.assert_close(entropy, torch.full((3,), math.log(77)))
+
+
+@pytest.mark.parametrize("level", [-200.0, 0.0, 50.0])
+def test_scores_far_from_zero(level):
+    hidden, weight, targets, _ = problem(5, 4, 50, dtype=torch.float32)
+    got = linear_logprob_entropy(hidden, weight, targets, bias=torch.full((50,), level), impl="chunked")
+    want = linear_logprob_entropy(hidden.double(), weight.double(), targets, impl="reference")
+    for ours, truth in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_forbidden_entries(impl):
+    """Scores of −∞ have no part in the entropy; a forbidden target has log-probability −∞ and finite gradients."""
+    hidden, weight, _, b = problem(2, 4, 9, bias=True)
+    b[[2, 7]] = -math.inf
+    allowed = [0, 1, 3, 4, 5, 6, 8]
+    settings = {"bias": b, "impl": impl, "entropy_grad": True}
+    logp, entropy, dh, dw, db = run(
+        hidden, weight, torch.tensor([4, 7]), torch.ones(2), torch.ones(2), **settings
+    )
+    _, clean = linear_logprob_entropy(
+        hidden, weight[allowed], torch.tensor([3, 3]), bias=b[allowed], impl=impl
+    )
+    torch.testing.assert_close(entropy, clean)
+    assert logp[0].isfinite() and logp[1] == -math.inf
+    assert all(t.isfinite().all() for t in (dh, dw, db))
+
+
+@pytest.mark.parametrize("want", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_small_entropies_keep_their_digits(want):
+    # One entry at 0, 999 at −z: with q the tail's mass, H = log(1 + r) + r z / (1 + r), r = 999 e^{−z}.
+    low, high = 1.0, 60.0
+    for _ in range(200):
+        z = (low + high) / 2
+        r = 999 * math.exp(-z)
+        low, high = (z, high) if math.log1p(r) + r * z / (1 + r) > want else (low, z)
+    weight = torch.full((1000, 1), -z)
+    weight[321] = 0
+    truth = linear_logprob_entropy(
+        torch.ones(1, 1).double(), weight.double(), torch.tensor([321]), impl="reference"
+    )
+    for level in (0.0, 30.0):
+        bias = torch.full((1000,), level)
+        logp, entropy = linear_logprob_entropy(
+            torch.ones(1, 1), weight, torch.tensor([321]), bias=bias, impl="chunked"
+        )
+        spacing = 4e-6 if level else 0  # float32 scores near 30 are that far apart, whoever sums them
+        assert entropy.item() == pytest.approx(truth[1].item(), rel=1e-3 + spacing * 2)
+        assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_a_frozen_head_gets_no_gradient(entropy_grad, monkeypatch):
+    small_chunks(monkeypatch, 5000)
+    hidden, weight, targets, _ = problem(33, 17, 123)
+    g, ge = torch.randn(2, 33).double()
+    grads = []
+    for impl in ("reference", "chunked"):
+        x = hidden.clone().requires_grad_()
+        logp, entropy = linear_logprob_entropy(x, weight, targets, entropy_grad=entropy_grad, impl=impl)
+        loss = (g * logp).sum() + ((ge * entropy).sum() if entropy_grad else 0)
+        grads += torch.autograd.grad(loss, x)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_a_frozen_trunk_gets_no_gradient():
+    hidden, weight, targets, b = problem(13, 5, 50, bias=True)
+    want = run(hidden, weight, targets, torch.ones(13), bias=b, impl="reference")
+    b.requires_grad_(), weight.requires_grad_()
+    logp, _ = linear_logprob_entropy(hidden, weight, targets, bias=b, impl="chunked")
+    torch.testing.assert_close(list(torch.autograd.grad(logp.sum(), (weight, b))), want[3:])
+
+
+def test_a_tied_head_sums_both_gradients():
+    table = torch.randn(50, 8, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randint(50, (13,))
+    grads = []
+    for impl in ("reference", "chunked"):
+        logp, _ = linear_logprob_entropy(table[tokens], table, tokens.roll(-1), impl=impl)
+        grads += torch.autograd.grad(logp.sum(), table)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_without_gradients_nothing_is_saved():
+    hidden, weight, targets, _ = problem(13, 5, 50)
+    weight.requires_grad_()
+    with torch.no_grad():
+        logp, entropy = linear_logprob_entropy(hidden, weight, targets)
+    assert logp.grad_fn is None and entropy.grad_fn is None
+    assert linear._what_to_save(hidden, weight.detach(), None, False, "auto") == "nothing"
+
+
+def test_entropy_is_detached_unless_asked_for():
+    hidden, weight, targets, _ = problem(13, 5, 50)
+    hidden.requires_grad_()
+    assert not linear_logprob_entropy(hidden, weight, targets)[1].requires_grad
+    assert linear_logprob_entropy(hidden, weight, targets, entropy_grad=True)[1].requires_grad
+
+
+def test_rows_without_gradient_are_dropped(monkeypatch):
+    hidden, weight, targets, _ = problem(13, 5, 50)
+    g = torch.randn(13)
+    g[[0, 3, 4]] = 0
+    seen = []
+    tile = chunked.gradient_tile
+    monkeypatch.setattr(chunked, "gradient_tile", lambda x, *rest: (seen.append(len(x)), tile(x, *rest)))
+    got = run(hidden, weight, targets, g, impl="chunked")
+    assert set(seen) == {10}
+    torch.testing.assert_close(got, run(hidden, weight, targets, g, impl="reference"))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8, 0.3])
+def test_kept_weights_give_the_same_gradients(share, monkeypatch):
+    """What a GPU with room to spare does: two products from the forward pass's weights."""
+    monkeypatch.setattr(linear, "_what_to_save", lambda *args: "weights")
+    hidden, weight, targets, b = problem(40, 17, 123, bias=True)
+    targets[::5] = -100
+    g = torch.randn(40) * (torch.rand(40) < share)
+    got = run(hidden, weight, targets, g, bias=b, impl="chunked", softcap=3.0)
+    torch.testing.assert_close(got, run(hidden, weight, targets, g, bias=b, impl="reference", softcap=3.0))
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation made, in entries."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(t, torch.Tensor):
+                self.entries = max(self.entries, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_memory_is_bounded_by_a_chunk(entropy_grad, monkeypatch):
+    n, d, v = 256, 4, 2048
+    small_chunks(monkeypatch, 1 << 17)
+    hidden, weight, targets, _ = problem(n, d, v, dtype=torch.float32)
+    with Largest() as largest:
+        run(hidden, weight, targets, torch.ones(n), impl="chunked", entropy_grad=entropy_grad)
+    assert largest.entries * 4 <= max(1 << 17, n * 256 * 4)  # a slice is at least 256 columns wide
+    assert largest.entries < n * v / 4
+
+
+@pytest.mark.parametrize("length", [1, 5, 127, 128, 1000, 152_064])
+@pytest.mark.parametrize("nbytes", [1, 1000, 100_000, 1 << 30])
+def test_spans_cover_everything_once(length, nbytes):
+    cuts = list(budget.spans(length, 32, nbytes, 128))
+    assert cuts[0][0] == 0 and cuts[-1][1] == length
+    assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:], strict=False))
+    assert all(high - low <= max(1, nbytes // 32) or high - low <= 128 for low, high in cuts)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_torch_compile_keeps_one_graph(frozen):
+    hidden, weight, targets, _ = problem(13, 8, 50, dtype=torch.float32)
+    hidden.requires_grad_(), weight.requires_grad_(not frozen)
+
+    def loss(h, w):
+        logp, entropy = linear_logprob_entropy(h, w, targets, temperature=0.9)
+        return (logp * 2 + entropy).sum()
+
+    inputs = [hidden] if frozen else [hidden, weight]
+    want = torch.autograd.grad(loss(hidden, weight), inputs)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(hidden, weight), inputs)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("save", ["nothing", "scores", "slopes"])
+def test_the_operator_is_well_registered(save):
+    hidden, weight, targets, b = problem(6, 4, 9, bias=True)
+    hidden.requires_grad_(), weight.requires_grad_(save == "scores")
+    args = (hidden, weight, b, targets, 1.0, None, save, "chunked")
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.dew.logprob_entropy.default, args, test_utils=tests)
+
+
+def test_autocast_is_followed():
+    hidden, weight, targets, _ = problem(6, 4, 9, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = linear_logprob_entropy(hidden, weight, targets)
+    torch.testing.assert_close(got, linear_logprob_entropy(hidden.bfloat16(), weight.bfloat16(), targets))
+
+
+def test_strided_inputs():
+    hidden, weight, targets, _ = problem(12, 8, 30)
+    got = linear_logprob_entropy(hidden.t().contiguous().t(), weight[:, ::2].repeat(1, 2)[:, :8], targets)
+    want = linear_logprob_entropy(hidden, weight[:, ::2].repeat(1, 2), targets, impl="reference")
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "change, error, says",
+    [
+        ({"hidden": torch.zeros(2, 3, 4)}, ShapeError, "flatten"),
+        ({"targets": torch.zeros(5).long()}, ShapeError, r"\(N,\)"),
+        ({"targets": torch.zeros(3)}, ShapeError, "long"),
+        ({"targets": torch.tensor([0, 9, 1])}, ShapeError, "for example 9"),
+        ({"targets": torch.tensor([0, -1, 1])}, ShapeError, "marked -100"),
+        ({"weight": torch.zeros(9, 5)}, ShapeError, "expected"),
+        ({"weight": torch.zeros(0, 4)}, ShapeError, "no rows"),
+        ({"weight": torch.zeros(9, 4).half()}, ShapeError, "one floating type"),
+        ({"bias": torch.zeros(8)}, ShapeError, "bias"),
+        ({"temperature": 0.0}, ConfigError, "above 0"),
+        ({"softcap": -1.0}, ConfigError, "softcap"),
+        ({"impl": "cuda"}, ConfigError, "chunked"),
+        ({"impl": "triton"}, ConfigError, "auto"),
+    ],
+)
+def test_bad_input_is_answered_with_advice(change, error, says):
+    given_ = {
+        "hidden": torch.zeros(3, 4),
+        "weight": torch.zeros(9, 4),
+        "targets": torch.tensor([0, 1, 2]),
+    } | change
+    with pytest.raises(error, match=says) as caught:
+        linear_logprob_entropy(given_.pop("hidden"), given_.pop("weight"), given_.pop("targets"), **given_)
+    assert isinstance(caught.value, DewError)

@@ -1,0 +1,193 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from dew import DewError
+from dew.losses import policy_loss
+from groups import pad
+
+RATIO = st.sampled_from(["token", "sequence_mean", "sequence_geometric"])
+REDUCE = st.sampled_from(["tokens", "sequences"])
+LN = math.log
+
+
+@st.composite
+def batches(draw, max_rows=6):
+    """Ragged (logp, old_logp, advantages per token)."""
+    value = st.floats(-3, 0, width=32)
+    credit = st.floats(-2, 2, width=32)
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=max_rows))
+    return tuple([draw(st.lists(kind, min_size=n, max_size=n)) for n in lengths] for kind in (value, value, credit))
+
+
+def tensors(batch):
+    (logp, mask), (old, _), (A, _) = (pad(rows) for rows in batch)
+    return logp, old, A, mask
+
+
+# ---- golden: worked by hand -------------------------------------------------------------------
+#   row 1: w = 2, ½ with A = 1    row 2: w = 1 with A = −1    clip 0.2 / 0.28
+LOGP, MASK = pad([[LN(2), LN(0.5)], [0.0]])
+OLD, ADVANTAGES = torch.zeros_like(LOGP), torch.tensor([1.0, -1.0], dtype=torch.float64)
+
+
+def loss(**settings):
+    return policy_loss(LOGP, OLD, ADVANTAGES, MASK, **settings)[0].item()
+
+
+def test_golden_token_ratio():
+    # min(2, 1.28) = 1.28, min(½, .8) = ½ | min(−1, −1) = −1
+    assert loss() == pytest.approx(-(1.28 + 0.5 - 1) / 3)
+    assert loss(reduce="sequences") == pytest.approx(-((1.28 + 0.5) / 2 - 1) / 2)
+
+
+def test_golden_sequence_mean():
+    # ŵ = (2 + ½)/2 = 1.25 < 1.28, for both tokens of row 1
+    assert loss(ratio="sequence_mean", reduce="sequences") == pytest.approx(-(1.25 - 1) / 2)
+    assert loss(ratio="sequence_mean", clip_high=0.2, reduce="sequences") == pytest.approx(-(1.2 - 1) / 2)
+
+
+def test_golden_sequence_geometric():
+    # ŵ = √(2 · ½) = 1
+    assert loss(ratio="sequence_geometric", reduce="sequences") == pytest.approx(0)
+
+
+def test_golden_clip_for_a_wrong_answer():
+    # A = −1: min(−2, −1.28) = −2 is not held back; min(−½, −.8) = −.8 is
+    value, stats = policy_loss(LOGP[:1], OLD[:1], -ADVANTAGES[:1], MASK[:1])
+    assert value.item() == pytest.approx((2 + 0.8) / 2)
+    assert (stats["clip/low"].item(), stats["clip/high"].item()) == (0.5, 0)
+
+
+def test_golden_kl():
+    # k3 with d = log 2: 2 − log 2 − 1;  with d = 0: 0.  β = ½ over three tokens of equal logp
+    ref = LOGP + torch.tensor([[LN(2), 0], [0, 0]], dtype=torch.float64)
+    value, stats = policy_loss(LOGP, OLD, ADVANTAGES, MASK, ref_logp=ref, kl_coef=0.5)
+    assert stats["kl/ref"].item() == pytest.approx((1 - LN(2)) / 3)
+    assert value.item() == pytest.approx(loss() + 0.5 * (1 - LN(2)) / 3)
+
+
+def test_golden_statistics():
+    stats = policy_loss(LOGP, OLD, ADVANTAGES, MASK)[1]
+    assert stats["ratio/mean"].item() == pytest.approx((2 + 0.5 + 1) / 3)
+    assert stats["ratio/max"].item() == pytest.approx(2)
+    assert stats["clip/high"].item() == pytest.approx(1 / 3)
+    assert stats["clip/low"].item() == 0
+    # k3 with d = log w: (2 − log 2 − 1) + (½ + log 2 − 1) + 0 = ½
+    assert stats["kl/approx"].item() == pytest.approx(0.5 / 3)
+
+
+def test_golden_correction_multiplies_the_surrogate_and_not_the_kl():
+    half = torch.full((2, 1), 0.5, dtype=torch.float64)
+    assert policy_loss(LOGP, OLD, ADVANTAGES, MASK, weight=half)[0].item() == pytest.approx(loss() / 2)
+    ref = LOGP + 1.0
+    with_kl = policy_loss(LOGP, OLD, ADVANTAGES, MASK, weight=half, ref_logp=ref, kl_coef=1.0)[0].item()
+    assert with_kl == pytest.approx(loss() / 2 + math.e - 2)
+
+
+# ---- oracle ------------------------------------------------------------------------------------
+@given(batches(), RATIO, REDUCE, st.floats(0, 0.5), st.floats(0, 0.5))
+def test_loss_matches_the_loops(batch, ratio, reduce, low, high):
+    settings = {"ratio": ratio, "reduce": reduce, "clip_low": low, "clip_high": high}
+    expected = oracles.policy_loss(*batch, **settings)
+    assert policy_loss(*tensors(batch), **settings)[0].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+# ---- properties --------------------------------------------------------------------------------
+@given(batches(), RATIO, REDUCE)
+def test_micro_batches_sum_to_the_batch(batch, ratio, reduce):
+    """Value and gradient, when the global count is given."""
+    logp, old, A, mask = tensors(batch)
+    settings = {"ratio": ratio, "reduce": reduce}
+    whole = logp.clone().requires_grad_()
+    total = policy_loss(whole, old, A, mask, **settings)[0]
+    total.backward()
+    count = mask.sum() if reduce == "tokens" else len(mask)
+    parts = logp.clone().requires_grad_()
+    losses = [
+        policy_loss(parts[i : i + 1], old[i : i + 1], A[i : i + 1], mask[i : i + 1], count=count, **settings)[0]
+        for i in range(len(mask))
+    ]
+    sum(losses).backward()
+    torch.testing.assert_close(sum(losses), total)
+    torch.testing.assert_close(parts.grad, whole.grad)
+
+
+@given(batches(), RATIO, REDUCE)
+def test_padding_is_never_read(batch, ratio, reduce):
+    logp, old, A, mask = tensors(batch)  # NaN under the mask, in all of them
+    leaf = logp.clone().requires_grad_()
+    value, stats = policy_loss(leaf, old, A, mask, ratio=ratio, reduce=reduce, ref_logp=old, kl_coef=0.1)
+    value.backward()
+    assert value.isfinite() and all(s.isfinite() for s in stats.values())
+    assert leaf.grad.isfinite().all() and not leaf.grad[~mask].any()
+
+
+@given(batches())
+def test_on_policy_the_three_ratios_have_one_gradient(batch):
+    logp, _, A, mask = tensors(batch)
+    A = A[:, :1].expand_as(A)  # one credit per answer
+    gradients = []
+    for ratio in ("token", "sequence_mean", "sequence_geometric"):
+        leaf = logp.clone().requires_grad_()
+        policy_loss(leaf, logp, A, mask, ratio=ratio, reduce="sequences")[0].backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[0], gradients[2])
+
+
+@given(batches(), RATIO)
+def test_no_gradient_reaches_the_old_policy_or_the_credit(batch, ratio):
+    logp, old, A, mask = tensors(batch)
+    A = A.nan_to_num(0).requires_grad_()
+    policy_loss(logp.clone().requires_grad_(), old, A, mask, ratio=ratio)[0].backward()
+    assert A.grad is None
+
+
+def test_gradient_of_the_surrogate_is_minus_w_times_a():
+    leaf = LOGP.nan_to_num(0).requires_grad_()
+    policy_loss(leaf, OLD, ADVANTAGES, MASK)[0].backward()
+    # row 1: held back at w = 2, so 0; −½ · 1.  row 2: −1 · −1.  over 3 tokens
+    torch.testing.assert_close(leaf.grad, torch.tensor([[0, -0.5], [1.0, 0]], dtype=torch.float64) / 3)
+
+
+# ---- edges -------------------------------------------------------------------------------------
+def test_nothing_to_train_on_is_a_loss_of_zero_that_can_be_differentiated():
+    leaf = torch.full((2, 3), float("nan"), requires_grad=True)
+    for reduce in ("tokens", "sequences"):
+        value, stats = policy_loss(leaf, leaf.detach(), torch.zeros(2), torch.zeros(2, 3).bool(), reduce=reduce)
+        value.backward()
+        assert value.item() == 0 and not leaf.grad.any() and all(s.isfinite() for s in stats.values())
+
+
+def test_a_broken_token_stays_finite():
+    logp = torch.tensor([[0.0, -1.0]], requires_grad=True)
+    value, stats = policy_loss(logp, torch.tensor([[-1e4, -1.0]]), torch.tensor([[0.0, -1.0]]), torch.ones(1, 2).bool())
+    value.backward()
+    assert value.isfinite() and logp.grad.isfinite().all() and stats["ratio/max"].isfinite()
+
+
+def test_half_precision_is_computed_in_float32():
+    logp = torch.full((1, 4), -0.5, dtype=torch.bfloat16)
+    assert policy_loss(logp, logp, torch.ones(1), torch.ones(1, 4).bool())[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"old_logp": OLD[:1]}, r"old_logp has shape \(1, 2\)"),
+        ({"mask": MASK.float()}, "torch.bool"),
+        ({"advantages": torch.ones(3)}, "one per token"),
+        ({"ratio": "geometric"}, "token, sequence_mean, sequence_geometric"),
+        ({"reduce": "mean"}, "tokens, sequences"),
+        ({"clip_low": -0.2}, "0 <= clip_low <= 1"),
+    ],
+)
+def test_bad_input_is_answered_with_advice(change, says):
+    arguments = {"logp": LOGP, "old_logp": OLD, "advantages": ADVANTAGES, "mask": MASK, **change}
+    with pytest.raises(DewError, match=says):
+        policy_loss(**arguments)

@@ -1,0 +1,82 @@
+"""What holds for the package as a whole: light import, honest annotations, a runnable example."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import beartype
+import jaxtyping
+import pytest
+import torch
+
+import dew.credit
+import dew.losses
+from groups import pad
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, cwd=ROOT)
+
+
+def test_import_is_light():
+    heavy = ["transformers", "trl", "triton", "datasets", "verl", "vllm", "peft", "accelerate"]
+    code = f"import sys, dew; print([m for m in {heavy} if m in sys.modules])"
+    assert run("-c", code).stdout.strip() == "[]"
+
+
+def test_annotated_shapes_are_the_real_ones():
+    """The annotations, checked at run time by beartype on a batch of two groups."""
+    entropy, mask = pad([[1, 3], [3], [1, 2], [3]])
+    entropy, mask = entropy.nan_to_num(0).expand(2, 4, 2), mask.expand(2, 4, 2)
+    correct = torch.tensor([True, True, False, False]).expand(2, 4)
+
+    def checked(function):
+        return jaxtyping.jaxtyped(typechecker=beartype.beartype)(function)
+
+    credit = {name: checked(getattr(dew.credit, name)) for name in dew.credit.__all__}
+    rewards = credit["gtpo_rewards"](correct, entropy, mask, extra=torch.zeros(2, 4))
+    A = credit["gtpo_advantages"](rewards, mask, correct=correct)
+    by_answer = credit["grpo_s_rewards"](correct, entropy, mask)
+    credit["grpo_s_advantages"](by_answer, mask.any(-1))
+    credit["grpo_advantages"](by_answer, scale=False)
+    credit["has_signal"](correct)
+    credit["soft_overlong"](mask.sum(-1), limit=4, buffer=2)
+    credit["group_overlong"](mask.sum(-1), correct)
+    credit["forking_mask"](entropy, mask)
+    credit["entropy_advantages"](by_answer, entropy, mask)
+    checked(dew.losses.policy_loss)(entropy, entropy, A, mask, weight=torch.ones(2, 4, 1))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        credit["gtpo_rewards"](correct, entropy[..., :1], mask)
+
+
+def test_public_names_keep_their_signatures():
+    """Other people's code calls these: adding a keyword is fine, moving or renaming one is not."""
+    fixed = {
+        "gtpo_rewards": "correct entropy mask alpha1 alpha2 compare average entropy_clip",
+        "gtpo_advantages": "rewards mask pool",
+        "grpo_s_rewards": "correct entropy mask beta1 beta2 average entropy_clip",
+        "grpo_s_advantages": "rewards present pool",
+        "grpo_advantages": "rewards present scale",
+        "has_signal": "correct present",
+        "soft_overlong": "lengths limit buffer",
+        "group_overlong": "lengths correct present gamma",
+        "forking_mask": "entropy mask keep",
+        "entropy_advantages": "advantages entropy mask alpha kappa",
+    }
+    assert set(fixed) == set(dew.credit.__all__)
+    for name, parameters in fixed.items():
+        actual = list(inspect.signature(getattr(dew.credit, name)).parameters)
+        assert actual[: len(parameters.split())] == parameters.split(), name
+
+
+def test_the_example_prints_its_table():
+    env = {**os.environ, "COLUMNS": "200"}
+    out = subprocess.run(
+        [sys.executable, ROOT / "examples" / "one_group.py"], capture_output=True, text=True, check=True, env=env
+    ).stdout
+    for word in ("GRPO", "GTPO", "GRPO-S"):
+        assert word in out

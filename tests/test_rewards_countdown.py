@@ -1,0 +1,146 @@
+"""The verifiers of the built-in tasks: exact, and never fooled into running text as code."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dew.errors import ConfigError, RewardError
+from dew.rewards import Verdict, verifier
+from dew.rewards.steps import Step, read_steps
+
+countdown, chain = verifier("countdown"), verifier("chain")
+
+
+def judge(text: str, numbers: list[int], target: int) -> Verdict:
+    return countdown.check(text, numbers=numbers, answer=str(target))
+
+
+# Golden
+
+
+def test_countdown_accepts_every_way_to_the_target():
+    # 2, 3, 5 -> 16:  3+5=8, 8*2=16.   Also 5+3, and the product the other way round.
+    for text in ("3+5=8;8*2=16", "5+3=8;2*8=16", " 3+5=8;8*2=16\n"):
+        assert judge(text, [2, 3, 5], 16) == Verdict("correct", text.strip())
+
+
+def test_countdown_may_pass_through_zero_and_below():
+    assert judge("2-5=-3;-3+9=6", [2, 5, 9], 6).correct  # −3 + 9 = 6
+    assert judge("2-5=-3;9--3=12", [2, 5, 9], 12).correct  # 9 − (−3) = 12
+    assert judge("4-4=0;0+7=7", [4, 4, 7], 7).correct
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("3+5=9;9*2=18", "a sum that does not hold"),
+        ("3+5=8;8+2=10", "another target"),
+        ("3+5=8", "a number left over"),
+        ("3+5=8;8*2=16;16*1=16", "a number that was not given"),
+        ("3+5=8;8+8=16", "a result taken twice"),
+        ("3+5=8;3*5=15", "numbers taken twice"),
+        ("8*2=16", "the result of a step that was never made"),
+        ("8*2=16;3+5=8", "steps in the wrong order"),
+    ],
+)
+def test_countdown_refuses(text: str, why: str):
+    assert judge(text, [2, 3, 5], 16).status == "wrong", why
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ";", "16", "3+5", "3+5=", "3+5=8;", "3+5=8;8*2", "3 + 5 = 8;8*2=16", "3+5=08;8*2=16", "3/5=0",
+     "+3+5=8", "3+5=8,8*2=16", "3+5=8;8**2=64", "(3+5)*2=16", "__import__('os')",
+     "３+5=8;8*2=16", "9" * 5000 + "+1=2"],
+)  # fmt: skip
+def test_countdown_cannot_read(text: str):
+    assert judge(text, [2, 3, 5], 16) == Verdict("unparsable", None)
+
+
+def test_chain_judges_the_last_value_only():
+    assert chain.check("17+38=55;55-9=46", answer="46") == Verdict("correct", "46")
+    assert chain.check("17+38=54;54-9=46", answer="46") == Verdict("correct", "46")  # two slips that cancel
+    assert chain.check("17+38=55;55-9=47", answer="46") == Verdict("wrong", "47")
+    assert chain.check("46", answer="46") == Verdict("unparsable", None)
+
+
+def test_a_verifier_is_a_reward_function_for_trl():
+    rewards = countdown(
+        prompts=["?", "?", "?"],
+        completions=["3+5=8;8*2=16", "3+5=8", [{"role": "assistant", "content": "3+5=8;8*2=16"}]],
+        numbers=[[2, 3, 5]] * 3,
+        answer=["16"] * 3,
+        trainer_state=None,
+    )
+    assert rewards == [1.0, 0.0, 1.0]
+    assert countdown.__name__ == "countdown"
+
+
+# Oracle
+
+
+def reaches(numbers: list[int], target: int) -> set[str]:
+    """Every solution, by exhaustion: take any two numbers, put any result back."""
+    found = set()
+
+    def search(pool: list[int], steps: list[str]) -> None:
+        if len(pool) == 1 and pool[0] == target:
+            found.add(";".join(steps))
+        for i in range(len(pool)):
+            for j in range(len(pool)):
+                if i != j:
+                    a, b = pool[i], pool[j]
+                    rest = [x for at, x in enumerate(pool) if at not in (i, j)]
+                    for sign, value in (("+", a + b), ("-", a - b), ("*", a * b)):
+                        search([*rest, value], [*steps, f"{a}{sign}{b}={value}"])
+
+    search(numbers, [])
+    return found
+
+
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(-20, 60))
+def test_exactly_the_solutions_found_by_exhaustion_are_correct(numbers: list[int], target: int):
+    everything = {text for goal in (target, target + 1) for text in reaches(numbers, goal)}
+    assert {text for text in everything if judge(text, numbers, target).correct} == reaches(numbers, target)
+
+
+# Properties
+
+
+@given(st.text(alphabet="0123456789+-*=; .e_()x", max_size=30))
+def test_no_text_raises(text: str):
+    assert judge(text, [1, 2, 3], 6).status in ("correct", "wrong", "unparsable")
+    assert chain.check(text, answer="6").status in ("correct", "wrong", "unparsable")
+
+
+@given(
+    st.lists(
+        st.builds(Step, st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers())
+    )
+)
+def test_what_is_written_is_read_back(steps: list[Step]):
+    small = [Step(s.left, s.op, s.right, s.result % 1000) for s in steps]
+    text = ";".join(f"{s.left}{s.op}{s.right}={s.result}" for s in small)
+    assert read_steps(text) == (small or None)
+
+
+# Edges
+
+
+def test_an_empty_conversation_is_an_empty_answer():
+    assert countdown([[]], numbers=[[1, 2]], answer=["3"]) == [0.0]
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(RewardError, match="no column 'numbers'; it has answer, target"):
+        countdown(["1+2=3"], target=[3], answer=["3"])
+
+
+def test_as_many_rows_as_answers():
+    with pytest.raises(RewardError, match="2 answers for 1 rows"):
+        chain.verdicts(["1+2=3", "1+2=3"], [{"answer": "3"}])
+
+
+def test_an_unknown_name_brings_up_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'countdown'"):
+        verifier("cuntdown")

@@ -1,0 +1,79 @@
+"""dew's operator inside TRL's forward gives what the logits give."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl.trainer import utils
+from trl.trainer.utils import add_fused_lm_head
+
+from dew.engines.trl.head import OPERATOR, exact_head, obstacle, usable
+
+
+def model(**settings):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=37, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, **settings
+    )
+    return LlamaForCausalLM(config)
+
+
+def batch():
+    ids = torch.randint(0, 37, (3, 9), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[:, :4] = -100
+    labels[1, 7:] = -100
+    return ids, labels
+
+
+def from_logits(net, ids, labels, temperature):
+    logits = net(ids).logits[:, :-1] / temperature
+    logp = logits.log_softmax(-1)
+    mask = labels[:, 1:] != -100
+    chosen = logp.gather(-1, labels[:, 1:].clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(mask, chosen, 0), torch.where(mask, -(logp.exp() * logp).sum(-1), 0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("tied", [True, False])
+def test_values_and_gradients_are_those_of_the_logits(temperature, tied):
+    net = model(tie_word_embeddings=tied)
+    ids, labels = batch()
+    expected = from_logits(net, ids, labels, temperature)
+    expected[0].sum().backward()
+    gradients = {name: p.grad.clone() for name, p in net.named_parameters()}
+    net.zero_grad()
+    add_fused_lm_head(net, temperature=temperature, outputs=("log_probs", "entropy"))
+    with exact_head():
+        out = net(ids, labels=labels, fused_lm_head=True)
+    torch.testing.assert_close(out.log_probs, expected[0])
+    torch.testing.assert_close(out.entropy, expected[1])
+    out.log_probs.sum().backward()
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(p.grad, gradients[name], msg=name)
+
+
+def test_a_scaled_head_is_scaled():
+    net = model(logit_scale=0.25)
+    ids, labels = batch()
+    add_fused_lm_head(net, outputs=("log_probs", "entropy"))
+    theirs = net(ids, labels=labels, fused_lm_head=True)
+    with exact_head():
+        ours = net(ids, labels=labels, fused_lm_head=True)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs)
+    torch.testing.assert_close(ours.entropy, theirs.entropy)
+
+
+def test_trls_own_is_put_back_even_after_an_error():
+    theirs = getattr(utils, OPERATOR)
+    with pytest.raises(RuntimeError), exact_head():
+        assert getattr(utils, OPERATOR) is not theirs
+        raise RuntimeError
+    assert getattr(utils, OPERATOR) is theirs
+
+
+def test_a_head_that_is_not_linear_says_why(caplog):
+    net = model()
+    assert obstacle(net) is None and usable(net)
+    net.lm_head = torch.nn.Sequential(net.lm_head)
+    assert "not a plain nn.Linear" in obstacle(net)
+    assert not usable(net) and "TRL's head" in caplog.text

@@ -1,0 +1,236 @@
+"""What the Triton kernels must show, on a GPU or under Triton's interpreter. Run by test_kernels_triton.py."""
+
+import math
+import os
+
+import pytest
+import torch
+
+from dew.kernels import linear, linear_logprob_entropy, linear_policy_loss
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TYPES = [torch.float16, torch.float32] if INTERPRETED else [torch.bfloat16, torch.float16]
+STORED = torch.float32 if INTERPRETED else torch.bfloat16
+"""A type with float32's exponents: the interpreter's bfloat16 product is broken."""
+SHAPES = [(1, 8, 1), (5, 8, 13), (37, 40, 300), (130, 72, 517), (129, 64, 1024)]
+if not INTERPRETED:
+    SHAPES += [(1000, 576, 5003), (333, 896, 151_936)]
+
+
+def problem(n, d, v, dtype, *, scale=0.3, bias=False):
+    torch.manual_seed(n + d + v)
+    hidden = torch.randn(n, d, device=DEVICE).to(dtype)
+    weight = (scale * torch.randn(v, d, device=DEVICE) * math.sqrt(64 / max(64, d))).to(dtype)
+    targets = torch.randint(v, (n,), device=DEVICE)
+    targets[1::4] = -100
+    return hidden, weight, targets, torch.randn(v, device=DEVICE).to(dtype) if bias else None
+
+
+def run(hidden, weight, targets, g, ge=None, *, bias=None, frozen=False, **settings):
+    x, w, b = (None if t is None else t.detach().clone() for t in (hidden, weight, bias))
+    leaves = [t.requires_grad_() for t in ((x,) if frozen else (x, w, b)) if t is not None]
+    logp, entropy = linear_logprob_entropy(x, w, targets, bias=b, **settings)
+    loss = (g.to(logp) * logp).sum() + (0 if ge is None else (ge.to(logp) * entropy).sum())
+    return [logp.detach(), entropy.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+def doubles(*tensors):
+    return [None if t is None else t.double() for t in tensors]
+
+
+def assert_near(got, want, dtype):
+    """Values to float32's accuracy, gradients to that of the inputs' type."""
+    for ours, truth in zip(got[:2], want[:2], strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
+    for ours, truth in zip(got[2:], want[2:], strict=True):
+        limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+        assert (ours.double() - truth).norm() <= limit * truth.norm() + 1e-30
+
+
+@pytest.fixture(params=["scores", "weights"])
+def save(request, monkeypatch):
+    monkeypatch.setattr(linear, "_what_to_save", lambda *args: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 5.0, True)])
+def test_values_and_gradients(dtype, shape, temperature, softcap, bias, save):
+    hidden, weight, targets, b = problem(*shape, dtype, bias=bias)
+    g = torch.randn(shape[0], device=DEVICE)
+    g[2::5] = 0
+    settings = {"temperature": temperature, "softcap": softcap}
+    got = run(hidden, weight, targets, g, bias=b, impl="triton", **settings)
+    x, w, b64 = doubles(hidden, weight, b)
+    assert_near(got, run(x, w, targets, g, bias=b64, impl="reference", **settings), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("softcap, bias", [(None, False), (5.0, True)])
+def test_gradients_of_the_entropy(dtype, softcap, bias):
+    hidden, weight, targets, b = problem(37, 40, 300, dtype, bias=bias)
+    g, ge = torch.randn(2, 37, device=DEVICE)
+    settings = {"softcap": softcap, "entropy_grad": True}
+    got = run(hidden, weight, targets, g, ge, bias=b, impl="triton", **settings)
+    x, w, b64 = doubles(hidden, weight, b)
+    assert_near(got, run(x, w, targets, g, ge, bias=b64, impl="reference", **settings), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_frozen_head(dtype, shape):
+    hidden, weight, targets, _ = problem(*shape, dtype)
+    g = torch.randn(shape[0], device=DEVICE)
+    got = run(hidden, weight, targets, g, frozen=True, impl="triton", temperature=0.8)
+    x, w = doubles(hidden, weight)
+    assert_near(got, run(x, w, targets, g, frozen=True, impl="reference", temperature=0.8), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_policy_loss(dtype, shape):
+    hidden, weight, targets, _ = problem(*shape, dtype)
+    x, w = doubles(hidden, weight)
+    logp, _ = linear_logprob_entropy(x, w, targets, impl="reference")
+    old = logp + 0.3 * torch.randn_like(logp)
+    a = torch.randn_like(logp)
+    a[::3] = 0
+    outs = []
+    for h, m, impl in ((x, w, "reference"), (hidden, weight, "triton")):
+        leaves = [t.detach().clone().requires_grad_() for t in (h, m)]
+        out = linear_policy_loss(*leaves, targets, old, a, impl=impl)
+        grads = torch.autograd.grad(out.loss, leaves)
+        outs.append([out.logp, out.entropy, *grads, out.loss.detach()])
+    assert_near(outs[1], outs[0], dtype)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_targets_that_are_next_to_impossible(frozen, monkeypatch):
+    """p_v / p_y does not fit any float: such rows are done again. Scores reach ±50 and beyond."""
+    monkeypatch.setattr(linear, "_what_to_save", lambda *args: "slopes" if frozen else "weights")
+    hidden, weight, targets, _ = problem(300, 64, 300, STORED, scale=10.0)
+    g = torch.randn(300, device=DEVICE)
+    x, w = doubles(hidden, weight)
+    want = run(x, w, targets, g, frozen=frozen, impl="reference")
+    assert (want[0] < -100).sum() > 20 and (want[0] > -20).any()
+    got = run(hidden, weight, targets, g, frozen=frozen, impl="triton")
+    torch.testing.assert_close(got[0].double(), want[0], rtol=1e-5, atol=1e-3)
+    for ours, truth in zip(got[2:], want[2:], strict=True):
+        assert (ours.double() - truth).norm() <= 1e-2 * truth.norm()
+
+
+@pytest.mark.parametrize("level", [-200.0, 50.0])
+def test_scores_far_from_zero(level):
+    hidden, weight, targets, _ = problem(37, 40, 300, TYPES[0])
+    got = linear_logprob_entropy(
+        hidden, weight, targets, bias=torch.full((300,), level, dtype=TYPES[0], device=DEVICE), impl="triton"
+    )
+    want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
+    for ours, truth in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
+
+
+def test_forbidden_entries():
+    hidden, weight, _, b = problem(6, 16, 300, TYPES[0], bias=True)
+    b[::2] = -math.inf
+    b[:260] = -math.inf  # a whole tile
+    targets = torch.full((6,), 299, device=DEVICE)
+    targets[3] = 2
+    g = torch.ones(6, device=DEVICE)
+    got = run(hidden, weight, targets, g, g, bias=b, entropy_grad=True, impl="triton")
+    want = run(*doubles(hidden, weight), targets, g, g, bias=b.double(), entropy_grad=True, impl="reference")
+    assert got[0][3] == -math.inf and all(t.isfinite().all() for t in got[1:])
+    assert_near(got, want, TYPES[0])
+
+
+@pytest.mark.parametrize("rest", [1, 600])
+@pytest.mark.parametrize("want", [1e-2, 1e-3, 1e-4])
+def test_small_entropies_keep_their_digits(rest, want):
+    """One entry far above `rest` equal ones, placed in the first, a middle and the last tile."""
+    low, high = 1.0, 60.0
+    for _ in range(100):
+        z = (low + high) / 2
+        r = rest * math.exp(-z)
+        low, high = (z, high) if math.log1p(r) + r * z / (1 + r) > want else (low, z)
+    for place in (0, rest // 2, rest):
+        weight = torch.zeros(rest + 1, 8, device=DEVICE, dtype=TYPES[0])
+        weight[:, 0] = -round(z * 32) / 32
+        weight[place] = 0
+        hidden = torch.ones(1, 8, device=DEVICE, dtype=TYPES[0])
+        targets = torch.tensor([place], device=DEVICE)
+        logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="triton")
+        truth = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
+        assert entropy.item() == pytest.approx(truth[1].item(), rel=1e-3)
+        assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
+
+
+def test_equal_scores():
+    hidden, weight = (
+        torch.zeros(3, 8, device=DEVICE, dtype=TYPES[0]),
+        torch.ones(777, 8, device=DEVICE, dtype=TYPES[0]),
+    )
+    logp, entropy = linear_logprob_entropy(
+        hidden, weight, torch.tensor([0, 500, 776], device=DEVICE), impl="triton"
+    )
+    assert logp.tolist() == pytest.approx([-math.log(777)] * 3)
+    assert entropy.tolist() == pytest.approx([math.log(777)] * 3)
+
+
+def test_no_rows():
+    hidden, weight, targets, _ = problem(0, 16, 50, STORED)
+    for frozen in (False, True):
+        logp, _, *grads = run(
+            hidden, weight, targets, torch.ones(0, device=DEVICE), frozen=frozen, impl="triton"
+        )
+        assert logp.shape == (0,) and not any(t.any() for t in grads)
+
+
+def test_auto_takes_triton_where_it_can():
+    hidden, weight, _, _ = problem(5, 16, 50, TYPES[0])
+    assert linear.backend_for("auto", hidden, weight).__name__ == "dew.kernels.triton"
+    assert linear.backend_for("auto", hidden[:, :3], weight[:, :3]).__name__ == "dew.kernels.chunked"
+
+
+if not INTERPRETED:
+
+    def test_errs_no_more_than_the_naive_path():
+        hidden, weight, targets, _ = problem(2048, 896, 32_000, torch.bfloat16, scale=0.6)
+        targets = targets.clamp_min(0)
+        g = torch.randn(2048, device=DEVICE)
+        x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        logq = torch.log_softmax((x @ w.T).float(), -1)
+        logp, entropy = logq.gather(1, targets[:, None])[:, 0], -(logq.exp() * logq).sum(1)
+        naive = [logp, entropy, *torch.autograd.grad((g * logp).sum(), (x, w))]
+        exact = run(*doubles(hidden, weight), targets, g, impl="reference")
+        for ours, theirs, truth in zip(run(hidden, weight, targets, g), naive, exact, strict=True):
+            assert (ours - truth).norm() <= (theirs - truth).norm()
+
+    def test_memory_of_the_four_product_path(monkeypatch):
+        """At most half a gibibyte beyond the gradients, at the 7B shape."""
+        monkeypatch.setattr(linear, "_what_to_save", lambda *args: "scores")
+        hidden = torch.randn(16_384, 3_584, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        weight = (torch.randn(152_064, 3_584, device=DEVICE) / 60).bfloat16().requires_grad_()
+        targets = torch.randint(152_064, (16_384,), device=DEVICE)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        logp, _ = linear_logprob_entropy(hidden, weight, targets)
+        logp.sum().backward()
+        extra = torch.cuda.max_memory_allocated() - before - 2 * (hidden.numel() + weight.numel())
+        assert extra <= 1 << 29, f"{extra / 2**20:.0f} MiB"
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_torch_compile_keeps_one_graph(frozen):
+        hidden, weight, targets, _ = problem(256, 64, 1024, torch.bfloat16)
+        hidden.requires_grad_(), weight.requires_grad_(not frozen)
+
+        def loss(h, w):
+            logp, entropy = linear_logprob_entropy(h, w, targets, impl="triton")
+            return (logp * 2 + entropy).sum()
+
+        inputs = [hidden] if frozen else [hidden, weight]
+        want = torch.autograd.grad(loss(hidden, weight), inputs)
+        got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(hidden, weight), inputs)
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
