@@ -6,6 +6,7 @@ loss        the algorithm's                          _compute_loss
 """
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from dew.engines.trl.config import DewConfig
 from dew.engines.trl.contract import IMAGE_KEYS, require_generated, require_keys
 from dew.engines.trl.credit import Credit, Rows, give_credit, judge
 from dew.engines.trl.guide import Guide, GuideAnswer, open_guide, own_prompts, places, weave
+from dew.engines.trl.head import exact_head, usable
 from dew.engines.trl.loss import OWN, divisor, micro_batches, row_weights
 from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index, reward_name
@@ -28,10 +30,13 @@ from dew.engines.trl.scoring import dropout_off, gather_rows, loss_mask, own_row
 from dew.engines.trl.tables import last_rows, replace_last
 from dew.errors import ConfigError
 
-PAPER = {
+ENTROPY_WEIGHTING = {
     "title": "GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy",
     "id": "2508.04349",
+    "citation": "@article{tan2025gtpo, title = {GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy "
+    "Entropy}, author = {Tan and others}, year = 2025, eprint = {arXiv:2508.04349}}",
 }
+"""For the model card."""
 
 
 class DewTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -64,10 +69,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             outcome_index([reward_name(reward) for reward in rewards], args.outcome_reward)
         self.algorithm = args.build_algorithm()
         self._name = self.algorithm.name
+        if self.algorithm.name in ("gtpo", "grpo_s"):
+            self._paper = ENTROPY_WEIGHTING
         super().__init__(model, [checked(reward) for reward in rewards], args, train_dataset, *others, **settings)
         self._outcome = outcome_index(self.reward_func_names, args.outcome_reward)
         check_weights(self.reward_func_names, args.reward_weights, self._outcome)
 
+        self._exact_head = usable(self.model)
         self._clock = Clock()
         self._statistics = StepStatistics()
         self._recorder = recording.Recorder(args.output_dir, self._clock, self.accelerator.is_main_process)
@@ -184,7 +192,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def logprobs_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        with exact_head() if self._exact_head else nullcontext():
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, **kwargs: Any
