@@ -75,7 +75,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._outcome = outcome_index(self.reward_func_names, args.outcome_reward)
         check_weights(self.reward_func_names, args.reward_weights, self._outcome)
 
-        self._exact_head = usable(self.model)
+        self._exact_head = args.exact_head and usable(self.model)
         self._clock = Clock()
         self._statistics = StepStatistics()
         self._recorder = recording.Recorder(args.output_dir, self._clock, self.accelerator.is_main_process)
