@@ -7,6 +7,7 @@ from transformers import TrainerCallback
 import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
 from dew.engines.trl.recording import due
+from dew.errors import ConfigError
 from dew.records import RunFolder
 
 EVERY_STEP = {
@@ -143,6 +144,26 @@ def test_algorithms_without_entropy_are_recorded_too(tmp_path):
     tiny.trainer(tmp_path, algorithm="grpo", max_steps=1).train()
     (first, *_) = RunFolder(tmp_path).records()
     assert first.answers[0].entropy is not None and first.answers[0].advantage == first.answers[0].grpo
+
+
+def test_a_verifier_tells_its_findings(tmp_path):
+    from dew.rewards import Verdict, Verifier
+
+    def check(text, answer):
+        found = text[:1]
+        status = "unparsable" if not found else "timeout" if found.isdigit() else "correct" if found < "f" else "wrong"
+        return Verdict(status, found or None)
+
+    tiny.trainer(tmp_path, Verifier("letters", ("answer",), check), max_steps=1, algorithm="dapo").train()
+    line = RunFolder(tmp_path).metrics()[0]
+    assert 0 < line["verifier/failed_share"] < 1 and "verifier/unparsable_share" in line
+    for group in RunFolder(tmp_path).records():
+        for answer in group.answers:
+            assert answer.extracted == (_plain(answer)[:1] or None)
+            assert answer.verdict == check(_plain(answer), None).status
+            assert answer.correct == (answer.verdict == "correct")
+    with pytest.raises(ConfigError, match="'letters' needs the column 'gold'"):
+        tiny.trainer(tmp_path, Verifier("letters", ("gold",), check))
 
 
 # TRL's table

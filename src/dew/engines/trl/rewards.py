@@ -21,6 +21,8 @@ def checked(reward: Any) -> Any:
     if isinstance(reward, str | nn.Module) or not callable(reward):
         return reward
     name = reward_name(reward)
+    if hasattr(reward, "verdicts"):
+        reward = telling(reward)
     call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call):
 
@@ -42,6 +44,26 @@ def checked(reward: Any) -> Any:
     scored.__name__ = name
     scored.__wrapped__ = reward  # type: ignore[attr-defined]
     return scored
+
+
+def telling(verifier: Any) -> Callable[..., list[float]]:
+    """A `dew.rewards.Verifier` that also tells its findings: to the completions table, to records, to the alarms."""
+
+    def reward(
+        completions: Sequence[Any], log_extra: Any = None, log_metric: Any = None, **columns: Any
+    ) -> list[float]:
+        rows = [{c: columns[c][i] for c in verifier.columns} for i in range(len(completions))]
+        verdicts = verifier.verdicts(completions, rows)
+        statuses = [verdict.status for verdict in verdicts]
+        if log_extra is not None:
+            log_extra(f"{verifier.name}/verdict", statuses)
+            log_extra(f"{verifier.name}/extracted", [verdict.extracted for verdict in verdicts])
+        if log_metric is not None:
+            log_metric("verifier/failed_share", statuses.count("timeout") / len(statuses))
+            log_metric("verifier/unparsable_share", statuses.count("unparsable") / len(statuses))
+        return [verdict.reward for verdict in verdicts]
+
+    return reward
 
 
 def reward_name(reward: Any) -> str:
@@ -102,7 +124,9 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
     return problems
 
 
-def _required(reward: Callable[..., Any]) -> list[str]:
+def _required(reward: Any) -> list[str]:
+    if hasattr(reward, "verdicts"):
+        return list(reward.columns)
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (TypeError, ValueError):

@@ -429,7 +429,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.accelerator.is_main_process:
             step = self.state.global_step + 1
             groups = recording.group_records(
-                step, self.algorithm, columns, credit, self._tokenizer, self.args.records_groups
+                step,
+                self.algorithm,
+                columns,
+                credit,
+                self._tokenizer,
+                self.args.records_groups,
+                self.reward_func_names[self._outcome],
             )
             self._recorder.folder.write_records(step, groups)
 
