@@ -65,7 +65,7 @@ One token is one character of `0-9 + - * = ; , > :`, and `<end>` ends an answer.
 ## Scores
 
 Held-out problems, {K} answers each at temperature 1, [95 % bootstrap interval over problems].
-Held-out countdown problems have numbers that no demonstration had.
+Held-out countdown problems are made of combinations of numbers that no demonstration had.
 
 | task | problems | pass@1 | pass@{K} | maj@{K} |
 |---|---|---|---|---|

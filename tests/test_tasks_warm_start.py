@@ -1,0 +1,68 @@
+"""The supervised training behind the shipped model, piece by piece."""
+
+from itertools import islice
+
+import pytest
+
+from dew.tasks import warm_start as ws
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+def test_only_the_answer_and_its_end_are_learnt():
+    tokenizer = ws.tiny_tokenizer()
+    ids, labels = ws._encode(
+        tokenizer, [{"prompt": "1,2>3:", "completion": "1+2=3"}, {"prompt": "1,2>2:", "completion": "1*2"}]
+    )
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    text = tokenizer("1,2>3:1+2=3")["input_ids"]
+    assert ids[0].tolist() == [*text, end]
+    assert labels[0].tolist() == [ws.IGNORED] * 6 + text[6:] + [end]
+    assert ids[1].tolist()[-3:] == [end, pad, pad] and labels[1].tolist()[-3:] == [
+        end,
+        ws.IGNORED,
+        ws.IGNORED,
+    ]
+
+
+def test_an_epoch_shows_every_row_once_and_the_next_in_another_order():
+    ids = torch.arange(12).view(12, 1)
+    shown = [
+        i for batch, _ in islice(ws._batches((ids, ids), 3, seed=0), 8) for i in batch.flatten().tolist()
+    ]
+    first, second = shown[:12], shown[12:]
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second
+
+
+def test_batches_are_cut_to_their_longest_answer():
+    ids = torch.ones(2, 5, dtype=torch.long)
+    labels = torch.tensor([[ws.IGNORED, 1, 1, ws.IGNORED, ws.IGNORED]] * 2)
+    (batch, _), *_ = islice(ws._batches((ids, labels), 2, seed=0), 1)
+    assert batch.shape == (2, 3)
+
+
+def test_the_learning_rate_goes_up_and_then_down_to_a_tenth():
+    recipe = ws.Recipe(steps=1000, warmup=10, learning_rate=1.0)
+    rates = [ws._learning_rate(recipe, step) for step in range(1001)]
+    assert rates[0] == 0.1 and max(rates) == rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[1000] == pytest.approx(0.1)
+
+
+def test_training_follows_from_the_seed_and_learns(monkeypatch, tmp_path):
+    few = [{"prompt": "1,2>3:", "completion": "1+2=3"}, {"prompt": "1,3>3:", "completion": "1*3=3"}]
+    monkeypatch.setattr(ws, "_demonstrations", lambda seed: (few, few))
+    recipe = ws.Recipe(
+        layers=1, width=16, heads=2, inner=16, stop=30, warmup=1, countdown_batch=2, chain_batch=2
+    )
+    losses: list[list[float]] = [[], []]
+    for run in losses:
+        model, tokenizer = ws.warm_start(recipe, on_step=lambda step, loss, run=run: run.append(loss.item()))
+    assert losses[0] == losses[1] and losses[0][-1] < 0.8 * losses[0][0]
+    ws.save(model, tokenizer, tmp_path)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = AutoTokenizer.from_pretrained(tmp_path)("1,2>3:", return_tensors="pt")
+    assert torch.equal(again(**ids).logits, model(**ids).logits)
