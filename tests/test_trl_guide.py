@@ -72,7 +72,10 @@ def test_accuracy_and_lengths_are_the_policys_own(tmp_path):
         assert "guide/ratio/mean" in line
 
 
-@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("algorithm", ["gtpo", pytest.param("grpo_s", marks=SLOW), pytest.param("dapo", marks=SLOW)])
 def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_path):
     """The outcome "ab" is hardly ever sampled; only the guide shows it."""
 

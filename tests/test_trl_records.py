@@ -198,3 +198,12 @@ def test_callbacks_and_user_metrics_work(tmp_path):
     assert seen[0]["verifier/failed_share"] == 0.5
     assert RunFolder(tmp_path).metrics()[0]["verifier/failed_share"] == 0.5
     assert "verifier_fails" in {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
+
+
+def test_trackers_get_means_over_all_steps_since_the_last_log(tmp_path):
+    trainer = tiny.trainer(tmp_path, max_steps=4, logging_steps=4, num_generations=8)
+    trainer.train()
+    lines = RunFolder(tmp_path).metrics()
+    for name in ("reward", "accuracy", "entropy", "loss"):
+        mean = sum(line[name] for line in lines) / 4
+        assert trainer.state.log_history[0][name] == pytest.approx(mean, rel=1e-3, abs=1e-6), name

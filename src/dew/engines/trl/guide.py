@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dew.engines.trl.loss import GUIDED, GUIDED_UNSCORED
+from dew.engines.trl.loss import GUIDED, GUIDED_UNSCORED, OWN
 from dew.errors import ConfigError, EngineError
 
 
@@ -226,6 +226,30 @@ class ModelGuide:
             length = ids.index(end) + 1 if end in ids else len(ids)
             answers.append(GuideAnswer(ids[:length], values[:length]))
         return answers
+
+
+def check_guide(guide: Guide, wanted: int, dataset: Any, tools: bool) -> None:
+    """What a guide cannot be combined with. `dataset` is given where every prompt needs `wanted` answers."""
+    if tools:
+        raise ConfigError("guide with tools: a guide's answer is text, it calls no tools. Drop one of them.")
+    lacking = [] if dataset is None else [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted]
+    if lacking:
+        raise ConfigError(
+            f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers, e.g. "
+            f"{lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many: record more, or leave "
+            "those prompts out of the data set."
+        )
+
+
+def add_authors(batch: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:
+    """Who wrote each row of a batch, and the guide's log-probabilities where they are known."""
+    ids = batch["completion_ids"]
+    logps = torch.zeros(ids.shape, device=ids.device)
+    for row, answer in zip(logps, authors, strict=True):
+        if answer is not None and answer.logps is not None:
+            row[: len(answer.logps)] = torch.tensor(answer.logps)
+    codes = [OWN if answer is None else answer.author for answer in authors]
+    batch["author"], batch["guide_logps"] = torch.tensor(codes, device=ids.device), logps
 
 
 def places(guide: Guide, prompts: list[Any], size: int, wanted: int) -> list[int]:

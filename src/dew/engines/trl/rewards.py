@@ -94,7 +94,7 @@ def outcome_index(names: Sequence[str], wanted: str | None) -> int:
 
 
 def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome: int) -> None:
-    if weights is None or weights[outcome] == 1:
+    if weights is None or outcome >= len(weights) or weights[outcome] == 1:  # an environment's own reward weighs 1
         return
     if weights[outcome] <= 0:
         raise ConfigError(f"reward_weights={list(weights)}: the outcome reward {names[outcome]!r} needs weight 1.")
