@@ -32,6 +32,7 @@ class TellingTrainer(ResumingTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._recorder.begin(recording.run_facts(self.args, self.algorithm, self._model_name(), self._data_name()))
+        recording.logger.info("%s", self.args.batches)
         status = "failed"
         try:
             result = super().train(*args, **kwargs)
