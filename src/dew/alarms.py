@@ -33,16 +33,23 @@ class History:
     """The values of each metric in the order of steps. A metric that a step has not leaves no gap."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[int, float]] = {}
+        self._steps: dict[str, list[int]] = {}
+        self._values: dict[str, Series] = {}
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Steps come in order; what is told again, by a part of a step or by a resumed run, takes the old's place."""
         for name, value in metrics.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                self._values.setdefault(name, {})[step] = float(value)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            steps, values = self._steps.setdefault(name, []), self._values.setdefault(name, [])
+            while steps and steps[-1] >= step:
+                steps.pop()
+                values.pop()
+            steps.append(step)
+            values.append(float(value))
 
     def series(self, name: str) -> Series:
-        values = self._values.get(name, {})
-        return [values[step] for step in sorted(values)]
+        return self._values.get(name, [])
 
     def last(self, name: str, count: int) -> Series:
         """The newest `count` values, or none while there are fewer."""

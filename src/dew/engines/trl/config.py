@@ -40,6 +40,13 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         default=20, metadata={"help": "Write token records every so many optimizer steps, and at the first; 0: never."}
     )
     records_groups: int = field(default=4, metadata={"help": "Groups in each token record."})
+    exact_head: bool = field(
+        default=True,
+        metadata={
+            "help": "Log-probabilities and entropies by dew's operator, exact in float32 also for bf16 weights; false: "
+            "by TRL's."
+        },
+    )
     guide: str | None = field(
         default=None,
         metadata={

@@ -1,6 +1,6 @@
 """The rows of a micro-batch as `Algorithm.loss` wants them, and what the whole batch is divided by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,29 +28,28 @@ class MicroBatch:
     entropy: Tensor | None
 
 
-def micro_batch(inputs: dict[str, Any], logp: Tensor, entropy: Tensor) -> tuple[Tensor, MicroBatch]:
-    """The log-probabilities to train with, and the rows.
+def micro_batches(inputs: dict[str, Any], logp: Tensor, entropy: Tensor) -> dict[str, tuple[Tensor, MicroBatch]]:
+    """The log-probabilities to train with and the rows, the policy's own ("") and the guide's ("guide/") apart.
 
     Where TRL kept no old log-probabilities the policy that samples is the one that trains, and the ratio is exactly
     1: it is taken against the very same numbers, detached, not against a second pass that would differ by rounding.
     """
     old = inputs.get("old_per_token_logps")
-    old = logp.detach() if old is None else old
-    weight = inputs.get("importance_sampling_ratio")
-    if inputs.get("author") is not None:
-        guided = (inputs["author"] != OWN)[:, None]
-        unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
-        logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
-        old = torch.where(guided, inputs["guide_logps"], old)
-        own_weight = inputs["row_weight"][:, None]
-        weight = own_weight if weight is None else torch.where(guided, 1.0, weight) * own_weight
-    return logp, MicroBatch(
+    own = MicroBatch(
         mask=loss_mask(inputs),
-        old_logp=old,
+        old_logp=logp.detach() if old is None else old,
         ref_logp=inputs.get("ref_per_token_logps"),
-        weight=weight,
+        weight=inputs.get("importance_sampling_ratio"),
         entropy=entropy.detach(),
     )
+    if inputs.get("author") is None:
+        return {"": (logp, own)}
+    guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
+    unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
+    others_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
+    others = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight)
+    own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
+    return {"": (logp, own), "guide/": (others_logp, others)}
 
 
 def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) -> float:

@@ -68,6 +68,11 @@ class StepStatistics:
         seen = self._sums.get(name)
         self._sums[name] = pair if seen is None else seen + pair
 
+    def add_part(self, name: str, part: Tensor) -> None:
+        """A share of a step's value: the shares sum to it, and processes average."""
+        count = torch.zeros_like(part) if name in self._sums else torch.ones_like(part)
+        self.add_sum(name, part, count)
+
     def read(self, accelerator: Any) -> Numbers:
         """The means over all processes. Every process asks at the same moment."""
         sums, largest, self._sums, self._largest = self._sums, self._largest, {}, {}

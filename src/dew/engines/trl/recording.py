@@ -26,6 +26,12 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder
 
 logger = logging.getLogger("dew")
 
+EVERY_STEP = (
+    "reward", "accuracy", "entropy", "credit/", "groups/", "clip/", "ratio/", "kl/", "length/", "guide/",
+    "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time", "frac_reward",
+)  # fmt: skip
+"""What a step's own line says already, or TRL says in other words. Trackers get means over `logging_steps`."""
+
 PHASES = ("generation", "scoring", "reward", "credit")
 GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 
@@ -38,12 +44,10 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.alarms = Alarms()
         self._clock, self._writes = clock, writes
         self._numbers: Numbers = {}
-        self._known: set[str] = set()
         self._begun = time.perf_counter()
 
     def put(self, numbers: Numbers) -> None:
         self._numbers.update(numbers)
-        self._known.update(numbers)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._writes and state.global_step:
@@ -64,9 +68,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         others = {
             name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
             for name, value in logs.items()
-            if isinstance(value, int | float)
-            and name not in self._known
-            and not name.startswith(("train_", "total_flos"))
+            if isinstance(value, int | float) and not name.startswith((*EVERY_STEP, "train_", "total_flos"))
         }
         if others:
             self.write(step, others)
@@ -139,9 +141,9 @@ def due(step: int, every: int, steps_per_generation: float) -> bool:
 
 
 def group_records(
-    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int
+    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, judge: str
 ) -> list[GroupRecord]:
-    """The records of some groups, those with signal first."""
+    """The records of some groups, those with signal first. `judge` is the name of the outcome reward."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
@@ -154,7 +156,7 @@ def group_records(
             gold=columns["gold"][int(rows[0])],
             algorithm=algorithm.name,
             settings=settings,
-            answers=_answers(columns, credit, rows, tokenizer),
+            answers=_answers(columns, credit, rows, tokenizer, judge),
         )
         for group in sorted(chosen)
         if len(rows := (columns["group"] == group).nonzero()[:, 0])
@@ -165,7 +167,7 @@ def _prompt(columns: Columns, row: int, tokenizer: Any) -> str:
     return tokenizer.decode(columns["prompt_ids"][row][columns["prompt_mask"][row].bool()].tolist())
 
 
-def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any) -> list[AnswerRecord]:
+def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, judge: str) -> list[AnswerRecord]:
     total = columns["outcome"] + credit.extra
     scored = credit.scored[rows]
     plain = grpo_advantages(torch.where(scored, total[rows], 0), scored)
@@ -175,6 +177,7 @@ def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any) -> 
             continue
         length = int(columns["tokens"][row])
         live = columns["mask"][row, :length]
+        logged = columns["table"][row]
 
         def values(x: Tensor | None, row: int = row, length: int = length) -> list[float] | None:
             return None if x is None else x[row, :length].float().tolist()
@@ -186,6 +189,8 @@ def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any) -> 
                 reward=float(columns["outcome"][row]),
                 extra=float(credit.extra[row]),
                 truncated=bool(columns["truncated"][row]),
+                extracted=logged.get(("extra", f"{judge}/extracted")),
+                verdict=logged.get(("extra", f"{judge}/verdict")),
                 guided=bool(columns["guided"][row]),
                 live=None if live.all() else live.tolist(),
                 entropy=values(columns.get("entropy")),

@@ -20,7 +20,9 @@ def checked(reward: Any) -> Any:
     """The same reward function, whose failures are a RewardError. Models and names of models pass unchanged."""
     if isinstance(reward, str | nn.Module) or not callable(reward):
         return reward
-    name = callable_name(reward)
+    name = reward_name(reward)
+    if hasattr(reward, "verdicts"):
+        reward = telling(reward)
     call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call):
 
@@ -44,10 +46,33 @@ def checked(reward: Any) -> Any:
     return scored
 
 
-def callable_name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)
+def telling(verifier: Any) -> Callable[..., list[float]]:
+    """A `dew.rewards.Verifier` that also tells its findings: to the completions table, to records, to the alarms."""
+
+    def reward(
+        completions: Sequence[Any], log_extra: Any = None, log_metric: Any = None, **columns: Any
+    ) -> list[float]:
+        rows = [{c: columns[c][i] for c in verifier.columns} for i in range(len(completions))]
+        verdicts = verifier.verdicts(completions, rows)
+        statuses = [verdict.status for verdict in verdicts]
+        if log_extra is not None:
+            log_extra(f"{verifier.name}/verdict", statuses)
+            log_extra(f"{verifier.name}/extracted", [verdict.extracted for verdict in verdicts])
+        if log_metric is not None:
+            log_metric("verifier/failed_share", statuses.count("timeout") / len(statuses))
+            log_metric("verifier/unparsable_share", statuses.count("unparsable") / len(statuses))
+        return [verdict.reward for verdict in verdicts]
+
+    return reward
+
+
+def reward_name(reward: Any) -> str:
+    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    if isinstance(reward, nn.Module):
+        reward = getattr(reward.config, "_name_or_path", "")
+    return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
 def outcome_index(names: Sequence[str], wanted: str | None) -> int:
@@ -69,7 +94,7 @@ def outcome_index(names: Sequence[str], wanted: str | None) -> int:
 
 
 def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome: int) -> None:
-    if weights is None or weights[outcome] == 1:
+    if weights is None or outcome >= len(weights) or weights[outcome] == 1:  # an environment's own reward weighs 1
         return
     if weights[outcome] <= 0:
         raise ConfigError(f"reward_weights={list(weights)}: the outcome reward {names[outcome]!r} needs weight 1.")
@@ -92,14 +117,16 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
         if isinstance(reward, str | nn.Module) or not callable(reward):
             continue
         problems += [
-            _no_column(f"reward function {callable_name(reward)!r}", wanted, columns)
+            _no_column(f"reward function {reward_name(reward)!r}", wanted, columns)
             for wanted in _required(reward)
             if wanted not in columns and wanted not in GIVEN_BY_TRL
         ]
     return problems
 
 
-def _required(reward: Callable[..., Any]) -> list[str]:
+def _required(reward: Any) -> list[str]:
+    if hasattr(reward, "verdicts"):
+        return list(reward.columns)
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (TypeError, ValueError):

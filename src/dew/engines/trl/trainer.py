@@ -5,37 +5,52 @@ credit      the algorithm's, once, on whole groups     "  (after TRL's own)
 loss        the algorithm's                          _compute_loss
 """
 
-import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from trl import GRPOTrainer
 
-from dew.engines.trl import recording
-from dew.engines.trl.checkpoints import epochs_done, last_complete, load_state, save_state
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.contract import IMAGE_KEYS, require_generated, require_keys
 from dew.engines.trl.credit import Credit, Rows, give_credit, judge
-from dew.engines.trl.loss import OWN, divisor, micro_batch, row_weights
-from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index
-from dew.engines.trl.sampling import Columns, PromptStream, Sampled, fill_batch, gather_columns, join
+from dew.engines.trl.guide import (
+    Guide,
+    GuideAnswer,
+    add_authors,
+    check_guide,
+    open_guide,
+    own_prompts,
+    places,
+    weave,
+)
+from dew.engines.trl.head import exact_head, usable
+from dew.engines.trl.loss import OWN, divisor, micro_batches, row_weights
+from dew.engines.trl.metrics import entropy_sums
+from dew.engines.trl.recording import gold_of
+from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index, reward_name
+from dew.engines.trl.sampling import Columns, PromptStream, Sampled, fill_batch, gather_columns
 from dew.engines.trl.scoring import dropout_off, gather_rows, loss_mask, own_rows
+from dew.engines.trl.tables import last_rows
+from dew.engines.trl.telling import TellingTrainer
 from dew.errors import ConfigError
 
-PAPER = {
+ENTROPY_WEIGHTING = {
     "title": "GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy",
     "id": "2508.04349",
+    "citation": "@article{tan2025gtpo, title = {GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy "
+    "Entropy}, author = {Tan and others}, year = 2025, eprint = {arXiv:2508.04349}}",
 }
+"""For the model card."""
 
 
-class DewTrainer(GRPOTrainer):  # type: ignore[misc]
+class DewTrainer(TellingTrainer):
     """GRPOTrainer that trains with any of dew's algorithms. Takes what GRPOTrainer takes, and a `DewConfig`."""
 
     _tag_names: ClassVar = ["trl", "grpo", "dew"]
+    num_generations: int
 
     def __init__(
         self,
@@ -44,6 +59,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         args: DewConfig | None = None,
         train_dataset: Any = None,
         *others: Any,
+        guide: Guide | None = None,
         **settings: Any,
     ) -> None:
         if args is None:
@@ -56,19 +72,26 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             problems = missing_columns(train_dataset, rewards)
             if problems:
                 raise ConfigError("\n".join(f"- {problem}" for problem in problems))
+        if not settings.get("environment_factory"):  # else an environment may bring the reward
+            outcome_index([reward_name(reward) for reward in rewards], args.outcome_reward)
         self.algorithm = args.build_algorithm()
         self._name = self.algorithm.name
+        if self.algorithm.name in ("gtpo", "grpo_s"):
+            self._paper = ENTROPY_WEIGHTING
         super().__init__(model, [checked(reward) for reward in rewards], args, train_dataset, *others, **settings)
         self._outcome = outcome_index(self.reward_func_names, args.outcome_reward)
         check_weights(self.reward_func_names, args.reward_weights, self._outcome)
 
-        self._clock = Clock()
-        self._statistics = StepStatistics()
-        self._recorder = recording.Recorder(args.output_dir, self._clock, self.accelerator.is_main_process)
-        self.add_callback(self._recorder)
+        self._exact_head = args.exact_head and usable(self.model)
         self._caught: list[tuple[Tensor, Tensor | None]] | None = None
         self._answers: Columns = {}
         self._stream = self._prompt_stream()
+        if guide is None and args.guide is not None:
+            guide = open_guide(args.guide, self._tokenizer, args, self.accelerator.device)
+        self._guide = guide
+        if guide is not None:
+            uniform = self.use_vllm or self.accelerator.num_processes > 1
+            check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
 
     # ── sampling ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -87,15 +110,21 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _sample(self, inputs: list[dict[str, Any]]) -> Sampled:
         """One round: TRL samples and judges; what the policy thought of its tokens is kept."""
         others = self._clock["generation"] + self._clock["reward"]
+        told = self._metrics[self._mode]["reward"]
+        told_before = len(told)
         self._caught, self._answers = [], {}
         with self._clock.phase("scoring"):
             batch = super()._generate_and_score_completions(inputs)
             require_keys(batch)
+            del told[told_before:]  # dew tells its own, without a guide's answers
+            if self._guide is not None and self.model.training:
+                add_authors(batch, self._authors)
             entropy, logp = self._old_entropy(batch)
         self._clock.move("scoring", "others", self._clock["generation"] + self._clock["reward"] - others)
         shared = self._shared(batch, entropy)
+        shared["table"] = last_rows(self._logs, len(shared["group"]))
         if self._recording():
-            texts = gather_object([recording.gold_of(row) or "" for row in inputs])
+            texts = gather_object([gold_of(row) or "" for row in inputs])
             shared["gold"] = [text or None for text in texts]
             if logp is not None:
                 shared["logp"] = gather_rows(self.accelerator, logp)
@@ -106,9 +135,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return Sampled(local=batch, shared=shared, answers=[facts], groups=counts)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        authors: list[GuideAnswer | None] = [None] * len(prompts)
         with self._clock.phase("generation"), dropout_off(self.model):
-            generated = super()._generate(prompts)
-        require_generated(generated)
+            if self._guide is None or not self.model.training:
+                generated = super()._generate(prompts)
+                require_generated(generated)
+            else:
+                generated, authors = self._generate_with_guide(self._guide, prompts)
         completions, tool_mask = generated[1], generated[2]
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         device = self.accelerator.device
@@ -117,9 +150,22 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             "tokens": torch.tensor(lengths, device=device),
             "length": torch.tensor(lengths if tool_mask is None else [sum(m) for m in tool_mask], device=device),
             "truncated": torch.tensor([not ids or ids[-1] not in ends for ids in completions], device=device),
-            "guided": torch.zeros(len(completions), dtype=torch.bool, device=device),
+            "guided": torch.tensor([answer is not None for answer in authors], device=device),
         }
+        self._authors = authors
         return generated
+
+    def _generate_with_guide(self, guide: Guide, prompts: list[Any]) -> tuple[tuple[Any, ...], Any]:
+        """The guide's answers take the last places of each group; the policy samples the others."""
+        size = self.num_generations
+        guided = places(guide, prompts, size, self.args.guide_completions)
+        self.num_generations = 1  # vLLM must not take every `size`-th prompt for a group: groups are ragged now
+        try:
+            generated = super()._generate(own_prompts(prompts, size, guided))
+        finally:
+            self.num_generations = size
+        require_generated(generated)
+        return weave(generated, guide, prompts, size, guided, self.state.global_step, self._tokenizer)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         with self._clock.phase("reward"):
@@ -130,7 +176,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def logprobs_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        with exact_head() if self._exact_head else nullcontext():
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, **kwargs: Any
@@ -223,7 +270,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         batch["verdict"] = own_rows(accelerator, verdict)
         batch["num_items_in_batch"] = rows.mask.sum()
         batch["divisor"] = torch.tensor(divided, device=rows.mask.device)
-        if rows.guided.any():
+        if "author" in batch:
             weights = row_weights(
                 self.algorithm,
                 rows,
@@ -278,154 +325,25 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         logp, entropy, aux = self._score(model, inputs, compute_aux_loss=self.aux_loss_enabled)
-        logp, part = micro_batch(inputs, logp, entropy)
         # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
-        loss, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=count)
-        self._note(loss, stats, inputs, part.mask, entropy)
+        loss = torch.zeros((), device=logp.device)
+        for name, (part_logp, part) in micro_batches(inputs, logp, entropy).items():
+            term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
+            loss = loss + term
+            self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
+        self._note(loss, inputs, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
 
-    def _note(self, loss: Tensor, stats: dict[str, Tensor], inputs: Columns, mask: Tensor, entropy: Tensor) -> None:
-        author = inputs.get("author")
+    def _note(self, loss: Tensor, inputs: Columns, entropy: Tensor) -> None:
+        mask, author = loss_mask(inputs), inputs.get("author")
         own = torch.ones(len(mask), dtype=torch.bool, device=mask.device) if author is None else author == OWN
-        self._statistics.add(stats, mask.sum())
         for name, (total, count) in entropy_sums(entropy, mask, inputs["verdict"], own).items():
             self._statistics.add_sum(name, total, count)
-        first = torch.ones_like(loss) if self._first_micro_batch else torch.zeros_like(loss)
-        self._statistics.add_sum("loss", loss, first)  # the parts of a step sum to its loss
+        self._statistics.add_part("loss", loss)
         if not self.model.training:
             self._put(self._statistics.read(self.accelerator))
-
-    @property
-    def _first_micro_batch(self) -> bool:
-        return not self.model.training or self._step % self.current_gradient_accumulation_steps == 0
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
-            self._put(self._statistics.read(self.accelerator))
-        return loss
-
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        norm = super()._get_grad_norm(*args, **kwargs)
-        if norm is not None:
-            self._recorder.put({"grad_norm": float(norm)})
-        return norm
-
-    # ── what is told ────────────────────────────────────────────────────────────────────────────────────────
-
-    def _put(self, numbers: Numbers) -> None:
-        """To the trackers, which TRL tells every `logging_steps`, and to the run's folder, which has every step."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, value in numbers.items():
-            metrics[name].append(value)
-        if self.model.training:
-            self._recorder.put(numbers)
-
-    def _tell(self, sampled: Sampled, rows: Rows, credit: Credit) -> None:
-        answers = join(sampled.answers, {})
-        groups = sampled.groups
-        numbers = answer_metrics(answers, self.reward_func_names, self.algorithm.threshold)
-        numbers.update(credit_metrics(rows, credit))
-        numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
-        numbers["groups/mixed_share"] = groups["mixed"] / groups["sampled"]
-        if self._clock["generation"] > 0:
-            numbers["tokens_per_second"] = float(answers["length"].sum()) / self._clock["generation"]
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["reward"].clear()  # TRL's own, over whatever was sampled last
-        self._put(numbers)
-        self._show_advantages(rows, credit)
-        if self._recording():
-            self._record(sampled, credit)
-
-    def _show_advantages(self, rows: Rows, credit: Credit) -> None:
-        """The completions table shows what was trained on: the mean advantage of each answer's tokens."""
-        table = self._logs["advantages"]
-        means = credit.advantages.sum(-1) / rows.mask.sum(-1).clamp_min(1)
-        for _ in range(min(len(means), len(table))):
-            table.pop()
-        table.extend(means.tolist())
-
-    def _recording(self) -> bool:
-        steps = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
-        return self.model.training and recording.due(self.state.global_step + 1, self.args.records_every, steps)
-
-    def _record(self, sampled: Sampled, credit: Credit) -> None:
-        columns = sampled.shared
-        if "completion_ids" not in columns:
-            wanted = {key: sampled.local[key] for key in ("prompt_ids", "prompt_mask", "completion_ids")}
-            fills = {key: self._tokenizer.pad_token_id for key in ("prompt_ids", "completion_ids")}
-            columns = {**columns, **gather_columns(self.accelerator, wanted, fills)}
-        if self.accelerator.is_main_process:
-            step = self.state.global_step + 1
-            groups = recording.group_records(
-                step, self.algorithm, columns, credit, self._tokenizer, self.args.records_groups
-            )
-            self._recorder.folder.write_records(step, groups)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        super().log(logs, start_time)
-        self._recorder.logged(self.state.global_step, logs)
-
-    # ── a run's beginning, end and continuation ─────────────────────────────────────────────────────────────
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete(self.args.output_dir)
-        self._recorder.begin(recording.run_facts(self.args, self.algorithm, self._model_name(), self._data_name()))
-        status = "failed"
-        try:
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
-            status = "done"
-        except KeyboardInterrupt:
-            status = "stopped"
-            raise
-        finally:
-            self._recorder.end(status)
-        return result
-
-    def _model_name(self) -> str:
-        return getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
-
-    def _data_name(self) -> str | None:
-        return getattr(getattr(self.train_dataset, "info", None), "dataset_name", None)
-
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        self._sampler = super()._get_train_sampler(*args, **kwargs)
-        return self._sampler
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        if not self.args.save_only_model:
-            folder = os.path.join(self._get_output_dir(trial=None), f"checkpoint-{self.state.global_step}")
-            every = self.args.steps_per_generation * self.num_iterations
-            state = {
-                "step": self._step,
-                "generation": self._buffered_inputs if self._step % every else None,
-                "position": self._stream.position if self._stream is not None else None,
-                "metrics": dict(self._metrics["train"]),
-            }
-            save_state(folder, self.accelerator.process_index, state)
-        super()._save_checkpoint(*args, **kwargs)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        state = load_state(checkpoint, self.accelerator.process_index) if checkpoint else None
-        if checkpoint is None or state is None:
-            return
-        self._step = state["step"]
-        self._buffered_inputs = _to(state["generation"], self.accelerator.device)
-        self._metrics["train"].update(state["metrics"])
-        if self._stream is not None and state["position"] is not None:
-            self._stream.position = state["position"]
-        for _ in range(epochs_done(checkpoint) if self.shuffle_dataset else 0):
-            torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
-
-
-def _to(generation: list[dict[str, Any]] | None, device: Any) -> list[dict[str, Any]] | None:
-    if generation is None:
-        return None
-    return [{k: x.to(device) if isinstance(x, Tensor) else x for k, x in part.items()} for part in generation]

@@ -12,12 +12,13 @@ LETTERS = "0123456789abcdefghij+="
 
 
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *LETTERS])}
     inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )
@@ -86,3 +87,58 @@ def trainer(output_dir, rewards=has_a, data=None, policy=None, others=None, **se
         processing_class=tokenizer(),
         **(others or {}),
     )
+
+
+def scripted(prompts, trainer, seed=0, longest=6):
+    """A rollout function that samples nothing: row i of the whole batch always gets the same completion."""
+    import random
+
+    first = trainer.accelerator.process_index * len(prompts)
+    encode = trainer.processing_class
+    completions = []
+    for row in range(first, first + len(prompts)):
+        dice = random.Random(1000 * seed + row)
+        ids = [dice.randrange(3, 3 + len(LETTERS)) for _ in range(dice.randint(1, longest))]
+        completions.append(ids if len(ids) == longest else [*ids, 1])
+    return {"prompt_ids": encode(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
+
+
+def rows(trainer, prompts_at_once=None):
+    """What the data loader hands to one process: each prompt as often as it is answered."""
+    size = trainer.num_generations
+    count = prompts_at_once or trainer.args.generation_batch_size // size
+    everything = [trainer.train_dataset[i] for i in range(count) for _ in range(size)]
+    share = len(everything) // trainer.accelerator.num_processes
+    return everything[trainer.accelerator.process_index * share :][:share]
+
+
+def in_children(function, count=1):
+    """Run `function(rank)` in forked processes that form one gloo group, and return their exit codes.
+
+    Forked, not started anew: importing TRL takes longer than these runs.
+    """
+    import multiprocessing
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=_child, args=(function, rank, count, port)) for rank in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode for child in children]
+
+
+def _child(function, rank, count, port):
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    torch.set_num_threads(1)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    if count > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), ACCELERATE_USE_CPU="true")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    function(rank)

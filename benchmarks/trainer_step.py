@@ -1,0 +1,181 @@
+"""One update in dew and in plain TRL: seconds and peak memory on the same batch.
+
+    python benchmarks/trainer_step.py                  a Qwen2-like model of 0.5 B parameters on one GPU
+    python benchmarks/trainer_step.py --small          a toy on the CPU, to see that the script runs
+
+Sampling is left out, since both would sample the same way: completions are random tokens of a fixed length, and the
+step is what follows them: rewards, the pass over the old policy where there is one, credit, loss, backward, optimizer.
+Weights are random, which changes no timing. It is not a measure of learning.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from dew.engines.trl import DewConfig, DewTrainer
+
+LARGE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+         "num_key_value_heads": 2, "vocab_size": 151936}  # fmt: skip
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+
+# name -> (dew's algorithm, or None for plain TRL; passes over each generation)
+CASES = {
+    "TRL GRPO": (None, 1),
+    "dew GRPO": ("grpo", 1),
+    "dew GTPO": ("gtpo", 1),
+    "TRL GRPO, 2 passes": (None, 2),
+    "dew GRPO, 2 passes": ("grpo", 2),
+    "dew GTPO, 2 passes": ("gtpo", 2),
+    "dew GRPO-S, 2 passes": ("grpo_s", 2),
+}
+
+
+class StepTimer(TrainerCallback):
+    def __init__(self, cuda):
+        self.cuda, self.seconds = cuda, []
+
+    def _now(self):
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def on_step_begin(self, args, state, control, **_):
+        self.begun = self._now()
+
+    def on_step_end(self, args, state, control, **_):
+        self.seconds.append(self._now() - self.begun)
+
+
+def tokenizer():
+    inner = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": 2}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def completions_of(prompt_tokens, completion_tokens, vocabulary):
+    """Every row a different stretch of random tokens, the same in every case and step."""
+
+    def sample(prompts, trainer):
+        dice = torch.Generator().manual_seed(0)
+        shape = (len(prompts), prompt_tokens + completion_tokens)
+        ids = torch.randint(3, vocabulary, shape, generator=dice).tolist()
+        return {
+            "prompt_ids": [row[:prompt_tokens] for row in ids],
+            "completion_ids": [row[prompt_tokens:] for row in ids],
+            "logprobs": None,
+        }
+
+    return sample
+
+
+def alternating(completions, **_):
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def measure(name, options, shape, folder):
+    algorithm, passes = CASES[name]
+    cuda = not options.small
+    torch.manual_seed(0)
+    settings = {
+        "output_dir": str(Path(folder) / name.replace(" ", "_").replace(",", "")),
+        "per_device_train_batch_size": options.micro_batch,
+        "gradient_accumulation_steps": options.rows // options.micro_batch,
+        "num_generations": options.answers,
+        "num_iterations": passes,
+        "max_completion_length": options.completion,
+        "max_steps": (options.warm_up + options.steps) * passes,
+        "learning_rate": 1e-6,
+        "bf16": cuda,
+        "use_cpu": options.small,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1000,
+        "disable_tqdm": True,
+    }
+    if algorithm is None:
+        kind, args = GRPOTrainer, GRPOConfig(loss_type="grpo", **settings)
+    else:
+        kind, args = (
+            DewTrainer,
+            DewConfig(algorithm=algorithm, records_every=0, exact_head=not options.trl_head, **settings),
+        )
+    timer = StepTimer(cuda)
+    with torch.device("cuda" if cuda else "cpu"):
+        model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=8192))
+    trainer = kind(
+        model,
+        alternating,
+        args,
+        Dataset.from_list([{"prompt": "x"}] * (options.rows // options.answers)),
+        processing_class=tokenizer(),
+        callbacks=[timer],
+        rollout_func=completions_of(options.prompt, options.completion, shape["vocab_size"]),
+    )
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    trainer.train()
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
+    steps = timer.seconds[options.warm_up * passes :]
+    # With two passes a generation is two optimizer steps, of which only the first scores: their mean counts.
+    per_step = [statistics.mean(steps[i : i + passes]) for i in range(0, len(steps), passes)]
+    found = {"seconds": statistics.median(per_step), "least": min(per_step), "most": max(per_step), "peak_gib": peak}
+    if algorithm is not None:
+        lines = [json.loads(line) for line in (Path(args.output_dir) / "metrics.jsonl").read_text().splitlines()]
+        sampled = [line for line in lines if "seconds/credit" in line][options.warm_up :]
+        for phase in ("scoring", "credit"):
+            found[f"{phase}_seconds"] = statistics.median(line[f"seconds/{phase}"] for line in sampled)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--rows", type=int, default=64, help="completions of a step")
+    parser.add_argument("--answers", type=int, default=16)
+    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--completion", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--trl-head", action="store_true", help="log-probabilities by TRL's operator, not by dew's")
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    shape = LARGE
+    if options.small:
+        shape, options.rows, options.answers, options.micro_batch = SMALL, 8, 4, 4
+        options.prompt, options.completion = 8, 32
+
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.cases:
+            results[name] = found = measure(name, options, shape, folder)
+            shown = ", ".join(f"{key} {value:.4g}" for key, value in found.items() if value is not None)
+            print(f"{name}: {shown}", flush=True)
+            if not options.small:
+                torch.cuda.empty_cache()
+    machine = platform.processor() if options.small else torch.cuda.get_device_name()
+    report = {"machine": machine, "torch": torch.__version__, "shape": shape, "results": results,
+              "options": {k: v for k, v in vars(options).items() if k != "out"}}  # fmt: skip
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()

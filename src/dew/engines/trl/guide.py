@@ -1,0 +1,310 @@
+"""Mixed policy: a guide answers each prompt beside the policy.
+
+Our own reading of the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the paper's
+text was not to be had. A guide is another model, an OpenAI-compatible server, or a file of recorded completions.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from dew.engines.trl.loss import GUIDED, GUIDED_UNSCORED, OWN
+from dew.errors import ConfigError, EngineError
+
+
+@dataclass(frozen=True)
+class GuideAnswer:
+    """One completion of the guide's, in the policy's tokens."""
+
+    ids: list[int]
+    logps: list[float] | None = None
+    """log π_φ of each token, where it is known."""
+
+    @property
+    def author(self) -> int:
+        return GUIDED_UNSCORED if self.logps is None else GUIDED
+
+
+class Guide(Protocol):
+    """Anything that answers prompts."""
+
+    def count(self, prompt: Any, wanted: int) -> int:
+        """How many answers it has for a prompt, at most `wanted`."""
+        ...
+
+    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
+        """`count` answers. `turn` is the optimizer step, so that a finite stock can be gone through."""
+        ...
+
+
+def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
+    """A server by its address, a file by its ending, else a model by its path or name."""
+    limit = args.max_completion_length
+    if source.startswith(("http://", "https://")):
+        return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
+    if source.endswith((".jsonl", ".json")):
+        return RecordedGuide(source, tokenizer, limit)
+    return ModelGuide(source, tokenizer, limit, args.temperature, device)
+
+
+class RecordedGuide:
+    """Lines of {"prompt", "completion", "token_ids" and "logprobs" if known}; several lines for one prompt."""
+
+    def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
+        self._by_prompt: dict[str, list[GuideAnswer]] = {}
+        try:
+            lines = Path(path).read_text().splitlines()
+        except OSError as error:
+            raise ConfigError(f"guide={path!r} cannot be read ({error.strerror}). Check the path.") from None
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                prompt, answer = _recorded(path, number, line, tokenizer, limit)
+                self._by_prompt.setdefault(_key(prompt), []).append(answer)
+        if not self._by_prompt:
+            raise ConfigError(f"guide={path!r} holds no line. One JSON object a line: prompt and completion.")
+
+    def count(self, prompt: Any, wanted: int) -> int:
+        return min(wanted, len(self._by_prompt.get(_key(prompt), [])))
+
+    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
+        stock = self._by_prompt[_key(prompt)]
+        return [stock[(turn * count + i) % len(stock)] for i in range(count)]
+
+
+def _recorded(path: str, number: int, line: str, tokenizer: Any, limit: int) -> tuple[Any, GuideAnswer]:
+    try:
+        entry = json.loads(line)
+        prompt, completion = entry["prompt"], entry.get("completion")
+        if "token_ids" in entry:
+            ids = [int(i) for i in entry["token_ids"]]
+        else:
+            text = completion if isinstance(completion, str) else completion[-1]["content"]
+            ids = _encode(tokenizer, text)
+        logps = entry.get("logprobs")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"guide={path!r}, line {number} is not a recorded completion ({error}). Write "
+            '{"prompt": "...", "completion": "..."}, with "token_ids" and "logprobs" where they are known.'
+        ) from None
+    if logps is not None and not len(ids) - 1 <= len(logps) <= len(ids):
+        raise ConfigError(
+            f"guide={path!r}, line {number}: {len(logps)} logprobs for {len(ids)} tokens of this tokenizer. Record "
+            '"token_ids" too, or leave "logprobs" out.'
+        )
+    return prompt, _answer(ids, logps, limit)
+
+
+def _answer(ids: list[int], logps: Sequence[float] | None, limit: int) -> GuideAnswer:
+    """Cut to the generation budget. An end that was not recorded counts as certain: π_φ := 1."""
+    if logps is None:
+        return GuideAnswer(ids[:limit])
+    return GuideAnswer(ids[:limit], [*map(float, logps), *[0.0] * (len(ids) - len(logps))][:limit])
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
+def _key(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+
+
+class ServerGuide:
+    """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities count only if its tokens are the policy's."""
+
+    def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float, timeout: float) -> None:
+        self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._tokenizer, self._limit, self._temperature, self._timeout = tokenizer, limit, temperature, timeout
+        self._model = self._ask("/models")["data"][0]["id"]
+
+    def count(self, prompt: Any, wanted: int) -> int:
+        return wanted
+
+    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
+        request = {
+            "model": self._model,
+            "n": count,
+            "max_tokens": self._limit,
+            "temperature": self._temperature,
+            "seed": turn,
+        }
+        if isinstance(prompt, str):
+            reply = self._ask("/completions", {**request, "prompt": prompt, "logprobs": 1})
+            return [self._answer(c["text"], _plain_logprobs(c), c.get("finish_reason")) for c in reply["choices"]]
+        reply = self._ask("/chat/completions", {**request, "messages": prompt, "logprobs": True})
+        return [
+            self._answer(c["message"]["content"] or "", _chat_logprobs(c), c.get("finish_reason"))
+            for c in reply["choices"]
+        ]
+
+    def _answer(self, text: str, scored: list[tuple[str, float]] | None, finish: str | None) -> GuideAnswer:
+        ids = _encode(self._tokenizer, text)
+        if finish == "length":
+            ids.pop()
+        if scored is None:
+            return _answer(ids, None, self._limit)
+        words = [self._tokenizer.decode([i]) for i in ids]
+        theirs = [word for word, _ in scored]
+        same = theirs in (words, words[:-1])
+        return _answer(ids, [logp for _, logp in scored] if same else None, self._limit)
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
+                return json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            detail = error.read().decode(errors="replace")[:200]
+            raise EngineError(f"guide: {self._base}{path} answered {error.code}: {detail}") from None
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                f"guide: {self._base}{path} did not answer within {self._timeout:g} s ({error}). Is the server up? "
+                "guide_timeout gives it longer."
+            ) from None
+
+
+def _plain_logprobs(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
+    found = choice.get("logprobs") or {}
+    if not found.get("token_logprobs") or None in found["token_logprobs"]:
+        return None
+    return list(zip(found["tokens"], found["token_logprobs"], strict=True))
+
+
+def _chat_logprobs(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
+    found = (choice.get("logprobs") or {}).get("content")
+    return [(token["token"], token["logprob"]) for token in found] if found else None
+
+
+class ModelGuide:
+    """Another causal language model with the policy's tokenizer."""
+
+    def __init__(self, model: Any, tokenizer: Any, limit: int, temperature: float, device: Any) -> None:
+        if isinstance(model, str):
+            from transformers import AutoModelForCausalLM
+
+            try:
+                model = AutoModelForCausalLM.from_pretrained(model)
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"guide={model!r} is neither a server (http://...), nor a .jsonl file, nor a model that can be "
+                    f"loaded: {str(error).splitlines()[0]}"
+                ) from None
+        if model.get_input_embeddings().num_embeddings < len(tokenizer):
+            raise ConfigError("guide: the model has fewer tokens than the policy's tokenizer. It must share it.")
+        self._model = model.to(device).eval()
+        self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
+
+    def count(self, prompt: Any, wanted: int) -> int:
+        return wanted
+
+    @torch.no_grad()
+    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
+        inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
+        end = self._tokenizer.eos_token_id
+        whole = self._model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=True,
+            temperature=self._temperature,
+            top_k=0,
+            max_new_tokens=self._limit,
+            eos_token_id=end,
+            pad_token_id=self._tokenizer.pad_token_id,
+        )
+        logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
+        sampled = whole[:, len(prompt_ids) :]
+        logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
+        answers = []
+        for ids, values in zip(sampled.tolist(), logps.tolist(), strict=True):
+            length = ids.index(end) + 1 if end in ids else len(ids)
+            answers.append(GuideAnswer(ids[:length], values[:length]))
+        return answers
+
+
+def check_guide(guide: Guide, wanted: int, dataset: Any, tools: bool) -> None:
+    """What a guide cannot be combined with. `dataset` is given where every prompt needs `wanted` answers."""
+    if tools:
+        raise ConfigError("guide with tools: a guide's answer is text, it calls no tools. Drop one of them.")
+    lacking = [] if dataset is None else [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted]
+    if lacking:
+        raise ConfigError(
+            f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers, e.g. "
+            f"{lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many: record more, or leave "
+            "those prompts out of the data set."
+        )
+
+
+def add_authors(batch: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:
+    """Who wrote each row of a batch, and the guide's log-probabilities where they are known."""
+    ids = batch["completion_ids"]
+    logps = torch.zeros(ids.shape, device=ids.device)
+    for row, answer in zip(logps, authors, strict=True):
+        if answer is not None and answer.logps is not None:
+            row[: len(answer.logps)] = torch.tensor(answer.logps)
+    codes = [OWN if answer is None else answer.author for answer in authors]
+    batch["author"], batch["guide_logps"] = torch.tensor(codes, device=ids.device), logps
+
+
+def places(guide: Guide, prompts: list[Any], size: int, wanted: int) -> list[int]:
+    """How many answers of each group the guide gives: the last ones of the group."""
+    return [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
+
+
+def own_prompts(prompts: list[Any], size: int, guided: list[int]) -> list[Any]:
+    return [prompts[g * size + i] for g, k in enumerate(guided) for i in range(size - k)]
+
+
+def weave(
+    generated: tuple[Any, ...],
+    guide: Guide,
+    prompts: list[Any],
+    size: int,
+    guided: list[int],
+    turn: int,
+    tokenizer: Any,
+) -> tuple[tuple[Any, ...], list[GuideAnswer | None]]:
+    """TRL's `_generate` result for the policy's own rows, with the guide's rows put in their places."""
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, tool_images = generated
+    rows = [[], [], [], [], []]  # type: list[list[Any]]
+    authors: list[GuideAnswer | None] = []
+    own = 0
+    for g, k in enumerate(guided):
+        for i in range(own, own + size - k):
+            row = (
+                prompt_ids[i],
+                completion_ids[i],
+                tool_mask and tool_mask[i],
+                completions[i],
+                logprobs and logprobs[i],
+            )
+            for column, value in zip(rows, row, strict=True):
+                column.append(value)
+            authors.append(None)
+        asked, ids = prompts[g * size], prompt_ids[own]
+        for answer in guide.answer(asked, ids, k, turn) if k else []:
+            text = tokenizer.decode(answer.ids, skip_special_tokens=True)
+            said = text if isinstance(asked, str) else [{"role": "assistant", "content": text}]
+            # None: TRL leaves these tokens out of its correction for the sampler.
+            row = (ids, answer.ids, [1] * len(answer.ids), said, [None] * len(answer.ids))
+            for column, value in zip(rows, row, strict=True):
+                column.append(value)
+            authors.append(answer)
+        own += size - k
+    woven = (
+        rows[0],
+        rows[1],
+        rows[2] if tool_mask is not None else None,
+        rows[3],
+        rows[4] if logprobs is not None else None,
+        extra,
+        images,
+        tool_images,
+    )
+    return woven, authors

@@ -1,0 +1,214 @@
+"""Settings that cannot work are refused at the start, all at once, with what to write instead."""
+
+import pytest
+from trl import GRPOConfig, TrlParser
+
+import trl_tiny as tiny
+from dew import GTPO, register_algorithm
+from dew.algorithms import GRPO
+from dew.engines.trl import DewConfig
+from dew.engines.trl.batches import Batches
+from dew.engines.trl.contract import require_generated, require_keys
+from dew.errors import ConfigError, EngineError, RewardError
+
+# what an algorithm sets
+
+
+def test_the_algorithm_sets_what_it_defines(tmp_path):
+    config = tiny.config(tmp_path, algorithm="gtpo")
+    assert (config.epsilon, config.epsilon_high, config.beta) == (0.2, 0.28, 0.0)
+    assert (config.loss_type, config.scale_rewards, config.importance_sampling_level) == ("dapo", "group", "token")
+    gspo = tiny.config(tmp_path, algorithm="gspo")
+    assert (gspo.epsilon, gspo.epsilon_high, gspo.importance_sampling_level) == (3e-4, 4e-4, "sequence")
+    dr_grpo = tiny.config(tmp_path, algorithm="dr_grpo")
+    assert (dr_grpo.loss_type, dr_grpo.scale_rewards) == ("dr_grpo", "none")
+    assert dr_grpo.build_algorithm().max_tokens == 6
+
+
+def test_everything_else_is_trls_default(tmp_path):
+    ours, theirs = DewConfig(str(tmp_path), bf16=False), GRPOConfig(str(tmp_path), bf16=False)
+    own = {"epsilon_high", "use_bias_correction_kl", "logging_dir", "run_name"}
+    for name, value in theirs.to_dict().items():
+        if name not in own:
+            assert ours.to_dict()[name] == value, name
+
+
+def test_an_object_and_a_json_string_say_the_same(tmp_path):
+    by_object = tiny.config(tmp_path, algorithm=GTPO(alpha2=0.2))
+    by_string = tiny.config(tmp_path, algorithm="gtpo", algorithm_kwargs='{"alpha2": 0.2}')
+    assert by_object.build_algorithm() == by_string.build_algorithm()
+    assert by_object.algorithm == "gtpo"
+
+
+def test_the_command_line_and_yaml_parse_it(tmp_path):
+    (config,) = TrlParser([DewConfig]).parse_args_and_config(
+        [
+            "--output_dir",
+            str(tmp_path),
+            "--algorithm",
+            "grpo_s",
+            "--algorithm_kwargs",
+            '{"beta2": 0.3}',
+            "--bf16",
+            "false",
+        ]
+    )
+    assert config.build_algorithm().beta2 == 0.3
+    (tmp_path / "c.yaml").write_text(
+        f"output_dir: {tmp_path}\nalgorithm: gtpo\nalgorithm_kwargs:\n  alpha2: 0.2\nbf16: false\n"
+    )
+    (config,) = TrlParser([DewConfig]).parse_args_and_config(["--config", str(tmp_path / "c.yaml")])
+    assert config.build_algorithm().alpha2 == 0.2
+
+
+def test_an_algorithm_of_ones_own(tmp_path):
+    @register_algorithm
+    class Mine(GRPO):
+        name = "mine"
+
+    assert tiny.config(tmp_path, algorithm="mine").build_algorithm() == Mine(max_tokens=6)
+
+
+# what is refused
+
+REFUSED = {
+    "unknown algorithm": ({"algorithm": "gtop"}, r"Did you mean 'gtpo'\?"),
+    "unknown setting": ({"algorithm_kwargs": {"alpha3": 1}}, "no setting 'alpha3'"),
+    "bad setting": ({"algorithm_kwargs": {"alpha2": -0.1}}, "rewarded for being sure"),
+    "broken JSON": ({"algorithm_kwargs": "{alpha2"}, "not JSON"),
+    "group of one": ({"num_generations": 1}, "at least 2"),
+    "indivisible": (
+        {"per_device_train_batch_size": 6, "num_generations": 4},
+        r"6 per device x 1 process x 1 micro-batch = 6 completions at once, which is not a whole number of groups of 4",
+    ),
+    "liger": ({"use_liger_kernel": True}, "use_kernels"),
+    "other clipping": ({"epsilon_high": 0.4}, r"algorithm_kwargs=\{'clip_high': 0.4\}"),
+    "TRL's default where the algorithm differs": ({"algorithm": "gspo", "epsilon": 0.2}, "gspo trains with 0.0003"),
+    "other loss": ({"loss_type": "bnpo"}, "gtpo trains with 'dapo'"),
+    "KL": ({"beta": 0.04}, "kl_coef"),
+    "scaling": ({"scale_rewards": False}, "gtpo trains with 'group'"),
+    "80/20 rule": ({"top_entropy_quantile": 0.2}, "forking_tokens"),
+    "two-sided clip": ({"delta": 4.0}, "delta=4.0"),
+    "objectives": ({"multi_objective_aggregation": "normalize_then_sum"}, "outcome reward decides"),
+    "generation batch": ({"generation_batch_size": 12}, "Nearest: 8 or 16"),
+    "records": ({"records_groups": 0}, "records_groups=0"),
+    "guide gives all": ({"guide": "x.jsonl", "guide_completions": 4}, "at least one of its own"),
+    "guide with KL": ({"guide": "x.jsonl", "algorithm_kwargs": {"kl_coef": 0.1}}, "KL term"),
+    "soft overlong without a buffer": ({"algorithm_kwargs": {"overlong": "soft"}}, "overlong_buffer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name, tmp_path):
+    settings, advice = REFUSED[name]
+    with pytest.raises(ConfigError, match=advice):
+        tiny.config(tmp_path, **settings)
+
+
+def test_every_problem_is_told_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        tiny.config(tmp_path, algorithm="gtop", num_generations=3, use_liger_kernel=True, delta=1.0)
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_the_nearest_settings_fit():
+    given = Batches(per_device=6, processes=2, accumulation=3, micro_batches=3, answers=16)
+    assert not given.fits
+    assert given.nearest() == [
+        "per_device_train_batch_size=8",
+        "gradient_accumulation_steps=4",
+        "num_generations=18",
+    ]
+    assert Batches(8, 2, 3, 3, 16).fits and Batches(6, 2, 4, 4, 16).fits and Batches(6, 2, 3, 3, 18).fits
+    assert str(Batches(8, 2, 2, 4, 16)) == (
+        "8 per device x 2 processes x 4 micro-batches = 64 completions at once = 4 prompts x 16 answers; "
+        "32 completions per optimizer step, 2 optimizer steps per generation"
+    )
+
+
+def test_plain_grpo_config_is_refused(tmp_path):
+    from dew.engines.trl import DewTrainer
+
+    args = GRPOConfig(str(tmp_path), per_device_train_batch_size=8, bf16=False, use_cpu=True)
+    with pytest.raises(ConfigError, match="write DewConfig"):
+        DewTrainer(tiny.model(), tiny.has_a, args, tiny.prompts(), processing_class=tiny.tokenizer())
+
+
+# data and rewards
+
+
+def wants_solution(completions, solution, **_):
+    return [1.0] * len(completions)
+
+
+def test_a_missing_column_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="'wants_solution' needs the column 'solution', and the data set has prompt"):
+        tiny.trainer(tmp_path, wants_solution)
+    with pytest.raises(ConfigError, match=r"the trainer needs the column 'prompt'.*Rename 'prompts' to it\?"):
+        tiny.trainer(tmp_path, data=tiny.prompts().rename_column("prompt", "prompts"))
+
+
+def test_several_rewards_need_a_judge(tmp_path):
+    def length(completions, **_):
+        return [0.0] * len(completions)
+
+    with pytest.raises(ConfigError, match="outcome_reward='has_a'"):
+        tiny.trainer(tmp_path, [tiny.has_a, length])
+    with pytest.raises(ConfigError, match=r"Did you mean 'has_a'\?"):
+        tiny.trainer(tmp_path, [tiny.has_a, length], outcome_reward="hasa")
+    with pytest.raises(ConfigError, match=r"reward_weights=\[1.0, 0.5\]"):
+        tiny.trainer(tmp_path, [tiny.has_a, length], outcome_reward="has_a", reward_weights=[2.0, 1.0])
+    with pytest.raises(ConfigError, match="no reward function"):
+        tiny.trainer(tmp_path, [])
+
+
+def raises(completions, **_):
+    raise KeyError("answer")
+
+
+def nan(completions, **_):
+    return [float("nan")] * len(completions)
+
+
+def too_few(completions, **_):
+    return [1.0]
+
+
+def words(completions, **_):
+    return ["good"] * len(completions)
+
+
+async def raises_later(completions, **_):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("reward", "advice"),
+    [
+        (raises, "'raises' raised KeyError: 'answer'"),
+        (nan, "'nan' returned nan for the completion .* return None"),
+        (too_few, "'too_few' returned 1 rewards for 8 completions"),
+        (words, "'words' returned list"),
+        (raises_later, "'raises_later' raised ZeroDivisionError"),
+    ],
+)
+def test_a_reward_that_fails_is_one_clear_error_at_the_first_step(reward, advice, tmp_path):
+    with pytest.raises(RewardError, match=advice):
+        tiny.trainer(tmp_path, reward).train()
+
+
+def test_dynamic_sampling_needs_a_data_set_that_can_be_indexed(tmp_path):
+    with pytest.raises(ConfigError, match="streamed"):
+        tiny.trainer(tmp_path, data=tiny.prompts().to_iterable_dataset(), algorithm="dapo")
+
+
+# TRL
+
+
+def test_a_release_that_moved_something_is_named():
+    with pytest.raises(EngineError, match="without advantages"):
+        require_keys(
+            {"prompt_ids": 0, "prompt_mask": 0, "completion_ids": 0, "completion_mask": 0, "num_items_in_batch": 0}
+        )
+    with pytest.raises(EngineError, match="returns 7 values"):
+        require_generated([0] * 7)

@@ -1,0 +1,303 @@
+"""Mixed policy: the guide's answers join the group, with ratios, weights and a batch of their own."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew import DAPO
+from dew.engines.trl.credit import Rows, give_credit
+from dew.engines.trl.guide import GuideAnswer, ModelGuide, RecordedGuide, ServerGuide
+from dew.engines.trl.loss import divisor, micro_batches, row_weights
+from dew.errors import ConfigError, EngineError
+from dew.records import RunFolder
+
+A, B, EOS = 3 + tiny.LETTERS.index("a"), 3 + tiny.LETTERS.index("b"), 1
+
+
+class Always:
+    """A guide that always says the same."""
+
+    def __init__(self, ids, logps=None):
+        self.said = GuideAnswer(ids, logps)
+
+    def count(self, prompt, wanted):
+        return wanted
+
+    def answer(self, prompt, prompt_ids, count, turn):
+        return [self.said] * count
+
+
+def guided(folder, guide, rewards=tiny.has_a, **settings):
+    trainer = tiny.trainer(
+        folder,
+        rewards,
+        others={"guide": guide},
+        **{"algorithm": "dapo", "algorithm_kwargs": {"dynamic_sampling": False}, "guide_completions": 1, **settings},
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+# the group
+
+
+def test_guided_answers_take_the_last_places_and_join_the_baseline(tmp_path):
+    trainer = guided(tmp_path, Always([A, EOS], [-0.5, -0.25]), guide_completions=2)
+    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    assert batch["author"].tolist() == [0, 0, 1, 1] * 2
+    assert batch["completion_ids"][2, :2].tolist() == batch["completion_ids"][7, :2].tolist() == [A, EOS]
+    assert batch["guide_logps"][2, :2].tolist() == [-0.5, -0.25]
+    reward = (batch["verdict"] == 1).float().view(2, 4)
+    assert reward[:, 2:].all()
+    expected = (reward - reward.mean(1, keepdim=True)) / (reward.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(batch["advantages"][:, 0], expected.flatten(), rtol=1e-4, atol=1e-5)
+
+
+def test_accuracy_and_lengths_are_the_policys_own(tmp_path):
+    def only_the_guide(completions, **_):
+        return [float(text == "a") for text in completions]
+
+    trainer = guided(tmp_path, Always([A, EOS]), only_the_guide, max_steps=2)
+    trainer.train()
+    for line in RunFolder(tmp_path).metrics():
+        assert line["accuracy"] < 0.2 and line["guide/accuracy"] == 1.0
+        assert line["length/mean"] > 2
+        assert line["ratio/mean"] == pytest.approx(1.0)
+        assert "guide/ratio/mean" in line
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("algorithm", ["gtpo", pytest.param("grpo_s", marks=SLOW), pytest.param("dapo", marks=SLOW)])
+def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_path):
+    """The outcome "ab" is hardly ever sampled; only the guide shows it."""
+
+    def outcome(completions, **_):
+        return [float(text == "ab") for text in completions]
+
+    trainer = guided(
+        tmp_path,
+        Always([A, B, EOS]),
+        outcome,
+        algorithm=algorithm,
+        algorithm_kwargs={},
+        max_steps=40,
+        learning_rate=1e-2,
+    )
+    trainer.train()
+    lines = RunFolder(tmp_path).metrics()
+    assert lines[0]["accuracy"] == 0.0 and lines[0]["guide/rescued_share"] > 0
+    assert max(line["accuracy"] for line in lines[-5:]) > 0.3
+
+
+# ratio and weight, worked by hand
+
+
+def rows(correct, guided_rows, group=None):
+    count = len(correct)
+    return Rows(
+        group=torch.tensor(group or [0] * count),
+        mask=torch.ones(count, 2, dtype=torch.bool),
+        outcome=torch.tensor(correct, dtype=torch.float32),
+        extra=torch.zeros(count),
+        entropy=torch.ones(count, 2),
+        guided=torch.tensor(guided_rows),
+    )
+
+
+def part(author, guide_logps, logp, weight=1.0, correction=None):
+    count = len(author)
+    inputs = {
+        "completion_mask": torch.ones(count, 2),
+        "author": torch.tensor(author),
+        "guide_logps": torch.tensor(guide_logps),
+        "row_weight": torch.full((count,), weight),
+    }
+    if correction is not None:
+        inputs["importance_sampling_ratio"] = torch.full((count, 1), correction)
+    return micro_batches(inputs, torch.as_tensor(logp), torch.ones(count, 2))
+
+
+def test_the_ratio_of_a_recorded_token_is_taken_against_the_guide():
+    """log w = −1 − (−1.1) = 0.1: inside the clip, so the loss of A = 1 is −e^0.1 = −1.10517."""
+    logp, batch = part([0, 1], [[0.0, 0.0], [-1.1, -1.1]], [[-2.0, -2.0], [-1.0, -1.0]])["guide/"]
+    loss, stats = DAPO().loss(logp, batch, torch.ones(2, 2), count=2)
+    assert loss.item() == pytest.approx(-1.105171, rel=1e-5)
+    assert stats["ratio/mean"].item() == pytest.approx(1.105171, rel=1e-5)
+
+
+def test_the_ratio_of_an_unrecorded_token_is_shaped():
+    """x = 0.4: x / (x + 0.1) = 0.8. Its slope in log x is x·0.1/(x+0.1)² = 0.16."""
+    log_x = torch.tensor([[0.4, 0.4]]).log().requires_grad_()
+    logp, batch = part([2], [[0.0, 0.0]], log_x)["guide/"]
+    loss, _ = DAPO(clip_low=0.5).loss(logp, batch, torch.ones(1, 2), count=2)
+    assert loss.item() == pytest.approx(-0.8, rel=1e-5)
+    (slope,) = torch.autograd.grad(loss, log_x)
+    assert slope.flatten().tolist() == pytest.approx([-0.08, -0.08], rel=1e-5), "−0.16 each, over 2 tokens"
+
+
+def test_own_rows_and_the_guides_are_apart_and_the_correction_is_for_own_rows():
+    parts = part([0, 1], [[0.0] * 2, [-1.0] * 2], [[-1.0] * 2] * 2, weight=0.5, correction=3.0)
+    own, others = parts[""][1], parts["guide/"][1]
+    assert own.mask.tolist() == [[True, True], [False, False]]
+    assert others.mask.tolist() == [[False, False], [True, True]]
+    assert own.weight[0].item() == 1.5 and others.weight[1].item() == 0.5
+
+
+def test_groups_that_only_the_guide_solved_are_a_batch_of_their_own():
+    """Two groups of three. In the second both own answers failed: it has 3 rows of 2 tokens, 6 tokens of its own.
+
+    The first has 6 tokens too, so λ₀ = 0.5 stays 0.5; with one more own group of 6 tokens it becomes 0.5 · 12/6 = 1.
+    """
+    correct, who = [1, 0, 1, 0, 0, 1], [False, False, True] * 2
+    two = rows(correct, who, [0, 0, 0, 1, 1, 1])
+    credit = give_credit(DAPO(), two)
+    nobody = torch.zeros(6, dtype=torch.bool)
+    assert credit.failed.tolist() == [False] * 3 + [True] * 3
+    assert divisor(DAPO(), two, credit, nobody) == 6
+    weights = row_weights(DAPO(), two, credit, nobody, guided=0.25, failed=0.5)
+    assert weights.tolist() == [1.0, 1.0, 0.25, 0.5, 0.5, 0.5]
+
+    three = rows([*correct, 1, 0, 0], [*who, False, False, True], [0, 0, 0, 1, 1, 1, 2, 2, 2])
+    credit = give_credit(DAPO(), three)
+    nobody = torch.zeros(9, dtype=torch.bool)
+    assert divisor(DAPO(), three, credit, nobody) == 12
+    weights = row_weights(DAPO(), three, credit, nobody, guided=0.25, failed=0.5)
+    assert weights.tolist() == [1.0, 1.0, 0.25, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25]
+
+
+def test_a_failed_group_never_touches_the_others():
+    """scope="batch" compares across groups, but not with one that only the guide solved."""
+    from dew import GTPO
+
+    alone = rows([1, 0, 1], [False, False, True])
+    both = rows([1, 0, 1, 0, 0, 1], [False, False, True] * 2, [0, 0, 0, 1, 1, 1])
+    algorithm = GTPO(scope="batch")
+    torch.testing.assert_close(
+        give_credit(algorithm, both).advantages[:3], give_credit(algorithm, alone).advantages, rtol=1e-6, atol=1e-6
+    )
+
+
+# where a guide comes from
+
+
+def write(path, *lines):
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return str(path)
+
+
+def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
+    path = write(
+        tmp_path / "g.jsonl",
+        {"prompt": "0+0=", "completion": "ab"},
+        {"prompt": "0+0=", "token_ids": [A, EOS], "logprobs": [-1.0, -2.0]},
+        {"prompt": "1+0=", "completion": "ab", "logprobs": [-1.0, -2.0]},
+    )
+    guide = RecordedGuide(path, tiny.tokenizer(), limit=6)
+    assert guide.count("0+0=", 5) == 2 and guide.count("never asked", 5) == 0
+    assert guide.answer("0+0=", [], 2, turn=0) == [GuideAnswer([A, B, EOS]), GuideAnswer([A, EOS], [-1.0, -2.0])]
+    assert guide.answer("0+0=", [], 1, turn=1) == [GuideAnswer([A, EOS], [-1.0, -2.0])], "the stock is gone through"
+    assert guide.answer("1+0=", [], 1, turn=0) == [GuideAnswer([A, B, EOS], [-1.0, -2.0, 0.0])], "a certain end"
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ('{"prompt": "a"}', "line 1 is not a recorded completion"),
+        ("nonsense", "line 1 is not a recorded completion"),
+        ('{"prompt": "a", "completion": "ab", "logprobs": [1]}', "1 logprobs for 3 tokens"),
+        ("", "holds no line"),
+    ],
+)
+def test_a_bad_file_is_refused(line, advice, tmp_path):
+    (tmp_path / "g.jsonl").write_text(line)
+    with pytest.raises(ConfigError, match=advice):
+        RecordedGuide(str(tmp_path / "g.jsonl"), tiny.tokenizer(), limit=6)
+
+
+def test_a_guide_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tiny.trainer(tmp_path, guide=str(tmp_path / "none.jsonl"))
+    with pytest.raises(ConfigError, match="neither a server"):
+        tiny.trainer(tmp_path, guide=str(tmp_path / "no model"))
+    with pytest.raises(EngineError, match="did not answer"):
+        tiny.trainer(tmp_path, guide="http://127.0.0.1:9")
+
+
+def test_prompts_that_the_file_lacks_are_answered_by_the_policy_alone(tmp_path):
+    path = write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})
+    trainer = tiny.trainer(tmp_path / "run", guide=path, guide_completions=2, algorithm="gtpo")
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    assert batch["author"].tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
+
+
+def test_a_model_is_its_own_witness():
+    """Its log-probabilities are those of its own logits at the sampling temperature."""
+    model = tiny.model(seed=1)
+    guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=0.7, device="cpu")
+    torch.manual_seed(0)
+    prompt = [5, 6, 7]
+    for answer in guide.answer("", prompt, 3, turn=0):
+        logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / 0.7
+        expected = logits.log_softmax(-1)[range(len(answer.ids)), answer.ids]
+        assert answer.logps == pytest.approx(expected.tolist(), abs=1e-4)
+        assert len(answer.ids) == 5 or answer.ids[-1] == EOS
+
+
+class Server(BaseHTTPRequestHandler):
+    asked: ClassVar = []
+
+    def do_GET(self):
+        self._reply({"data": [{"id": "guide"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, body))
+        logprobs = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2]}
+        choices = [
+            {"text": "ab", "finish_reason": "stop", "logprobs": logprobs},
+            {"text": "ab", "finish_reason": "length", "logprobs": {"tokens": ["ab"], "token_logprobs": [-0.3]}},
+        ]
+        if "chat" in self.path:
+            content = [{"token": "a", "logprob": -0.5}]
+            choices = [{"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": content}}]
+        self._reply({"choices": choices})
+
+    def _reply(self, body):
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_an_openai_compatible_server(server):
+    guide = ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9, timeout=5)
+    same_tokens, other_tokens = guide.answer("1+1=", [], 2, turn=4)
+    assert same_tokens == GuideAnswer([A, B, EOS], [-0.1, -0.2, 0.0])
+    assert other_tokens == GuideAnswer([A, B]), "its tokens are not ours: its probabilities cannot be used"
+    path, body = Server.asked[-1]
+    assert path == "/v1/completions"
+    assert {"n": 2, "max_tokens": 6, "temperature": 0.9, "prompt": "1+1=", "model": "guide"}.items() <= body.items()
+    messages = [{"role": "user", "content": "1+1="}]
+    assert guide.answer(messages, [], 1, turn=0) == [GuideAnswer([A, EOS], [-0.5, 0.0])]
+    assert Server.asked[-1][0] == "/v1/chat/completions" and Server.asked[-1][1]["messages"] == messages

@@ -1,0 +1,50 @@
+"""The tiny model that comes with dew gets better at a built-in task with each algorithm, in minutes on one CPU core.
+
+Measured on the same held-out problems with the same sampling before and after. These settings were seen to go from
+0.204 to 0.350 (gtpo), 0.354 (grpo_s) and 0.377 (dapo) on 2026-11-15; a trainer that does not learn stays where it was.
+"""
+
+import pytest
+from datasets import Dataset
+
+from dew.engines.trl import DewConfig, DewTrainer
+from dew.evaluate import evaluate
+from dew.rewards import verifier
+from dew.tasks import model_folder, task
+
+pytestmark = pytest.mark.slow
+
+HELD_OUT = {"n_problems": 128, "k": 16, "temperature": 1.0, "max_new_tokens": 40, "seed": 0}
+
+
+def accuracy(trainer):
+    scores = evaluate(trainer.model, trainer.processing_class, task("countdown"), **HELD_OUT)
+    return scores.scores["pass@1"].value
+
+
+@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
+def test_countdown_gets_clearly_better(algorithm, tmp_path):
+    args = DewConfig(
+        str(tmp_path),
+        algorithm=algorithm,
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        num_generations=16,
+        per_device_train_batch_size=64,
+        steps_per_generation=4,
+        max_steps=120,
+        max_completion_length=40,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        logging_steps=20,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    data = Dataset.from_list(task("countdown").rows(4096))
+    trainer = DewTrainer(model_folder("tiny"), verifier("countdown"), args, data)
+    before = accuracy(trainer)
+    trainer.train()
+    after = accuracy(trainer)
+    assert after > before + 0.06, f"{algorithm}: {before:.3f} -> {after:.3f}"

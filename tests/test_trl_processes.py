@@ -1,0 +1,96 @@
+"""Two processes are one: the same advantages and the same updated weights, also where a group spans both."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew.records import RunFolder
+
+
+def outcome(completions, **_):
+    return [float(any(letter in text for letter in "abc")) for text in completions]
+
+
+def run(folder, per_device, algorithm, steps=2, **settings):
+    """Train on scripted answers, and leave the advantages of every generation and the weights behind."""
+    trainer = tiny.trainer(
+        folder,
+        outcome,
+        others={"rollout_func": tiny.scripted},
+        algorithm=algorithm,
+        per_device_train_batch_size=per_device,
+        num_generations=8,
+        max_steps=steps,
+        optim="sgd",
+        learning_rate=0.1,
+        **settings,
+    )
+    seen = []
+    inner = trainer._generate_and_score_completions
+
+    def spy(inputs):
+        batch = inner(inputs)
+        texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+        means = batch["advantages"].sum(-1) / batch["completion_mask"].sum(-1).clamp_min(1)
+        seen.extend(sorted(zip(texts, means.tolist(), strict=True)))
+        return batch
+
+    trainer._generate_and_score_completions = spy
+    trainer.train()
+    rank = trainer.accelerator.process_index
+    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    torch.save({"advantages": seen, "weights": weights}, folder / f"rank{rank}.pt")
+
+
+CASES = {
+    "gtpo": {},
+    "grpo_s": {"num_iterations": 2},
+    "dapo": {"algorithm_kwargs": {"max_rounds": 2}},
+}
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_two_processes_are_one(algorithm, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+
+    # 3 groups of 8 answers: with 12 rows on each of two processes, the second group spans both
+    assert tiny.in_children(lambda _: run(tmp_path / "one", 24, algorithm, **CASES[algorithm])) == [0]
+    assert tiny.in_children(lambda _: run(tmp_path / "two", 12, algorithm, **CASES[algorithm]), count=2) == [0, 0]
+
+    one = torch.load(tmp_path / "one" / "rank0.pt")
+    two = [torch.load(tmp_path / "two" / f"rank{rank}.pt") for rank in (0, 1)]
+    expected = sorted(one["advantages"])
+    found = sorted(two[0]["advantages"] + two[1]["advantages"])
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    assert max(abs(value) for _, value in expected) > 0.1
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-5)
+    torch.testing.assert_close(two[0]["weights"], one["weights"], rtol=1e-5, atol=1e-6)
+    assert torch.equal(two[0]["weights"], two[1]["weights"])
+
+    steps = zip(RunFolder(tmp_path / "one").metrics(), RunFolder(tmp_path / "two").metrics(), strict=True)
+    for alone, together in steps:
+        for metric in ("accuracy", "entropy", "entropy/wrong", "credit/mean_correct", "loss", "grad_norm", "ratio/max"):
+            assert (metric in together) == (metric in alone)
+            if metric in alone:
+                assert together[metric] == pytest.approx(alone[metric], rel=1e-3, abs=1e-5), metric
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path):
+    """The same through the launcher that people use."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from pathlib import Path\nimport test_trl_processes as here\nhere.run(Path({str(tmp_path)!r}), 12, 'gtpo')\n"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", str(script)]
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=600)
+    (tmp_path / "one").mkdir()
+    assert tiny.in_children(lambda _: run(tmp_path / "one", 24, "gtpo")) == [0]
+    one = torch.load(tmp_path / "one" / "rank0.pt")
+    torch.testing.assert_close(torch.load(tmp_path / "rank1.pt")["weights"], one["weights"], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,118 @@
+"""What people combine with the trainer: LoRA, accumulation, mini-batches, checkpointing, the hook; and learning."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew.records import RunFolder
+
+
+def moved(trainer, before):
+    after = {name: p.detach() for name, p in trainer.model.named_parameters()}
+    return {name for name, p in after.items() if name in before and not torch.equal(p, before[name])}
+
+
+def snapshot(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
+def test_learning(algorithm, tmp_path):
+    """The answer is to hold an "a": 0.3 of the first answers do. An untrained or reversed trainer stays there."""
+    tiny.trainer(
+        tmp_path,
+        algorithm=algorithm,
+        max_steps=20,
+        per_device_train_batch_size=32,
+        num_generations=8,
+        learning_rate=5e-3,
+    ).train()
+    accuracy = [line["accuracy"] for line in RunFolder(tmp_path).metrics()]
+    assert sum(accuracy[:2]) / 2 < 0.5
+    assert sum(accuracy[-3:]) / 3 > 0.9
+
+
+def test_lora_trains_the_adapter_alone(tmp_path):
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3, task_type="CAUSAL_LM")
+    trainer = tiny.trainer(
+        tmp_path, others={"peft_config": lora}, algorithm_kwargs={"kl_coef": 0.1}, max_steps=6, num_generations=8
+    )
+    before = snapshot(trainer)
+    trainer.train()
+    changed = moved(trainer, before)
+    assert changed and all("lora_" in name for name in changed)
+    first = RunFolder(tmp_path).metrics()[0]
+    assert first["kl/ref"] == pytest.approx(0.0, abs=1e-6), "a fresh adapter is the base model"
+    assert first["ratio/max"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+        {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 4},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "num_iterations": 2},
+        {"bf16": True},
+    ],
+    ids=str,
+)
+def test_it_trains_with(settings, tmp_path):
+    trainer = tiny.trainer(tmp_path, max_steps=4, num_generations=8, **settings)
+    before = snapshot(trainer)
+    trainer.train()
+    assert moved(trainer, before)
+    lines = RunFolder(tmp_path).metrics()
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    if settings.get("num_iterations"):
+        assert any(line["ratio/abs_log"] > 0 for line in lines), "the second pass over a generation is off-policy"
+
+
+def test_the_final_folder_loads_with_from_pretrained(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    trainer = tiny.trainer(tmp_path, save_strategy="steps", save_steps=2)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, snapshot(trainer)[name])
+    assert "2508.04349" in (tmp_path / "README.md").read_text()
+
+
+def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
+    """docs/trl.md shows a subclass that shapes advantages with dew.credit; it is run as printed."""
+    text = (Path(__file__).parents[1] / "docs" / "trl.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "class Shaped" in block]
+    names = {}
+    exec(code, names)
+    from trl import GRPOConfig
+
+    trainer = names["ShapedTrainer"](
+        tiny.model(),
+        tiny.has_a,
+        GRPOConfig(
+            str(tmp_path),
+            per_device_train_batch_size=8,
+            num_generations=4,
+            max_completion_length=6,
+            max_steps=1,
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            num_iterations=2,
+        ),
+        tiny.prompts(),
+        processing_class=tiny.tokenizer(),
+    )
+    seen = {}
+    inner = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: seen.update(inputs) or inner(model, inputs)
+    trainer.train()
+    assert seen["advantages"].shape == seen["completion_ids"].shape
+    assert torch.isfinite(seen["advantages"]).all()
