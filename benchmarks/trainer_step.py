@@ -1,6 +1,7 @@
 """One update in dew and in plain TRL: seconds and peak memory on the same batch.
 
     python benchmarks/trainer_step.py                  a Qwen2-like model of 0.5 B parameters on one GPU
+    python benchmarks/trainer_step.py --model 1.5B     Qwen2.5-1.5B's shape
     python benchmarks/trainer_step.py --small          a toy on the CPU, to see that the script runs
 
 Sampling is left out, since both would sample the same way: completions are random tokens of a fixed length, and the
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import tempfile
 import time
@@ -29,20 +31,24 @@ from trl import GRPOConfig, GRPOTrainer
 
 from dew.engines.trl import DewConfig, DewTrainer
 
-LARGE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-         "num_key_value_heads": 2, "vocab_size": 151936}  # fmt: skip
+MODELS = {
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+}
+QWEN = {"num_key_value_heads": 2, "vocab_size": 151936}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
 
-# name -> (dew's algorithm, or None for plain TRL; passes over each generation)
+# name -> (dew's algorithm, or None for plain TRL; passes over each generation; whose head)
 CASES = {
-    "TRL GRPO": (None, 1),
-    "dew GRPO": ("grpo", 1),
-    "dew GTPO": ("gtpo", 1),
-    "TRL GRPO, 2 passes": (None, 2),
-    "dew GRPO, 2 passes": ("grpo", 2),
-    "dew GTPO, 2 passes": ("gtpo", 2),
-    "dew GRPO-S, 2 passes": ("grpo_s", 2),
+    "TRL GRPO": (None, 1, "trl"),
+    "dew GRPO": ("grpo", 1, "dew"),
+    "dew GTPO": ("gtpo", 1, "dew"),
+    "dew GTPO, TRL's head": ("gtpo", 1, "trl"),
+    "TRL GRPO, 2 passes": (None, 2, "trl"),
+    "dew GTPO, 2 passes": ("gtpo", 2, "dew"),
+    "dew GTPO, 2 passes, TRL's head": ("gtpo", 2, "trl"),
+    "dew GRPO-S, 2 passes": ("grpo_s", 2, "dew"),
 }
 
 
@@ -89,11 +95,11 @@ def alternating(completions, **_):
 
 
 def measure(name, options, shape, folder):
-    algorithm, passes = CASES[name]
+    algorithm, passes, head = CASES[name]
     cuda = not options.small
     torch.manual_seed(0)
     settings = {
-        "output_dir": str(Path(folder) / name.replace(" ", "_").replace(",", "")),
+        "output_dir": str(Path(folder) / re.sub(r"\W+", "_", name)),
         "per_device_train_batch_size": options.micro_batch,
         "gradient_accumulation_steps": options.rows // options.micro_batch,
         "num_generations": options.answers,
@@ -111,10 +117,8 @@ def measure(name, options, shape, folder):
     if algorithm is None:
         kind, args = GRPOTrainer, GRPOConfig(loss_type="grpo", **settings)
     else:
-        kind, args = (
-            DewTrainer,
-            DewConfig(algorithm=algorithm, records_every=0, exact_head=not options.trl_head, **settings),
-        )
+        kind = DewTrainer
+        args = DewConfig(algorithm=algorithm, records_every=0, exact_head=head == "dew", **settings)
     timer = StepTimer(cuda)
     with torch.device("cuda" if cuda else "cpu"):
         model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=8192))
@@ -153,11 +157,11 @@ def main():
     parser.add_argument("--completion", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--trl-head", action="store_true", help="log-probabilities by TRL's operator, not by dew's")
+    parser.add_argument("--model", choices=MODELS, default="0.5B")
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    shape = LARGE
+    shape = MODELS[options.model] | QWEN
     if options.small:
         shape, options.rows, options.answers, options.micro_batch = SMALL, 8, 4, 4
         options.prompt, options.completion = 8, 32
@@ -171,10 +175,22 @@ def main():
             if not options.small:
                 torch.cuda.empty_cache()
     machine = platform.processor() if options.small else torch.cuda.get_device_name()
-    report = {"machine": machine, "torch": torch.__version__, "shape": shape, "results": results,
-              "options": {k: v for k, v in vars(options).items() if k != "out"}}  # fmt: skip
+    print(f"\n{machine}, torch {torch.__version__}, {vars(options)}\n")
+    print(table(results))
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
+        options.out.write_text(table(results) + "\n")
+
+
+def table(results):
+    """Markdown; every row against the first."""
+    first = next(iter(results.values()))
+    lines = ["| | s per optimizer step | of the first | credit, s | peak, GiB |", "|---|---|---|---|---|"]
+    for name, found in results.items():
+        spread = f"{found['seconds']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
+        credit = f"{found['credit_seconds']:.3f}" if "credit_seconds" in found else ""
+        peak = "" if found["peak_gib"] is None else f"{found['peak_gib']:.2f}"
+        lines.append(f"| {name} | {spread} | {found['seconds'] / first['seconds']:.3f} | {credit} | {peak} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
