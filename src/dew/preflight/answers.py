@@ -49,9 +49,12 @@ class Answers:
 
 def sample(parsed: Parsed, data: Data, count: int) -> Answers:
     """About `count` answers: whole groups, to prompts spread over the data."""
+    from transformers.utils.logging import disable_progress_bar
+
     size = parsed.args.num_generations
     groups = min(max(1, math.ceil(count / size)), len(data.rows))
     chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
+    disable_progress_bar()
     with TemporaryDirectory() as folder:
         trainer = build_trainer(replace(parsed, args=_apart(parsed.args, folder)))
         trainer.model.train()
@@ -120,18 +123,20 @@ def check_reward(answers: Answers) -> Check:
     means = answers.group_means
     n, missing = len(answers.outcome), sum(value is None for value in answers.outcome)
     if not means:
-        return failed("reward", f"The reward judged none of {n} answers.", "Let it return a number, not None.", n=n)
+        return failed(
+            "mean reward", f"The reward judged none of {n} answers.", "Let it return a number, not None.", n=n
+        )
     given = [value for value in answers.outcome if value is not None]
     interval: Interval = mean_interval(means, span=(min(0.0, *given), max(1.0, *given)))
     facts = {"mean": interval.value, "low": interval.low, "high": interval.high, "answers": n, "not_judged": missing}
     says = f"Mean {interval.value:.3f}, 95 % interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers"
     says += f"; {missing} were not judged." if missing else "."
     if missing > 0.01 * n:
-        return warning("reward", says, "See why the reward returns None for them: they do not train.", **facts)
+        return warning("mean reward", says, "See why the reward returns None for them: they do not train.", **facts)
     if min(given) == max(given):
         remedy = "Read some answers (dew eval keeps them): without differences there is nothing to learn from."
-        return warning("reward", f"{says[:-1]}, and every one earned the same.", remedy, **facts)
-    return ok("reward", says, **facts)
+        return warning("mean reward", f"{says[:-1]}, and every one earned the same.", remedy, **facts)
+    return ok("mean reward", says, **facts)
 
 
 def check_entropy(answers: Answers) -> Check:

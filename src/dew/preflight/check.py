@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from dew.errors import DewError
 
+AGAIN = "Correct it, and run dew preflight again."
+
 Status = Literal["ok", "warning", "failed", "skipped"]
 
 
@@ -60,4 +62,4 @@ def from_text(name: str, text: str) -> Check:
     """An error is written as advice: what stands last is what to do."""
     text = " ".join(line.removeprefix("- ") for line in text.strip().splitlines())
     says, full_stop, remedy = text.rstrip(". ").rpartition(". ")
-    return failed(name, f"{says}.", f"{remedy}.") if full_stop else failed(name, text, "")
+    return failed(name, f"{says}.", f"{remedy}.") if full_stop else failed(name, text, AGAIN)

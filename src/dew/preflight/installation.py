@@ -55,7 +55,7 @@ def check_torch() -> Check:
 
     total = float(torch.ones(8, 8).matmul(torch.ones(8, 8)).sum())
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
-    says = f"torch {torch.__version__} ({built}), {torch.get_num_threads()} threads on {os.cpu_count()} cores."
+    says = f"torch {torch.__version__} ({built}), {_threads()} on {os.cpu_count()} cores."
     facts = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
     if total != 512:
         return failed("torch", f"{says} It multiplies wrongly.", "Install torch again.", **facts)
@@ -69,9 +69,16 @@ def check_threads() -> Check:
     given, threads = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
     facts = {"OMP_NUM_THREADS": given, "threads": threads, "cores": os.cpu_count()}
     if given is None and threads > 1 and not torch.cuda.is_available():
-        says = f"OMP_NUM_THREADS is not set, so each process takes {threads} threads."
+        says = f"OMP_NUM_THREADS is not set, so each process takes {_threads()}."
         return warning("threads", says, "export OMP_NUM_THREADS=1 where several processes share the cores.", **facts)
-    return ok("threads", f"OMP_NUM_THREADS={given or 'not set'}: {threads} threads for each process.", **facts)
+    return ok("threads", f"OMP_NUM_THREADS={given or 'not set'}: {_threads()} for each process.", **facts)
+
+
+def _threads() -> str:
+    import torch
+
+    n = torch.get_num_threads()
+    return f"{n} thread{'s' * (n != 1)}"
 
 
 def check_gpu() -> Check:

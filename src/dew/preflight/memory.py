@@ -6,7 +6,12 @@ wide; B answers per micro-batch, T tokens of prompt and answer; r and c bytes of
     weights        w P              (+ w P for a reference policy, + c P for their copies under mixed precision)
     gradients      w P′
     optimizer      2 w P′           AdamW; 2 P′ in 8 bits
-    activations    B T A L          A = 2 D (4 + r + [c ≠ r] c) + c (3 Q + 2 K) + 4 c I       kept by one layer
+    activations    B T A L          A is what one layer keeps for its backward pass, per token:
+                                    2 (4 + r) D     two norms: input in 32 bits, normed
+                                    2 c D           their outputs; 5 c D under mixed precision, cast for each product
+                                    c (3 Q + 2 K)   queries, keys, values, attention's output before and after
+                                    (4 + c) (Q + K) where queries and keys are normed
+                                    4 c I           gate, up, silu(gate), their product
                    B T (r D L + A)  with gradient checkpointing, which keeps the inputs of layers and redoes the rest
     head           4 V D + 4 B T D + a tile of scores: the logits themselves are never held
     generation     2 c K L per token of cache, for every answer that is sampled at once; 12 V for each one's scores
@@ -58,8 +63,9 @@ class Estimate:
 def layer_bytes(model: Model, tokens: int) -> float:
     """A: what one layer keeps for its backward pass, per token, in sequences of this many tokens."""
     r, c = model.residual_bytes, model.compute_bytes
-    norms = 2 * model.width * (4 + r + (c if c != r else 0))
-    attention = c * (3 * model.query + 2 * model.key)
+    D, Q, K = model.width, model.query, model.key
+    norms = 2 * (4 + r) * D + (2 if c == r else 5) * c * D
+    attention = c * (3 * Q + 2 * K) + (4 + c) * (Q + K) * model.normed_heads
     scores = model.heads * tokens * (4 + 2 * c) if model.eager else 0
     return norms + attention + scores + 4 * c * model.inner
 

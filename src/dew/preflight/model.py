@@ -39,6 +39,8 @@ class Model:
     """Per activation of a matrix product."""
     eager: bool
     """Attention that holds all its weights, a (T, T) matrix per head."""
+    normed_heads: bool = False
+    """Queries and keys pass a norm of their own, as in Qwen3."""
 
     @property
     def residual_bytes(self) -> int:
@@ -56,7 +58,7 @@ def read(parsed: Parsed) -> Model:
     except Exception as error:  # the hub's many kinds of "not there"
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"model_name_or_path: {wanted.model_name_or_path!r} cannot be read ({reason}).") from None
-    parameters, trained = _count(config, get_peft_config(wanted))
+    parameters, trained, normed_heads = _count(config, get_peft_config(wanted))
     c = config.get_text_config()
     heads = c.num_attention_heads
     head_width = getattr(c, "head_dim", None) or c.hidden_size // heads
@@ -77,11 +79,12 @@ def read(parsed: Parsed) -> Model:
         weight_bytes=weight_bytes,
         compute_bytes=2 if mixed or weight_bytes <= 2 else 4,
         eager=attention == "eager",
+        normed_heads=normed_heads,
     )
 
 
-def _count(config: Any, peft: Any) -> tuple[int, int]:
-    """(all parameters, those that train), of a model that takes no memory."""
+def _count(config: Any, peft: Any) -> tuple[int, int, bool]:
+    """(all parameters, those that train, whether queries are normed), of a model that takes no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -92,7 +95,12 @@ def _count(config: Any, peft: Any) -> tuple[int, int]:
 
             model = get_peft_model(model, peft)
     parameters = list(model.parameters())
-    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    return (
+        sum(p.numel() for p in parameters),
+        trained,
+        any(name.endswith("q_norm") for name, _ in model.named_modules()),
+    )
 
 
 def _weight_bytes(parsed: Parsed, config: Any, init: dict[str, Any]) -> float:

