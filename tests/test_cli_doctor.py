@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import dew.cli.doctor  # noqa: F401 adds the command
+import dew.cli.doctor
+import dew.cli.train  # noqa: F401 an app of one command would be called without its name
 from dew.cli.app import app
 from dew.preflight import installation, machine, passed, versions
 

@@ -225,6 +225,12 @@ def test_what_cannot_be_read_is_one_failed_check(settings, change, name):
     assert look({**settings, **change})[name].status == "failed"
 
 
+def test_every_wrong_setting_is_a_line_of_its_own(settings):
+    run = make_run({**settings, "per_device_train_batch_size": 6, "epsilon": 0.7, "top_entropy_quantile": 0.5})
+    problems = [check for check in preflight(run, answers=0, say=print) if check.status == "failed"]
+    assert [check.name for check in problems] == ["batches", "settings", "settings"]
+
+
 # ---- the command --------------------------------------------------------------------------------
 def test_command_exit_code_and_json(settings, tmp_path):
     path = tmp_path / "run.yaml"
@@ -430,6 +436,8 @@ def test_writings():
 
 def test_errors_become_checks():
     assert from_text("x", "- a is 3. Write 4.") == failed("x", "a is 3.", "Write 4.")
+    assert from_text("x", "no b. Did you mean a?") == failed("x", "no b.", "Did you mean a?")
+    assert from_text("x", "no such thing").remedy
     assert "ZeroDivisionError" in guarded("x", lambda: 1 / 0)[0].says
     assert passed([ok("a", ""), warning("b", "", ""), skipped("c", "")])
     assert not passed([ok("a", ""), failed("b", "", "")])

@@ -32,9 +32,9 @@ def check(parsed: Parsed) -> Check:
 
 
 def _problems(text: str) -> list[str]:
-    """One line each, the file's name left out."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.endswith(".yaml:")]
-    return lines if any(line.startswith("- ") for line in lines) else [" ".join(lines)]
+    """A list of problems one by one, without its heading; anything else is one problem."""
+    listed = [line for line in text.splitlines() if line.startswith("- ")]
+    return listed or [text]
 
 
 def _subject(problem: str) -> str:

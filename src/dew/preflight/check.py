@@ -62,4 +62,6 @@ def from_text(name: str, text: str) -> Check:
     """An error is written as advice: what stands last is what to do."""
     text = " ".join(line.removeprefix("- ") for line in text.strip().splitlines())
     says, full_stop, remedy = text.rstrip(". ").rpartition(". ")
-    return failed(name, f"{says}.", f"{remedy}.") if full_stop else failed(name, text, AGAIN)
+    if not full_stop:
+        return failed(name, text, AGAIN)
+    return failed(name, f"{says}.", remedy if remedy.endswith("?") else f"{remedy}.")

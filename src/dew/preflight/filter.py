@@ -23,7 +23,7 @@ def find_outcome(args: DewConfig, data: Data) -> tuple[int, Check]:
     check_weights(data.names, args.reward_weights, index)
     threshold = args.build_algorithm().threshold
     others = [name for i, name in enumerate(data.names) if i != index]
-    added = f"; {', '.join(others)} only add to it" if others else ""
+    added = f"; added to it, never deciding: {', '.join(others)}" if others else ""
     return index, ok("outcome", f"{data.names[index]} decides: correct above {threshold:g}{added}.", outcome=index)
 
 

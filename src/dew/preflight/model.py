@@ -126,6 +126,11 @@ def longest_prompt(parsed: Parsed, data: Data) -> int:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(_local(parsed.model.model_name_or_path))
+    if data.conversational and tokenizer.chat_template is None:
+        raise ConfigError(
+            "The prompts are chat messages, and the model's tokenizer has no chat template. Take a model that was "
+            "trained to chat, or write the prompts as text."
+        )
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in data.rows), key=len)[-LONGEST_TRIED:]
     return max(len(ids) for ids in tokenizer(texts)["input_ids"])
 
