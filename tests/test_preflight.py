@@ -177,7 +177,7 @@ def test_a_missing_column_fails(settings, tmp_path):
     path = problem_file(tmp_path, [{"prompt": f"{i},2>3:", "answer": "3"} for i in range(24)])
     found = look({**settings, "task": path, "verifier": "countdown", "problems": 8}, answers=8)
     assert found["columns"].status == "failed" and "'numbers'" in found["columns"].says
-    assert not any(name.startswith("reward ") for name in found)
+    assert found["the rest"].status == "skipped" and len([c for c in found.values() if c.status == "failed"]) == 1
 
 
 def test_a_folder_that_cannot_be_written_fails(settings, tmp_path):

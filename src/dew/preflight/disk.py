@@ -55,7 +55,8 @@ def check_disk(args: DewConfig, model: Model, rows: int) -> Check:
     needed = count * (weights + state) + weights
     free = free_disk(Path(args.output_dir))
     facts = {"checkpoints": count, "bytes": round(needed), "free": free}
-    says = f"{count} checkpoint{'s' * (count != 1)} of {size(weights + state)} and the model: {size(needed)}; {size(free)} are free."
+    each = f"{count} checkpoint{'s' * (count != 1)} of {size(weights + state)}"
+    says = f"{each} and the model: {size(needed)}; {size(free)} are free."
     if needed <= 0.9 * free:
         return ok("disk", says, **facts)
     remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."

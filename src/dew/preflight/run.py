@@ -37,9 +37,9 @@ def _of_the_run(parsed: Parsed, count: int, say: Say) -> list[Check]:
     except DewError as error:
         return [*checks, from_text("data", str(error)), skipped("the rest", "There are no data to look at.")]
     checks += found
-    checks += _of_the_model(parsed, problems)
     if not passed(found):
-        return [*checks, skipped("gold, rewards, answers", "They need the columns.")]
+        return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
+    checks += _of_the_model(parsed, problems)
     fits = all(check.status != "failed" or check.name in ("folder", "disk") for check in checks)
     return checks + _of_the_rewards(parsed, problems, count if fits else 0, say)
 
