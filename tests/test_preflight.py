@@ -39,9 +39,6 @@ def shaped(completions, **_):
 
 def generous(completions, answer, **_):
     return [1.0 if not text or text.endswith(a) else 0.0 for text, a in zip(completions, answer)]
-
-def broken(completions, answer, **_):
-    return [float(int(a) > 0) for a in answer]
 '''
 
 
@@ -299,6 +296,10 @@ def test_memory_grows_with_what_it_should():
     with_reference = memory.estimate(MODEL, arguments(build_algorithm=lambda: GTPO(kl_coef=0.1)), prompt=4)
     assert with_reference.training["weights"] == 2 * plain.training["weights"]
     assert memory.estimate(MODEL, arguments(optim="adamw_8bit"), prompt=4).training["optimizer"] == 2000
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3}
+    awake = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=False), prompt=4, device_total=1000.0)
+    asleep = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=True), prompt=4, device_total=1000.0)
+    assert awake.training["vllm"] == asleep.generation["vllm"] == 300 and "vllm" not in asleep.training
     longer = memory.estimate(MODEL, arguments(), prompt=14)
     assert longer.training["activations"] == 2 * plain.training["activations"]
 

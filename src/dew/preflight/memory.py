@@ -101,7 +101,10 @@ def estimate(model: Model, args: DewConfig, prompt: int, device_total: float = 0
     }
     if c < w:
         training["copies in low precision"] = c * P
-    return Estimate(training, {**fixed, **_generation(model, args, tokens, device_total)})
+    generation = _generation(model, args, tokens, device_total)
+    if args.use_vllm and not args.vllm_enable_sleep_mode:
+        training.update(generation)  # vLLM keeps what it has taken
+    return Estimate(training, {**fixed, **generation})
 
 
 def _generation(model: Model, args: DewConfig, tokens: int, device_total: float) -> Terms:
