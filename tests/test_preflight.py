@@ -425,7 +425,9 @@ def test_a_demonstration_that_contradicts_its_gold_is_a_warning():
     rows = [{"prompt": "1;+1:", "answer": "2", "solution": "1+1=2"} for _ in range(4)]
     rows[1] = {**rows[1], "solution": "1+1=3"}
     data = Data(rows, [verifier("chain")], ["chain"])
-    said = gold.check(gold.judge(verifier("chain"), data, 0.5), data, "chain", verifier("chain"))
+    golds = gold.judge(verifier("chain"), data, 0.5)
+    assert golds.texts[:2] == ["1+1=2", "2+0=2"], "the first writing that was accepted, the demonstration before all"
+    said = gold.check(golds, data, "chain", verifier("chain"))
     assert said.status == "warning" and said.facts["contradicted"] == [1]
 
 
