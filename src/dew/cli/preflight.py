@@ -1,0 +1,46 @@
+"""`dew preflight`."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dew.cli.app import app
+from dew.cli.console import err, out, print_json
+from dew.cli.train import PASS_ON, _recipe, _with_own_flags
+from dew.config import read_run
+from dew.errors import ConfigError
+
+
+@app.command(context_settings=PASS_ON)
+def preflight(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(help="A YAML file: a recipe, or any GRPO file of TRL.")],
+    answers: Annotated[int, typer.Option(help="How many answers to sample from the model; 0: none.", min=0)] = 128,
+    json: Annotated[bool, typer.Option("--json", help="The checks as JSON.")] = False,
+) -> None:
+    """Look at a run before it trains: settings, data, gold answers, rewards, a sample of answers, memory, disk.
+
+    Further flags are settings, as in `dew train`. Exit code 1 when a check fails.
+    """
+    run, flags = _with_own_flags(read_run(_recipe(config)), context.args)
+    if run.engine != "trl":
+        raise ConfigError(f"engine: {run.engine} cannot be looked at yet. Write `engine: trl`.")
+    from dew.engines.trl.launch import quiet
+
+    quiet()
+    from dew.cli.checks import show, summary
+    from dew.preflight import passed
+    from dew.preflight import preflight as look
+
+    with redirect_stdout(sys.stderr):  # what the libraries print is not part of the answer
+        checks = look(run, flags, answers=answers, say=lambda text: err.print(text, style="dim"))
+    good = passed(checks)
+    if json:
+        print_json({"ok": good, "checks": [check.to_dict() for check in checks]})
+    else:
+        show(checks)
+        out.print(f"\n{summary(checks)}." + (f" Next: dew train {config}" if good else ""), soft_wrap=True)
+    raise typer.Exit(0 if good else 1)

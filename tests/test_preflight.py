@@ -1,0 +1,446 @@
+"""dew preflight: runs made to fail, and the check that must say so. One module, so that TRL is imported once."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+import dew.cli.preflight  # noqa: F401 adds the command
+from dew.algorithms import GTPO
+from dew.cli.app import app
+from dew.config import make_run
+from dew.preflight import answers, disk, gold, memory, passed, preflight
+from dew.preflight.check import failed, from_text, guarded, ok, skipped, warning
+from dew.preflight.data import Data
+from dew.preflight.filter import keeps_noise
+from dew.preflight.model import Model
+from dew.preflight.probe import writings
+from dew.rewards import verifier
+from dew.tasks import TINY
+
+REWARDS = '''
+def never(completions, **_):
+    """A format that no prompt asks for."""
+    return [1.0 if "<<json>>" in text else 0.0 for text in completions]
+
+def always(completions, **_):
+    return [1.0 for _ in completions]
+
+def thinks(completions, **_):
+    return [float(text.startswith("<think>")) for text in completions]
+
+def shaped(completions, **_):
+    """Longer is a little better: no two answers earn the same."""
+    return [0.45 + len(text) / 200 + sum(map(ord, text)) % 97 / 1e4 for text in completions]
+
+def generous(completions, answer, **_):
+    return [1.0 if not text or text.endswith(a) else 0.0 for text, a in zip(completions, answer)]
+'''
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    (tmp_path / "preflight_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return {
+        "model_name_or_path": "tiny",
+        "task": "countdown",
+        "problems": 32,
+        "output_dir": str(tmp_path / "run"),
+        "max_steps": 2,
+        "num_generations": 4,
+        "per_device_train_batch_size": 16,
+        "max_completion_length": 40,
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+    }
+
+
+def look(settings, answers=0, flags=()):
+    checks = preflight(make_run(settings, source="x.yaml"), flags, answers=answers, say=lambda _: None)
+    found = {check.name: check for check in checks}
+    assert len(found) == len(checks), "every check has a name of its own"
+    for check in checks:
+        assert check.remedy or check.status in ("ok", "skipped"), f"{check.name} leaves the user without a remedy"
+    return found
+
+
+def problem_file(folder, rows):
+    path = folder / "problems.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+# ---- a run that is right, and the same run made wrong, each in one way --------------------------
+def test_a_good_run_passes_and_says_what_the_first_step_will_see(settings, tmp_path):
+    found = look(settings, answers=32)
+    assert passed(list(found.values())), found
+    assert found["gold"].facts["correct"] == 32
+    assert found["groups"].facts == {"groups": 8, "mixed": found["groups"].facts["mixed"], "answers_per_group": 4}
+    reward = found["mean reward"].facts
+    assert reward["low"] <= reward["mean"] <= reward["high"] and reward["low"] < reward["high"]
+    assert 0 < found["entropy"].facts["nats"] < 3
+    assert found["reward countdown"].facts["gold"] == 1 and found["reward countdown"].facts["empty"] == 0
+    assert found["filter"].status == "ok"
+    assert not (tmp_path / "run").exists(), "preflight leaves nothing in the run's folder"
+
+
+def test_truncated_answers_fail(settings):
+    found = look({**settings, "max_completion_length": 4}, answers=16)["truncated"]
+    assert found.status == "failed" and found.facts["share"] == 1
+    assert "max_completion_length=4" in found.says and "to 8" in found.remedy
+
+
+def test_unparsable_golds_are_counted_and_shown(settings, tmp_path):
+    rows = [{"prompt": f"{i};+1:", "answer": f"{i + 1} apples" if i % 3 == 0 else str(i + 1)} for i in range(48)]
+    task = {"task": problem_file(tmp_path, rows), "verifier": "chain", "problems": 24}
+    found = look({**settings, **task})["gold"]
+    assert found.status == "failed" and found.facts["correct"] + found.facts["unparsable"] == 24
+    assert f"{found.facts['unparsable']} of 24 gold answers" in found.says and "apples" in found.says
+
+
+def test_exactly_the_bad_golds_are_found():
+    rows = [{"prompt": f"{i};+1:", "answer": str(i + 1)} for i in range(200)]
+    rows[7]["answer"] = "eight"
+    data = Data(rows, [verifier("chain")], ["chain"])
+    golds = gold.judge(verifier("chain"), data, 0.5)
+    said = gold.check(golds, data, "chain", verifier("chain"))
+    assert said.status == "warning" and said.facts["not_accepted"] == [7], "one in 200 is only worth a warning"
+    assert "1 unparsable" in said.says and "row 7: 'eight'" in said.says
+
+
+def test_a_gold_that_makes_the_verifier_raise_is_found():
+    rows = [{"prompt": "2,3>5:", "answer": "5", "numbers": [2, 3], "solution": "2+3=5"} for _ in range(9)]
+    rows[4] = {**rows[4], "answer": "five"}
+    data = Data(rows, [verifier("countdown")], ["countdown"])
+    said = gold.check(gold.judge(verifier("countdown"), data, 0.5), data, "countdown", verifier("countdown"))
+    assert said.status == "failed" and said.facts["not_accepted"] == [4] and "1 raised" in said.says
+    assert "ValueError" in said.remedy
+
+
+@pytest.mark.parametrize(("name", "value"), [("never", "0"), ("always", "1")])
+def test_a_format_reward_that_never_changes_is_named(settings, name, value):
+    rewards = {"reward_funcs": [f"preflight_rewards.{name}"], "outcome_reward": "countdown"}
+    found = look({**settings, **rewards}, answers=8)
+    assert found[f"reward {name}"].status == "failed"
+    assert f"always {value}" in found[f"reward {name}"].says
+    assert found["reward countdown"].status == "ok"
+
+
+def test_a_format_that_the_model_never_writes_is_a_warning(settings):
+    rewards = {"reward_funcs": ["preflight_rewards.thinks"], "outcome_reward": "countdown"}
+    found = look({**settings, **rewards}, answers=8)["reward thinks"]
+    assert found.status == "warning" and "0 for every answer" in found.says
+
+
+def test_an_indivisible_batch_fails_with_the_nearest_that_fit(settings):
+    found = look({**settings, "per_device_train_batch_size": 6})
+    assert found["batches"].status == "failed" and "groups of 4" in found["batches"].says
+    assert "per_device_train_batch_size=4 or 8" in found["batches"].remedy
+    assert found["the rest"].status == "skipped"
+
+
+def test_a_filter_on_a_shaped_reward_fails(settings):
+    shaped = {"reward_funcs": ["preflight_rewards.shaped"], "outcome_reward": "shaped", "algorithm": "dapo"}
+    found = look({**settings, **shaped}, answers=16)["filter"]
+    assert found.status == "failed" and "4 of 4 groups look mixed" in found.says
+    assert "outcome_reward" in found.remedy
+    alone = look({**settings, **shaped, "algorithm": "gtpo"})["filter"]
+    assert alone.status == "warning", "without dynamic sampling nothing is filtered"
+    chosen = look({**settings, **shaped, "algorithm_kwargs": {"threshold": 0.6}})["filter"]
+    assert chosen.status == "warning" and "correct above 0.6" in chosen.says
+
+
+def test_memory_that_is_not_there_fails_and_nothing_is_loaded(settings, tmp_path):
+    folder = tmp_path / "giant"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    config.update(hidden_size=16384, intermediate_size=53248, num_hidden_layers=126, num_attention_heads=128)
+    config.update(num_key_value_heads=8, head_dim=128)
+    (folder / "config.json").write_text(json.dumps(config))
+    found = look({**settings, "model_name_or_path": str(folder)}, answers=8)
+    assert found["memory"].status == "failed" and found["memory"].facts["parameters"] > 3e11
+    assert found["memory"].facts["largest"] == "optimizer" and "use_peft" in found["memory"].remedy
+    assert found["answers"].status == "skipped"
+
+
+def test_a_missing_column_fails(settings, tmp_path):
+    path = problem_file(tmp_path, [{"prompt": f"{i},2>3:", "answer": "3"} for i in range(24)])
+    found = look({**settings, "task": path, "verifier": "countdown", "problems": 8}, answers=8)
+    assert found["columns"].status == "failed" and "'numbers'" in found["columns"].says
+    assert found["the rest"].status == "skipped" and len([c for c in found.values() if c.status == "failed"]) == 1
+
+
+def test_a_folder_that_cannot_be_written_fails(settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    found = look({**settings, "output_dir": "/proc/dew/run"})
+    assert found["folder"].status == "failed" and "/proc" in found["folder"].says
+    assert look({**settings, "output_dir": str(tmp_path / "file" / "run")})["folder"].status == "failed"
+    assert look({**settings, "output_dir": str(tmp_path)})["folder"].status == "warning"
+
+
+def test_a_full_disk_fails(settings, monkeypatch):
+    monkeypatch.setattr(disk, "free_disk", lambda _: 1_000_000)
+    found = look(settings)["disk"]
+    assert found.status == "failed" and "1 MB are free" in found.says
+
+
+def test_an_answer_of_nothing_that_counts_as_correct_fails(settings):
+    rewards = {"reward_funcs": ["preflight_rewards.generous"], "outcome_reward": "generous"}
+    found = look({**settings, **rewards})["reward generous"]
+    assert found.status == "failed" and "empty answer counts as correct" in found.says
+
+
+def test_several_rewards_and_no_word_on_which_decides(settings):
+    found = look({**settings, "reward_funcs": ["preflight_rewards.thinks"]})["outcome"]
+    assert found.status == "failed" and "2 reward functions" in found.says
+
+
+def test_a_context_that_is_too_small_fails(settings):
+    found = look({**settings, "max_completion_length": 600})["context"]
+    assert found.status == "failed" and found.facts["context"] == 512
+    assert found.remedy == f"Set max_completion_length to at most {512 - found.facts['prompt']}."
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"learnin_rate": 1e-4}, "settings"),
+        ({"task": "countdwn"}, "data"),
+        ({"problems": 10**9, "task_settings": {"numbers": 2, "largest": 2}}, "data"),
+        ({"reward_funcs": ["nowhere.reward"]}, "data"),
+        ({"model_name_or_path": "/no/such/model"}, "model"),
+    ],
+)
+def test_what_cannot_be_read_is_one_failed_check(settings, change, name):
+    assert look({**settings, **change})[name].status == "failed"
+
+
+def test_every_wrong_setting_is_a_line_of_its_own(settings):
+    run = make_run({**settings, "per_device_train_batch_size": 6, "epsilon": 0.7, "top_entropy_quantile": 0.5})
+    problems = [check for check in preflight(run, answers=0, say=print) if check.status == "failed"]
+    assert [check.name for check in problems] == ["batches", "settings", "settings"]
+
+
+# ---- the command --------------------------------------------------------------------------------
+def test_command_exit_code_and_json(settings, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    good = CliRunner().invoke(app, ["preflight", str(path), "--answers", "0", "--json"])
+    assert good.exit_code == 0, good.output
+    value = json.loads(good.stdout)
+    assert value["ok"] and {"name", "status", "says", "remedy", "facts"} == set(value["checks"][0])
+    bad = CliRunner().invoke(app, ["preflight", str(path), "--answers=0", "--num_generations", "5"])
+    assert bad.exit_code == 1 and "✗ failed" in bad.stdout and "→" in bad.stdout
+
+
+# ---- checks by hand -----------------------------------------------------------------------------
+MODEL = Model(
+    parameters=1000,
+    trained=1000,
+    layers=3,
+    width=8,
+    inner=20,
+    heads=2,
+    query=8,
+    key=4,
+    vocabulary=50,
+    context=64,
+    weight_bytes=4,
+    compute_bytes=4,
+    eager=False,
+)
+
+
+def arguments(**changes):
+    plain = {
+        "max_completion_length": 6,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,
+        "optim": "adamw_torch_fused",
+        "use_vllm": False,
+        "deepspeed": None,
+        "fsdp": None,
+        "build_algorithm": GTPO,
+        "batches": SimpleNamespace(per_device=2, micro_batches=3),
+    }
+    return SimpleNamespace(**{**plain, **changes})
+
+
+def test_memory_golden():
+    """A = 2 (4+4) 8 + 2·4·8 + 4 (3·8 + 2·4) + 4·4·20 = 128 + 64 + 128 + 320 = 640 bytes; 2 answers x 10 tokens."""
+    assert memory.layer_bytes(MODEL, 10) == 640
+    found = memory.estimate(MODEL, arguments(), prompt=4)
+    assert found.training == {
+        "weights": 4 * 1000,
+        "optimizer": 2 * 4 * 1000,
+        "gradients": 4 * 1000,
+        "activations": 2 * 10 * 640 * 3,
+        "head": 4 * 50 * 8 + 4 * 20 * 8 + 4 * 20 * 50,
+    }
+    assert found.generation["cache"] == 6 * 10 * 2 * 4 * 3 * 4  # six answers at once, keys and values, three layers
+    assert found.phase == "training" and found.largest == "activations"
+
+
+def test_memory_grows_with_what_it_should():
+    plain = memory.estimate(MODEL, arguments(), prompt=4)
+    kept = memory.estimate(MODEL, arguments(gradient_checkpointing=True), prompt=4)
+    assert kept.training["activations"] == 20 * (4 * 8 * 3 + 640)
+    with_reference = memory.estimate(MODEL, arguments(build_algorithm=lambda: GTPO(kl_coef=0.1)), prompt=4)
+    assert with_reference.training["weights"] == 2 * plain.training["weights"]
+    assert memory.estimate(MODEL, arguments(optim="adamw_8bit"), prompt=4).training["optimizer"] == 2000
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3}
+    awake = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=False), prompt=4, device_total=1000.0)
+    asleep = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=True), prompt=4, device_total=1000.0)
+    assert awake.training["vllm"] == asleep.generation["vllm"] == 300 and "vllm" not in asleep.training
+    longer = memory.estimate(MODEL, arguments(), prompt=14)
+    assert longer.training["activations"] == 2 * plain.training["activations"]
+
+
+def test_memory_remedies_name_what_to_change():
+    found = memory.estimate(MODEL, arguments(), prompt=4)
+    rest = found.total - found.terms["activations"]
+    say = memory.check(found, MODEL, arguments(), "a GPU", 0.9 * found.total)
+    assert say.status == "failed" and say.remedy == "Set gradient_checkpointing: true."
+    args = arguments(gradient_checkpointing=True, gradient_accumulation_steps=4)
+    say = memory.check(found, MODEL, args, "a GPU", (rest + 0.6 * found.terms["activations"]) / memory.ROOM)
+    assert "per_device_train_batch_size: 1 and gradient_accumulation_steps: 8" in say.remedy
+    assert memory.check(found, MODEL, arguments(), "a GPU", 1.05 * found.total).status == "warning"
+    assert memory.check(found, MODEL, arguments(), "a GPU", 2 * found.total).status == "ok"
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.parametrize(("dtype", "mixed"), [("float32", False), ("bfloat16", False), ("float32", True)])
+def test_a_layer_keeps_what_autograd_says_it_keeps(family, dtype, mixed):
+    """The oracle: every tensor that a real layer saves for its backward pass, counted once by its storage."""
+    import transformers
+
+    D, inner, Q, K, B, T = 128, 352, 128, 64, 2, 32
+
+    def kept(layers):
+        config = getattr(transformers, f"{family}Config")(
+            vocab_size=64, hidden_size=D, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=32,
+        )  # fmt: skip
+        model = getattr(transformers, f"{family}Model")(config).to(getattr(torch, dtype))
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        saved = {}
+
+        def pack(x):
+            saved[x.untyped_storage().data_ptr()] = x
+            return x
+
+        ids = torch.zeros(B, T, dtype=torch.long)
+        mask = torch.ones(B, T, dtype=torch.long)
+        mask[0, :3] = 0  # a shorter prompt, padded
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
+            torch.autocast("cpu", torch.bfloat16, enabled=mixed),
+        ):
+            model(input_ids=ids, attention_mask=mask, use_cache=False)
+        return sum(x.untyped_storage().nbytes() for at, x in saved.items() if at not in own)
+
+    copies = 2 * (2 * D * Q + 2 * D * K + 3 * D * inner) if mixed else 0  # of the weights, a term of their own
+    measured = ((kept(3) - kept(1)) / 2 - copies) / (B * T)
+    w = 4 if dtype == "float32" else 2
+    model = Model(
+        **{
+            **vars(MODEL),
+            "width": D,
+            "inner": inner,
+            "query": Q,
+            "key": K,
+            "weight_bytes": w,
+            "compute_bytes": 2 if mixed else w,
+            "normed_heads": family == "Qwen3",
+        }
+    )
+    assert memory.layer_bytes(model, T) == pytest.approx(measured, rel=0.03)
+
+
+def test_checkpoints_on_the_disk():
+    plain = {"save_strategy": "steps", "save_steps": 30, "save_total_limit": None, "num_train_epochs": 2}
+    assert disk.checkpoints(SimpleNamespace(**plain), 100) == 4
+    assert disk.checkpoints(SimpleNamespace(**{**plain, "save_total_limit": 2}), 100) == 3
+    assert disk.checkpoints(SimpleNamespace(**{**plain, "save_strategy": "no"}), 100) == 0
+    assert disk.checkpoints(SimpleNamespace(**{**plain, "save_steps": 0.25}), 100) == 4
+    steps = SimpleNamespace(
+        max_steps=-1,
+        num_train_epochs=3,
+        num_iterations=1,
+        batches=SimpleNamespace(per_device=8, processes=2, accumulation=2, answers=4),
+    )
+    assert disk.optimizer_steps(steps, 80) == 30  # 32 completions = 8 prompts a step, 80 prompts, 3 times
+
+
+def drawn(outcome, **changes):
+    n = len(outcome)
+    plain = {
+        "size": 4,
+        "outcome": outcome,
+        "parts": [[x] for x in outcome],
+        "extra": [0.0] * n,
+        "signal": [0 < sum(x or 0 for x in outcome[i : i + 4]) < 4 for i in range(0, n, 4)],
+        "truncated": [False] * n,
+        "lengths": [5] * n,
+        "entropy": 0.5,
+        "texts": ["x"] * n,
+        "seconds": 1.0,
+    }
+    return answers.Answers(**{**plain, **changes})
+
+
+def test_groups_without_signal():
+    few, many = drawn([0.0] * 16), drawn([0.0] * 32)
+    assert answers.check_groups(few).status == "warning", "four groups prove nothing"
+    assert answers.check_groups(many).status == "failed" and "easier problems" in answers.check_groups(many).remedy
+    assert "harder problems" in answers.check_groups(drawn([1.0] * 32)).remedy
+    assert answers.check_groups(drawn([1.0, 0, 0, 0] + [0.0] * 28)).status == "ok"
+
+
+def test_a_reward_that_does_not_judge():
+    assert answers.check_reward(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
+    assert answers.check_reward(drawn([None] * 8)).status == "failed"
+    assert answers.check_reward(drawn([0.0] * 8)).status == "warning"
+    assert answers.check_entropy(drawn([0.0] * 8, entropy=0.001)).status == "warning"
+
+
+def test_a_filter_that_looks_at_the_sum_is_found_out():
+    class Summed(GTPO):
+        def signal(self, rollouts):
+            total = rollouts.reward + self.extra(rollouts)
+            return total.amax(-1) > total.amin(-1)
+
+    assert keeps_noise(Summed()) and not keeps_noise(GTPO())
+
+
+def test_a_demonstration_that_contradicts_its_gold_is_a_warning():
+    rows = [{"prompt": "1;+1:", "answer": "2", "solution": "1+1=2"} for _ in range(4)]
+    rows[1] = {**rows[1], "solution": "1+1=3"}
+    data = Data(rows, [verifier("chain")], ["chain"])
+    golds = gold.judge(verifier("chain"), data, 0.5)
+    assert golds.texts[:2] == ["1+1=2", "2+0=2"], "the first writing that was accepted, the demonstration before all"
+    said = gold.check(golds, data, "chain", verifier("chain"))
+    assert said.status == "warning" and said.facts["contradicted"] == [1]
+
+
+def test_writings():
+    assert writings({"prompt": "?"}) == []
+    assert writings({"answer": "7", "solution": "3+4=7"})[0] == "3+4=7"
+    assert "\\boxed{7}" in writings({"answer": "7"})
+
+
+def test_errors_become_checks():
+    assert from_text("x", "- a is 3. Write 4.") == failed("x", "a is 3.", "Write 4.")
+    assert from_text("x", "no b. Did you mean a?") == failed("x", "no b.", "Did you mean a?")
+    assert from_text("x", "no such thing").remedy
+    assert "ZeroDivisionError" in guarded("x", lambda: 1 / 0)[0].says
+    assert passed([ok("a", ""), warning("b", "", ""), skipped("c", "")])
+    assert not passed([ok("a", ""), failed("b", "", "")])
