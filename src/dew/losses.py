@@ -59,8 +59,8 @@ def policy_loss(
 
     Returns:
         The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean
-        |log w|), `clip/low` and `clip/high` (share of tokens held back on each side), `kl/approx` (k3 of π_old against πθ) and,
-        with `ref_logp`, `kl/ref`.
+        |log w|), `clip/low` and `clip/high` (share of tokens held back on each side), `kl/approx` (k3 of π_old
+        against πθ) and, with `ref_logp`, `kl/ref`.
     """
     A = _check(logp, old_logp, advantages, mask, ratio, reduce, clip_low, clip_high)
     logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)

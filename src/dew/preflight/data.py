@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 from dew.engines.trl.launch import Parsed, data_of, rewards_of
-from dew.engines.trl.rewards import callable_name, missing_columns
+from dew.engines.trl.rewards import missing_columns, reward_name
 from dew.preflight.check import Check, failed, ok, warning
 from dew.rewards import Verifier
 
@@ -35,7 +35,7 @@ def read(parsed: Parsed) -> tuple[Data, list[Check]]:
     data = Data(
         rows=[dict(row) for row in (islice(train, STREAMED_ROWS) if streamed else train)],
         rewards=rewards,
-        names=[reward.split("/")[-1] if isinstance(reward, str) else callable_name(reward) for reward in rewards],
+        names=[reward.split("/")[-1] if isinstance(reward, str) else reward_name(reward) for reward in rewards],
         streamed=streamed,
     )
     return data, [check_columns(data, train)]
