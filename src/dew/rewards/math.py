@@ -1,0 +1,141 @@
+"""Is this answer to a mathematics problem correct?
+
+    math_verdict("... so the area is $\\boxed{\\frac{\\pi}{2}}$.", "\\pi/2")      True
+    math_verdicts(completions, golds)                                            a Verdict each
+    math(completions, answer=golds)                                              rewards, as TRL asks for them
+
+A plain number is compared exactly, here; words and choices too. The rest is read as LaTeX by math-verify in
+processes of pool.py, under `timeout` seconds each. What does not end in time is `timeout`, not `wrong`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from threading import Lock
+from typing import Any, cast
+
+from dew.errors import ConfigError, RewardError
+from dew.rewards.answers import LONGEST, Answer, after_thinking, find_answer, find_gold
+from dew.rewards.plain import read_number, same_number, write_number
+from dew.rewards.pool import Job, Reply, pool
+from dew.rewards.text import chosen, gold_choice, words
+from dew.rewards.verdict import Completion, Status, Verdict, Verifier, text_of
+
+TIMEOUT = 5.0
+"""Seconds for one verdict. An honest answer takes about a hundredth of one."""
+PARTS = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
+
+
+def math_verdict(completion: Completion | None, gold: str, *, timeout: float = TIMEOUT) -> bool:
+    """True if the completion's answer is the gold answer. Decided within `timeout`, or False."""
+    return math_verdicts([completion], [gold], timeout=timeout)[0].correct
+
+
+def math_verdicts(
+    completions: Sequence[Completion | None], golds: Sequence[str], *, timeout: float = TIMEOUT
+) -> list[Verdict]:
+    """One verdict for each completion and the gold answer beside it; several are judged at a time."""
+    if len(completions) != len(golds):
+        raise RewardError(
+            f"math: {len(completions)} answers for {len(golds)} gold answers. Give every answer its own."
+        )
+    if not timeout > 0:
+        raise ConfigError(f"timeout={timeout}: seconds for one verdict, more than 0. {TIMEOUT} is the default.")
+    verdicts: dict[int, Verdict] = {}
+    jobs: dict[int, Job] = {}
+    for i, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
+        decided = _at_once(text_of(completion or ""), str(gold))
+        if isinstance(decided, Verdict):
+            verdicts[i] = decided
+        else:
+            jobs[i] = {"answer": decided.text, "marked": decided.marked, "gold": str(gold)}
+    replies = pool().ask_all(list(jobs.values()), timeout) if jobs else []
+    for (i, job), reply in zip(jobs.items(), replies, strict=True):
+        verdicts[i] = _from_worker(job, reply)
+    return [verdicts[i] for i in range(len(completions))]
+
+
+def _at_once(completion: str, gold: str) -> Verdict | Answer:
+    """The verdict, where no parser is needed for it; else the answer that is to be read."""
+    choice = gold_choice(gold)
+    answer = find_answer(completion)
+    if choice and (answer is None or not answer.marked or len(answer.text) > 1):
+        settled = chosen(answer.text if answer and answer.marked else after_thinking(completion)[-LONGEST:])
+        if settled:
+            return Verdict("correct" if settled == choice else "wrong", settled)
+    target = find_gold(gold)
+    if answer is None or target is None or len(answer.text) > LONGEST:
+        return Verdict("unparsable", answer.text[:500] if answer else None)
+    if answer.marked and target.marked:
+        a, b = read_number(answer.text), read_number(target.text)
+        if a and b:
+            return Verdict("correct" if same_number(a, b) else "wrong", write_number(a[0]))
+    said = words(target.text)
+    if said and said in (words(answer.text), words(after_thinking(completion)[-LONGEST:])):
+        return Verdict("correct", said)
+    return answer
+
+
+def _from_worker(job: Job, reply: Reply | None) -> Verdict:
+    as_text = job["answer"][:500] if job["marked"] else None
+    if reply is None:
+        return Verdict("timeout", as_text)
+    status, extracted = reply
+    return Verdict("unparsable" if status == "crashed" else cast(Status, status), extracted or as_text)
+
+
+@dataclass(frozen=True)
+class MathVerifier(Verifier):
+    """The verifier for mathematics, and a reward function for TRL that counts what it has seen."""
+
+    timeout: float = TIMEOUT
+    _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
+    _lock: Any = field(default_factory=Lock, repr=False, compare=False)
+
+    def verdicts(self, completions: Sequence[Completion], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        golds = [str(self._cell(row, "answer")) for row in rows]
+        verdicts = math_verdicts(completions, golds, timeout=self.timeout)
+        with self._lock:
+            self._counts.update(verdict.status for verdict in verdicts)
+        return verdicts
+
+    def take_counts(self) -> dict[str, int]:
+        """How many answers were correct, wrong, unparsable and timed out since this was last asked."""
+        with self._lock:
+            counts = count(self._counts.elements())
+            self._counts.clear()
+        return counts
+
+
+def count(statuses: Any) -> dict[str, int]:
+    """How many of each status, 0 included."""
+    found = Counter(statuses)
+    return {status: found[status] for status in ("correct", "wrong", "unparsable", "timeout")}
+
+
+def check_golds(golds: Sequence[str], *, timeout: float = TIMEOUT) -> list[int]:
+    """Which gold answers, written into a box, are not judged correct against themselves: no answer could be.
+
+    A row of this list would teach nothing but noise; leave it out of training, and say so.
+    """
+    verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
+    return [i for i, verdict in enumerate(verdicts) if not verdict.correct]
+
+
+def versions() -> dict[str, str]:
+    """The versions of everything that has a say in a verdict; they belong with a run's results."""
+    found = {}
+    for part in PARTS:
+        try:
+            found[part] = version(part)
+        except PackageNotFoundError:
+            found[part] = "not installed"
+    return found
+
+
+def _check(text: str, *, answer: str) -> Verdict:
+    return math_verdicts([text], [answer])[0]
+
+
+math = MathVerifier("math", ("answer",), _check)

@@ -1,0 +1,61 @@
+"""The other end of pool.py: a process that has math-verify at hand and forks workers. Never imported elsewhere."""
+
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+from typing import Any
+
+MEMORY = 3 * 2**30
+"""Bytes of address space of a worker: an answer that wants more is not one."""
+
+
+def serve(fd: int) -> None:
+    """Fork a worker for every socket that comes down the line; end when the line is closed."""
+    control = socket.socket(fileno=fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the asking process's to handle
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end leave no zombies
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the timer ends the process; no handler, no exception
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM, signal.SIGTERM})
+    logging.disable(logging.CRITICAL)
+    try:
+        from dew.rewards.reading import judge
+
+        judge(r"$\frac{1}{2} + x$", True, r"x + \sqrt{4}/4")  # fills the parser's tables before the first fork
+    except Exception as error:
+        control.sendall(f"{type(error).__name__}: {error}"[:2000].encode())
+        return
+    gc.freeze()
+    control.sendall(b"ready")
+    while True:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:
+            return
+        if os.fork() == 0:
+            control.close()
+            try:
+                _work(socket.socket(fileno=fds[0]), judge)
+            finally:
+                os._exit(0)
+        os.close(fds[0])
+
+
+def _work(channel: socket.socket, judge: Any) -> None:
+    """Answer job after job until the socket is closed, or until the kernel's timer ends this process."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard == resource.RLIM_INFINITY or hard > MEMORY:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in channel.makefile("rb"):
+        job = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, job["limit"])
+        try:
+            reply = judge(job["answer"], job["marked"], job["gold"])
+        except (Exception, RecursionError, MemoryError):
+            reply = ("unparsable", None)
+        channel.sendall(json.dumps(reply).encode() + b"\n")
+        signal.setitimer(signal.ITIMER_REAL, 0)
