@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 LONGEST = 4_000
 """Characters of an answer that are read. No data set here has a gold answer of more than 200."""
+LONGEST_ROW = 20
+"""Boxes in a row that are read as one answer."""
 DEEPEST = 40
 """Brackets within brackets that are read."""
 
@@ -28,7 +30,9 @@ def find_answer(completion: str) -> Answer | None:
     text = after_thinking(completion)
     if (tagged := _last_tag(text)) is not None:
         text = tagged
-    if _BOX.search(text):
+    if boxes := list(_BOX.finditer(text)):
+        if final := _after_answer_is(text[boxes[-1].end() :], _FINAL_ANSWER_IS):
+            return Answer(final, marked=True)
         boxed = last_boxed(text)
         return Answer(boxed, marked=True) if boxed else None
     for find in (_after_hashes, _after_answer_is, _bracket_at_the_end):
@@ -67,14 +71,14 @@ def last_boxed(text: str, *, open_end: bool = False) -> str | None:
     cut off, and what is in it is not the answer; `open_end` reads it all the same.
     """
     boxes: list[str] = []
-    row_starts = 0
-    for match in reversed(list(_BOX.finditer(text))):
+    row_starts = len(text)
+    for match in reversed(list(_BOX.finditer(text))[-LONGEST_ROW:]):
         if (box := _box_at(text, match.end(), open_end=open_end)) is None:
             if boxes:
                 break
             return None
         content, end = box
-        if boxes and _BETWEEN.sub("", text[end:row_starts]):
+        if boxes and (end > row_starts or _BETWEEN.sub("", text[end:row_starts])):
             break
         if content not in boxes:
             boxes.insert(0, content)
@@ -112,18 +116,19 @@ def _after_hashes(text: str) -> str | None:
     return _bare(line) or None
 
 
-_ANSWER_IS = re.compile(r"(?i)\banswer\b\W{0,4}(?:(?:is|are)\b[ \t]*:?|:|=)[ \t*]*")
+_ANSWER_IS = re.compile(r"(?im)\banswer\b\W{0,4}(?:(?:is|are)\b[ \t]*:?|:|=)[ \t*]*|^A:[ \t]*")
+_FINAL_ANSWER_IS = re.compile(r"(?i)\bfinal answer\b\W{0,4}(?:is\b[ \t]*:?|:)[ \t*]*")
 _SENTENCE_ENDS = re.compile(r"\n|[.!?](?:\s|\**$)|。|\bI hope\b")
 
 
-def _after_answer_is(text: str) -> str | None:
-    """What follows the last "answer is" or "answer:", if that is a formula, a number with a unit or a word."""
-    matches = list(_ANSWER_IS.finditer(text))
+def _after_answer_is(text: str, said: re.Pattern[str] = _ANSWER_IS) -> str | None:
+    """What follows the last "answer is" or "answer:", if that is a formula, a number with a unit, a choice, a word."""
+    matches = list(said.finditer(text))
     for match in reversed(matches[-3:]):
         rest = text[match.end() : match.end() + LONGEST].lstrip()
         end = _SENTENCE_ENDS.search(rest)
         claim = _bare(rest[: end.start()] if end else rest)
-        if claim and (is_formula(claim) or _WITH_UNIT.fullmatch(claim) or re.fullmatch(r"\w+", claim)):
+        if claim and (is_formula(claim) or _CLAIM.fullmatch(claim)):
             return claim
     return None
 
@@ -144,20 +149,25 @@ _MATH_WORD = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|infinity|inf|min|max|gcd|lcm|mod|and|or|theta|alpha"
     r"|beta|[pb]?matrix|text|cases|array"
 )
-_WITH_UNIT = re.compile(r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?")
+_CLAIM = re.compile(
+    r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?|\w+|\\text\{[^{}]*\}|\([A-J]\)(?:\s[\w ]{0,60})?"
+)
+"""A number with its unit, one word, or a choice with what it stands for."""
 
 
 def is_formula(text: str) -> bool:
     """True if there are no words in it besides the names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
     if len(text) > LONGEST or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
         return False
-    words = re.findall(r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf)\{[^{}]*\}", " ", text)))
+    words = re.findall(
+        r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf)\{[^{}]*\}", " ", text))
+    )
     return all(_MATH_WORD.fullmatch(word) or (word.isascii() and word.isupper()) for word in words)
 
 
 def _bare(text: str) -> str:
     """Without the emphasis, quotation marks and punctuation around it."""
-    return text.strip().strip("*`\"“”").strip().rstrip(".,;:!").strip()
+    return text.strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
 
 
 def _tail(text: str) -> str:

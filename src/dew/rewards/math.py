@@ -41,7 +41,9 @@ def math_verdicts(
             f"math: {len(completions)} answers for {len(golds)} gold answers. Give every answer its own."
         )
     if not timeout > 0:
-        raise ConfigError(f"timeout={timeout}: seconds for one verdict, more than 0. {TIMEOUT} is the default.")
+        raise ConfigError(
+            f"timeout={timeout}: seconds for one verdict, more than 0. {TIMEOUT} is the default."
+        )
     verdicts: dict[int, Verdict] = {}
     jobs: dict[int, Job] = {}
     for i, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
@@ -58,13 +60,11 @@ def math_verdicts(
 
 def _at_once(completion: str, gold: str) -> Verdict | Answer:
     """The verdict, where no parser is needed for it; else the answer that is to be read."""
-    choice = gold_choice(gold)
-    answer = find_answer(completion)
-    if choice and (answer is None or not answer.marked or len(answer.text) > 1):
+    answer, target = find_answer(completion), find_gold(gold)
+    if target and (choice := gold_choice(target.text)):
         settled = chosen(answer.text if answer and answer.marked else after_thinking(completion)[-LONGEST:])
         if settled:
             return Verdict("correct" if settled == choice else "wrong", settled)
-    target = find_gold(gold)
     if answer is None or target is None or len(answer.text) > LONGEST:
         return Verdict("unparsable", answer.text[:500] if answer else None)
     if answer.marked and target.marked:

@@ -23,7 +23,9 @@ def serve(fd: int) -> None:
     try:
         from dew.rewards.reading import judge
 
-        judge(r"$\frac{1}{2} + x$", True, r"x + \sqrt{4}/4")  # fills the parser's tables before the first fork
+        judge(
+            r"$\frac{1}{2} + x$", True, r"x + \sqrt{4}/4"
+        )  # fills the parser's tables before the first fork
     except Exception as error:
         control.sendall(f"{type(error).__name__}: {error}"[:2000].encode())
         return
@@ -57,5 +59,5 @@ def _work(channel: socket.socket, judge: Any) -> None:
             reply = judge(job["answer"], job["marked"], job["gold"])
         except (Exception, RecursionError, MemoryError):
             reply = ("unparsable", None)
-        channel.sendall(json.dumps(reply).encode() + b"\n")
         signal.setitimer(signal.ITIMER_REAL, 0)
+        channel.sendall(json.dumps(reply).encode() + b"\n")

@@ -24,7 +24,8 @@ def _arithmetic(text: str) -> Any:
     """A sum in prose, `3 * (4 + 5)`, by the LaTeX parser."""
     if too_much(text):
         raise ValueError("too large to be an answer")
-    return latex2sympy(text.replace("**", "^").replace("×", r"\times ").replace("÷", r"\div ").replace("*", r"\cdot "))
+    text = text.strip().rstrip(".").replace("**", "^").replace("*", r"\cdot ")
+    return latex2sympy(text.replace("×", r"\times ").replace("÷", r"\div "))
 
 
 mv_parser.parse_expr_cached = _arithmetic
@@ -32,9 +33,7 @@ mv_parser.parse_expr_cached = _arithmetic
 
 def judge(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
     """(status, what was read). `answer` is an answer if it is marked as one, else prose that holds one."""
-    target = find_gold(gold)
-    wanted = _readings(target.text, target.marked) if target else []
-    found = _readings(answer, marked)
+    wanted, found = _wanted(gold), _readings(answer, marked)
     extracted = _spelling(answer if marked else next((r for r in found if isinstance(r, str)), ""))
     # Comparing the strings that math-verify falls back to is left to text.py, which knows what a word is.
     wanted, found = ([r for r in readings if not isinstance(r, str)] for readings in (wanted, found))
@@ -42,6 +41,13 @@ def judge(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
         return "unparsable", extracted
     same = verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True)
     return ("correct" if same else "wrong"), extracted
+
+
+@lru_cache(maxsize=256)
+def _wanted(gold: str) -> list[Any]:
+    """The readings of a gold answer; a group of answers shares one."""
+    target = find_gold(gold)
+    return _readings(target.text, target.marked) if target else []
 
 
 def _readings(text: str, marked: bool) -> list[Any]:
@@ -59,22 +65,28 @@ def _readings(text: str, marked: bool) -> list[Any]:
 def _alternatives(text: str) -> list[str]:
     """What a marked answer may mean besides what it says: a number with its unit, a decimal comma."""
     found = []
-    if unit := _UNIT.fullmatch(text.strip()):
+    text = re.sub(r"\A\\text\s*\{([^{}]*)\}\Z", r"\1", text.strip())
+    if unit := _UNIT.fullmatch(text):
         found.append(unit["number"] + (r"\%" if unit["percent"] else ""))
-    if re.fullmatch(r"-?\d+,\d+", text.strip()) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text.strip()):
-        found.append(text.strip().replace(",", "."))
+    if re.fullmatch(r"-?\d+,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
+        found.append(text.replace(",", "."))
+    if power := re.fullmatch(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})", text):
+        found.append(rf"{power[1]} \cdot 10^{{{int(power[2])}}}")
     return found
 
 
 _UNIT = re.compile(
     r"(?:\\?\$|[€£¥~≈\s])*(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
     r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
-    r"(?:\\?[ ,;]|\s)*(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}|[°€£¥²³]|[\s./^{}]|\^\{?[23]\}?|\\circ)*"
+    r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}]|\^\{?[23]\}?|\\circ)*+"
 )
-"""A number and then nothing but words, signs of currency and their powers."""
+"""A number and then nothing but words, signs of currency and their powers. Possessive: no way back, no blow-up."""
 
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _NAMES = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
+_AND = re.compile(
+    r"(?:\\q?quad|\\ |\s)*(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-z\\])(?:and|or)(?![a-z]))(?:\\q?quad|\\ |\s)*"
+)
 _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
@@ -92,9 +104,23 @@ def clean(text: str) -> str:
             text = inner if left not in inner else text
     text = text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip()
     # As a unit, e would be cut off from 1 - 1/\mathrm{e}, and what remains is 1.
-    text = _LETTER.sub(r"\1", text)
-    text = _NAMES.sub(r"\\\1", text)
+    text = _NAMES.sub(r"\\\1", _roots(_LETTER.sub(r"\1", text)))
+    if "=" in text and "," in text:  # p=5, q=2 and p=7, q=2: two solutions, not four values
+        text = _AND.sub(" ; ", text)
     return text.replace("**", "^").replace("*", r"\cdot ")
+
+
+def _roots(text: str) -> str:
+    """`sqrt(a(b+c))` as `\\sqrt{a(b+c)}`."""
+    for match in reversed(list(re.finditer(r"\\?(?<![A-Za-z])sqrt\s*\(", text))):
+        depth = 0
+        for mark in re.compile(r"[()]").finditer(text, match.end() - 1):
+            depth += 1 if mark[0] == "(" else -1
+            if depth == 0:
+                inside = text[match.end() : mark.start()]
+                text = rf"{text[: match.start()]}\sqrt{{{inside}}}{text[mark.end() :]}"
+                break
+    return text
 
 
 _EAST = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
@@ -109,5 +135,9 @@ def _spelling(text: str) -> str | None:
     """One spelling for equal answers, as far as that goes without a parser: they vote by it."""
     text = text.strip().strip("$*` ")
     number = read_number(text)
-    spelt = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
+    spelt = (
+        write_number(number[0])
+        if number
+        else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
+    )
     return spelt[:500] or None
