@@ -159,9 +159,7 @@ def is_formula(text: str) -> bool:
     """True if there are no words in it besides the names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
     if len(text) > LONGEST or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
         return False
-    words = re.findall(
-        r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf)\{[^{}]*\}", " ", text))
-    )
+    words = re.findall(r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf)\{[^{}]*\}", " ", text)))
     return all(_MATH_WORD.fullmatch(word) or (word.isascii() and word.isupper()) for word in words)
 
 

@@ -9,7 +9,7 @@ processes of pool.py, under `timeout` seconds each. What does not end in time is
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
@@ -37,13 +37,9 @@ def math_verdicts(
 ) -> list[Verdict]:
     """One verdict for each completion and the gold answer beside it; several are judged at a time."""
     if len(completions) != len(golds):
-        raise RewardError(
-            f"math: {len(completions)} answers for {len(golds)} gold answers. Give every answer its own."
-        )
+        raise RewardError(f"math: {len(completions)} answers for {len(golds)} gold answers. Give every answer its own.")
     if not timeout > 0:
-        raise ConfigError(
-            f"timeout={timeout}: seconds for one verdict, more than 0. {TIMEOUT} is the default."
-        )
+        raise ConfigError(f"timeout={timeout}: seconds for one verdict, more than 0. {TIMEOUT} is the default.")
     verdicts: dict[int, Verdict] = {}
     jobs: dict[int, Job] = {}
     for i, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
@@ -100,6 +96,15 @@ class MathVerifier(Verifier):
             self._counts.update(verdict.status for verdict in verdicts)
         return verdicts
 
+    def __call__(self, completions: Sequence[Completion], **columns: Any) -> list[float]:
+        """TRL's convention. Where TRL hands over `log_metric`, the share of each status is logged with it."""
+        golds = self._cell(columns, "answer")
+        verdicts = self.verdicts(completions, [{"answer": gold} for gold in golds])
+        if verdicts and (log := columns.get("log_metric")):
+            for status, n in count(verdict.status for verdict in verdicts).items():
+                log(f"verdict/{status}", n / len(verdicts))
+        return [verdict.reward for verdict in verdicts]
+
     def take_counts(self) -> dict[str, int]:
         """How many answers were correct, wrong, unparsable and timed out since this was last asked."""
         with self._lock:
@@ -108,7 +113,7 @@ class MathVerifier(Verifier):
         return counts
 
 
-def count(statuses: Any) -> dict[str, int]:
+def count(statuses: Iterable[str]) -> dict[str, int]:
     """How many of each status, 0 included."""
     found = Counter(statuses)
     return {status: found[status] for status in ("correct", "wrong", "unparsable", "timeout")}

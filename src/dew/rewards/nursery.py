@@ -23,9 +23,7 @@ def serve(fd: int) -> None:
     try:
         from dew.rewards.reading import judge
 
-        judge(
-            r"$\frac{1}{2} + x$", True, r"x + \sqrt{4}/4"
-        )  # fills the parser's tables before the first fork
+        judge(r"$\frac{1}{2} + x$", True, r"x + \sqrt{4}/4")  # fills the parser's tables before the first fork
     except Exception as error:
         control.sendall(f"{type(error).__name__}: {error}"[:2000].encode())
         return

@@ -10,9 +10,7 @@ ROUNDING = 6
 _SPACE = r"(?:\\[,;:! ]|[   ])"
 _GROUP = rf"(?:\{{?,\}}?{_SPACE}*|{_SPACE}+)"
 _DIGITS = rf"(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d{{1,60}})"
-_NUMBER = re.compile(
-    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>{_DIGITS})(?P<decimals>\.\d{{0,60}})?|(?P<only>\.\d{{1,60}}))"
-)
+_NUMBER = re.compile(rf"(?P<sign>[-+]?)\s*(?:(?P<whole>{_DIGITS})(?P<decimals>\.\d{{0,60}})?|(?P<only>\.\d{{1,60}}))")
 _FRACTION = re.compile(
     rf"(?P<sign>[-+]?)\s*(?:(?P<mixed>\d{{1,9}})(?=\s|\\))?\s*"
     rf"(?:\\[dtc]?frac\s*\{{\s*(?P<a>-?{_DIGITS})\s*\}}\s*\{{\s*(?P<b>{_DIGITS})\s*\}}"

@@ -183,17 +183,19 @@ class Pool:
             self._nursery.returncode = 0  # not ours to wait for
 
 
-_pool: Pool | None = None
-_pool_lock = Lock()
+class _Here:
+    """What belongs to this process and is not inherited by its forks."""
+
+    pool: Pool | None = None
+    lock = Lock()
 
 
 def pool() -> Pool:
     """This process's pool. It costs nothing until it is asked something."""
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = Pool(default_size())
-        return _pool
+    with _Here.lock:
+        if _Here.pool is None:
+            _Here.pool = Pool(default_size())
+        return _Here.pool
 
 
 def default_size() -> int:
@@ -210,18 +212,16 @@ def default_size() -> int:
 
 def shutdown() -> None:
     """End the pool's processes now. The next verdict starts them again."""
-    global _pool
-    with _pool_lock:
-        closing, _pool = _pool, None
+    with _Here.lock:
+        closing, _Here.pool = _Here.pool, None
     if closing:
         closing.close()
 
 
 def _after_fork() -> None:
-    global _pool, _pool_lock
-    if _pool:
-        _pool.forget()
-    _pool, _pool_lock = None, Lock()
+    if _Here.pool:
+        _Here.pool.forget()
+    _Here.pool, _Here.lock = None, Lock()
 
 
 atexit.register(shutdown)

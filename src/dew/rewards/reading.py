@@ -135,9 +135,5 @@ def _spelling(text: str) -> str | None:
     """One spelling for equal answers, as far as that goes without a parser: they vote by it."""
     text = text.strip().strip("$*` ")
     number = read_number(text)
-    spelt = (
-        write_number(number[0])
-        if number
-        else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
-    )
+    spelt = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
     return spelt[:500] or None
