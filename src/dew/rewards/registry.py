@@ -13,6 +13,8 @@ VERIFIERS = {
     "equation": "dew.rewards.equation:equation",
 }
 """Name -> module:attribute. A built-in task and its verifier have the same name."""
+VERIFIERS |= dict.fromkeys(("gsm8k", "math500", "aime24", "aime25", "amc23", "dapo17k"), VERIFIERS["math"])
+VERIFIERS["countdown-tinyzero"] = VERIFIERS["equation"]
 
 
 def verifier(name: str) -> Verifier:
