@@ -47,14 +47,17 @@ def find_answer(completion: str) -> Answer | None:
 def find_gold(answer: str) -> Answer | None:
     """A gold answer is an answer by itself, unless it is a solution that marks its answer."""
     found = last_boxed(answer, open_end=True) or _after_hashes(answer) or _after_answer_is(answer)
-    if found or "$" not in answer:
-        return Answer(found or answer.strip(), marked=True) if found or answer.strip() else None
-    inner = answer.strip().strip("$")
-    return Answer(inner, marked=True) if "$" not in inner and inner.strip() else Answer(answer, marked=False)
+    if found:
+        return Answer(found, marked=True)
+    whole = answer.strip()
+    if not _DOLLAR.search(whole.strip("$")):
+        return Answer(whole, marked=True) if whole.strip("$ ") else None
+    return Answer(whole, marked=False)
 
 
 # Marks
 
+_DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
 

@@ -24,6 +24,7 @@ from dew.rewards.verdict import Completion, Status, Verdict, Verifier, text_of
 
 TIMEOUT = 5.0
 """Seconds for one verdict. An honest answer takes about a hundredth of one."""
+Row = Mapping[str, Any]
 PARTS = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
 
 
@@ -126,6 +127,12 @@ def check_golds(golds: Sequence[str], *, timeout: float = TIMEOUT) -> list[int]:
     """
     verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
     return [i for i, verdict in enumerate(verdicts) if not verdict.correct]
+
+
+def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[Row], list[Row]]:
+    """(rows whose gold answer is judged correct against itself, the others)."""
+    bad = set(check_golds([str(row["answer"]) for row in rows], timeout=timeout))
+    return [row for i, row in enumerate(rows) if i not in bad], [rows[i] for i in sorted(bad)]
 
 
 def versions() -> dict[str, str]:

@@ -4,12 +4,24 @@ import gc
 import json
 import logging
 import os
+import select
 import signal
 import socket
 from typing import Any
 
 MEMORY = 3 * 2**30
 """Bytes of address space of a worker: an answer that wants more is not one."""
+
+
+_WARM_UP = (
+    (r"\frac{1}{2} + x", True, r"x + \sqrt{4}/4"),
+    (r"(3, \frac{\pi}{2})", True, r"[0, 1)"),
+    (r"\{1, 2\}", True, "2, 1"),
+    ("so $x = 3$ and 1/2 are both", False, "3"),
+    ("y = 2x + 3", True, "2x - y + 3 = 0"),
+    (r"\sin^2 x + \cos^2 x", True, "1"),
+)
+"""Fills the parser's and sympy's tables while no one asks, so that the workers forked later need not."""
 
 
 def serve(fd: int) -> None:
@@ -22,14 +34,15 @@ def serve(fd: int) -> None:
     logging.disable(logging.CRITICAL)
     try:
         from dew.rewards.reading import judge
-
-        judge(r"$\frac{1}{2} + x$", True, r"x + \sqrt{4}/4")  # fills the parser's tables before the first fork
     except Exception as error:
         control.sendall(f"{type(error).__name__}: {error}"[:2000].encode())
         return
-    gc.freeze()
     control.sendall(b"ready")
+    warm_up = list(_WARM_UP)
     while True:
+        while warm_up and not select.select([control], [], [], 0)[0]:
+            judge(*warm_up.pop(0))
+            gc.freeze()
         _, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not fds:
             return

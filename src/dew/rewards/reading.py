@@ -82,6 +82,7 @@ _UNIT = re.compile(
 )
 """A number and then nothing but words, signs of currency and their powers. Possessive: no way back, no blow-up."""
 
+_BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _NAMES = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
 _AND = re.compile(
@@ -97,7 +98,7 @@ _SIGNS = str.maketrans(
 
 def clean(text: str) -> str:
     """A marked answer as LaTeX that math-verify reads: no delimiters, no decoration, signs spelt out."""
-    text = text.translate(_SIGNS).strip()
+    text = _BOLD.sub(r"\1", text.translate(_SIGNS)).strip()
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
             inner = text[len(left) : -len(right)]
@@ -133,7 +134,7 @@ def _spaced(text: str) -> str:
 
 def _spelling(text: str) -> str | None:
     """One spelling for equal answers, as far as that goes without a parser: they vote by it."""
-    text = text.strip().strip("$*` ")
+    text = _BOLD.sub(r"\1", text).strip().strip("$*` ")
     number = read_number(text)
     spelt = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
     return spelt[:500] or None
