@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
@@ -162,29 +162,34 @@ def test_agreement_with_labels_is_that_of_math_verify_or_better():
 # Properties
 
 
+@settings(deadline=None)
 @given(st.fractions(max_denominator=10**6).filter(lambda f: abs(f) < 10**12))
 def test_a_number_is_read_as_it_was_written(value):
     assert read_number(write_number(value)) is not None
     assert read_number(write_number(value))[0] == value
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_whole_numbers_are_equal_only_if_they_are(a: int, b: int):
     assert math_verdict(rf"\boxed{{{a:,}}}", str(b)) == (a == b)
     assert math_verdict(rf"\boxed{{{a}}}", f"{a:,}")
 
 
+@settings(deadline=None)
 @given(st.integers(-999, 999), st.integers(1, 999))
 def test_equality_of_numbers_is_symmetric(a: int, b: int):
     x, y = read_number(f"{a}/{b}"), read_number(f"{a / b:.6f}")
     assert same_number(x, y) == same_number(y, x)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_finding_an_answer_never_raises(text: str):
     find_answer(text), find_gold(text), is_formula(text), chosen(text), words(text), read_number(text), too_much(text)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=r"\boxed{}1, and$<answer>#", max_size=120))
 def test_an_answer_is_part_of_its_text(text: str):
     found = find_answer(text)
