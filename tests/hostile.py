@@ -4,20 +4,31 @@
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
-from time import perf_counter
+from threading import Event, Thread
+from time import perf_counter, sleep
 
-GOLDS = ["42", "x^2+1=0", r"\frac{1}{2}", r"\{1,2,3\}", "[0,1)", "x > 3", r"\sqrt{2}+\pi", "y=2x+3", r"2^{100}",
-         r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\text{Evelyn}", "(1,2),(3,4)", r"1-\frac{1}{e}", "C"]  # fmt: skip
-# fmt: off
-WORDS = ["answer", "the answer is", "so", "boxed", "####", "and", "or", "=", "$", "$$", r"\boxed{", "}", "{", "(", ")", "[",
-         "]", r"\frac", r"\sqrt", r"\sum_{k=1}^{n}", r"\int_0^1", r"\lim_{x\to0}", "^", "_", "1", "9999999999", "x", "\n",
-         ",", ";", "%", "!", r"\left(", r"\right)", r"\begin{matrix}", r"\end{matrix}", "&", r"\\", r"\text{", "e", "i",
-         "<think>", "</think>", "<answer>", r"\pm", r"\cup", r"\infty", r"\le", "0.", "/", "-", "\x00", "\ud800", "🙂"]  # fmt: skip
+
+def listed(text: str) -> list[str]:
+    """The entries of a table, one or several a line, apart by two spaces or more."""
+    return re.split(r"\s{2,}", text.strip())
+
+
+GOLDS = listed(r"""
+    42  x^2+1=0  \frac{1}{2}  \{1,2,3\}  [0,1)  x > 3  \sqrt{2}+\pi  y=2x+3  2^{100}  (1,2),(3,4)  1-\frac{1}{e}  C
+    \begin{pmatrix}1&2\\3&4\end{pmatrix}  \text{Evelyn}
+""")
+WORDS = listed(r"""
+    answer  the answer is  so  boxed  ####  and  or  =  $  $$  \boxed{  }  {  (  )  [  ]  \frac  \sqrt  ^  _  1  x  ,  ;  %  !
+    \sum_{k=1}^{n}  \int_0^1  \lim_{x\to0}  9999999999  \left(  \right)  \begin{matrix}  \end{matrix}  &  \\  \text{  e  i
+    <think>  </think>  <answer>  \pm  \cup  \infty  \le  0.  /  -
+""")
+WORDS += ["\n", "\x00", "\ud800", "🙂"]
 
 
 def tower(r: Random) -> str:
@@ -25,22 +36,28 @@ def tower(r: Random) -> str:
     return "^{".join([base] * r.randint(2, 60)) + "}" * 60
 
 
+OPENINGS = [
+    ("(", ")"), ("{", "}"), (r"\sqrt{", "}"), (r"\frac{1}{1+", "}"), ("[", "]"), ("|", "|"), (r"\left(", r"\right)"),
+    (r"\sin(", ")"), (r"\boxed{", "}"), ("f(", ")"), ("-", ""),
+]  # fmt: skip
+
+
 def nest(r: Random) -> str:
-    opening, closing = r.choice([("(", ")"), ("{", "}"), (r"\sqrt{", "}"), (r"\frac{1}{1+", "}"), ("[", "]"), ("|", "|"),
-                                 (r"\left(", r"\right)"), (r"\sin(", ")"), (r"\boxed{", "}"), ("f(", ")"), ("-", "")])  # fmt: skip
+    opening, closing = r.choice(OPENINGS)
     depth = r.choice([5, 20, 39, 100, 1000, 20_000])
     return opening * depth + r.choice(["1", "x", "x^2", ""]) + closing * r.choice([depth, depth - 1, 0])
 
 
+AVALANCHES = listed(r"""
+    N!  N!!  ((N!)!)!  \binom{N}{N}  7^N  (x+1)^N  (x+y+z)^{N}  \sum_{k=1}^{N} \frac{1}{k}  \prod_{k=1}^{N} k  1eN
+    \sin(10^{N})  \int_0^{N} x^x \sin(x^{N}) dx  x^{N} + 3x^{17} - x + 1 = 0  \gcd(N!, N^N)  N \mod 7^{N}  \log_{2}(N!)
+    \lim_{x\to 0} \frac{\sin x - x^{N}}{x}  \sqrt[N]{N}  N^{N^{N}}  DIGITS  0.DIGITS
+""")
+
+
 def avalanche(r: Random) -> str:
     n = r.choice([99, 9_999, 99_999, 10**6, 10**9, 10**30])
-    return r.choice(
-        [f"{n}!", f"{n}!!", f"(({n}!)!)!", rf"\binom{{{n}}}{{{n // 2}}}", f"7^{n}", f"(x+1)^{n}", f"(x+y+z)^{{{n}}}",
-         rf"\sum_{{k=1}}^{{{n}}} \frac{{1}}{{k}}", rf"\prod_{{k=1}}^{{{n}}} k", rf"\sin(10^{{{n}}})", f"1e{n}", "9" * min(n, 90_000),
-         rf"\int_0^{{{n}}} x^x \sin(x^{{{n}}}) dx", rf"x^{{{n}}} + 3x^{{17}} - x + 1 = 0", rf"\gcd({n}!, {n}^{n})",
-         rf"\lim_{{x\to 0}} \frac{{\sin x - x^{{{n}}}}}{{x}}", rf"{n} \mod 7^{{{n}}}", rf"\log_{{2}}({n}!)", rf"0.{'3' * min(n, 5_000)}",
-         rf"\sqrt[{n}]{{{n}}}", f"{n}^{{{n}^{{{n}}}}}"]
-    )  # fmt: skip
+    return r.choice(AVALANCHES).replace("DIGITS", "3" * min(n, 90_000)).replace("N", str(n))
 
 
 def algebra(r: Random) -> str:
@@ -125,9 +142,15 @@ def measure(n: int, *, limit: float, threads: int, seed: int = 0) -> dict[str, o
         (verdict,) = math_verdicts([case[1]], [case[2]], timeout=limit)
         return case[0], verdict.status, perf_counter() - start
 
+    corpus = hostile(n, seed)
+    stalls, done = [0.0], Event()
+    watch = Thread(target=_watch, args=(stalls, done))
+    watch.start()
     start = perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        results = list(pool.map(one, hostile(n, seed)))
+        results = list(pool.map(one, corpus))
+    done.set()
+    watch.join()
     times = sorted(seconds for _, _, seconds in results)
     return {
         "strings": n,
@@ -138,8 +161,18 @@ def measure(n: int, *, limit: float, threads: int, seed: int = 0) -> dict[str, o
         "median s": round(times[len(times) // 2], 4),
         "99 % s": round(times[int(len(times) * 0.99)], 4),
         "longest s": round(times[-1], 4),
+        "over limit + 1 s": sum(seconds > limit + 1 for seconds in times),
+        "longest stall of this process s": round(max(stalls), 4),
         "total s": round(perf_counter() - start, 1),
     }
+
+
+def _watch(stalls: list[float], done: Event) -> None:
+    """How long the machine lets this process wait for a processor, whatever is asked of it."""
+    while not done.is_set():
+        start = perf_counter()
+        sleep(0.02)
+        stalls.append(perf_counter() - start - 0.02)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], patience: float = 30.0) -> bool:
+def gone(pids: list[int], patience: float = 90.0) -> bool:
     end = time.monotonic() + patience
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -115,29 +115,27 @@ def test_from_a_daemonic_child_with_a_pool_of_its_own(method: str):
 # Nothing left behind
 
 SCRIPT = """
-import os, sys, time
+import sys
 from dew.rewards.math import math_verdicts
 from dew.rewards.pool import pool
-completions = [r"\\boxed{x+1}", r"\\boxed{x+2}", ENDLESS]
-print([v.status for v in math_verdicts(completions, ["1+x"] * 3, timeout=10 if sys.argv[1] == "end" else 1)])
-children = open(f"/proc/{pool()._nursery.pid}/task/{pool()._nursery.pid}/children").read().split()
-print(pool()._nursery.pid, *children, flush=True)
-if sys.argv[1] != "end":
-    math_verdicts([ENDLESS] * 2, ["1+x"] * 2, timeout=5)
-    time.sleep(60)
+math_verdicts([r"\\boxed{x+1}", r"\\boxed{x+2}"], ["1+x"] * 2, timeout=60)
+nursery = pool()._nursery.pid
+print(nursery, *open(f"/proc/{nursery}/task/{nursery}/children").read().split(), flush=True)
+if sys.argv[1] == "kill":
+    math_verdicts([ENDLESS] * 2, ["1+x"] * 2, timeout=60)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("way", ["end", "kill"])
 def test_no_process_outlives_the_one_that_asked(way: str):
-    code = SCRIPT.replace("ENDLESS", repr(ENDLESS) if way == "kill" else "'1'")
+    code = SCRIPT.replace("ENDLESS", repr(ENDLESS))
     process = subprocess.Popen([sys.executable, "-c", code, way], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.readline()
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) >= 2
     if way == "kill":
+        time.sleep(1)  # in the middle of verdicts without end
         process.kill()
     process.wait(60)
     assert gone(pids)

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, cast
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards.answers import LONGEST, Answer, after_thinking, find_answer, find_gold
+from dew.rewards.answers import LONGEST, Answer, after_thinking, find_answer, find_gold, too_much
 from dew.rewards.plain import read_number, same_number, write_number
 from dew.rewards.pool import Job, Reply, pool
 from dew.rewards.text import chosen, gold_choice, words
@@ -68,6 +68,9 @@ def _at_once(completion: str, gold: str) -> Verdict | Answer:
         a, b = read_number(answer.text), read_number(target.text)
         if a and b:
             return Verdict("correct" if same_number(a, b) else "wrong", write_number(a[0]))
+    if answer.marked and too_much(answer.text):  # not to be read, but it may be the gold answer word for word
+        same = answer.text.split() == target.text.split()
+        return Verdict("correct" if same else "unparsable", answer.text[:500])
     said = words(target.text)
     if said and said in (words(answer.text), words(after_thinking(completion)[-LONGEST:])):
         return Verdict("correct", said)

@@ -25,7 +25,7 @@ _WARM_UP = (
 
 
 def serve(fd: int) -> None:
-    """Fork a worker for every socket that comes down the line; end when the line is closed."""
+    """Fork a worker for every socket that comes down the line; end with all of them when the line is closed."""
     control = socket.socket(fileno=fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the asking process's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end leave no zombies
@@ -44,8 +44,8 @@ def serve(fd: int) -> None:
             judge(*warm_up.pop(0))
             gc.freeze()
         _, fds, _, _ = socket.recv_fds(control, 1, 1)
-        if not fds:
-            return
+        if not fds:  # the asking process is gone: end every worker at once, whatever it is at, and this one
+            os.killpg(0, signal.SIGKILL)
         if os.fork() == 0:
             control.close()
             try:

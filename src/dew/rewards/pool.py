@@ -96,7 +96,7 @@ class Pool:
             if reply is not None or monotonic() >= end - 0.05:
                 return reply
             if not last:
-                worker = self._take()
+                worker = self._take(fresh=True)
         return ["crashed", None]
 
     def start(self) -> None:
@@ -111,10 +111,10 @@ class Pool:
         with ThreadPoolExecutor(min(self.size, len(jobs)), thread_name_prefix="dew-verdict") as threads:
             return list(threads.map(lambda job: self.ask(job, limit), jobs))
 
-    def _take(self) -> Worker:
+    def _take(self, *, fresh: bool = False) -> Worker:
         """An idle worker or a new one: no one waits for somebody else's verdict."""
         with self._lock:
-            if self._idle:
+            if self._idle and not fresh:
                 return self._idle.pop()
             ours, theirs = socket.socketpair()
             with theirs:
@@ -146,6 +146,7 @@ class Pool:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                process_group=0,  # so that the nursery can end its workers together, and ^C does not reach them
             )
         self._control = ours
         ours.settimeout(START)
