@@ -24,9 +24,9 @@ GOLDS = listed(r"""
     \begin{pmatrix}1&2\\3&4\end{pmatrix}  \text{Evelyn}
 """)
 WORDS = listed(r"""
-    answer  the answer is  so  boxed  ####  and  or  =  $  $$  \boxed{  }  {  (  )  [  ]  \frac  \sqrt  ^  _  1  x  ,  ;  %  !
-    \sum_{k=1}^{n}  \int_0^1  \lim_{x\to0}  9999999999  \left(  \right)  \begin{matrix}  \end{matrix}  &  \\  \text{  e  i
-    <think>  </think>  <answer>  \pm  \cup  \infty  \le  0.  /  -
+    answer  the answer is  so  boxed  ####  and  or  =  $  $$  \boxed{  }  {  (  )  [  ]  \frac  \sqrt  ^  _  1  x  ,  ;
+    %  !  \sum_{k=1}^{n}  \int_0^1  \lim_{x\to0}  9999999999  \left(  \right)  \begin{matrix}  \end{matrix}  &  \\
+    \text{  e  i  <think>  </think>  <answer>  \pm  \cup  \infty  \le  0.  /  -
 """)
 WORDS += ["\n", "\x00", "\ud800", "🙂"]
 
