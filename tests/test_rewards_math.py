@@ -217,8 +217,9 @@ def test_it_is_a_reward_function_for_trl():
 
 
 def test_answers_that_are_equal_vote_together():
-    said = [r"\boxed{1,000}", "The answer is 1000.0.", "#### 1000", r"\boxed{\frac{1}{3}}", r"\boxed{1/3}"]
-    assert [v.extracted for v in math_verdicts(said, ["7"] * 5)] == ["1000"] * 3 + ["1/3"] * 2
+    said = [r"\boxed{1,000}", "The answer is 1000.0.", "#### 1000", "x = 1000", r"\boxed{\frac{1}{3}}", r"\boxed{1/3}"]
+    extracted = [v.extracted for v in math_verdicts(said, ["7"] * 6, timeout=PATIENT)]
+    assert extracted == ["1000"] * 4 + ["1/3"] * 2
 
 
 def test_gold_answers_are_checked_against_themselves():

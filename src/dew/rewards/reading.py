@@ -135,6 +135,6 @@ def _spaced(text: str) -> str:
 def _spelling(text: str) -> str | None:
     """One spelling for equal answers, as far as that goes without a parser: they vote by it."""
     text = _BOLD.sub(r"\1", text).strip().strip("$*` ")
-    number = read_number(text.rpartition("=")[2])
+    number = read_number(text if re.search("[,;]", text) else text.rpartition("=")[2])
     spelt = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
     return spelt[:500] or None
