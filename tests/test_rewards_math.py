@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from dew.errors import ConfigError, RewardError
 from dew.rewards import Verdict, verifier
 from dew.rewards.answers import Answer, find_answer, find_gold, is_formula, last_boxed, too_much
-from dew.rewards.math import check_golds, math, math_verdict, math_verdicts, usable_rows, versions
+from dew.rewards.math import MathVerifier, check_golds, math, math_verdict, math_verdicts, usable_rows, versions
 from dew.rewards.plain import read_number, same_number, write_number
 from dew.rewards.text import chosen, gold_choice, words
 
@@ -216,6 +217,12 @@ def test_it_is_a_reward_function_for_trl():
     assert logged == {"verdict/correct": 0.5, "verdict/wrong": 0.25, "verdict/unparsable": 0.25, "verdict/timeout": 0.0}
 
 
+def test_it_can_be_sent_to_another_process():
+    sent = pickle.loads(pickle.dumps(MathVerifier("math", ("answer",), math.check, timeout=2.0)))
+    assert sent == MathVerifier("math", ("answer",), math.check, timeout=2.0)
+    assert sent([r"\boxed{4}"], answer=[4]) == [1.0] and sent.take_counts()["correct"] == 1
+
+
 def test_answers_that_are_equal_vote_together():
     said = [r"\boxed{1,000}", "The answer is 1000.0.", "#### 1000", "x = 1000", r"\boxed{\frac{1}{3}}", r"\boxed{1/3}"]
     extracted = [v.extracted for v in math_verdicts(said, ["7"] * 6, timeout=PATIENT)]
@@ -250,6 +257,7 @@ def test_nothing_is_evaluated_as_code(tmp_path):
 
 def test_a_missing_completion_is_an_empty_one():
     assert math_verdicts([None], ["42"]) == [Verdict("unparsable")]
+    assert math_verdicts(["None"], [None])[0].status == "unparsable"  # and a missing gold answer is no answer
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def math_verdict(completion: Completion | None, gold: str, *, timeout: float = T
 
 
 def math_verdicts(
-    completions: Sequence[Completion | None], golds: Sequence[str], *, timeout: float = TIMEOUT
+    completions: Sequence[Completion | None], golds: Sequence[Any], *, timeout: float = TIMEOUT
 ) -> list[Verdict]:
     """One verdict for each completion and the gold answer beside it; several are judged at a time."""
     if len(completions) != len(golds):
@@ -44,11 +44,12 @@ def math_verdicts(
     verdicts: dict[int, Verdict] = {}
     jobs: dict[int, Job] = {}
     for i, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
-        decided = _at_once(text_of(completion or ""), str(gold))
+        gold = "" if gold is None else str(gold)
+        decided = _at_once(text_of(completion or ""), gold)
         if isinstance(decided, Verdict):
             verdicts[i] = decided
         else:
-            jobs[i] = {"answer": decided.text, "marked": decided.marked, "gold": str(gold)}
+            jobs[i] = {"answer": decided.text, "marked": decided.marked, "gold": gold}
     replies = pool().ask_all(list(jobs.values()), timeout) if jobs else []
     for (i, job), reply in zip(jobs.items(), replies, strict=True):
         verdicts[i] = _from_worker(job, reply)
@@ -93,8 +94,12 @@ class MathVerifier(Verifier):
     _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
     _lock: Any = field(default_factory=Lock, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process (Ray, spawn) it is the same verifier, with counts of its own."""
+        return MathVerifier, (self.name, self.columns, self.check, self.timeout)
+
     def verdicts(self, completions: Sequence[Completion], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-        golds = [str(self._cell(row, "answer")) for row in rows]
+        golds = [self._cell(row, "answer") for row in rows]
         verdicts = math_verdicts(completions, golds, timeout=self.timeout)
         with self._lock:
             self._counts.update(verdict.status for verdict in verdicts)
