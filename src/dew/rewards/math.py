@@ -43,8 +43,8 @@ def math_verdicts(
         raise ConfigError(f"timeout={timeout}: seconds for one verdict, more than 0. {TIMEOUT} is the default.")
     verdicts: dict[int, Verdict] = {}
     jobs: dict[int, Job] = {}
-    for i, (completion, gold) in enumerate(zip(completions, golds, strict=True)):
-        gold = "" if gold is None else str(gold)
+    texts = ["" if gold is None else str(gold) for gold in golds]
+    for i, (completion, gold) in enumerate(zip(completions, texts, strict=True)):
         decided = _at_once(text_of(completion or ""), gold)
         if isinstance(decided, Verdict):
             verdicts[i] = decided
