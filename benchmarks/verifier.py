@@ -1,4 +1,4 @@
-"""How well does `math_verdict` agree with the labels of other people's test suites, and how fast is it?
+"""How well does `math_verdict` agree with the labels of other people's test suites?
 
     python benchmarks/verifier.py ../shared/data/verifier_cases.jsonl [--write benchmarks/results/verifier.md]
 
@@ -10,14 +10,12 @@ such as refusing an unreduced fraction) or `label_suspect` are counted in a tabl
 
 import argparse
 import json
-import logging
 from collections import Counter, defaultdict
 from datetime import date
 from pathlib import Path
-from time import process_time
 from typing import Any
 
-from dew.rewards.answers import find_answer, last_boxed, too_much
+from dew.rewards.answers import find_answer, last_boxed
 from dew.rewards.format import think_answer_format, think_format
 from dew.rewards.math import check_golds, math_verdicts, versions
 from dew.rewards.text import chosen
@@ -79,19 +77,6 @@ def others(cases: list[Case]) -> list[str]:
     return lines
 
 
-def cost(golds: list[str]) -> str:
-    """Processor time of a verdict that needs the parser, measured in this process: other load does not count."""
-    logging.disable(logging.CRITICAL)
-    from dew.rewards.reading import judge
-
-    golds = [gold for gold in golds if not too_much(gold)]
-    judge("x+1", True, "1+x")
-    start = process_time()
-    for gold in golds:
-        judge(gold, True, f"({gold})+0")
-    return f"A verdict on one of these formulas takes {1000 * (process_time() - start) / len(golds):.0f} ms of a processor."
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("cases", type=Path)
@@ -104,7 +89,6 @@ def main() -> None:
     table, apart = agreement(fair)
     policy, apart_by_policy = agreement(chosen_labels)
     found = ", ".join(f"{name} {v}" for name, v in versions().items())
-    golds = [case["pred"] for case in cases if case["kind"] == "latex_parse"]
     text = "\n".join(
         [
             "# Verdicts against labels",
@@ -128,8 +112,6 @@ def main() -> None:
             *others(cases),
             "",
             "latex_parse: the formula is judged equal to itself; latex_bad: it is not, so it is reported as gold.",
-            "",
-            cost(golds),
         ]
     )
     print(text)
