@@ -43,6 +43,7 @@ VARIANTS = {
     "truncated answers masked": ({"mask_truncated_completions": True}, [outcome]),
     "answers without a reward": ({}, [sometimes_silent]),
     "two rewards": ({"reward_weights": [1.0, 0.5]}, [outcome, length]),
+    "two optimizer steps per generation": ({"steps_per_generation": 4}, [outcome]),
 }
 
 
@@ -98,7 +99,7 @@ def losses_and_gradient(trainer, moved):
         for parameter in trainer.model.parameters():
             parameter.add_(moved * torch.randn_like(parameter))
     losses = []
-    for part in split_tensor_dict(batch, 2):
+    for part in split_tensor_dict(batch, trainer.args.steps_per_generation)[:2]:  # one optimizer step
         loss = trainer._compute_loss(trainer.model, part)
         loss.backward()
         losses.append(loss.item())

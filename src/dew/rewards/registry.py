@@ -6,8 +6,15 @@ from importlib import import_module
 from dew.errors import ConfigError
 from dew.rewards.verdict import Verifier
 
-VERIFIERS = {"countdown": "dew.rewards.countdown:countdown", "chain": "dew.rewards.chain:chain"}
+VERIFIERS = {
+    "countdown": "dew.rewards.countdown:countdown",
+    "chain": "dew.rewards.chain:chain",
+    "math": "dew.rewards.math:math",
+    "equation": "dew.rewards.equation:equation",
+}
 """Name -> module:attribute. A built-in task and its verifier have the same name."""
+VERIFIERS |= dict.fromkeys(("gsm8k", "math500", "aime24", "aime25", "amc23", "dapo17k"), VERIFIERS["math"])
+VERIFIERS["countdown-tinyzero"] = VERIFIERS["equation"]
 
 
 def verifier(name: str) -> Verifier:

@@ -1,0 +1,63 @@
+"""Plain numbers, read exactly and without a parser: most gold answers are one."""
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+ROUNDING = 6
+"""Decimals that a rounded answer needs: 0.333333 is 1/3, 0.33 is not."""
+
+_SPACE = r"(?:\\[,;:! ]|[   ])"
+_GROUP = rf"(?:\{{?,\}}?{_SPACE}*|{_SPACE}+)"
+_DIGITS = rf"(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d{{1,60}})"
+_NUMBER = re.compile(rf"(?P<sign>[-+]?)\s*(?:(?P<whole>{_DIGITS})(?P<decimals>\.\d{{0,60}})?|(?P<only>\.\d{{1,60}}))")
+_FRACTION = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?P<mixed>\d{{1,9}})(?=\s|\\))?\s*"
+    rf"(?:\\[dtc]?frac\s*\{{\s*(?P<a>-?{_DIGITS})\s*\}}\s*\{{\s*(?P<b>{_DIGITS})\s*\}}"
+    rf"|\\[dtc]?frac\s*(?P<c>\d)\s*(?P<d>\d)(?!\d)|(?P<e>{_DIGITS})\s*/\s*(?P<f>{_DIGITS}))"
+)
+_AROUND = re.compile(r"\A(?:\\\(|\\\[|\\?\$|[€£¥]|\s)+|(?:\\\)|\\\]|\\?\$|[€£¥.]|\s)+\Z")
+
+
+def read_number(text: str) -> tuple[Fraction, bool] | None:
+    """(value, whether it was written with decimals), or None if the text is anything but one plain number.
+
+    Reads signs, thousands separators, decimals, fractions and mixed numbers: `-1,000.50`, `\\frac{3}{4}`, `1 1/2`.
+    """
+    if len(text) > 200:
+        return None
+    text = _AROUND.sub("", text.replace("−", "-"))
+    if match := _NUMBER.fullmatch(text):
+        whole, decimals = match["whole"] or "0", match["decimals"] or match["only"] or ""
+        digits = re.sub(r"\D", "", whole)
+        value = Fraction(digits + (decimals if len(decimals) > 1 else ""))
+        return (-value if match["sign"] == "-" else value), len(decimals) > 1
+    if match := _FRACTION.fullmatch(text):
+        over, under = (
+            int(re.sub(r"[^\d-]", "", match[a] or match[c] or match[e]))
+            for a, c, e in (("a", "c", "e"), ("b", "d", "f"))
+        )
+        if under == 0 or (match["mixed"] and over < 0):
+            return None
+        value = int(match["mixed"] or 0) + Fraction(over, under)
+        return (-value if match["sign"] == "-" else value), False
+    return None
+
+
+def same_number(a: tuple[Fraction, bool], b: tuple[Fraction, bool]) -> bool:
+    """Exactly equal, or equal to six decimals where one of the two was written with decimals."""
+    if a[0] == b[0]:
+        return True
+    if not (a[1] or b[1]):
+        return False
+    apart, size = abs(a[0] - b[0]), max(abs(a[0]), abs(b[0]))
+    return round(a[0], ROUNDING) == round(b[0], ROUNDING) and apart <= size / 1000
+
+
+def write_number(value: Fraction) -> str:
+    """One spelling per number: `1000`, `0.5`, `1/3`."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    if 10**12 % value.denominator == 0:
+        return f"{Decimal(value.numerator) / value.denominator:f}"
+    return str(value)

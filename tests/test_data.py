@@ -1,0 +1,259 @@
+"""Data sets: read from anywhere, bad rows counted, nothing of the test set in training."""
+
+import gzip
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dew.errors import ConfigError
+from dew.tasks import task
+from dew.tasks.files import columns, read_table
+from dew.tasks.overlap import identity, key, overlap, without_overlap
+from dew.tasks.presets import PRESETS, NamedSet
+from dew.tasks.templates import TEMPLATES, render
+
+SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[2] / "shared/data")
+ROWS = [{"problem": f"What is {i} plus {i + 1}, please?", "answer": 2 * i + 1, "level": i % 3} for i in range(100)]
+
+
+def write(path: Path, rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.name.endswith(".gz") else text)
+    return path
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    if not (SHARED / "gsm8k").is_dir():
+        pytest.skip(f"no copies of the data sets at {SHARED}")
+    monkeypatch.setenv("DEW_DATA", str(SHARED))
+
+
+# Golden
+
+
+def test_every_way_to_hold_the_same_rows(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list(ROWS)
+    data.to_parquet(tmp_path / "a.parquet")
+    data.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": data}).save_to_disk(str(tmp_path / "saved_splits"))
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    write(tmp_path / "a.jsonl", ROWS), write(tmp_path / "a.jsonl.gz", ROWS)
+    write(tmp_path / "folder/train.jsonl", ROWS)
+    data.to_parquet(tmp_path / "shards/data/train-00000-of-00001.parquet")
+    expected = [{"problem": row["problem"], "answer": str(row["answer"]), "level": row["level"]} for row in ROWS]
+    for source in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "folder", "shards", "saved", "saved_splits"):
+        assert read_table(tmp_path / source, columns(keep=["level"])).rows == expected, source
+
+
+def test_bad_rows_are_counted_and_shown_and_end_nothing(tmp_path, caplog):
+    good = {"problem": "How many?", "answer": "1"}
+    lines = [
+        good,
+        {"problem": "How much?"},
+        {"problem": " ", "answer": "2"},
+        {"problem": "When?", "answer": None},
+        [1, 2],
+        good,
+        {"problem": "Who?", "answer": "A"},
+        {"problem": "Who?", "answer": "B"},
+    ]
+    path = write(tmp_path / "bad.jsonl", lines)
+    path.write_bytes(path.read_bytes() + b"{not json\n\xff\xfe\n\n")
+    with caplog.at_level(logging.WARNING, "dew.tasks"):
+        table = read_table(path, columns(), name="bad")
+    assert [row["problem"] for row in table.rows] == ["How many?"] and table.repeated == 1
+    assert [str(bad).split(" (")[0] for bad in table.bad] == [
+        "bad.jsonl:2: no column 'answer'; there are problem",
+        "bad.jsonl:3: no problem",
+        "bad.jsonl:4: no answer",
+        "bad.jsonl:5: a list, not an object with columns",
+        "bad.jsonl:9: not JSON",
+        "bad.jsonl:10: not JSON",
+        "bad.jsonl:7: one problem with the answers A and B",
+        "bad.jsonl:8: one problem with the answers A and B",
+    ]
+    assert (
+        "1 problems, 1 repeated ones left out, 8 rows that cannot be used" in caplog.text
+        and "and 3 more" in caplog.text
+    )
+
+
+def test_columns_are_mapped_also_inside_others(tmp_path):
+    raw = {
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 times 7?"}],
+        "reward_model": {"ground_truth": "42", "style": "rule"},
+    }
+    read = columns("prompt", "reward_model.ground_truth")
+    assert read_table(write(tmp_path / "verl.jsonl", [raw]), read).rows == [
+        {"problem": "What is 6 times 7?", "answer": "42"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "problem", "answer"),
+    [
+        ("gsm8k", {"question": "Q?", "answer": "48/2 = <<48/2=24>>24\n#### 1,072"}, "Q?", "1072"),
+        ("math", {"problem": "P", "solution": r"so $\boxed{\frac{1}{2}}$", "level": "Level 1"}, "P", r"\frac{1}{2}"),
+        ("math500", {"problem": "P", "solution": "s", "answer": "p - q", "unique_id": "u"}, "P", "p - q"),
+        ("aime24", {"id": 1, "problem": "P", "answer": "204"}, "P", "204"),
+        ("aime25", {"problem": "P", "answer": "70", "id": "0"}, "P", "70"),
+        ("amc23", {"id": 0, "question": "P", "answer": 27.0}, "P", "27.0"),
+        ("dapo17k", {"prompt": "P", "solution": "34", "reward_model": {"ground_truth": "34"}}, "P", "34"),
+    ],
+)
+def test_the_columns_of_the_hub(tmp_path, monkeypatch, *, name: str, raw, problem: str, answer: str):
+    monkeypatch.setenv("DEW_DATA", str(tmp_path))
+    preset = PRESETS[name]
+    split = preset.train or preset.held_out
+    write(tmp_path / name / f"{split}.jsonl", [raw])
+    (row,) = NamedSet(name).table("train" if preset.train else "held_out").rows
+    assert (row["problem"], row["answer"]) == (problem, answer)
+
+
+def test_tinyzero_from_its_numbers(tmp_path):
+    path = write(tmp_path / "train.jsonl", [{"target": 98, "nums": [44, 19, 35]}])
+    (row,) = task("countdown-tinyzero", path=str(path.parent)).rows(5)
+    assert row["numbers"] == [44, 19, 35] and row["answer"] == "98"
+    assert "the numbers [44, 19, 35], create an equation that equals 98" in row["prompt"]
+    assert row["prompt"].startswith("A conversation") and row["prompt"].endswith("Assistant:")
+
+
+def test_templates():
+    assert render("chat", "1+1?") == [
+        {"role": "user", "content": "1+1?\nPlease reason step by step, and put your final answer within \\boxed{}."}
+    ]
+    assert render("qwen-boxed", "1+1?") == (
+        "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "<think> reasoning process here </think>" in render("r1", "1+1?") and "User: 1+1? Assistant:" in render(
+        "r1", "1+1?"
+    )
+    assert render("plain", "1+1?") == "1+1?"
+    assert render("Q: {problem}\nA:", "{x}?") == "Q: {x}?\nA:"
+    assert all("{problem}" not in str(render(name, "{braces} $x$")) for name in TEMPLATES)
+
+
+# Oracle: the copies of the real sets
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "held_out"),
+    [
+        ("gsm8k", 7473, 1319),
+        ("math500", 0, 500),
+        ("aime24", 0, 30),
+        ("aime25", 0, 30),
+        ("amc23", 0, 40),
+        ("countdown-tinyzero", 8001, 2001),
+    ],
+)
+def test_the_real_sets_are_whole(shared, name: str, train: int, held_out: int):
+    assert len(NamedSet(name).table("held_out").rows) == held_out
+    if train:
+        assert len(NamedSet(name).table("train").rows) == train
+
+
+def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
+    dapo = NamedSet("dapo17k").table("train")
+    assert len(dapo.rows) + dapo.repeated + len(dapo.bad) == 17_917
+    found = {
+        name: len(overlap(dapo.rows, NamedSet(name).table("held_out").rows))
+        for name in ("math500", "amc23", "aime24", "aime25")
+    }
+    assert found == {"math500": 7, "amc23": 8, "aime24": 0, "aime25": 0}
+    clean = task("dapo17k", without=["amc23"])  # its held-out problems are those of MATH-500, and left out anyway
+    train, held_out = clean.rows(10**6), clean.rows(10**6, split="held_out")
+    assert len(held_out) == 500 and len(overlap(train, held_out)) == 0
+    assert len(overlap(train, NamedSet("amc23").table("held_out").rows)) == 0
+    assert len(dapo.rows) - len(train) < 30
+
+
+# Properties
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 9), st.integers(0, 60), st.integers(0, 60))
+def test_fewer_rows_are_the_first_of_more_and_a_row_less_moves_no_other(seed: int, n: int, gone: int):
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.jsonl", ROWS)
+        whole = task(str(path), template="plain").rows(1000, seed=seed)
+        assert task(str(path), template="plain").rows(n, seed=seed) == whole[:n]
+        write(path, [row for i, row in enumerate(ROWS) if i != gone][::-1])  # another order, one row less
+        rest = task(str(path), template="plain").rows(1000, seed=seed)
+        assert rest == [row for row in whole if not row["problem"].startswith(f"What is {gone} plus")]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.text(min_size=20, max_size=80))
+def test_white_space_makes_no_other_problem(text: str):
+    assert key(f" {text}\n") == key(text) and identity(f"  {text} ") == identity(text)
+
+
+def test_training_and_held_out_have_nothing_in_common(tmp_path):
+    sums = task(str(write(tmp_path / "a.parquet.jsonl", ROWS)), template="plain")
+    train, held_out = sums.rows(1000), sums.rows(1000, split="held_out")
+    assert len(train) + len(held_out) == 100 and 0 < len(held_out) < 40
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
+    assert sums.rows(1000, seed=1) != train and sorted(r["prompt"] for r in sums.rows(1000, seed=1)) == sorted(
+        r["prompt"] for r in train
+    )
+
+
+def test_overlap_sees_through_spelling_and_not_through_numbers():
+    train = [
+        {"problem": r"Find $x$ if \frac{1}{2}x = 17.  "},
+        {"problem": "Find x if 1/2 x = 18."},
+        {"problem": "1+1?"},
+    ]
+    test = [{"problem": r"find $ x $ if $\frac 12 x=17$"}, {"problem": "1+1?"}]
+    found = overlap(train, test)
+    assert [pair[0] for pair in found.pairs] == train[:1] and len(found) == 1  # "1+1?" is too short to tell
+    assert without_overlap(train, test) == (train[1:], 1)
+    assert identity("x + 1") != identity("x - 1")
+
+
+def test_rows_become_a_data_set(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = task(str(write(tmp_path / "a.jsonl", ROWS)), problem="problem", keep=["level"]).rows(5)
+    assert datasets.Dataset.from_list(rows).to_list() == rows
+    assert rows[0]["prompt"][0]["role"] == "user"
+
+
+# Edges
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: task("gsm8"), "Did you mean 'gsm8k'"),
+        (lambda p: task("gsm8k", templat="r1"), "Did you mean 'template'"),
+        (lambda p: task("gsm8k", template="qwen-box"), "Did you mean 'qwen-boxed'"),
+        (lambda p: task("aime24", path=str(p)).rows(1), "evaluation only"),
+        (lambda p: task("gsm8k", path=str(p)).rows(1), "no train split. Expected train.jsonl"),
+        (lambda p: task(str(p / "none.parquet")).rows(1), "none.parquet: cannot be read"),
+        (lambda p: task(str(p / "text.parquet")).rows(1), "not a Parquet file"),
+        (lambda p: task(str(p / "text.json")).rows(1), "not JSON"),
+        (lambda p: task(str(p / "text.jsonl.gz")).rows(1), "cannot be read"),
+        (lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1), "No usable rows. empty: 0 problems, 1 rows"),
+        (lambda p: read_table(p / "a.csv", columns()), "neither a folder, nor a file"),
+        (lambda p: task("nobody/nothing-at-all").rows(1), "cannot be loaded from the Hugging Face hub"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_advice(tmp_path, monkeypatch, call, message: str):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("text.parquet", "text.json", "text.jsonl.gz"):
+        (tmp_path / name).write_text("not what it says")
+    write(tmp_path / "empty.jsonl", [{}])
+    with pytest.raises(ConfigError, match=message):
+        call(tmp_path)

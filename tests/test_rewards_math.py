@@ -1,0 +1,273 @@
+"""Verdicts on mathematics: what is found, how it is read, what counts as the same."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dew.errors import ConfigError, RewardError
+from dew.rewards import Verdict, verifier
+from dew.rewards.answers import Answer, find_answer, find_gold, is_formula, last_boxed, too_much
+from dew.rewards.math import MathVerifier, check_golds, math, math_verdict, math_verdicts, usable_rows, versions
+from dew.rewards.plain import read_number, same_number, write_number
+from dew.rewards.text import chosen, gold_choice, words
+
+pytest.importorskip("math_verify")
+CASES = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[2] / "shared/data") / "verifier_cases.jsonl"
+PATIENT = 60.0
+"""Seconds where a test is not about time: the machine may be busy."""
+
+# Golden: completion, gold, whether it is correct
+
+SAME = [
+    # numbers
+    (r"\boxed{1,000}", "1000"), (r"\boxed{10{,}000}", "10000"), (r"\boxed{10\,000}", "10000"), (r"\boxed{007}", "7"),
+    (r"\boxed{0.75}", r"\frac{3}{4}"), (r"\boxed{1\frac{1}{2}}", "1.5"), ("The answer is 1 1/2.", "3/2"),
+    (r"\boxed{0.333333}", "1/3"), (r"\boxed{−3}", "-3"), (r"\boxed{1e4}", "10000"), (r"\boxed{1.0\times10^4}", "10000"),
+    (r"\boxed{\sqrt{3}}", "1.7320508"), (r"\boxed{5!}", "120"), (r"\boxed{\binom{5}{2}}", "10"), ("1,22", "1.22"),
+    # units, money, percent
+    (r"\boxed{99 \text{ dollars}}", "99"), ("#### 99 dollars", "99"), ("#### $1,234.50", "1234.5"),
+    (r"\boxed{\$36}", r"\$36"),
+    (r"\boxed{5\ \mathrm{cm}}", "5"), (r"\boxed{\text{3 hours}}", "3"), (r"\boxed{45^\circ}", "45"), ("45°", "45"),
+    (r"\boxed{12\%}", "12"), (r"\boxed{12\%}", "0.12"), ("28 percent", r"28\%"), ("She makes $18 every day.", "18"),
+    # algebra
+    (r"\boxed{x^2+2x+1}", "(x+1)^2"), (r"\boxed{\tfrac{1}{2}x}", "x/2"), ("answer: sqrt(2)/2", r"\frac{\sqrt{2}}{2}"),
+    (r"\boxed{5}", "x=5"), (r"\boxed{k = 2n+1}", "2n+1"), (r"\boxed{2x-y+3=0}", "y=2x+3"), (r"\boxed{2-3i}", "-3i+2"),
+    # sets, intervals, tuples, matrices
+    (r"\boxed{\{1,2,3\}}", "3, 1, 2"), (r"\boxed{x=2 \text{ or } x=-2}", "-2,2"), (r"\boxed{[1,2)}", "[1, 2)"),
+    (r"\boxed{x<2}", r"(-\infty,2)"), (r"\boxed{1\le x\le 2}", "[1,2]"),
+    (r"\boxed{(3,\frac{\pi}{2})}", r"\left(3,\pi/2\right)"), (r"\boxed{1} and \boxed{2}", r"\{1,2\}"),
+    (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+    (r"\boxed{p=5,q=2 \text{ and } p=7,q=2}", "p=5,q=2;p=7,q=2"),
+    # words and choices
+    (r"\boxed{\text{Yes}}", "yes"), ("The answer is Paris.", "paris"), (r"\boxed{\text{(C)}}", "C"),
+    ("I think it's B", "B"),
+    # where the answer stands
+    ("<think>it is 3</think><answer>4</answer>", "4"), ("The angle is [90].", "90"),
+    ("**Final Answer**: $\\frac12$", "0.5"),
+    (r"\boxed{3}, but no: the final answer is $4$. I hope it is correct.", "4"),
+    ("比例为13/28", "13/28"), ("2 + 2 = **4**", "4"),
+]  # fmt: skip
+DIFFERENT = [
+    (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
+    (r"\boxed{1,2}", "12"),
+    (r"\boxed{6\pi}", "6"), (r"\boxed{5x}", "5"), (r"\boxed{x^2+2x}", "(x+1)^2"), (r"\boxed{2-3i}", "3i+2"),
+    (r"\boxed{y=5}", "x=5"), (r"\boxed{(1,2)}", "(2,1)"), (r"\boxed{(1,2)}", "[1,2]"), (r"\boxed{x \ge 3}", "x>3"),
+    (r"\boxed{1:2}", "2:1"), (r"\boxed{D}", "C"), (r"\boxed{\text{No}}", "yes"), ("We get 5 and then 6", "5"),
+    (r"$1 + \frac{1}{\mathrm{e}}$", r"$1 - \frac{1}{\mathrm{e}}$"),  # math-verify 0.9.0 takes \mathrm{e} for a unit
+    (r"\boxed{0.0000002}", "0.0000001"), (r"\boxed{1} no wait no no \boxed{2}", r"\{1,2\}"),
+]  # fmt: skip
+NOTHING = [
+    "",
+    " ",
+    r"\boxed{}",
+    r"\boxed{5",
+    "<think>still thinking",
+    r"<think>\boxed{5}</think>",
+    "####",
+    "no number here",
+]
+
+
+def test_the_same_answer_in_other_words():
+    verdicts = math_verdicts([c for c, _ in SAME], [g for _, g in SAME], timeout=PATIENT)
+    assert [case for case, v in zip(SAME, verdicts, strict=True) if not v.correct] == []
+
+
+def test_another_answer():
+    verdicts = math_verdicts([c for c, _ in DIFFERENT], [g for _, g in DIFFERENT], timeout=PATIENT)
+    assert [case for case, v in zip(DIFFERENT, verdicts, strict=True) if v.status != "wrong"] == []
+
+
+def test_no_answer_is_not_a_wrong_answer():
+    assert {v.status for v in math_verdicts(NOTHING, ["5"] * len(NOTHING), timeout=PATIENT)} == {"unparsable"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{1} thus \boxed{2}", "2"),
+        (r"\boxed{2}, \boxed{3} and $\boxed{5}$", "2, 3, 5"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed 7", "7"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{a\}b}", r"a\}b"),
+        (r"\boxed{12} and \boxed{1", None),
+        ("no box", None),
+    ],
+)
+def test_the_last_box(text: str, found: str | None):
+    assert last_boxed(text) == found
+
+
+def test_what_is_marked_and_what_is_prose():
+    assert find_answer("a #### 1,234 apples.\nbye") == Answer("1,234 apples", marked=True)
+    assert find_answer("x = 4") == Answer("x = 4", marked=True)
+    assert find_answer("We have 4 apples left over") == Answer("We have 4 apples left over", marked=False)
+    assert find_answer("see [3], hence 5") == Answer("see [3], hence 5", marked=False)
+    assert find_gold("$x+1$") == Answer("$x+1$", marked=True)
+    assert find_gold(r"\$36") == Answer(r"\$36", marked=True)
+    assert find_gold(" ") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1,000.50", "1000.5"), ("-3/4", "-0.75"), (r"-\dfrac{10}{9}", "-10/9"), (r"\frac12", "0.5"), ("1 1/2", "1.5"),
+     (".5", "0.5"),
+     ("$12", "12"), ("1 000", "1000"), (r"1,\!234", "1234"), ("1,22", None), ("1/0", None), ("12a", None), ("", None),
+     ("1,0000", None), ("1.2.3", None), ("9" * 61, None)],
+)  # fmt: skip
+def test_plain_numbers(text: str, number: str | None):
+    found = read_number(text)
+    assert (write_number(found[0]) if found else None) == number
+
+
+def test_choices_and_words():
+    assert [gold_choice(g) for g in ("C", "(C)", r"\text{(C)}", "(D) Alina", "c", "CD", "x")] == [
+        "C",
+        "C",
+        "C",
+        "D",
+        None,
+        None,
+        None,
+    ]
+    assert chosen("It's not A because of that, therefore I think it's B") == "B"
+    assert chosen("The answer is for sure D, it can't be A or B") == "D"
+    assert chosen("A. Because B is not valid") == "A"
+    assert chosen("No valid answer here") is None
+    assert words("The capital of France is Paris.") == "capital of france is paris"
+    assert words(r"\text{Evelyn}") == "evelyn"
+    assert words("x+y") is words("42") is None
+
+
+# Oracle: labels of other people's test suites
+
+
+def test_agreement_with_labels_is_that_of_math_verify_or_better():
+    if not CASES.exists():
+        pytest.skip(f"no labelled cases at {CASES}")
+    rows = [json.loads(line) for line in CASES.read_text().splitlines()]
+    rows = [r for r in rows if r["kind"] == "verify" and not r.get("policy") and not r.get("label_suspect")]
+    verdicts = math_verdicts([r["pred"] for r in rows], [r["gold"] for r in rows], timeout=PATIENT)
+    ours = sum(v.correct == r["expected"] for v, r in zip(verdicts, rows, strict=True))
+    plain = sum(r.get("math_verify_0_9_0") == r["expected"] for r in rows)
+    assert ours > plain and ours >= 0.98 * len(rows)
+
+
+# Properties
+
+
+@settings(deadline=None)
+@given(st.fractions(max_denominator=10**6).filter(lambda f: abs(f) < 10**12))
+def test_a_number_is_read_as_it_was_written(value):
+    assert read_number(write_number(value)) is not None
+    assert read_number(write_number(value))[0] == value
+
+
+@settings(deadline=None)
+@given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
+def test_whole_numbers_are_equal_only_if_they_are(a: int, b: int):
+    assert math_verdict(rf"\boxed{{{a:,}}}", str(b)) == (a == b)
+    assert math_verdict(rf"\boxed{{{a}}}", f"{a:,}")
+
+
+@settings(deadline=None)
+@given(st.integers(-999, 999), st.integers(1, 999))
+def test_equality_of_numbers_is_symmetric(a: int, b: int):
+    x, y = read_number(f"{a}/{b}"), read_number(f"{a / b:.6f}")
+    assert same_number(x, y) == same_number(y, x)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_finding_an_answer_never_raises(text: str):
+    find_answer(text), find_gold(text), is_formula(text), chosen(text), words(text), read_number(text), too_much(text)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet=r"\boxed{}1, and$<answer>#", max_size=120))
+def test_an_answer_is_part_of_its_text(text: str):
+    found = find_answer(text)
+    assert found is None or all(part in text for part in found.text.split(", "))
+
+
+# As a reward
+
+
+def test_it_is_a_reward_function_for_trl():
+    math.take_counts()
+    logged: dict[str, float] = {}
+    rewards = math(
+        prompts=["?"] * 4,
+        completions=[r"\boxed{4}", [{"role": "assistant", "content": "The answer is 5."}], "", r"\boxed{2^2}"],
+        answer=["4", "4", "4", "4"],
+        trainer_state=None,
+        log_metric=logged.__setitem__,
+    )
+    assert rewards == [1.0, 0.0, 0.0, 1.0]
+    assert math.__name__ == "math" and verifier("gsm8k") is verifier("math") is math
+    assert math.take_counts() == {"correct": 2, "wrong": 1, "unparsable": 1, "timeout": 0}
+    assert sum(math.take_counts().values()) == 0
+    assert logged == {"verdict/correct": 0.5, "verdict/wrong": 0.25, "verdict/unparsable": 0.25, "verdict/timeout": 0.0}
+
+
+def test_it_can_be_sent_to_another_process():
+    sent = pickle.loads(pickle.dumps(MathVerifier("math", ("answer",), math.check, timeout=2.0)))
+    assert sent == MathVerifier("math", ("answer",), math.check, timeout=2.0)
+    assert sent([r"\boxed{4}"], answer=[4]) == [1.0] and sent.take_counts()["correct"] == 1
+
+
+def test_answers_that_are_equal_vote_together():
+    said = [r"\boxed{1,000}", "The answer is 1000.0.", "#### 1000", "x = 1000", r"\boxed{\frac{1}{3}}", r"\boxed{1/3}"]
+    extracted = [v.extracted for v in math_verdicts(said, ["7"] * 6, timeout=PATIENT)]
+    assert extracted == ["1000"] * 4 + ["1/3"] * 2
+
+
+def test_gold_answers_are_checked_against_themselves():
+    golds = ["42", r"\frac{1}{2}", "", r"\frac{", "[0,1)", "???"]
+    assert check_golds(golds, timeout=PATIENT) == [2, 3, 5]
+    good, bad = usable_rows([{"answer": gold} for gold in golds], timeout=PATIENT)
+    assert len(good) == 3 and [row["answer"] for row in bad] == ["", r"\frac{", "???"]
+
+
+def test_versions_are_those_that_judge():
+    import math_verify  # noqa: F401
+
+    assert set(versions()) == {"math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime"}
+    assert "not installed" not in versions().values()
+
+
+# Edges
+
+
+def test_nothing_is_evaluated_as_code(tmp_path):
+    trap = tmp_path / "trap"
+    code = f"__import__('pathlib').Path({str(trap)!r}).touch()"
+    texts = [code, rf"\boxed{{{code}}}", f"The answer is {code}", f"$ {code} $", f"1+({code})"]
+    assert not any(v.correct for v in math_verdicts(texts, ["7777"] * len(texts), timeout=PATIENT))
+    assert not any(v.correct for v in math_verdicts(["7777"] * len(texts), texts, timeout=PATIENT))
+    assert not trap.exists()
+
+
+def test_a_missing_completion_is_an_empty_one():
+    assert math_verdicts([None], ["42"]) == [Verdict("unparsable")]
+    assert math_verdicts(["None"], [None])[0].status == "unparsable"  # and a missing gold answer is no answer
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: math_verdicts(["1"], []), RewardError, "1 answers for 0 gold"),
+        (lambda: math_verdict("1", "1", timeout=0), ConfigError, "more than 0"),
+        (lambda: math(["1"], gold=["1"]), RewardError, "no column 'answer'"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_advice(call, error, message: str):
+    with pytest.raises(error, match=message):
+        call()
