@@ -99,6 +99,14 @@ def test_missing_rewards_are_named():
         launch.rewards_of(launch.parse(make_run({**SMALL, "reward_funcs": ["no_such_module.reward"]})))
 
 
+def test_rewards_are_dews_trls_or_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text("def brevity(completions, **_):\n    return [-len(c) for c in completions]\n")
+    names = ["think_format_reward", "boxed_format", f"{tmp_path}/mine.py:brevity"]
+    functions = launch.rewards_of(launch.parse(make_run({**SMALL, "reward_funcs": names})))
+    assert functions[0].name == "countdown" and len(functions) == 4
+    assert functions[3](completions=["abc"]) == [-3]
+
+
 def test_train_leaves_a_run_that_can_be_read_scored_and_exported(config, tmp_path):
     path = config(scores={"problems": 4, "k": 2})
     done = dew("train", path)

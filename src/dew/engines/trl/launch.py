@@ -109,33 +109,28 @@ def judge_of(run: Run) -> Verifier | None:
 
 def rewards_of(parsed: Parsed) -> list[Any]:
     """The reward functions: the verifier first, then those that the file names in TRL's way."""
-    from trl import rewards as trl_rewards
-
-    judge = judge_of(parsed.run) if parsed.run.task or parsed.run.verifier else None
+    judge = judge_of(parsed.run)
     functions: list[Any] = [judge] if judge is not None else []
-    for name in parsed.script.reward_funcs or []:
-        functions.append(getattr(trl_rewards, name, None) or _imported(name))
+    functions += [_reward(name) for name in parsed.script.reward_funcs or []]
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
         raise ConfigError(
-            f"{parsed.run.source or 'configuration'}: no reward. Write `verifier:` (countdown, chain), or "
-            "`reward_funcs: [accuracy_reward]` as TRL has it, or `[my_module.my_reward]`."
+            f"{parsed.run.source or 'configuration'}: no reward. Write `verifier: math` (or countdown, chain), "
+            "`reward_funcs: [accuracy_reward]` as TRL has it, or your own as `[file.py:function]`."
         )
     return functions
 
 
-def _imported(name: str) -> Any:
-    from importlib import import_module
+def _reward(name: str) -> Any:
+    """TRL's by name, one of dew's by name, or one's own: module:function, file.py:function, TRL's module.function."""
+    from trl import rewards as trl_rewards
 
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"reward_funcs: {name!r} cannot be imported ({error}). Name a function of TRL's, or one of your own as "
-            "module.function, with the module on PYTHONPATH."
-        ) from None
+    from dew.rewards.parts import reward
+
+    if hasattr(trl_rewards, name):
+        return getattr(trl_rewards, name)
+    return reward(":".join(name.rsplit(".", 1)) if "." in name and ":" not in name else name)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,6 +146,9 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
     train, evaluation = data_of(parsed)
+    judge = judge_of(parsed.run)
+    if judge is not None and args.outcome_reward is None:
+        args.outcome_reward = judge.name
     return DewTrainer(
         _local(model.model_name_or_path),
         rewards_of(parsed),
