@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: install test lint types layers unit slow mutants clean
+.PHONY: install test lint types layers unit slow test-vllm mutants clean
 
 # torch first and by itself: pip must not pick another build on behalf of somebody's dependency.
 $(VENV)/.installed: pyproject.toml locks/core.txt
@@ -37,6 +37,17 @@ unit: install
 
 slow: install
 	$(BIN)/pytest -m slow
+
+# vLLM pins its own transformers, so it lives in an environment of its own. Its lock is complete: nothing is resolved.
+$(VENV)-vllm/.installed: pyproject.toml locks/vllm.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check $$(grep '^torch==' locks/vllm.txt)
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r locks/vllm.txt
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+test-vllm: $(VENV)-vllm/.installed
+	$(VENV)-vllm/bin/pytest -m slow tests/test_trl_vllm.py
 
 mutants: install
 	$(BIN)/python tests/mutants.py

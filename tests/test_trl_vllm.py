@@ -1,0 +1,98 @@
+"""Three steps against a real vLLM in the trainer's own process. `make test-vllm` installs what it needs.
+
+TRL's "colocate" mode hands weights over in memory, so it can be tried on a CPU. Its "server" mode sends them by NCCL
+and cannot be tried without a GPU.
+"""
+
+import pytest
+import torch
+
+vllm = pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A trainer after three steps, with what vLLM sampled and what the loss was given at each."""
+    from vllm import _custom_ops
+    from vllm.model_executor.layers import utils
+
+    # On a CPU vLLM repacks weights once and throws the plain ones away, so that none can be loaded later.
+    patch = pytest.MonkeyPatch()
+    patch.setattr(_custom_ops, "_supports_onednn", False)
+    patch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)
+    patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+
+    from datasets import Dataset
+
+    from dew.engines.trl import DewConfig, DewTrainer
+    from dew.rewards import verifier
+    from dew.tasks import TINY, task
+
+    class Watched(DewTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            seen.append({k: x.clone() for k, x in batch.items() if isinstance(x, torch.Tensor)})
+            return batch
+
+    seen = []
+    args = DewConfig(
+        output_dir=str(tmp_path_factory.mktemp("run")),
+        algorithm="gtpo",
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.2,
+        vllm_max_model_length=64,
+        max_steps=STEPS,
+        num_generations=8,
+        per_device_train_batch_size=32,
+        max_completion_length=28,
+        learning_rate=1e-2,  # large: a sampler left behind would be far off after a step
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+    )
+    trainer = Watched(str(TINY), verifier("countdown"), args, Dataset.from_list(task("countdown").rows(64)))
+    start = trainer.model.model.embed_tokens.weight.detach().clone()
+    trainer.train()
+    yield trainer, seen, start
+    patch.undo()
+
+
+def test_what_vllm_sampled_is_what_the_policy_would_have(trained):
+    """The sampler's log-probabilities are the policy's, up to its bfloat16: at every step, not only at the first."""
+    _, seen, _ = trained
+    assert len(seen) == STEPS
+    for batch in seen:
+        mask = batch["completion_mask"].bool()
+        difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[mask].abs()
+        assert difference.mean() < 0.05
+
+
+def test_the_correction_is_in_force(trained):
+    """The importance-sampling ratio is near 1, not exactly 1, and the loss is weighted by it."""
+    trainer, seen, _ = trained
+    batch = next(b for b in seen if b["advantages"].any())
+    ratio = batch["importance_sampling_ratio"]
+    assert (ratio != 1).any() and ((ratio - 1).abs() < 0.5).all()
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    with_it = trainer._compute_loss(trainer.model, batch)
+    without = trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": torch.ones_like(ratio)})
+    assert with_it.item() != without.item()
+    halved = trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": torch.full_like(ratio, 0.5)})
+    torch.testing.assert_close(halved, without / 2)
+
+
+def test_vllm_holds_the_weights_of_the_step(trained):
+    trainer, _, start = trained
+    trainer.vllm_generation.sync_weights()
+    engine = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner.model
+    theirs = dict(engine.named_parameters())["model.embed_tokens.weight"][: len(start)]
+    ours = trainer.model.model.embed_tokens.weight.detach()
+    torch.testing.assert_close(theirs.float(), ours.to(theirs.dtype).float())
+    assert not torch.allclose(theirs.float(), start.to(theirs.dtype).float())
