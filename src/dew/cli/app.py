@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-COMMANDS = ("train", "compare", "report", "recipes")
+COMMANDS = ("demo", "train", "compare", "report", "recipes")
 """The modules in the order of the help text; each adds its own."""
 
 

@@ -29,6 +29,7 @@ class Child:
     label: str
     arguments: Sequence[str]
     folder: Path
+    program: Sequence[str] = (sys.executable, "-m", "dew.cli")
     process: subprocess.Popen[bytes] | None = None
     view: RunView = field(init=False)
 
@@ -44,7 +45,7 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dew.cli", *self.arguments],
+                [*self.program, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -115,13 +116,13 @@ def run_all(
     """Start the children in order, at most `parallel` at a time. One that fails, or Ctrl-C, ends them all."""
     waiting, running = list(children), list[Child]()
     with ExitStack() as stack:
-        stack.callback(lambda: _stop(running))
         stack.enter_context(_terminated_as_interrupted())
+        stack.callback(lambda: _stop(running))
         while waiting or running:
             while waiting and len(running) < parallel:
                 child = waiting.pop(0)
+                running.append(child)  # first, so that an interruption finds it
                 child.start(keep_open)
-                running.append(child)
             for child in [c for c in running if c.process is not None and c.process.poll() is not None]:
                 running.remove(child)
                 child.check()
