@@ -77,6 +77,9 @@ def test_a_folder_holds_one_comparison(tmp_path):
     first = make_run({"task": "countdown", "max_steps": 5})
     plan = command._plan(first, folder)
     assert command._plan(first, folder) == plan
+    command._plan(make_run({"task": "countdown", "max_step": 5}), folder)  # a slip that no run survived
+    command._plan(first, folder)
+    RunFolder(command.place(folder, "gtpo", 0)).write_run({"status": "running"})
     with pytest.raises(ConfigError, match=r"other settings \(max_steps\)"):
         command._plan(make_run({"task": "countdown", "max_steps": 6}), folder)
     (tmp_path / "full").mkdir()
@@ -104,6 +107,9 @@ def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_begun_again(
 
     RunFolder(home).write_run({"status": "done"})
     assert command._child(plan, tmp_path, "gtpo", 0) is None
+    RunFolder(home).write_scores([{"when": "before"}])  # killed while it was scored
+    unscored = command._child(plan, tmp_path, "gtpo", 0)
+    assert unscored is not None and unscored.arguments[0] == "train" and not home.exists()
 
 
 def test_a_gpu_belongs_to_one_run():

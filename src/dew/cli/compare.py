@@ -16,7 +16,7 @@ from dew.cli.console import out, print_json
 from dew.cli.watch import table
 from dew.config import Run, make_run, parse_yaml, read_run, to_yaml
 from dew.errors import ConfigError
-from dew.records import write_atomically
+from dew.records import RunFolder, write_atomically
 
 if TYPE_CHECKING:
     from dew.evaluate import Comparison
@@ -109,7 +109,8 @@ def _plan(run: Run, folder: Path) -> Path:
     """The recipe as all runs of this folder have it. Another recipe in the same folder is refused."""
     path = folder / "recipe.yaml"
     text = to_yaml(run, ["What all runs of this comparison have in common."])
-    if path.exists() and path.read_text() != text:
+    begun = any(folder.glob("*-seed*/run.json"))
+    if begun and path.exists() and path.read_text() != text:
         old, new = (read_run(path).to_dict(), run.to_dict())
         changed = sorted(k for k in {**old, **new} if old.get(k) != new.get(k))
         raise ConfigError(
@@ -133,7 +134,8 @@ def _child(plan: Path, folder: Path, algorithm: str, seed: int) -> Child | None:
     label = home.name
     if finished(home):
         return None
-    if any(home.glob("checkpoint-*/trainer_state.json")):
+    trained = RunFolder(home).run().get("status") == "done"  # but not scored: its checkpoint has no step left to take
+    if not trained and any(home.glob("checkpoint-*/trainer_state.json")):
         return Child(label, ["resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     given = ["--algorithm", algorithm, "--seed", str(seed), "--output_dir", str(home)]
