@@ -12,7 +12,7 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.children import Child, Lock, cores, finished, run_all
-from dew.cli.console import out, print_json
+from dew.cli.console import err, out, print_json
 from dew.cli.watch import table
 from dew.config import Run, make_run, parse_yaml, read_run, to_yaml
 from dew.errors import ConfigError
@@ -162,8 +162,12 @@ def _train(todo: Sequence[Child], total: int, parallel: int, lock: int, *, quiet
         if not quiet:
             out.print(f"[{done}/{total}] {child.view.line()}", markup=False, soft_wrap=True)
 
-    with _live(quiet) as show:
-        run_all(todo, parallel, keep_open=[lock], tick=show, ended=ended)
+    try:
+        with _live(quiet) as show:
+            run_all(todo, parallel, keep_open=[lock], tick=show, ended=ended)
+    except KeyboardInterrupt:
+        err.print("Interrupted; no run goes on. The same command takes it up from here.")
+        raise typer.Exit(1) from None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.children import Child, Lock, cores, run_all
-from dew.cli.console import hesitant, out
+from dew.cli.console import err, hesitant, out
 from dew.cli.recipes import find
 from dew.cli.watch import clock, screen
 from dew.config import Run, Scoring, read_run
@@ -168,8 +168,12 @@ def _train(folder: Path, recipe: Path, steps: int, lock: int) -> None:
         Child(name, [*_words(recipe, name, steps), "--output_dir", str(folder / name)], folder / name)
         for name in ALGORITHMS
     ]
-    with _live(children, steps) as show:
-        run_all(children, parallel=len(children), keep_open=[lock], tick=show)
+    try:
+        with _live(children, steps) as show:
+            run_all(children, parallel=len(children), keep_open=[lock], tick=show)
+    except KeyboardInterrupt:
+        err.print(f"Interrupted; neither run goes on. From the beginning: dew demo --overwrite --out {folder}")
+        raise typer.Exit(1) from None
 
 
 def _words(recipe: Path, algorithm: str, steps: int) -> list[str]:
