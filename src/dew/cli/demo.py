@@ -187,7 +187,8 @@ def _live(children: Sequence[Child], steps: int) -> Iterator[Any]:
     if out.is_terminal:
         from rich.live import Live
 
-        with Live(get_renderable=lambda: screen(views), console=out, refresh_per_second=2):
+        shown = views[::-1]  # the view colours answers of the first run, and GTPO's credit is the one to see
+        with Live(get_renderable=lambda: screen(shown), console=out, refresh_per_second=2):
             yield lambda running: None
         return
     told = dict.fromkeys(range(len(views)), 0)
