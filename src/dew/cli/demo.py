@@ -272,7 +272,10 @@ def _next(folder: Path, page: Path, seconds: float) -> None:
     _head("What to type next")
     for words, what in (
         (f"dew explain {folder / 'gtpo'}", "one group's credit, token by token, with the formula"),
-        (f"dew compare {RECIPE} --seeds 5", "is one of them better? Several seeds, paired (an hour on two cores)"),
+        (
+            f"dew compare {RECIPE} --seeds 5",
+            "is one of them better? Several seeds, paired (half an hour on two idle cores)",
+        ),
         (f"dew recipes copy {RECIPE} my.yaml", "a file to change, then: dew train my.yaml"),
     ):
         out.print(f"  {words:40} {what}", soft_wrap=True)
