@@ -153,7 +153,8 @@ def _at_once(run: Run) -> int:
 def _train(todo: Sequence[Child], total: int, parallel: int, lock: int, *, quiet: bool) -> None:
     done = total - len(todo)
     if not quiet:
-        out.print(f"{total} runs: {done} finished, {len(todo)} to do, {min(parallel, max(len(todo), 1))} at a time")
+        at_once = f", {min(parallel, len(todo))} at a time" if todo else ""
+        out.print(f"{total} runs: {done} finished, {len(todo)} to do{at_once}")
 
     def ended(child: Child) -> None:
         nonlocal done
