@@ -135,9 +135,7 @@ def test_equal_scores_are_within_noise():
     scores = scores_of([[RIGHT], [WRONG]] * 10)
     change = compare(scores, scores)["pass@1"]
     p = 1 - 0.025 ** (1 / 20)
-    assert (change.difference.low, change.difference.value, change.difference.high) == pytest.approx(
-        (-p, 0, p)
-    )
+    assert (change.difference.low, change.difference.value, change.difference.high) == pytest.approx((-p, 0, p))
     assert change.within_noise
 
 

@@ -46,9 +46,7 @@ def likeliest(model, tokenizer, prompt: str, limit: int) -> str:
 def test_greedy_answers_are_the_likeliest_ones(tiny):
     samples = sample(*tiny, PROMPTS, Sampling(greedy=True, max_new_tokens=32))
     assert [len(group) for group in samples.answers] == [1] * len(PROMPTS)
-    assert [group[0].text for group in samples.answers] == [
-        likeliest(*tiny, prompt, 32) for prompt in PROMPTS
-    ]
+    assert [group[0].text for group in samples.answers] == [likeliest(*tiny, prompt, 32) for prompt in PROMPTS]
 
 
 @torch.no_grad()

@@ -118,11 +118,7 @@ def test_no_text_raises(text: str):
     assert chain.check(text, answer="6").status in ("correct", "wrong", "unparsable")
 
 
-@given(
-    st.lists(
-        st.builds(Step, st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers())
-    )
-)
+@given(st.lists(st.builds(Step, st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers())))
 def test_what_is_written_is_read_back(steps: list[Step]):
     small = [Step(s.left, s.op, s.right, s.result % 1000) for s in steps]
     text = ";".join(f"{s.left}{s.op}{s.right}={s.result}" for s in small)

@@ -31,9 +31,7 @@ def test_the_same_problems_today_and_tomorrow():
     (row,) = Chain().rows(1, split="held_out")
     assert row["prompt"] == "8;+50;-29;+3;*2;-6;+7;-29;+27;-20;+36;-54;*2;+44:"
     assert row["answer"] == "94"
-    assert row["solution"].startswith("8+50=58;58-29=29;29+3=32;32*2=64;") and row["solution"].endswith(
-        "50+44=94"
-    )
+    assert row["solution"].startswith("8+50=58;58-29=29;29+3=32;32*2=64;") and row["solution"].endswith("50+44=94")
 
 
 # Oracle
@@ -107,9 +105,7 @@ def test_chain_keeps_to_its_settings(fewest: int, more: int, ceiling: int):
 
 def test_demonstrations_come_from_the_training_problems():
     rows = Countdown().rows(5)
-    assert demonstrations(Countdown(), 5) == [
-        {"prompt": row["prompt"], "completion": row["solution"]} for row in rows
-    ]
+    assert demonstrations(Countdown(), 5) == [{"prompt": row["prompt"], "completion": row["solution"]} for row in rows]
 
 
 def test_rows_become_a_data_set():
@@ -125,9 +121,7 @@ def test_rows_become_a_data_set():
 @pytest.fixture
 def problems(tmp_path):
     path = tmp_path / "sums.jsonl"
-    path.write_text(
-        "".join(json.dumps({"question": f"{i}+1?", "gold": str(i + 1)}) + "\n" for i in range(200))
-    )
+    path.write_text("".join(json.dumps({"question": f"{i}+1?", "gold": str(i + 1)}) + "\n" for i in range(200)))
     return path
 
 

@@ -28,9 +28,7 @@ def test_only_the_answer_and_its_end_are_learnt():
 
 def test_an_epoch_shows_every_row_once_and_the_next_in_another_order():
     ids = torch.arange(12).view(12, 1)
-    shown = [
-        i for batch, _ in islice(ws._batches((ids, ids), 3, seed=0), 8) for i in batch.flatten().tolist()
-    ]
+    shown = [i for batch, _ in islice(ws._batches((ids, ids), 3, seed=0), 8) for i in batch.flatten().tolist()]
     first, second = shown[:12], shown[12:]
     assert sorted(first) == sorted(second) == list(range(12))
     assert first != second
@@ -53,9 +51,7 @@ def test_the_learning_rate_goes_up_and_then_down_to_a_tenth():
 def test_training_follows_from_the_seed_and_learns(monkeypatch, tmp_path):
     few = [{"prompt": "1,2>3:", "completion": "1+2=3"}, {"prompt": "1,3>3:", "completion": "1*3=3"}]
     monkeypatch.setattr(ws, "_demonstrations", lambda seed: (few, few))
-    recipe = ws.Recipe(
-        layers=1, width=16, heads=2, inner=16, stop=30, warmup=1, countdown_batch=2, chain_batch=2
-    )
+    recipe = ws.Recipe(layers=1, width=16, heads=2, inner=16, stop=30, warmup=1, countdown_batch=2, chain_batch=2)
     losses: list[list[float]] = [[], []]
     for run in losses:
         model, tokenizer = ws.warm_start(recipe, on_step=lambda step, loss, run=run: run.append(loss.item()))

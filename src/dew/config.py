@@ -139,7 +139,7 @@ def _where(source: str | None, problems: list[str]) -> str:
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's scalars: 1e-6 is a number, `no` a word and 3:20 text; a key that stands twice is a mistake."""
 
-    yaml_implicit_resolvers: ClassVar = {  }  # type: ignore[misc]
+    yaml_implicit_resolvers: ClassVar = {}  # type: ignore[misc]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

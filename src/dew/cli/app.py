@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-COMMANDS = ("train", "preflight", "evaluate", "report", "explain", "doctor", "recipes", "export")
+COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "report", "explain", "doctor", "recipes", "export")
 """The modules in the order of the help text; each adds its own."""
 
 

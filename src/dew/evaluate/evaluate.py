@@ -52,7 +52,5 @@ def _rows(problems: Task | Sequence[Row], n: int | None, name: str) -> tuple[Seq
 
 def _own_verifier(problems: Task | Sequence[Row]) -> Verifier:
     if isinstance(problems, Sequence):
-        raise ConfigError(
-            "Rows need a verifier to judge the answers: evaluate(..., judge=dew.rewards.verifier(NAME))."
-        )
+        raise ConfigError("Rows need a verifier to judge the answers: evaluate(..., judge=dew.rewards.verifier(NAME)).")
     return verifier(problems.name)

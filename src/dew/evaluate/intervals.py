@@ -21,9 +21,7 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def mean_interval(
-    values: Sequence[float], *, span: tuple[float, float] = (0.0, 1.0), seed: int = 0
-) -> Interval:
+def mean_interval(values: Sequence[float], *, span: tuple[float, float] = (0.0, 1.0), seed: int = 0) -> Interval:
     """The mean of one value per problem with its percentile bootstrap interval.
 
     Where all n problems agree a bootstrap sees no spread. But if a share p of all problems differed, n of n

@@ -115,9 +115,7 @@ def _generate(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     # A chat template has already written the special tokens.
-    inputs = tokenizer(
-        texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=plain
-    )
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=plain)
     inputs = {name: inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
     # Every setting is given, so that none of the model's own (top_k=20, a repetition penalty) slips in.
     draw: dict[str, Any] = {"do_sample": False}

@@ -31,14 +31,10 @@ def _row(line: str, where: str, prompt: str, answer: str) -> Row:
             f"{where}: not JSON ({error.msg}, character {error.pos + 1}). One JSON object per line, please."
         ) from None
     if not isinstance(row, dict):
-        raise ConfigError(
-            f"{where}: a {type(row).__name__}, not an object. Write {{'prompt': ..., 'answer': ...}}."
-        )
+        raise ConfigError(f"{where}: a {type(row).__name__}, not an object. Write {{'prompt': ..., 'answer': ...}}.")
     for column in (prompt, answer):
         if column not in row:
-            raise ConfigError(
-                f"{where}: no column {column!r}; there are {', '.join(row) or 'none'}. Name yours."
-            )
+            raise ConfigError(f"{where}: no column {column!r}; there are {', '.join(row) or 'none'}. Name yours.")
     return {**row, "prompt": row[prompt], "answer": row[answer]}
 
 

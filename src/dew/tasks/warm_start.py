@@ -96,9 +96,7 @@ def warm_start(
     model = tiny_model(recipe, tokenizer).to(device)
     streams = [
         _batches(_encode(tokenizer, rows), size, recipe.seed)
-        for rows, size in zip(
-            _demonstrations(recipe.seed), (recipe.countdown_batch, recipe.chain_batch), strict=True
-        )
+        for rows, size in zip(_demonstrations(recipe.seed), (recipe.countdown_batch, recipe.chain_batch), strict=True)
     ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.01, betas=(0.9, 0.98))
     for step in range(recipe.stop):
@@ -141,9 +139,7 @@ def _encode(tokenizer: "PreTrainedTokenizerFast", rows: list[Row]) -> tuple["Ten
     import torch
 
     prompts = tokenizer([row["prompt"] for row in rows])["input_ids"]
-    answers = [
-        [*ids, tokenizer.eos_token_id] for ids in tokenizer([row["completion"] for row in rows])["input_ids"]
-    ]
+    answers = [[*ids, tokenizer.eos_token_id] for ids in tokenizer([row["completion"] for row in rows])["input_ids"]]
     length = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     ids, labels = [], []
     for p, a in zip(prompts, answers, strict=True):

@@ -1,0 +1,157 @@
+"""`dew compare`: its plan, what is left to do after an interruption, and its tables."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dew.cli import compare as command
+from dew.config import make_run
+from dew.errors import ConfigError
+from dew.evaluate import Result, compare_runs
+from dew.records import RunFolder
+
+
+def runs(algorithm, values):
+    return [Result(algorithm, seed, 480, {"area": {"": x}}) for seed, x in enumerate(values)]
+
+
+# Tables
+
+
+def test_the_table_by_hand():
+    text = command.markdown(compare_runs(runs("dapo", [0.2, 0.4]) + runs("gtpo", [0.3, 0.4]), "dapo"))
+    assert "| dapo | 2 | 0.300 ± 0.141 | 480 |" in text  # √(0.1² + 0.1²) = 0.141
+    assert "| gtpo − dapo | area under training accuracy | +0.050 [+0.000, +0.100] | 1 of 2 | too few seeds" in text
+    assert "do not tell the algorithms apart" in text
+
+
+def test_noise_and_more_than_noise_are_told_apart():
+    base = [0.1, 0.2, 0.3, 0.4, 0.5]
+    same = [0.12, 0.18, 0.33, 0.36, 0.5]
+    result = compare_runs(runs("dapo", base) + runs("grpo", same) + runs("gtpo", [x + 0.1 for x in base]), "dapo")
+    text = command.markdown(result)
+    assert "| grpo − dapo |" in text and "within noise |" in text and "| gtpo ahead |" in text
+    assert "More than noise: gtpo ahead in area" in text and "The others are within noise" in text
+    assert "do not tell" not in text
+
+
+def test_one_algorithm_has_nothing_to_be_held_against():
+    assert "difference" not in command.markdown(compare_runs(runs("gtpo", [0.1]), "gtpo"))
+
+
+# The plan
+
+
+def test_flags_are_settings():
+    assert command.settings_of(["--max_steps", "8", "--learning-rate=3e-4", "--use_cpu", "--bf16", "false"]) == {
+        "max_steps": 8,
+        "learning_rate": 3e-4,
+        "use_cpu": True,
+        "bf16": False,
+    }
+    with pytest.raises(ConfigError, match="stray"):
+        command.settings_of(["stray"])
+
+
+def test_names_are_spelled_as_dew_does():
+    assert command._algorithms("GTPO, grpo-s,gtpo") == ["gtpo", "grpo_s"]
+    with pytest.raises(ConfigError, match="Did you mean 'gtpo'"):
+        command._algorithms("gtop")
+    with pytest.raises(ConfigError, match="none given"):
+        command._algorithms(" ,")
+
+
+def test_what_the_comparison_sets_itself_is_refused(tmp_path):
+    (tmp_path / "r.yaml").write_text("task: countdown\nseed: 3\nalgorithm: dapo\nmax_steps: 5\n")
+    run = command._recipe(tmp_path / "r.yaml", ["--max_steps", "7"])
+    assert run.settings == {"max_steps": 7}  # the recipe's own algorithm and seed make room
+    with pytest.raises(ConfigError, match="seed: the comparison sets it"):
+        command._recipe(tmp_path / "r.yaml", ["--seed", "1"])
+
+
+def test_a_folder_holds_one_comparison(tmp_path):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    first = make_run({"task": "countdown", "max_steps": 5})
+    plan = command._plan(first, folder)
+    assert command._plan(first, folder) == plan
+    command._plan(make_run({"task": "countdown", "max_step": 5}), folder)  # a slip that no run survived
+    command._plan(first, folder)
+    RunFolder(command.place(folder, "gtpo", 0)).write_run({"status": "running"})
+    with pytest.raises(ConfigError, match=r"other settings \(max_steps\)"):
+        command._plan(make_run({"task": "countdown", "max_steps": 6}), folder)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        command._plan(first, tmp_path / "full")
+
+
+def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_begun_again(tmp_path):
+    plan = tmp_path / "recipe.yaml"
+    fresh = command._child(plan, tmp_path, "gtpo", 0)
+    home = command.place(tmp_path, "gtpo", 0)
+    assert fresh is not None and fresh.arguments[:2] == ["train", str(plan)]
+    assert fresh.arguments[2:] == ["--algorithm", "gtpo", "--seed", "0", "--output_dir", str(home)]
+
+    RunFolder(home).write_run({"status": "running"})  # killed before its first checkpoint
+    again = command._child(plan, tmp_path, "gtpo", 0)
+    assert again is not None and again.arguments == fresh.arguments and not home.exists()
+
+    (home / "checkpoint-4").mkdir(parents=True)
+    (home / "checkpoint-4" / "trainer_state.json").write_text("{}")
+    RunFolder(home).write_run({"status": "running"})
+    resumed = command._child(plan, tmp_path, "gtpo", 0)
+    assert resumed is not None and resumed.arguments == ["resume", str(home)]
+
+    RunFolder(home).write_run({"status": "done"})
+    assert command._child(plan, tmp_path, "gtpo", 0) is None
+    RunFolder(home).write_scores([{"when": "before"}])  # killed while it was scored
+    unscored = command._child(plan, tmp_path, "gtpo", 0)
+    assert unscored is not None and unscored.arguments[0] == "train" and not home.exists()
+
+
+def test_a_gpu_belongs_to_one_run():
+    assert command._at_once(make_run({"use_cpu": False})) == 1
+    assert command._at_once(make_run({"use_cpu": True})) >= 1
+
+
+# As it is typed
+
+
+def dew(*words, cwd):
+    command_line = [sys.executable, "-m", "dew.cli", *words]
+    return subprocess.run(command_line, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_mistakes_are_named_before_anything_runs(tmp_path):
+    for words, says in (
+        (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], "gapo"),
+        (["compare", "tiny/countdown", "--algorithms", "gtpo", "--baseline", "dapo"], "not among the algorithms"),
+        (["compare", "nowhere.yaml"], "no such file"),
+    ):
+        done = dew(*words, cwd=tmp_path)
+        assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_comparison_killed_half_way_goes_on(tmp_path):
+    words = ["compare", "tiny/countdown", "--algorithms", "gtpo,grpo", "--seeds", "1", "--parallel", "1", "--out", "c"]
+    words += ["--max_steps", "4", "--scores", "{problems: 8, k: 4}", "--save_steps", "1"]
+    running = subprocess.Popen([sys.executable, "-m", "dew.cli", *words], cwd=tmp_path)
+    while not (tmp_path / "c" / "grpo-seed0" / "checkpoint-1" / "trainer_state.json").exists():
+        assert running.poll() is None
+    running.terminate()
+    assert running.wait() == 1
+    first = (tmp_path / "c" / "gtpo-seed0" / "run.json").read_text()
+    done = dew(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 finished, 1 to do" in done.stdout and "too few seeds" in done.stdout
+    assert (tmp_path / "c" / "gtpo-seed0" / "run.json").read_text() == first
+    result = json.loads((tmp_path / "c" / "compare.json").read_text())
+    assert [(r["algorithm"], r["seed"]) for r in result["runs"]] == [("gtpo", 0), ("grpo", 0)]
+    assert (tmp_path / "c" / "compare.md").exists() and (tmp_path / "c" / "report.html").exists()
+    steps = [m["step"] for m in RunFolder(tmp_path / "c" / "grpo-seed0").metrics()]
+    assert steps == [1, 2, 3, 4]

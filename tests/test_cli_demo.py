@@ -1,0 +1,184 @@
+"""`dew demo`: what it says about its runs, and the processes that it sees to their end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dew.cli import demo
+from dew.cli.children import Child, Lock, finished, run_all
+from dew.errors import ConfigError, EngineError
+from dew.evaluate.sampling import Sampled, Sampling
+from dew.evaluate.scores import Problem, Scores
+from dew.records import RunFolder
+from dew.rewards import Verdict
+
+RIGHT, WRONG = Verdict("correct", "7"), Verdict("wrong", "8")
+
+
+def scores_of(groups: list[list[Verdict]]) -> Scores:
+    problems = [
+        Problem(f"{i}?", "7", [Sampled(v.extracted or "", 1, False) for v in group], group)
+        for i, group in enumerate(groups)
+    ]
+    return Scores("sums", "by hand", Sampling(k=len(groups[0])), problems, seconds=1.0)
+
+
+NONE, ALL = scores_of([[WRONG, WRONG]] * 40), scores_of([[RIGHT, RIGHT]] * 40)
+HALF = scores_of([[RIGHT, WRONG]] * 40)
+
+
+# What is said
+
+
+def test_both_improved_and_nobody_is_ahead():
+    *lines, blank, verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": HALF})
+    assert lines[0].startswith("GRPO: pass@1 changed by +0.500") and "noise" not in lines[0]
+    assert not blank and "+0.000" in verdict and "does not say which of the two is better" in verdict
+
+
+def test_one_run_ahead_is_not_called_better():
+    verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": ALL})[-1]
+    assert "GTPO is ahead here" in verdict and "another seed may turn it round" in verdict
+    assert "GRPO is ahead here" in demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": ALL, "gtpo": HALF})[-1]
+
+
+def test_a_falling_pass_at_k_is_told():
+    varied = scores_of([[RIGHT, WRONG]] * 40)
+    narrow = scores_of([[RIGHT, RIGHT]] * 20 + [[WRONG, WRONG]] * 20)
+    lines = demo.findings({"grpo": varied, "gtpo": varied}, {"grpo": narrow, "gtpo": varied})
+    assert "pass@2 changed by -0.500" in lines[1] and "surer of fewer ways" in lines[1]
+    assert "within noise" in lines[3] and "surer" not in lines[3]
+
+
+def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
+    shown = demo.three_answers(scores_of([[WRONG, WRONG], [WRONG, RIGHT], [WRONG, WRONG]]))
+    assert shown == [("1?", "7", True), ("0?", "8", False), ("2?", "8", False)]
+    assert demo.three_answers(scores_of([[WRONG]])) == [("0?", "8", False)]
+
+
+# Its folder
+
+
+def test_only_an_earlier_demo_is_replaced(tmp_path):
+    folder = tmp_path / "demo"
+    demo._claim(folder, overwrite=False)
+    (folder / "grpo").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="--overwrite"):
+        demo._claim(folder, overwrite=False)
+    (folder / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"holds more than a demo \(thesis.tex\)"):
+        demo._claim(folder, overwrite=True)
+    (folder / "thesis.tex").unlink()
+    demo._claim(folder, overwrite=True)
+    assert not folder.exists()
+
+
+# Its children
+
+DONE = """
+import sys, pathlib
+from dew.records import RunFolder
+RunFolder(sys.argv[1]).write_run({"status": "done"})
+"""
+
+
+def child(folder: Path, code: str) -> Child:
+    return Child(folder.name, [str(folder)], folder, program=(sys.executable, "-c", code))
+
+
+def test_children_run_to_their_end_at_most_so_many_at_a_time(tmp_path):
+    children = [child(tmp_path / str(i), DONE) for i in range(3)]
+    at_once, ended = [], []
+    run_all(
+        children,
+        2,
+        tick=lambda running: at_once.append(len(running)),
+        ended=lambda child: ended.append(child.label),
+    )
+    assert max(at_once) == 2 and sorted(ended) == ["0", "1", "2"]
+    assert all(finished(c.folder) for c in children)
+
+
+def test_a_failing_child_shows_its_last_words_and_ends_the_others(tmp_path):
+    bad = child(tmp_path / "bad", "print('0%|  | 0/2 [00:00<?, ?it/s]'); raise SystemExit('error: no such model')")
+    slow = child(tmp_path / "slow", "import time; time.sleep(600)")
+    with pytest.raises(EngineError, match="bad ended with exit code 1") as caught:
+        run_all([slow, bad], 2)
+    assert "error: no such model" in str(caught.value) and "it/s" not in str(caught.value)
+    assert str(bad.log) in str(caught.value)
+    assert slow.process is not None and slow.process.poll() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
+        ("print('Stopped at step 3')", "stopped before its end"),
+    ],
+)
+def test_a_child_that_is_killed_or_stopped_is_not_done(tmp_path, code, says):
+    with pytest.raises(EngineError, match=says):
+        run_all([child(tmp_path / "one", code)], 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_all_children(tmp_path, number):
+    children = [child(tmp_path / str(i), "import time; time.sleep(600)") for i in range(2)]
+
+    def interrupt():
+        while not all(c.process for c in children):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_all(children, 2)
+    assert all(c.process is not None and c.process.poll() is not None for c in children)
+
+
+def test_children_of_a_killed_parent_keep_the_folder_locked(tmp_path):
+    with Lock(tmp_path) as lock:
+        orphan = child(tmp_path / "run", "import time; time.sleep(600)")
+        orphan.start([lock])
+    assert orphan.process is not None
+    try:
+        with pytest.raises(ConfigError, match="at work here"), Lock(tmp_path):
+            pass
+    finally:
+        orphan.process.kill()
+        orphan.process.wait()
+    with Lock(tmp_path):
+        pass
+
+
+def test_a_run_is_finished_when_it_is_scored(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert not finished(tmp_path)
+    folder.write_run({"status": "done"})
+    folder.write_scores([{"when": "before"}])
+    assert not finished(tmp_path)
+    folder.write_scores([{"when": "before"}, {"when": "after"}])
+    assert finished(tmp_path)
+    folder.write_run({"status": "stopped"})
+    assert not finished(tmp_path)
+
+
+# The whole
+
+
+@pytest.mark.slow
+def test_the_demo_as_a_newcomer_types_it(tmp_path):
+    words = [sys.executable, "-m", "dew.cli", "demo", "--steps", "8", "--out", "out"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("Before training", "grpo: step 8/8", "gtpo: step 8/8", "paired by problem", "dew compare"):
+        assert said in done.stdout
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1 and "--overwrite" in again.stderr
