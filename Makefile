@@ -9,15 +9,11 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-<<<<<<< HEAD
-.PHONY: install test lint types layers unit slow test-vllm mutants clean
-=======
-.PHONY: quickstart install test lint types layers unit slow mutants clean
+.PHONY: quickstart install test lint types layers unit slow test-vllm mutants clean
 
 # Into a folder of its own; an earlier demo there is replaced.
 quickstart: install
 	$(BIN)/dew demo --overwrite
->>>>>>> demo
 
 # torch first and by itself: pip must not pick another build on behalf of somebody's dependency.
 $(VENV)/.installed: pyproject.toml locks/core.txt

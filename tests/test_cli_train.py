@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +125,20 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(config, tmp_pat
     assert exported.returncode == 0 and (tmp_path / "model" / "config.json").is_file(), exported.stderr
     scored = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
     assert 0 <= json.loads(scored.stdout)["scores"]["pass@1"]["value"] <= 1
+
+
+@pytest.mark.slow
+def test_a_run_killed_after_its_last_step_is_not_trained_further(config, tmp_path):
+    assert dew("train", config(save_steps=2)).returncode == 0
+    folder = RunFolder(tmp_path / "run")
+    model = (folder.path / "model/model.safetensors").read_bytes()
+    assert "is finished" in dew("resume", folder.path).stdout
+    shutil.rmtree(folder.path / "model")
+    folder.write_run({"status": "running"})
+    done = dew("resume", folder.path)
+    assert done.returncode == 0 and folder.run()["status"] == "done", done.stderr
+    assert (folder.path / "model/model.safetensors").read_bytes() == model
+    assert [m["step"] for m in folder.metrics()] == [1, 2]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from dew.cli.console import out, print_json
 from dew.cli.watch import RunView, screen
 from dew.config import Run, read_run
 from dew.errors import ConfigError
+from dew.records import RunFolder
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -52,6 +53,9 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
+    if RunFolder(folder).run().get("status") == "done" and (folder / "model").is_dir():
+        out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
+        return
     from dew.engines.trl import launch as trl
 
     trl.quiet()

@@ -6,7 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerState
+
 from dew.config import Run, Scoring, check_keys, to_yaml
+from dew.engines.trl.checkpoints import STATE, last_complete
 from dew.engines.trl.config import DewConfig
 from dew.errors import ConfigError
 from dew.records import RunFolder, write_atomically
@@ -188,7 +191,7 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     if scoring is not None and main and not (resume and RunFolder(folder).scores()):
         _score(trainer, parsed, scoring, "before", say)
     trainer.accelerator.wait_for_everyone()
-    trainer.train(resume_from_checkpoint=True if resume else None)
+    _train(trainer, folder, resume)
     if trainer.state.global_step < trainer.state.max_steps:
         if main:
             RunFolder(folder).write_run({"status": "stopped"})
@@ -199,6 +202,22 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
         if scoring is not None:
             _score(trainer, parsed, scoring, "after", say)
     return "done"
+
+
+def _train(trainer: Any, folder: Path, resume: bool) -> None:
+    """Train, or go on; a run that was killed after its last step only needs its weights."""
+    if not resume:
+        trainer.train()
+        return
+    checkpoint = last_complete(str(folder))
+    state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
+    if state.global_step < state.max_steps:
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return
+    trainer._load_from_checkpoint(checkpoint)
+    trainer.state = state
+    if trainer.accelerator.is_main_process:
+        RunFolder(folder).write_run({"status": "done"})
 
 
 def _score(trainer: Any, parsed: Parsed, scoring: Scoring, when: str, say: Say) -> None:
