@@ -210,6 +210,15 @@ def test_one_certain_token_cannot_take_more_than_its_column():
     torch.testing.assert_close(r, torch.tensor([[-1.2], [-1.0]], dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
+def test_polarity_is_what_it_was_even_where_a_charge_turned_the_sign():
+    charge = torch.full((4,), -0.5, dtype=torch.float64)
+    weak = gtpo_rewards(CORRECT, ENTROPY, MASK, alpha1=0.3, extra=charge)
+    assert (weak[MASK] < 0).all()
+    A = gtpo_advantages(weak, MASK, pool="sign", correct=CORRECT)
+    torch.testing.assert_close(A[:2].sum(), A.new_zeros(()), atol=1e-9, rtol=0)
+    assert A[:2].any()
+
+
 def test_entropy_is_a_constant():
     entropy = torch.rand(2, 3, requires_grad=True)
     assert not gtpo_rewards(torch.tensor([True, False]), entropy, torch.ones(2, 3, dtype=torch.bool)).requires_grad

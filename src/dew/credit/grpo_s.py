@@ -46,7 +46,7 @@ def grpo_s_rewards(
     check_entropy_clip(entropy_clip)
 
     live = mask.any(-1)
-    H = mean_over(floored(entropy, mask, entropy_clip), mask, -1, average).squeeze(-1)
+    H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
     rewards = shaped(torch.where(live, H, 1), correct, live, -1, average, beta1, beta2)
     if extra is None:
         return rewards

@@ -67,7 +67,7 @@ def gtpo_rewards(
     check_choice("average", average, AVERAGES)
     check_entropy_clip(entropy_clip)
 
-    H = floored(entropy, mask, entropy_clip)
+    H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
     rewards = shaped(H, won, mask, COMPARED_WITH[compare], average, alpha1, alpha2)
     if extra is None:

@@ -22,13 +22,10 @@ H_FLOOR = 1e-6
 """Least entropy. Below it 1/H explodes and one certain token takes all the blame."""
 
 
-def floored(
-    entropy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], clip: tuple[float, float] | None
-) -> Float[Tensor, "*shape"]:
-    """H ← max(H, 1e-6), then clamped to `clip` if set. Detached; 1 under the mask, where nothing is read."""
-    H = torch.where(mask, at_least_float32(entropy), 1).clamp_min(H_FLOOR)
-    # The floor holds again after the clip: a clip that starts at 0 must not undo it.
-    return H if clip is None else H.clamp(max(clip[0], H_FLOOR), max(clip[1], H_FLOOR))
+def floored(entropy: Float[Tensor, "*shape"], clip: tuple[float, float] | None) -> Float[Tensor, "*shape"]:
+    """H clamped to `clip` if set, and never below 1e-6: even a clip that starts at 0 leaves 1/H finite. Detached."""
+    H = at_least_float32(entropy)
+    return (H if clip is None else H.clamp(*clip)).clamp_min(H_FLOOR)
 
 
 def mean_over(
