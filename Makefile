@@ -52,6 +52,7 @@ $(VENV)-vllm/.installed: pyproject.toml locks/vllm.txt
 
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/pytest -m slow tests/test_trl_vllm.py
+	$(VENV)-vllm/bin/pytest -m slow tests/test_evaluate_vllm.py
 
 mutants: install
 	$(BIN)/python tests/mutants.py

@@ -117,6 +117,7 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(config, tmp_pat
     assert [entry["when"] for entry in folder.scores()] == ["before", "after"]
     assert next(iter(folder.records())).algorithm == "gtpo"
     assert read_run(folder.path / "config.yaml").to_dict() == read_run(path).to_dict()  # re-runnable as it is
+    assert (folder.path / "report.html").is_file()
     assert "step 2/2" in done.stdout and "after training: pass@1" in done.stdout
 
     again = dew("train", path)

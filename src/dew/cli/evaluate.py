@@ -38,8 +38,6 @@ def evaluate_(
     """Score a model on held-out problems, with intervals clustered by problem."""
     if engine not in ENGINES:
         raise ConfigError(f"engine: {engine!r} is not known. Choose one of: {', '.join(ENGINES)}.")
-    if engine == "vllm":
-        raise ConfigError("engine: vllm is not part of this version. Leave it out to sample with transformers.")
     sampling = {
         "k": k,
         "temperature": temperature,
@@ -50,41 +48,47 @@ def evaluate_(
         "seed": seed,
     }
     own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
-    scores = [_scores(name, task, own, verifier, problems, sampling) for name in (model, vs) if name is not None]
+    names = [name for name in (model, vs) if name is not None]
+    scores = [_scores(load_model(name, engine), task, own, verifier, problems, sampling) for name in names]
     if keep is not None:
         for number, score in enumerate(scores):
             score.write(keep if number == 0 else keep.with_stem(f"{keep.stem}-vs"))
     if json:
         print_json(_as_json(scores))
     else:
-        _show(scores, [name for name in (model, vs) if name is not None])
+        _show(scores, names)
 
 
 def _scores(
-    model: str, task: str, settings: dict[str, Any], judge: str | None, problems: int, sampling: dict[str, Any]
+    loaded: tuple[Any, Any],
+    task: str,
+    settings: dict[str, Any],
+    judge: str | None,
+    problems: int,
+    sampling: dict[str, Any],
 ) -> "Scores":
     from dew import evaluate as ev
     from dew import rewards, tasks
 
-    loaded, tokenizer = load_model(model)
     source = tasks.task(task, **settings)
-    return ev.evaluate(
-        loaded, tokenizer, source, rewards.verifier(judge) if judge else None, n_problems=problems, **sampling
-    )
+    return ev.evaluate(*loaded, source, rewards.verifier(judge) if judge else None, n_problems=problems, **sampling)
 
 
-def load_model(name: str) -> tuple[Any, Any]:
+def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     """Model and tokenizer of a model folder, of a run's folder (its final model) or of the hub."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dew import tasks
+    from dew.evaluate.vllm import load_vllm
 
     folder = tasks.model_folder(name)
     if (Path(folder) / "model" / "config.json").is_file():
         folder = str(Path(folder) / "model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
+        if engine == "vllm":
+            return load_vllm(folder), tokenizer
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]

@@ -75,7 +75,9 @@ def _go(parsed: Any, *, resume: bool) -> None:
     if status == "stopped":
         out.print(f"Stopped at step {view.step} with a checkpoint. Go on with: dew resume {folder}")
         return
-    out.print(f"Done: {folder}\nThe model: {folder / 'model'}\nLook at it: dew report {folder}")
+    from dew.report import build
+
+    out.print(f"Done: {folder}\nThe model: {folder / 'model'}\nThe report, to open in a browser: {build([folder])}")
 
 
 def _live(view: RunView) -> AbstractContextManager[Any]:

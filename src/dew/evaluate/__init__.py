@@ -8,6 +8,7 @@ from dew.evaluate.metrics import maj_at_k, mean_at_k, pass_at_k
 from dew.evaluate.paired import area, paired_interval
 from dew.evaluate.sampling import Sampling, sample
 from dew.evaluate.scores import Difference, Scores, compare
+from dew.evaluate.vllm import load_vllm
 
 __all__ = [
     "Comparison",
@@ -21,6 +22,7 @@ __all__ = [
     "compare",
     "compare_runs",
     "evaluate",
+    "load_vllm",
     "maj_at_k",
     "mean_at_k",
     "mean_interval",

@@ -6,6 +6,7 @@ from typing import Any
 from dew.errors import ConfigError
 from dew.evaluate.sampling import Sampling, sample
 from dew.evaluate.scores import Problem, Scores
+from dew.evaluate.vllm import is_vllm, sample_with_vllm
 from dew.rewards import Verifier, verifier
 from dew.tasks import Row, Task
 
@@ -24,6 +25,7 @@ def evaluate(
 ) -> Scores:
     """Sample answers to held-out problems and judge them with the verifier that training uses.
 
+    `model` is a transformers model, or the `vllm.LLM` that `load_vllm` gives.
     `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones) or rows of your
     own (all, or the first `n_problems`). A built-in task brings its verifier along; rows need `judge`.
     Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
@@ -31,7 +33,8 @@ def evaluate(
     rows, task_name = _rows(problems, n_problems, name or (judge.name if judge else "rows"))
     judge = judge or _own_verifier(problems)
     settings = Sampling(**sampling)
-    samples = sample(model, tokenizer, [row["prompt"] for row in rows], settings)
+    draw = sample_with_vllm if is_vllm(model) else sample
+    samples = draw(model, tokenizer, [row["prompt"] for row in rows], settings)
     answers = samples.answers
     flat_rows = [row for row, group in zip(rows, answers, strict=True) for _ in group]
     verdicts = iter(judge.verdicts([answer.text for group in answers for answer in group], flat_rows))
@@ -39,7 +42,11 @@ def evaluate(
         Problem(row["prompt"], row.get("answer"), group, [next(verdicts) for _ in group])
         for row, group in zip(rows, answers, strict=True)
     ]
-    return Scores(task_name, str(model.config._name_or_path), settings, judged, samples.seconds)
+    return Scores(task_name, _name(model), settings, judged, samples.seconds)
+
+
+def _name(model: Any) -> str:
+    return str(model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path)
 
 
 def _rows(problems: Task | Sequence[Row], n: int | None, name: str) -> tuple[Sequence[Row], str]:
