@@ -87,9 +87,12 @@ def test_accelerate_launch(tmp_path):
     script.write_text(
         f"from pathlib import Path\nimport test_trl_processes as here\nhere.run(Path({str(tmp_path)!r}), 12, 'gtpo')\n"
     )
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", str(script)]
+    # --cpu would start one process and leave the others to MPI; --multi_gpu starts them all, here on gloo.
+    settings = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *settings, str(script)]
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=600)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    subprocess.run(command, check=True, env=environment, timeout=600)
     (tmp_path / "one").mkdir()
     assert tiny.in_children(lambda _: run(tmp_path / "one", 24, "gtpo")) == [0]
     one = torch.load(tmp_path / "one" / "rank0.pt")

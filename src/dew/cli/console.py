@@ -38,11 +38,17 @@ def tinted(text: str, share: float, colour: tuple[int, int, int]) -> Text:
 
 
 def credited(tokens: list[str], credit: list[float]) -> Text:
-    """An answer with every token on the colour of its credit: blue earns, orange pays."""
-    largest = max((abs(x) for x in credit), default=0.0) or 1.0
+    """An answer with every token on the colour of its credit: blue earns, orange pays.
+
+    The depth is stretched from the answer's least to its largest, or differences of a tenth would not be seen.
+    """
+    sizes = [abs(x) for x in credit]
+    least, largest = min(sizes, default=0.0), max(sizes, default=0.0)
+    spread = largest - least
     line = Text()
-    for token, x in zip(tokens, credit, strict=True):
-        line.append(tinted(printable(token), abs(x) / largest, BLUE if x >= 0 else ORANGE))
+    for token, x, size in zip(tokens, credit, sizes, strict=True):
+        depth = 0.2 + 0.8 * (size - least) / spread if spread > 0.01 * largest else 0.5 * bool(largest)
+        line.append(tinted(printable(token), depth, BLUE if x >= 0 else ORANGE))
     return line
 
 

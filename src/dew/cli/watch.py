@@ -66,9 +66,10 @@ class RunView:
         return (self.steps - last) * (ended - began) / max(last - first, 1)
 
     def newest_group(self) -> GroupRecord | None:
+        """Of the newest recorded groups, the one in which credit differs most from token to token."""
         files = self.folder.record_files()
         try:
-            return read_records(files[-1])[0] if files else None
+            return max(read_records(files[-1]), key=_contrast) if files else None
         except DewError:  # being written
             return None
 
@@ -114,6 +115,11 @@ def screen(views: Sequence[RunView]) -> RenderableType:
 def clock(seconds: float) -> str:
     minutes, rest = divmod(max(round(seconds), 0), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def _contrast(group: GroupRecord) -> float:
+    spreads = [max(map(abs, a.advantage)) - min(map(abs, a.advantage)) for a in group.answers if a.advantage]
+    return sum(spreads) / len(spreads) if spreads else 0.0
 
 
 def _new_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
