@@ -54,9 +54,16 @@ def config(tmp_path):
     return write
 
 
+@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
+def test_every_recipe_takes_every_algorithm(algorithm):
+    for path in RECIPES:
+        parsed = launch.parse(read_run(path), ["--algorithm", algorithm], dry=True)
+        assert parsed.args.build_algorithm().name == algorithm
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
 def test_every_recipe_is_understood(path):
-    parsed = launch.parse(read_run(path))
+    parsed = launch.parse(read_run(path), dry=True)
     assert parsed.args.batches.fits and parsed.args.build_algorithm().name in path.read_text()
 
 

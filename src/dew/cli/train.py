@@ -38,7 +38,7 @@ def train(
     from dew.engines.trl import launch as trl
 
     trl.quiet()
-    parsed = trl.parse(run, flags)
+    parsed = trl.parse(run, flags, dry=dry_run)
     if dry_run:
         _show(parsed, json)
         return
@@ -111,7 +111,7 @@ def _recipe(config: Path) -> Path:
     """A file, or the name of a recipe that comes with dew."""
     from dew.cli.recipes import find
 
-    return config if config.exists() or config.suffix else find(str(config)) or config
+    return config if config.exists() else find(str(config)) or config
 
 
 def _with_own_flags(run: Run, flags: list[str]) -> tuple[Run, list[str]]:

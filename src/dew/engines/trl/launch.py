@@ -29,8 +29,12 @@ class Parsed:
     model: Any
 
 
-def parse(run: Run, flags: Sequence[str] = ()) -> Parsed:
-    """TRL's parser over the run's settings and further command-line flags (`--learning_rate 1e-5`)."""
+def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False) -> Parsed:
+    """TRL's parser over the run's settings and further command-line flags (`--learning_rate 1e-5`).
+
+    A dry parse understands a run for a GPU on a machine that has none.
+    """
+    import torch
     from trl import ModelConfig, TrlParser
     from trl.scripts.grpo import GRPOScriptArguments
 
@@ -43,6 +47,8 @@ def parse(run: Run, flags: Sequence[str] = ()) -> Parsed:
     parser = TrlParser(kinds)
     parser.error = _refuse
     parser.set_defaults_with_config(**run.settings)
+    if dry and not torch.cuda.is_available():
+        parser.set_defaults(use_cpu=True)
     try:
         script, args, model = parser.parse_args_into_dataclasses(args=list(flags))
     except (TypeError, ValueError) as error:
