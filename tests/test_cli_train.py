@@ -100,6 +100,20 @@ def test_missing_data_is_named(change, says):
         launch.data_of(launch.parse(make_run({**SMALL, **change})))
 
 
+def test_problems_whose_gold_cannot_be_matched_are_left_out_aloud(tmp_path, caplog):
+    pytest.importorskip("math_verify")
+    rows = [{"problem": f"What is {i}+1?", "answer": str(i + 1)} for i in range(24)]
+    rows += [{"problem": f"How does {i} look?", "answer": "\\frac{"} for i in range(24)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"problem": "problem", "answer": "answer", "template": "plain"}
+    run = make_run(
+        {**SMALL, "task": str(tmp_path / "p.jsonl"), "task_settings": settings, "verifier": "math", "problems": 8}
+    )
+    _, kept = launch.training_rows(run)
+    assert 0 < len(kept) < 8 and all(row["answer"].isdecimal() for row in kept)
+    assert "are left out" in caplog.text
+
+
 def test_missing_rewards_are_named():
     with pytest.raises(ConfigError, match="no reward"):
         launch.rewards_of(launch.parse(make_run({**SMALL, "task": None})))

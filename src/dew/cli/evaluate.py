@@ -22,32 +22,39 @@ def evaluate_(
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set or a .jsonl file.")] = "countdown",
     settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
     verifier: Annotated[str | None, typer.Option(help="What judges answers, if not the task's own.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Answers to each problem.")] = 16,
-    problems: Annotated[int, typer.Option("-n", "--problems", help="Held-out problems.")] = 256,
+    k: Annotated[int | None, typer.Option("-k", help="Answers to each problem; 16.")] = None,
+    problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems; 256.")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus; 1 keeps every token.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Length of an answer at most.")] = 128,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Length of an answer at most; 128.")] = None,
     batch_size: Annotated[int, typer.Option(help="Answers sampled at a time.")] = 256,
     greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest answer, once.")] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     vs: Annotated[str | None, typer.Option(help="A second model, on the same problems: paired differences.")] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="A paper's sets and settings: paper. -n, -k, --max-new-tokens change it.")
+    ] = None,
     keep: Annotated[Path | None, typer.Option(help="Write every answer to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
 ) -> None:
     """Score a model on held-out problems, with intervals clustered by problem."""
     if engine not in ENGINES:
         raise ConfigError(f"engine: {engine!r} is not known. Choose one of: {', '.join(ENGINES)}.")
+    own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
+    if suite is not None:
+        changes = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+        _run_suite(load_model(model, engine), model, suite, own, changes, problems, keep, json)
+        return
     sampling = {
-        "k": k,
+        "k": k or 16,
         "temperature": temperature,
         "top_p": top_p,
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": max_new_tokens or 128,
         "batch_size": batch_size,
         "greedy": greedy,
         "seed": seed,
     }
-    own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
     names = [name for name in (model, vs) if name is not None]
     scores = [_scores(load_model(name, engine), task, own, verifier, problems, sampling) for name in names]
     if keep is not None:
@@ -64,7 +71,7 @@ def _scores(
     task: str,
     settings: dict[str, Any],
     judge: str | None,
-    problems: int,
+    problems: int | None,
     sampling: dict[str, Any],
 ) -> "Scores":
     from dew import evaluate as ev
@@ -74,13 +81,54 @@ def _scores(
     return ev.evaluate(*loaded, source, rewards.verifier(judge) if judge else None, n_problems=problems, **sampling)
 
 
+def _run_suite(
+    loaded: tuple[Any, Any],
+    model: str,
+    name: str,
+    own: dict[str, Any],
+    changes: dict[str, Any],
+    problems: int | None,
+    keep: Path | None,
+    as_json: bool,
+) -> None:
+    """Every set of a suite, and a table beside the published one."""
+    from rich.table import Table
+
+    from dew.evaluate.suites import suite
+
+    chosen = suite(name)
+    sampling = {**chosen.sampling, **{key: value for key, value in changes.items() if value is not None}}
+    scores = {
+        task: _scores(loaded, task, own, None, min(problems or count, count), sampling)
+        for task, count in chosen.tasks.items()
+    }
+    if keep is not None:
+        for task, score in scores.items():
+            score.write(keep.with_stem(f"{keep.stem}-{task}"))
+    if as_json:
+        print_json({"suite": name, **{task: score.summary() for task, score in scores.items()}})
+        return
+    heading, *rows = chosen.table(model, scores)
+    table = Table(title=f"suite {name}, percent; 95 % intervals by problem; published rows have none", show_lines=False)
+    for column in heading:
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        table.add_row(*row, end_section=row is rows[-2])
+    out.print(table)
+    for task, score in scores.items():
+        out.print(f"{task}: {len(score.problems)} problems x {score.k} answers, {score.truncated_share:.1%} cut off")
+
+
 def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     """Model and tokenizer of a model folder, of a run's folder (its final model) or of the hub."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     from dew import tasks
     from dew.evaluate.vllm import load_vllm
+
+    disable_progress_bar()
 
     folder = tasks.model_folder(name)
     if (Path(folder) / "model" / "config.json").is_file():

@@ -96,6 +96,11 @@ def prompt_text(tokenizer: Any, prompt: Any) -> str:
     """A prompt as the model reads it."""
     if isinstance(prompt, str):
         return prompt
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            "The prompts are chats, and this model's tokenizer has no chat template. Write them out: task settings "
+            "{template: plain}, or qwen-boxed for Qwen's base models."
+        )
     return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
 

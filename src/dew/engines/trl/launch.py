@@ -1,5 +1,6 @@
 """From a Run to a trained model: TRL's own parser, dew's tasks and rewards, one folder."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from dew.rewards import Verifier, verifier
 from dew.tasks import Row, Task, model_folder, task
 
 Say = Callable[[str], None]
+logger = logging.getLogger("dew")
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,19 @@ def _check_model(model: Any, run: Run) -> None:
 
 
 def training_rows(run: Run) -> tuple[Task, list[Row]]:
+    """The task and its training problems, without those whose gold answer does not verify against itself."""
+    from dew.rewards.math import MathVerifier, usable_rows
+
     assert run.task is not None
     source = task(run.task, **run.task_settings)
-    return source, source.rows(run.problems)
+    rows = source.rows(run.problems)
+    if not isinstance(judge_of(run), MathVerifier):
+        return source, rows
+    usable, bad = usable_rows(rows)
+    if bad:
+        shown = ", ".join(repr(str(row["answer"])[:40]) for row in bad[:3])
+        logger.warning("%d problems are left out: no answer could match their gold, e.g. %s.", len(bad), shown)
+    return source, [dict(row) for row in usable]
 
 
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
@@ -186,6 +198,7 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     from transformers import PrinterCallback
 
     from dew.engines.trl.stopping import StopAtSignal
+    from dew.rewards.math import MathVerifier, versions
 
     folder = Path(parsed.args.output_dir)
     trainer = build_trainer(parsed, [StopAtSignal(), *callbacks])
@@ -193,6 +206,8 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     main = trainer.accelerator.is_main_process
     if main and not resume:
         write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
+    if main and isinstance(judge_of(parsed.run), MathVerifier):
+        RunFolder(folder).write_run({"verifier": versions()})
     scoring = parsed.run.scores
     if scoring is not None and main and not (resume and RunFolder(folder).scores()):
         _score(trainer, parsed, scoring, "before", say)
@@ -271,3 +286,6 @@ def quiet() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
