@@ -13,7 +13,7 @@ import pytest
 
 from dew.config import make_run, read_run
 from dew.engines.trl import launch
-from dew.errors import ConfigError
+from dew.errors import ConfigError, EngineError
 from dew.records import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -147,6 +147,20 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(config, tmp_pat
     assert exported.returncode == 0 and (tmp_path / "model" / "config.json").is_file(), exported.stderr
     scored = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
     assert 0 <= json.loads(scored.stdout)["scores"]["pass@1"]["value"] <= 1
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("write: No space left on device")]
+)
+def test_a_full_disk_says_how_to_go_on(monkeypatch, error):
+    from dew.cli import train
+
+    def launched(*_, **__):
+        raise error
+
+    monkeypatch.setattr(launch, "launch", launched)
+    with pytest.raises(EngineError, match=r"disk is full.*dew resume trainer_output"):
+        train._go(launch.parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
 
 
 @pytest.mark.slow

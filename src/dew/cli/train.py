@@ -11,9 +11,10 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.watch import RunView, screen
 from dew.config import Run, read_run
-from dew.errors import ConfigError
+from dew.errors import ConfigError, EngineError
 from dew.records import RunFolder
 
+FULL_DISK = "No space left on device"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -70,8 +71,17 @@ def _go(parsed: Any, *, resume: bool) -> None:
     parsed.args.disable_tqdm = True
     out.print(f"{parsed.args.algorithm} on {parsed.run.task or parsed.script.dataset_name}: {parsed.args.batches}")
     view = RunView(folder)
-    with _live(view):
-        status = trl.launch(parsed, callbacks=[] if out.is_terminal else [_lines(view)], resume=resume, say=out.print)
+    callbacks = [] if out.is_terminal else [_lines(view)]
+    try:
+        with _live(view):
+            status = trl.launch(parsed, callbacks=callbacks, resume=resume, say=out.print)
+    except Exception as error:
+        if FULL_DISK not in str(error):  # from the system, or from the libraries that write weights
+            raise
+        raise EngineError(
+            f"{folder}: the disk is full, and the run stopped. Earlier checkpoints are whole: free some space, then go "
+            f"on with dew resume {folder}; save_total_limit and records_every say how much a run keeps."
+        ) from None
     if status == "stopped":
         out.print(f"Stopped at step {view.step} with a checkpoint. Go on with: dew resume {folder}")
         return

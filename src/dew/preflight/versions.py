@@ -16,7 +16,16 @@ LOCKS: dict[str, dict[str, str]] = {
         "math-verify": "0.9.0",
         "triton": "3.9.0",
     },
-    "vllm": {"torch": "2.13.0", "transformers": "5.19.0", "vllm": "0.32.0"},
+    "vllm": {
+        "torch": "2.13.0",
+        "transformers": "5.19.0",
+        "trl": "1.16.0",
+        "accelerate": "1.15.0",
+        "peft": "0.21.2",
+        "datasets": "5.2.0",
+        "triton": "3.9.0",
+        "vllm": "0.32.0",
+    },
     "verl": {"torch": "2.11.0", "transformers": "5.9.0", "verl": "0.9.1", "vllm": "0.24.0"},
 }
 """Sets of versions that resolve and run together. A test holds them against the files in locks/."""
