@@ -127,6 +127,15 @@ def test_a_child_that_is_killed_or_stopped_is_not_done(tmp_path, code, says):
         run_all([child(tmp_path / "one", code)], 1)
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own handler of Ctrl-C: tests that a shell started in the background inherit none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_all_children(tmp_path, number):
     children = [child(tmp_path / str(i), "import time; time.sleep(600)") for i in range(2)]
