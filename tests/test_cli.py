@@ -91,8 +91,12 @@ def test_files_that_cannot_be_written_are_named(dew, tmp_path):
     assert code == 1 and "No such file or directory" in err and str(target) in err
 
 
-def test_long_errors_are_cut(capsys):
+def test_long_errors_are_cut(monkeypatch, capsys):
+    monkeypatch.setattr(console, "err", Console(stderr=True, highlight=False, width=160))
     console.show_error("\n".join(f"problem {i}" for i in range(40)))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == console.MAX_ERROR_LINES
+    assert lines[0] == "error: problem 0" and lines[-1] == "... and 31 more"
 
 
 # ---- recipes -----------------------------------------------------------------------------------

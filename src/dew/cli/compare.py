@@ -80,7 +80,7 @@ def _algorithms(text: str) -> list[str]:
 
 
 def _recipe(recipe: Path, flags: Sequence[str]) -> Run:
-    from dew.cli.train import _recipe as find
+    from dew.cli.train import recipe_path as find
 
     run = read_run(find(recipe))
     run = make_run({**run.to_dict(), **settings_of(flags)}, source=str(recipe))

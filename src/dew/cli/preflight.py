@@ -9,7 +9,7 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import err, out, print_json
-from dew.cli.train import PASS_ON, _recipe, _with_own_flags
+from dew.cli.train import PASS_ON, recipe_path, with_own_flags
 from dew.config import read_run
 from dew.errors import ConfigError
 
@@ -25,7 +25,7 @@ def preflight(
 
     Further flags are settings, as in `dew train`. Exit code 1 when a check fails.
     """
-    run, flags = _with_own_flags(read_run(_recipe(config)), context.args)
+    run, flags = with_own_flags(read_run(recipe_path(config)), context.args)
     if run.engine != "trl":
         raise ConfigError(f"engine: {run.engine} cannot be looked at yet. Write `engine: trl`.")
     from dew.engines.trl.launch import quiet

@@ -33,7 +33,7 @@ def train(
         return
     if config is None:
         raise ConfigError("train: which configuration? `dew train FILE.yaml`; `dew recipes` lists some.")
-    run, flags = _with_own_flags(read_run(_recipe(config)), context.args)
+    run, flags = with_own_flags(read_run(recipe_path(config)), context.args)
     if run.engine == "verl":
         raise ConfigError("engine: verl is not part of this version. Write `engine: trl`.")
     from dew.engines.trl import launch as trl
@@ -117,14 +117,14 @@ def _lines(view: RunView) -> Any:
     return Lines()
 
 
-def _recipe(config: Path) -> Path:
+def recipe_path(config: Path) -> Path:
     """A file, or the name of a recipe that comes with dew."""
     from dew.cli.recipes import find
 
     return config if config.exists() else find(str(config)) or config
 
 
-def _with_own_flags(run: Run, flags: list[str]) -> tuple[Run, list[str]]:
+def with_own_flags(run: Run, flags: list[str]) -> tuple[Run, list[str]]:
     """Flags that are dew's own keys change the run; the others go to TRL's parser."""
     from dew.config import OWN_KEYS, make_run, parse_yaml
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dew.engines.trl.launch import Parsed, _local
+from dew.engines.trl.launch import Parsed, local_model
 from dew.errors import ConfigError
 from dew.evaluate.sampling import prompt_text
 from dew.preflight.check import Check, failed, ok
@@ -52,7 +52,7 @@ def read(parsed: Parsed) -> Model:
     from trl import get_peft_config
 
     wanted, init = parsed.model, parsed.args.model_init_kwargs or {}
-    folder = _local(wanted.model_name_or_path)
+    folder = local_model(wanted.model_name_or_path)
     try:
         config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision)
     except Exception as error:  # the hub's many kinds of "not there"
@@ -125,7 +125,7 @@ def longest_prompt(parsed: Parsed, data: Data) -> int:
     """Tokens of the longest prompt."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(_local(parsed.model.model_name_or_path))
+    tokenizer = AutoTokenizer.from_pretrained(local_model(parsed.model.model_name_or_path))
     if data.conversational and tokenizer.chat_template is None:
         raise ConfigError(
             "The prompts are chat messages, and the model's tokenizer has no chat template. Take a model that was "

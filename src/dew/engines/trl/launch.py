@@ -171,7 +171,7 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     if judge is not None and args.outcome_reward is None:
         args.outcome_reward = judge.name
     return DewTrainer(
-        _local(model.model_name_or_path),
+        local_model(model.model_name_or_path),
         rewards_of(parsed),
         args,
         train,
@@ -182,7 +182,7 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     )
 
 
-def _local(name: str) -> str:
+def local_model(name: str) -> str:
     folder = model_folder(name)
     looks_like_a_path = folder.startswith((".", "/", "~")) or folder.count("/") > 1
     if looks_like_a_path and not Path(folder).expanduser().is_dir():
@@ -272,11 +272,11 @@ def _header() -> list[str]:
     from importlib.metadata import version
 
     from dew import __version__
-    from dew.engines.trl.recording import _git_commit
+    from dew.engines.trl.recording import git_commit
 
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "accelerate"))
     lines = ["Run it again: dew train THIS_FILE --output_dir NEW_FOLDER", f"dew {__version__}, {packages}"]
-    commit = _git_commit()
+    commit = git_commit()
     return [*lines, f"git commit {commit}"] if commit else lines
 
 

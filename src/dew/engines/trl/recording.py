@@ -108,7 +108,7 @@ def run_facts(args: Any, algorithm: Algorithm, model: str, data: str | None) -> 
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "processes": args.batches.processes,
         },
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
     }
 
 
@@ -119,7 +119,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
