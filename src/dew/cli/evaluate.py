@@ -27,10 +27,13 @@ def evaluate_(
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus; 1 keeps every token.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Length of an answer at most; 128.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Answers sampled at a time.")] = 256,
+    batch_size: Annotated[int | None, typer.Option(help="Answers at a time; 256, on a GPU 1,024.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest answer, once.")] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    float32: Annotated[
+        bool, typer.Option("--float32", help="Keep float32 weights on a GPU; else they sample in bfloat16.")
+    ] = False,
     vs: Annotated[str | None, typer.Option(help="A second model, on the same problems: paired differences.")] = None,
     suite: Annotated[
         str | None, typer.Option(help="A paper's sets and settings: paper. -n, -k, --max-new-tokens change it.")
@@ -44,7 +47,7 @@ def evaluate_(
     own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
     if suite is not None:
         changes = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
-        _run_suite(load_model(model, engine), model, suite, own, changes, problems, keep, json)
+        _run_suite(load_model(model, engine, float32), model, suite, own, changes, problems, keep, json)
         return
     sampling = {
         "k": k or 16,
@@ -56,7 +59,7 @@ def evaluate_(
         "seed": seed,
     }
     names = [name for name in (model, vs) if name is not None]
-    scores = [_scores(load_model(name, engine), task, own, verifier, problems, sampling) for name in names]
+    scores = [_scores(load_model(name, engine, float32), task, own, verifier, problems, sampling) for name in names]
     if keep is not None:
         for number, score in enumerate(scores):
             score.write(keep if number == 0 else keep.with_stem(f"{keep.stem}-vs"))
@@ -119,13 +122,17 @@ def _run_suite(
         out.print(f"{task}: {len(score.problems)} problems x {score.k} answers, {score.truncated_share:.1%} cut off")
 
 
-def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
-    """Model and tokenizer of a model folder, of a run's folder (its final model) or of the hub."""
+def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer of a model folder, of a run's folder (its final model) or of the hub.
+
+    Training in mixed precision keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     from dew import tasks
+    from dew.decoding import SamplingCopy
     from dew.evaluate.vllm import load_vllm
 
     disable_progress_bar()
@@ -144,7 +151,10 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
             f"{name}: no model can be loaded from there ({reason}). Give a folder with config.json, a finished run's "
             "folder, or `tiny`."
         ) from None
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    if not torch.cuda.is_available():
+        return model, tokenizer
+    cast = model.dtype == torch.float32 and not float32
+    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
 
 
 def _as_json(scores: list["Scores"]) -> Any:

@@ -10,7 +10,7 @@ captured as a CUDA graph and replayed. Weights may change in place between calls
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ def _sharded(parameter: Tensor) -> bool:
 class Decoder:
     """Answers to prompts of token ids. On a CPU the same steps run without graphs."""
 
-    def __init__(self, model: Any, draw: Draw, *, ends: Sequence[int], pad: int) -> None:
+    def __init__(self, model: Any, draw: Draw, *, ends: Iterable[int], pad: int) -> None:
         self.model, self.forward, self.draw, self.pad = model, model, draw, pad
         self.device = model.get_input_embeddings().weight.device
         self.ends = torch.tensor(sorted(ends), device=self.device)
@@ -144,14 +144,11 @@ class _Buffers:
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.rows, self.slots, self.pad = rows, slots, pad
         self.place = torch.zeros(1, dtype=torch.long, device=device)
-        shape = (rows, heads, slots, head)
-        self.cache = SlotCache(
-            [
-                # Zeros: what no row looks at must still be a number.
-                Slots(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)), self.place)
-                for _ in range(config.num_hidden_layers)
-            ]
-        )
+
+        def empty() -> Tensor:  # zeros: what no row looks at must still be a number
+            return torch.zeros(rows, heads, slots, head, dtype=dtype, device=device)
+
+        self.cache = SlotCache([Slots(empty(), empty(), self.place) for _ in range(config.num_hidden_layers)])
         self.hidden = torch.zeros(rows, slots, dtype=torch.bool, device=device)
         self.tokens = torch.full((rows, slots), pad, device=device)
         self.token = torch.full((rows, 1), pad, device=device)
@@ -218,8 +215,9 @@ class _Buffers:
         self.tokens.index_copy_(1, self.written, tokens[:, None])
         self.ended |= torch.isin(tokens, decoder.ends)
         self.token.copy_(tokens[:, None])
-        for counter in (self.position, self.place, self.written):
-            counter += 1
+        self.position += 1
+        self.place += 1
+        self.written += 1
 
 
 @contextmanager

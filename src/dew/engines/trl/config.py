@@ -47,6 +47,13 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             "by TRL's."
         },
     )
+    captured_sampling: bool = field(
+        default=True,
+        metadata={
+            "help": "On a GPU without vLLM: sample by replaying captured one-token steps, many times faster than "
+            "generate; false: by generate."
+        },
+    )
     guide: str | None = field(
         default=None,
         metadata={

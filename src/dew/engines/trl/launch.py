@@ -248,9 +248,8 @@ def _score(trainer: Any, parsed: Parsed, scoring: Scoring, when: str, say: Say) 
     run = parsed.run
     if run.task is None:
         raise ConfigError("scores: needs `task:`, whose held-out problems it takes. Use `dew eval` for other data.")
-    model = trainer.accelerator.unwrap_model(trainer.model)
     scores = evaluate(
-        model,
+        trainer.sampling_model(),
         trainer.processing_class,
         task(run.task, **run.task_settings),
         judge_of(run),

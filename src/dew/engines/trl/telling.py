@@ -7,13 +7,14 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.engines.trl import recording
 from dew.engines.trl.credit import Credit, Rows
+from dew.engines.trl.generation import SamplingTrainer
 from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics
 from dew.engines.trl.resuming import ResumingTrainer
 from dew.engines.trl.sampling import Sampled, gather_columns, join
 from dew.engines.trl.tables import replace_last
 
 
-class TellingTrainer(ResumingTrainer):
+class TellingTrainer(ResumingTrainer, SamplingTrainer):
     """Collects the numbers of a step and hands them to the trackers and to the run's folder."""
 
     algorithm: Algorithm

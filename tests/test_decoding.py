@@ -1,0 +1,212 @@
+"""Captured sampling gives what generate gives. On a CPU the same steps run, without graphs."""
+
+import functools
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+import trl_tiny
+from dew.decoding import Decoder, Draw, SamplingCopy, decoder, refusal
+from dew.engines.trl import DewTrainer, generation
+
+PAD, EOS = 0, 1
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+PROMPTS = [[5, 6, 7], [8], [5, 6, 7], [9, 10, 11, 12, 13], [5, 6]]
+
+
+def generated(model, prompts, new):
+    """Greedy answers of transformers' generate, each cut after its end."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts], device=model.device)
+    live = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    output = model.generate(input_ids=ids, attention_mask=live, do_sample=False, max_new_tokens=new, pad_token_id=PAD)
+    rows = output[:, width:].tolist()
+    return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
+
+
+def greedy(model, **kwargs):
+    return Decoder(model, Draw(greedy=True), ends=[EOS], pad=PAD, **kwargs)
+
+
+# ── oracle: generate ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("heads", [{}, GROUPED])
+def test_greedy_answers_are_those_of_generate(seed, heads):
+    model = trl_tiny.model(seed, **heads).double()
+    ours = greedy(model)
+    expected = generated(model, PROMPTS, 20)
+    assert ours.answers(PROMPTS, 20) == expected
+    assert ours.answers(PROMPTS, 20) == expected  # buffers of the first call are used again
+    assert ours.answers(PROMPTS[3:], 20) == expected[3:]  # some of their rows stay idle
+    assert any(len(row) < 20 for seed in range(6) for row in generated(trl_tiny.model(seed, **heads), PROMPTS, 20))
+
+
+def test_looking_at_more_slots_on_the_way_changes_nothing(monkeypatch):
+    monkeypatch.setattr(decoder, "VISIBLE", 4)
+    model = trl_tiny.model(3, **GROUPED).double()
+    assert greedy(model).answers(PROMPTS, 30) == generated(model, PROMPTS, 30)
+
+
+def test_prompts_read_in_several_parts(monkeypatch):
+    monkeypatch.setattr(decoder, "PREFILL", 7)
+    model = trl_tiny.model(3, **GROUPED).double()
+    assert greedy(model).answers(PROMPTS, 12) == generated(model, PROMPTS, 12)
+
+
+def test_new_weights_give_new_answers():
+    model, other = trl_tiny.model(0).double(), trl_tiny.model(1).double()
+    ours = greedy(model)
+    before = ours.answers(PROMPTS, 12)
+    model.load_state_dict(other.state_dict())
+    assert ours.answers(PROMPTS, 12) == generated(other, PROMPTS, 12) != before
+
+
+@pytest.mark.gpu
+def test_graphs_give_what_generate_gives_on_a_gpu():
+    model = trl_tiny.model(3, max_position_embeddings=1024, **GROUPED).double().cuda()
+    assert greedy(model).answers(PROMPTS, 600) == generated(model, PROMPTS, 600)
+
+
+# ── how a token is drawn ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_the_softmax_says(temperature):
+    torch.manual_seed(0)
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
+    n = 40_000
+    counts = torch.bincount(Draw(temperature=temperature)(logits.expand(n, -1)), minlength=5)
+    assert counts[4] == 0
+    expected = n * (logits[:4] / temperature).softmax(-1).double()
+    assert chisquare(counts[:4].numpy(), (expected * n / expected.sum()).numpy()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize(
+    ("settings", "warper"),
+    [
+        ({"top_k": 3}, TopKLogitsWarper(3)),
+        ({"top_k": 99}, TopKLogitsWarper(99)),
+        ({"top_p": 0.8}, TopPLogitsWarper(0.8)),
+        ({"top_p": 0.01}, TopPLogitsWarper(0.01)),
+        ({"min_p": 0.2}, MinPLogitsWarper(0.2)),
+    ],
+)
+def test_what_is_left_out_is_what_transformers_leaves_out(settings, warper, temperature):
+    torch.manual_seed(0)
+    logits = torch.randn(64, 20) * 3
+    ours = Draw(temperature=temperature, **settings).kept(logits)
+    theirs = warper(None, logits / temperature)
+    assert torch.equal(ours.isinf(), theirs.isinf())
+
+
+# ── the copy that samples ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_copy_follows_the_weights_in_its_own_precision():
+    model = trl_tiny.model(0, tie_word_embeddings=True)
+    sampler = SamplingCopy(model, torch.bfloat16)
+    copied = sampler.model
+    assert copied.dtype == torch.bfloat16 and model.dtype == torch.float32
+    assert copied.lm_head.weight is copied.get_input_embeddings().weight
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    kept = copied.lm_head.weight
+    assert sampler.refresh() is copied and copied.lm_head.weight is kept  # in place: graphs hold addresses
+    for p, q in zip(model.parameters(), copied.parameters(), strict=True):
+        assert torch.equal(p.bfloat16(), q)
+
+
+def test_a_copy_does_not_call_the_model_that_it_was_made_of():
+    model, ids = trl_tiny.model(0), torch.tensor([PROMPTS[3]])
+    inner = model.forward
+    model.forward = functools.partial(inner)  # as accelerate wraps it
+    sampler = SamplingCopy(model, torch.bfloat16).model
+    before = sampler(ids).logits
+    assert before.dtype == torch.bfloat16
+    torch.testing.assert_close(before.float(), model(ids).logits, atol=0.1, rtol=0.1)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert torch.equal(sampler(ids).logits, before)
+
+
+def test_a_model_that_samples_in_its_own_precision_is_not_copied():
+    model = trl_tiny.model(0)
+    assert SamplingCopy(model).model is model
+    assert SamplingCopy(model, torch.float32).model is model
+
+
+# ── in the trainer ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, monkeypatch, bf16):
+    asked = generation._otherwise
+    monkeypatch.setattr(generation, "_otherwise", lambda trainer: None)  # pretend that there is a GPU
+    args = trl_tiny.config(tmp_path, max_steps=3, bf16=bf16, learning_rate=1e-2)
+    trainer = DewTrainer(
+        trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
+    )
+    assert asked(trainer) == "there is no GPU"
+    monkeypatch.setattr(trainer.model, "generate", None)  # nobody may call it
+    trainer.train()
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    for p, q in zip(trainer.model.parameters(), trainer.sampling_model().parameters(), strict=True):
+        assert q.dtype == dtype and torch.equal(p.to(dtype), q)
+
+
+def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(generation, "_otherwise", lambda trainer: None)
+
+    def fails(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Decoder, "answers", fails)
+    args = trl_tiny.config(tmp_path, max_steps=2)
+    trainer = DewTrainer(
+        trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
+    )
+    trainer.train()
+    told = [record.message for record in caplog.records if "captured sampling failed" in record.message]
+    assert len(told) == 1 and "not permitted" in told[0]
+
+
+# ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_prompts_no_answers():
+    assert greedy(trl_tiny.model()).answers([], 5) == []
+
+
+def test_one_token_is_drawn_from_the_prompt_alone():
+    model = trl_tiny.model(2).double()
+    assert greedy(model).answers(PROMPTS, 1) == generated(model, PROMPTS, 1)
+
+
+def test_training_goes_on_as_it_was():
+    model = trl_tiny.model().train()
+    greedy(model).answers(PROMPTS, 3)
+    assert model.training and model.config._attn_implementation == trl_tiny.model().config._attn_implementation
+
+
+def test_refusals_say_why():
+    from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+    assert refusal(trl_tiny.model()) is None
+    assert refusal(torch.nn.Linear(2, 2)) == "it is not a transformers model"
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 9,
+    }
+    sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "num_key_value_heads": 2}
+    assert "sliding_attention" in refusal(Qwen2ForCausalLM(Qwen2Config(**small, **sliding)))
+    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=8))
+    assert refusal(model) is None or "cache of fixed size" in refusal(model)
