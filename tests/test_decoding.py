@@ -125,7 +125,12 @@ def test_a_copy_follows_the_weights_in_its_own_precision():
 def test_a_copy_does_not_call_the_model_that_it_was_made_of():
     model, ids = trl_tiny.model(0), torch.tensor([PROMPTS[3]])
     inner = model.forward
-    model.forward = functools.partial(inner)  # as accelerate wraps it
+
+    @functools.wraps(inner)
+    def wrapped(*args, **kwargs):  # as accelerate does
+        return inner(*args, **kwargs)
+
+    model.forward = wrapped
     sampler = SamplingCopy(model, torch.bfloat16).model
     before = sampler(ids).logits
     assert before.dtype == torch.bfloat16
@@ -133,6 +138,14 @@ def test_a_copy_does_not_call_the_model_that_it_was_made_of():
     with torch.no_grad():
         model.lm_head.weight.zero_()
     assert torch.equal(sampler(ids).logits, before)
+
+
+def test_a_copy_shares_what_has_the_right_precision():
+    model = trl_tiny.model(0).bfloat16()
+    model.lm_head.float()  # as adapters beside a frozen base
+    copied = SamplingCopy(model, torch.bfloat16).model
+    inner, outer = dict(copied.named_parameters()), dict(model.named_parameters())
+    assert {name for name in inner if inner[name] is not outer[name]} == {"lm_head.weight"}
 
 
 def test_a_model_that_samples_in_its_own_precision_is_not_copied():

@@ -11,15 +11,13 @@ class SamplingCopy:
     """A model in the precision that it samples in. Where that is its own precision, it is the model itself."""
 
     def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
-        self._sources = list(model.parameters())
-        self._targets: list[torch.Tensor] = []
+        self._pairs = {p: _cast(p, dtype) for p in model.parameters() if dtype is not None and p.dtype != dtype}
         self.model = model
-        if dtype is None or all(p.dtype == dtype for p in self._sources):
+        if not self._pairs:
             return
-        # Parameters are cast on the way, so that no second copy in the old precision ever exists.
-        cast = {id(p): nn.Parameter(p.detach().to(dtype, copy=True), requires_grad=False) for p in self._sources}
-        self._targets = [cast[id(p)] for p in self._sources]
-        self.model = copy.deepcopy(model, dict(cast))
+        # What has the right precision is shared, the rest cast on the way: a copy in the old one never exists.
+        shared = {id(p): self._pairs.get(p, p) for p in model.parameters()}
+        self.model = copy.deepcopy(model, dict(shared))
         for name in ("forward", "_original_forward"):  # accelerate's wrapping still points at the trained model
             self.model.__dict__.pop(name, None)
         self.model.eval()
@@ -27,6 +25,10 @@ class SamplingCopy:
     def refresh(self) -> Any:
         """The model with the weights as they are now."""
         with torch.no_grad():
-            for source, target in zip(self._sources, self._targets, strict=False):
+            for source, target in self._pairs.items():
                 target.copy_(source)
         return self.model
+
+
+def _cast(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
