@@ -62,7 +62,7 @@ class Decoder:
         self.model, self.forward, self.draw, self.pad = model, model, draw, pad
         self.device = model.get_input_embeddings().weight.device
         self.ends = torch.tensor(sorted(ends), device=self.device)
-        self._buffers: _Buffers | None = None
+        self._kept: dict[int, _Buffers] = {}
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """One answer to each prompt, up to and with the token that ends it."""
@@ -87,17 +87,17 @@ class Decoder:
             if n % LOOK == 0 and bool(buffers.ended.all()):
                 break
         tokens = buffers.tokens[: len(prompts), :max_new_tokens].clone()
-        if buffers.cache.bytes > KEEP * _memory(self.device):
-            self._buffers = None
+        if sum(kept.cache.bytes for kept in self._kept.values()) > KEEP * _memory(self.device):
+            self._kept.clear()
         return tokens
 
     def _fitting(self, rows: int, slots: int) -> "_Buffers":
-        """Buffers that these answers fit into, and that are not twice as large."""
-        have = self._buffers
-        if have is None or not (rows <= have.rows <= 2 * rows and slots <= have.slots):
-            self._buffers = have = None  # give them back before new ones are made
-            self._buffers = have = _Buffers(self.model, rows, -(-slots // VISIBLE) * VISIBLE, self.pad)
-        return have
+        """Buffers that these answers fit into, kept for later calls of about this size: dynamic sampling varies it."""
+        room = _room(rows)
+        if room not in self._kept or self._kept[room].slots < slots:
+            self._kept.pop(room, None)  # give them back before new ones are made
+            self._kept[room] = _Buffers(self.model, room, -(-slots // VISIBLE) * VISIBLE, self.pad)
+        return self._kept[room]
 
     def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
         """Read every different prompt once, and draw the first token of each answer."""
@@ -232,6 +232,12 @@ def _attention(model: Any) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation_internal = own
+
+
+def _room(rows: int) -> int:
+    """Rounded up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few sizes to capture, and never half of the rows idle."""
+    step = max(1, 2 ** (rows.bit_length() - 2))
+    return -(-rows // step) * step
 
 
 def _parts(n: int, size: int) -> Iterator[slice]:
