@@ -1,11 +1,13 @@
 """Log-probability and entropy from hidden states: dew and its peers on one GPU, in one run.
 
     pip install --no-deps --target PEERS trl==1.16.0 verl==0.9.1 liger-kernel==0.8.5 cut-cross-entropy==25.1.1
+    pip install --target PEERS "nvidia-cutlass-dsl[cu13]==4.8.1" apache-tvm-ffi          # for Liger's Hopper kernels
     python benchmarks/kernels.py --peers PEERS --out benchmarks/results/kernels-h200.md
 
-Needs an NVIDIA GPU of compute capability 9.0 (Liger's kernels need nvidia-cutlass-dsl besides). Peers come from their
-own packages; what does not import is named and left out. bfloat16 inputs, medians of device time. MB is the peak
-beyond the inputs and the gradients; err H the largest error of the entropy on 64 rows against float64.
+Needs an NVIDIA GPU of compute capability 9.0. Peers come from their own packages; what does not import or fails is
+named and left out. verl's kernels run without their assertions, one of which refuses widths that are no multiple of
+128. bfloat16 inputs, medians of device time. MB is the peak beyond the inputs and the gradients; err H the largest
+error of the entropy on 64 rows against float64.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import contextlib
 import importlib
 import math
 import platform
+import site
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -106,6 +109,15 @@ def found(folder: Path | None, package: str) -> Path:
     raise ImportError(f"{package} is not installed")
 
 
+def without_assertions(name: str, path: Path) -> None:
+    """Import a module as `python -O` would."""
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    module.__package__ = name.rpartition(".")[0]
+    sys.modules[name] = module
+    exec(compile(path.read_text(), str(path), "exec", optimize=1), module.__dict__)
+
+
 def naive(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     logq = torch.log_softmax((hidden @ weight.T).float(), -1)
     entropy = -(logq.detach().exp() * logq.detach()).sum(-1)
@@ -143,6 +155,9 @@ def verl(folder: Path | None) -> Iterator[Entry]:
         is_cuda_available=True,
         get_torch_device=lambda: torch.cuda,
     )
+    stand_in("verl.utils.kernel", root / "utils" / "kernel")
+    without_assertions("verl.utils.kernel.kernels", root / "utils" / "kernel" / "kernels.py")
+    sys.modules["verl.utils.kernel"].__dict__["kernels"] = sys.modules["verl.utils.kernel.kernels"]
     apply = importlib.import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy
 
     def op(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -357,7 +372,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.peers:
-        sys.path.insert(0, str(args.peers))
+        site.addsitedir(str(args.peers))  # also what a package's .pth file adds
     missing: list[str] = []
     every = [e for e in entries(args.peers, missing) if not args.only or args.only in e.name]
     packages = ", ".join(version(p, args.peers) for p in ("trl", "verl", "liger-kernel", "cut-cross-entropy"))

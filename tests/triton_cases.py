@@ -163,6 +163,29 @@ def test_small_entropies_keep_their_digits(rest, want):
         assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
 
 
+def test_ignored_rows_are_never_read():
+    hidden, weight, targets, _ = problem(300, 40, 517, OTHER)
+    want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
+    hidden[targets == -100] = math.nan
+    for ours, truth in zip(linear_logprob_entropy(hidden, weight, targets, impl="triton"), want, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
+
+
+def test_all_rows_ignored():
+    hidden, weight, targets, _ = problem(140, 40, 300, OTHER)
+    for numbers in linear_logprob_entropy(hidden, weight, torch.full_like(targets, -100), impl="triton"):
+        assert not numbers.any()
+
+
+def test_targets_outside_the_vocabulary_show():
+    """Nothing waits for the device before the kernels are launched, so such rows are NaN; the backward pass raises."""
+    hidden, weight, targets, _ = problem(9, 40, 300, OTHER)
+    targets[:2] = torch.tensor([300, -1])
+    logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="triton")
+    assert logp[:2].isnan().all() and entropy[:2].isnan().all()
+    assert logp[2:].isfinite().all() and entropy[2:].isfinite().all()
+
+
 def test_equal_scores():
     hidden, weight = (
         torch.zeros(3, 8, device=DEVICE, dtype=OTHER),

@@ -11,7 +11,7 @@ HOST_FREE = 8 * GIB
 
 TILE = (1 / 64, 32 * MIB, 256 * MIB)
 """Share of the free memory, least and most bytes: a tile of scores that is used once and overwritten."""
-KEPT = (1 / 16, 0, 4 * GIB)
+KEPT = (1 / 16, 0, 8 * GIB)
 """Likewise, for weights kept from the forward to the backward pass."""
 CHUNK = (1 / 8, 64 * MIB, 8 * GIB)
 """Likewise, for a chunk of tokens whose gradient is formed while its weights exist."""

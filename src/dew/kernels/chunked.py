@@ -16,6 +16,7 @@ from dew.kernels.head import Head
 
 LOWEST = -1e30
 """Stands for −∞ where a zero weight is multiplied with it: 0 · −1e30 = 0."""
+SKIPS_IGNORED = False
 
 
 class Statistics(NamedTuple):

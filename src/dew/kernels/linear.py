@@ -209,7 +209,8 @@ def _forward(
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
-    rows = live_rows(targets, weight.shape[0])
+    direct = backend.SKIPS_IGNORED and save in ("nothing", "scores")
+    rows = None if direct else live_rows(targets, weight.shape[0])
     x, y = pick(rows, hidden, targets)
     saved = hidden.new_empty(0)
     with as_written(hidden):

@@ -25,6 +25,9 @@ BLOCK = 128
 class Backend(Protocol):
     """A module that reads the vocabulary: `dew.kernels.chunked` or `dew.kernels.triton`."""
 
+    SKIPS_IGNORED: bool
+    """Whether `statistics` without a store takes targets of −100 itself."""
+
     def bytes_per_score(self, dtype: torch.dtype) -> int: ...
 
     def statistics(self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics: ...

@@ -1,13 +1,16 @@
 """The operator for NVIDIA GPUs: persistent matrix products whose epilogue folds the scores while in registers.
 
 Scores are those of `dew.kernels.chunked`, centred likewise, one tile of the vocabulary at a time. Each tile leaves
-(m, r, t) of its rows, with s = log2(e) / T and z the score before the temperature:
+(m, r, t) of its rows, with z the score before the temperature, q = s (z − m) and s = log2(e) / T:
 
-    m = max z      r = Σ_{v ≠ argmax} 2^{s (z_v − m)}      t = Σ_v 2^{s (z_v − m)} (z_v − m)
+    m = max z      r = Σ_{v ≠ argmax} 2^q_v      t = Σ_v 2^q_v q_v
 
-Two of them merge, with M = max(m, m'), a = 2^{s (m − M)}, a' = 2^{s (m' − M)}, one of which is 1:
+Two of them merge, with M = max(m, m'), d = s (m − M), d' = s (m' − M), one of which is 0:
 
-    r ← a r + a' r' + min(a, a')        t ← a (t + (m − M)(1 + r)) + a' (t' + (m' − M)(1 + r'))
+    r ← 2^d r + 2^d' r' + min(2^d, 2^d')        t ← 2^d (t + d (1 + r)) + 2^d' (t' + d' (1 + r'))
+
+An empty tile is m = −1e30, r = −1, t = 0. Without stored weights nothing waits for the host: rows with a target of
+−100 are left out by copying the others together on the device, where there are any.
 
 Stored weights are relative to the target's score, E_v = 2^{s (z_v − z_y)} = p_v / p_y, so that they can be written
 before the row's sum is known: bfloat16 has float32's exponents, and nothing is lost. ∂logp/∂(h Wᵀ) = −(p_y / T) E
@@ -25,12 +28,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dew.kernels import chunked
+from dew.kernels import chunked, reference
 from dew.kernels.chunked import Statistics
 from dew.kernels.head import Head
 
 LOG2E = 1.4426950408889634
+IGNORE = tl.constexpr(reference.IGNORE)
 LOWEST = tl.constexpr(-1e30)
+CLEAR = tl.constexpr(1.015625)
+"""A tile's Σ 2^q from which on float32's rounding of it leaves r = Σ 2^q − 1 four digits or more."""
 FARTHEST = tl.constexpr(100.0)
 """Largest exponent of a stored weight: 2^100 leaves the products room below float32's 2^127."""
 FAR_LOGP = -100.0 / LOG2E
@@ -78,62 +84,103 @@ def _transform(z, bias, columns, v, cap, BIAS: tl.constexpr, CAP: tl.constexpr):
 
 
 @triton.jit
-def _merge(m, r, t, m2, r2, t2, s):
-    """Two sets of statistics as one."""
-    top = tl.maximum(m, m2)
-    a = tl.exp2((m - top) * s)
-    b = tl.exp2((m2 - top) * s)
-    t = a * (t + (m - top) * (1.0 + r)) + b * (t2 + (m2 - top) * (1.0 + r2))
-    return top, a * r + b * r2 + tl.minimum(a, b), t
+def _fold(z, s, BM: tl.constexpr, BN: tl.constexpr):
+    """(m, r, t) of a tile's rows, and 2^q."""
+    top = tl.max(z, axis=1)
+    centre = tl.where(top > LOWEST, top * s, 0.0)
+    q = tl.fma(z, tl.full((BM, BN), 1.0, tl.float32) * s, tl.zeros((BM, BN), tl.float32) - centre[:, None])
+    e = tl.exp2(q)
+    total = tl.sum(e, axis=1)
+    off = tl.fma(top, tl.full((BM,), 1.0, tl.float32) * s, -centre)  # what rounding left of q at the maximum
+    t = tl.sum(e * q, axis=1) - off * total
+    r = total - 1.0
+    if tl.min(total, axis=0) < CLEAR:  # rare: the maximum's own term would round the others away
+        rest = tl.sum(tl.where(e < 0.5, e, 0.0), axis=1)
+        r = tl.where(total >= CLEAR, r, tl.where(total > 0.5, rest, -1.0))
+    return top, r, t, e
 
 
 @triton.jit
-def _target_kernel(
-    x,
-    x_stride,
-    w,
-    w_stride,
-    bias,
-    y,
-    out,
-    width,
-    cap,
-    BIAS: tl.constexpr,
-    CAP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """out = z_y of one row: cheaper to gather than to look for in every tile."""
-    row = tl.program_id(0).to(tl.int64)
-    target = tl.load(y + row)
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, BLOCK):
-        k = start + tl.arange(0, BLOCK)
-        a = tl.load(x + row * x_stride + k, mask=k < width, other=0.0).to(tl.float32)
-        b = tl.load(w + target * w_stride + k, mask=k < width, other=0.0).to(tl.float32)
+def _merge(m, r, t, m2, r2, t2, s):
+    """Two sets of statistics as one."""
+    top = tl.maximum(m, m2)
+    d = (m - top) * s
+    d2 = (m2 - top) * s
+    a = tl.exp2(d)
+    b = tl.exp2(d2)
+    return top, a * r + b * r2 + tl.minimum(a, b), a * (t + d * (1.0 + r)) + b * (t2 + d2 * (1.0 + r2))
+
+
+@triton.jit
+def _target_scores(x, x_stride, w, w_stride, bias, rows, y, live, width, cap,
+    BIAS: tl.constexpr, CAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """z_y of some rows: cheaper to gather than to look for in every tile."""
+    acc = tl.zeros((BM, BK), tl.float32)
+    x_at = x + rows.to(tl.int64)[:, None] * x_stride
+    w_at = w + y.to(tl.int64)[:, None] * w_stride
+    for start in range(0, width, BK):
+        k = start + tl.arange(0, BK)
+        inside = live[:, None] & (k < width)[None, :]
+        a = tl.load(x_at + k[None, :], mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(w_at + k[None, :], mask=inside, other=0.0).to(tl.float32)
         acc += a * b
-    z = tl.sum(acc, axis=0)
+    z = tl.sum(acc, axis=1)
     if BIAS:
-        z += tl.load(bias + target).to(tl.float32)
+        z += tl.load(bias + y, mask=live, other=0.0).to(tl.float32)
     if CAP:
         z = cap * (2.0 * tl.sigmoid(2.0 * z / cap) - 1.0)
-    tl.store(out + row, z)
+    return z
+
+
+@triton.jit(do_not_specialize=["n"])
+def _target_kernel(x, x_stride, w, w_stride, bias, y, out, n, width, cap,
+    BIAS: tl.constexpr, CAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out = z_y."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = rows < n
+    target = tl.load(y + rows, mask=live, other=0)
+    z = _target_scores(x, x_stride, w, w_stride, bias, rows, target, live, width, cap, BIAS, CAP, BM, BK)
+    tl.store(out + rows, z, mask=live)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _together_kernel(x, x_stride, place, out, n, width, BM: tl.constexpr, BK: tl.constexpr):
+    """Copy the rows that count to the front of `out`, where any does not; `place` numbers them from 1."""
+    if tl.load(place + n - 1) < n:
+        rows = tl.program_id(0) * BM + tl.arange(0, BM)
+        to = tl.load(place + rows, mask=rows < n, other=0)
+        before = tl.load(place + rows - 1, mask=(rows < n) & (rows > 0), other=0)
+        for start in range(0, width, BK):
+            k = start + tl.arange(0, BK)
+            inside = (to > before)[:, None] & (k < width)[None, :]
+            values = tl.load(x + rows.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside)
+            tl.store(out + (to.to(tl.int64) - 1)[:, None] * width + k[None, :], values, mask=inside)
 
 
 @triton.jit(do_not_specialize=["n"])
 def _statistics_kernel(
-    x, w, store, bias, zy, part, n, v, width, s, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr,
+    x, w, store, bias, zy, place, part, n, v, width, s, cap,
+    BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr, WHOLE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows]."""
-    row_blocks = tl.cdiv(n, BM)
+    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows].
+
+    Without STORE the number of rows is on the device; WHOLE works only if all count, its twin only if some do not.
+    """
+    count = n
+    if not STORE:
+        count = tl.load(place + n - 1)
+        count = tl.where((count == n) == WHOLE, count, 0)
+    row_blocks = tl.cdiv(count, BM)
     items = tl.cdiv(v, BN * TILES)
     steps = tl.cdiv(width, BK)
-    turns = tl.cdiv(row_blocks * items - tl.program_id(0), tl.num_programs(0)) * TILES
+    works = tl.maximum(row_blocks * items - tl.program_id(0), 0)
     m = tl.full((BM,), LOWEST, tl.float32)
     r = tl.full((BM,), -1.0, tl.float32)
     t = tl.zeros((BM,), tl.float32)
-    for turn in tl.range(0, turns, flatten=True):
+    for turn in tl.range(0, tl.cdiv(works, tl.num_programs(0)) * TILES, flatten=True):
         work = tl.program_id(0) + (turn // TILES) * tl.num_programs(0)
         tile = turn % TILES
         row_block, item = _place(work, row_blocks, items, GROUP)
@@ -144,18 +191,14 @@ def _statistics_kernel(
         z, th = _transform(z, bias, columns, v, cap, BIAS, CAP)
         if RAGGED:
             z = tl.where((columns < v)[None, :], z, LOWEST)
-        top = tl.max(z, axis=1)
-        d = z - top[:, None]
-        e = tl.exp2(d * s)
-        below = tl.sum(tl.where(e < 1.0, e, 0.0), axis=1)
-        ties = tl.floor(tl.sum(e, axis=1) - below + 0.5)
+        top, r2, t2, e = _fold(z, s, BM, BN)
         fresh = tile == 0
         m = tl.where(fresh, LOWEST, m)
         r = tl.where(fresh, -1.0, r)
         t = tl.where(fresh, 0.0, t)
-        m, r, t = _merge(m, r, t, top, below + (ties - 1.0), tl.sum(e * d, axis=1), s)
+        m, r, t = _merge(m, r, t, top, r2, t2, s)
         rows = row + tl.arange(0, BM)
-        live = rows < n
+        live = rows < count
         if STORE:
             away = (top - tl.load(zy + rows, mask=live, other=0.0)) * s
             e = e * tl.exp2(tl.minimum(away, FARTHEST))[:, None]
@@ -181,26 +224,49 @@ def _log1p(r):
 
 
 @triton.jit(do_not_specialize=["n"])
-def _join_kernel(part, zy, logp, entropy, lse, scale, n, items, s, inverse_t, BLOCK: tl.constexpr):
-    """Merge the work items' (m, r, t) of BLOCK rows into their final numbers."""
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = rows < n
+def _join_kernel(
+    x, x_stride, w, w_stride, bias, y, zy, place, part, logp, entropy, lse, scale,
+    n, v, width, items, s, inverse_t, cap,
+    BIAS: tl.constexpr, CAP: tl.constexpr, STORE: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    """Merge the work items' (m, r, t) of BM rows into their final numbers. With STORE every row counts."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    given = rows < n
+    target = tl.load(y + rows, mask=given, other=0)
+    live = given & (target >= 0) & (target < v)
+    if STORE:
+        at = rows
+        z_y = tl.load(zy + rows, mask=live, other=0.0)
+    else:
+        at = tl.load(place + rows, mask=live, other=1) - 1
+        z_y = _target_scores(x, x_stride, w, w_stride, bias, rows, target, live, width, cap, BIAS, CAP, BM, BK)
     stride = tl.cast(items, tl.int64) * n
-    m = tl.full((BLOCK,), LOWEST, tl.float32)
-    r = tl.full((BLOCK,), -1.0, tl.float32)
-    t = tl.zeros((BLOCK,), tl.float32)
-    for item in range(items):
-        at = part + tl.cast(item, tl.int64) * n + rows
-        m2 = tl.load(at, mask=live, other=0.0)
-        r2 = tl.load(at + stride, mask=live, other=0.0)
-        t2 = tl.load(at + 2 * stride, mask=live, other=0.0)
-        m, r, t = _merge(m, r, t, m2, r2, t2, s)
+    m = tl.full((BM,), LOWEST, tl.float32)
+    r = tl.full((BM,), -1.0, tl.float32)
+    t = tl.zeros((BM,), tl.float32)
+    for start in range(0, items, BI):
+        item = start + tl.arange(0, BI)
+        inside = (item < items)[:, None] & live[None, :]
+        some = part + item.to(tl.int64)[:, None] * n + at[None, :]
+        m2 = tl.load(some, mask=inside, other=LOWEST)
+        r2 = tl.load(some + stride, mask=inside, other=-1.0)
+        t2 = tl.load(some + 2 * stride, mask=inside, other=0.0)
+        top = tl.max(m2, axis=0)
+        d = (m2 - top[None, :]) * s
+        a = tl.exp2(d)
+        highest = (m2 == top[None, :]).to(tl.float32)
+        others = tl.sum(a * (1.0 - highest), axis=0) + (tl.sum(highest, axis=0) - 1.0)
+        t2 = tl.sum(a * (t2 + d * (1.0 + r2)), axis=0)
+        m, r, t = _merge(m, r, t, top, tl.sum(a * r2, axis=0) + others, t2, s)
     rest = _log1p(r)
-    log_y = tl.minimum((tl.load(zy + rows, mask=live, other=0.0) - m) * inverse_t - rest, 0.0)
-    tl.store(logp + rows, log_y, mask=live)
-    tl.store(entropy + rows, tl.maximum(rest - t * inverse_t / (1.0 + r), 0.0), mask=live)
-    tl.store(lse + rows, m * inverse_t + rest, mask=live)
-    tl.store(scale + rows, tl.exp(log_y) * inverse_t, mask=live)
+    log_y = tl.minimum((z_y - m) * inverse_t - rest, 0.0)
+    none = tl.where(target == IGNORE, 0.0, float("nan"))  # other targets outside the vocabulary show
+    tl.store(logp + rows, tl.where(live, log_y, none), mask=given)
+    h = tl.maximum(rest - t * 0.6931471805599453 / (1.0 + r), 0.0)
+    tl.store(entropy + rows, tl.where(live, h, none), mask=given)
+    tl.store(lse + rows, tl.where(live, m * inverse_t + rest, none), mask=given)
+    tl.store(scale + rows, tl.where(live, tl.exp(log_y) * inverse_t, none), mask=given)
 
 
 @triton.jit(do_not_specialize=["n", "low"])
@@ -244,59 +310,103 @@ STORING: dict[str, Any] = {**STATISTICS}
 GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
 
 
+SKIPS_IGNORED = True
+"""`statistics` without a store takes targets of −100 and gives 0; other targets outside the vocabulary give NaN."""
+
+
 def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
     """Both numbers of every row; with `store` (N, V) also the weights, ∂logp/∂(h Wᵀ) = −scale · store."""
     if store is not None and hidden.dtype == torch.float16:
         return chunked.statistics(hidden, head, targets, store)  # p_v / p_y does not fit float16
     if hidden.shape[0] == 0:
         return chunked.statistics(hidden, head, targets, store)
-    n, inverse_t, device = hidden.shape[0], 1 / head.temperature, hidden.device
     if store is None:
-        part = _fold(hidden, head, None, None)  # the long product first: what follows is launched behind it
-        zy = _target_scores(hidden, head, targets)
-    else:
-        zy = _target_scores(hidden, head, targets)
-        part = _fold(hidden, head, zy, store)
-    stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=device) for _ in range(4)))
-    _join_kernel[(triton.cdiv(n, 64),)](
-        part, zy, *stats, n, part.shape[1], LOG2E * inverse_t, inverse_t, BLOCK=64, num_warps=2
-    )
-    if store is not None:
-        _set_targets(store, targets, -(-stats.logp).expm1(), zy, head)
-        _redo_far_rows(hidden, head, targets, stats, store)
+        place = (targets != reference.IGNORE).cumsum(0, dtype=torch.int32)
+        return _join(hidden, head, targets, _parts_of_live(hidden, head, place), place, None)
+    zy = _scores_of(hidden, head, targets)
+    stats = _join(hidden, head, targets, _parts_and_weights(hidden, head, zy, store), None, zy)
+    _set_targets(store, targets, -(-stats.logp).expm1(), zy, head)
+    _redo_far_rows(hidden, head, targets, stats, store)
     return stats
 
 
-def _target_scores(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
+def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
+    """(m, r, t) of every work item and row that counts, those rows first."""
+    n, width = hidden.shape
+    part = _room(hidden, head, STATISTICS)
+    together = torch.empty_like(hidden)
+    _together_kernel[(triton.cdiv(n, 8),)](
+        hidden, hidden.stride(0), place, together, n, width, BM=8, BK=_columns(width), num_warps=4
+    )
+    for x, whole in ((hidden, True), (together, False)):
+        _launch_statistics(x, head, part, place, place, None, whole)
+    return part
+
+
+def _parts_and_weights(hidden: Tensor, head: Head, zy: Tensor, store: Tensor) -> Tensor:
+    """(m, r, t) of every work item and row; the weights go to `store`."""
+    part = _room(hidden, head, STORING)
+    _launch_statistics(hidden, head, part, zy, zy, store, True)
+    return part
+
+
+def _room(hidden: Tensor, head: Head, c: dict[str, Any]) -> Tensor:
+    items = triton.cdiv(triton.cdiv(head.weight.shape[0], c["BN"]), _tiles(head, c))
+    return torch.empty(3, items, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+
+
+def _tiles(head: Head, c: dict[str, Any]) -> int:
+    """How many tiles a work item has: they divide the vocabulary evenly."""
+    blocks = triton.cdiv(head.weight.shape[0], c["BN"])
+    return next(k for k in (2, 3, 5, 1) if blocks % k == 0)
+
+
+def _launch_statistics(
+    x: Tensor, head: Head, part: Tensor, zy: Tensor, place: Tensor, store: Tensor | None, whole: bool
+) -> None:
+    (n, width), v = x.shape, head.weight.shape[0]
+    c = STATISTICS if store is None else STORING
+    programs = min(_multiprocessors(x.device), triton.cdiv(n, c["BM"]) * part.shape[1])
+    rows = _tiles_of(x, c["BM"], c["BK"])
+    out = rows if store is None else _tiles_of(store, c["BM"], c["BN"] // 2)
+    _statistics_kernel[(programs,)](
+        rows, _tiles_of(head.weight, c["BN"], c["BK"]), out,
+        _bias(head), zy, place, part, n, v, width, LOG2E / head.temperature, head.softcap or 1.0,
+        BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
+        WHOLE=whole, TILES=_tiles(head, c), **c,
+    )  # fmt: skip
+
+
+def _scores_of(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     n, width = hidden.shape
     out = torch.empty(n, dtype=torch.float32, device=hidden.device)
-    block = min(1024, triton.next_power_of_2(width))
-    _target_kernel[(n,)](
-        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, width,
-        head.softcap or 1.0,
-        BIAS=head.bias is not None, CAP=head.softcap is not None, BLOCK=block, num_warps=4,
+    _target_kernel[(triton.cdiv(n, 8),)](
+        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, n, width,
+        head.softcap or 1.0, BIAS=head.bias is not None, CAP=head.softcap is not None, BM=8, BK=_columns(width),
+        num_warps=4,
     )  # fmt: skip
     return out
 
 
-def _fold(hidden: Tensor, head: Head, zy: Tensor | None, store: Tensor | None) -> Tensor:
-    """(m, r, t) of every work item and row."""
-    (n, width), v = hidden.shape, head.weight.shape[0]
-    c = STATISTICS if store is None else STORING
-    blocks = triton.cdiv(v, c["BN"])
-    tiles = next(k for k in (4, 3, 2, 5, 1) if blocks % k == 0)
-    items = blocks // tiles
-    part = torch.empty(3, items, n, dtype=torch.float32, device=hidden.device)
-    programs = min(_multiprocessors(hidden.device), triton.cdiv(n, c["BM"]) * items)
-    x = _tiles_of(hidden, c["BM"], c["BK"])
-    _statistics_kernel[(programs,)](
-        x, _tiles_of(head.weight, c["BN"], c["BK"]), x if store is None else _tiles_of(store, c["BM"], c["BN"] // 2),
-        _bias(head), part if zy is None else zy, part, n, v, width, LOG2E / head.temperature,
-        head.softcap or 1.0,
-        BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
-        TILES=tiles, **c,
+def _join(
+    hidden: Tensor, head: Head, targets: Tensor, part: Tensor, place: Tensor | None, zy: Tensor | None
+) -> Statistics:
+    """The final numbers; `place` where rows were left out, `zy` where it is known."""
+    (n, width), inverse_t = hidden.shape, 1 / head.temperature
+    stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(4)))
+    _join_kernel[(triton.cdiv(n, 8),)](
+        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets,
+        part if zy is None else zy, targets if place is None else place, part, *stats,
+        n, head.weight.shape[0], width, part.shape[1], LOG2E * inverse_t, inverse_t, head.softcap or 1.0,
+        BIAS=head.bias is not None, CAP=head.softcap is not None, STORE=zy is not None,
+        BM=8, BK=_columns(width), BI=32, num_warps=4,
     )  # fmt: skip
-    return part
+    return stats
+
+
+def _columns(width: int) -> int:
+    """Columns that a gathering program reads at once."""
+    return min(512, triton.next_power_of_2(width))
 
 
 def _set_targets(store: Tensor, targets: Tensor, value: Tensor, zy: Tensor, head: Head) -> None:
