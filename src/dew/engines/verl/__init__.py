@@ -1,0 +1,1 @@
+"""Training on verl, on clusters: credit of dew's inside verl's trainer."""
