@@ -32,7 +32,6 @@ def objective(read: Reader, algorithm: Algorithm) -> Overrides:
         f"{ACTOR}.loss_agg_mode": _aggregation(algorithm),
         f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
         f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
-        f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP,
         f"{ACTOR}.entropy_coeff": 0,
         f"{ACTOR}.calculate_entropy": True,
         f"{ACTOR}.entropy_from_logits_with_chunking": True,
@@ -43,6 +42,8 @@ def objective(read: Reader, algorithm: Algorithm) -> Overrides:
         "algorithm.filter_groups.enable": algorithm.dynamic_sampling,
         "algorithm.filter_groups.metric": "acc",
     }
+    if found[f"{ACTOR}.policy_loss.loss_mode"] == "vanilla":
+        found[f"{ACTOR}.clip_ratio_c"] = NO_DUAL_CLIP
     if algorithm.kl_coef > 0:
         found |= {f"{ACTOR}.kl_loss_coef": algorithm.kl_coef, f"{ACTOR}.kl_loss_type": "low_var_kl"}
     if name == "dr_grpo":
@@ -56,7 +57,10 @@ def objective(read: Reader, algorithm: Algorithm) -> Overrides:
 
 
 def _loss_mode(algorithm: Algorithm) -> str:
-    return {"token": "vanilla", "sequence_mean": "grpo_s", "sequence_geometric": "gspo"}[algorithm.ratio]
+    """dew's own losses with dew's estimators, verl's own with verl's."""
+    if algorithm.name in OWN_ESTIMATORS:
+        return {"token": "gtpo", "sequence_mean": "grpo_s", "sequence_geometric": "grpo_s_geometric"}[algorithm.ratio]
+    return "gspo" if algorithm.ratio == "sequence_geometric" else "vanilla"
 
 
 def _aggregation(algorithm: Algorithm) -> str:
@@ -76,10 +80,7 @@ def _beyond(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _own_settings(algorithm: Algorithm) -> Overrides:
-    settings = _beyond(algorithm)
-    if algorithm.overlong == "soft":
-        settings["max_tokens"] = algorithm.max_tokens
-    return {f"+algorithm.dew.{name}": value for name, value in settings.items()}
+    return {f"+algorithm.dew.{name}": value for name, value in _beyond(algorithm).items()}
 
 
 def _reward_manager(read: Reader, algorithm: Algorithm) -> Overrides:
