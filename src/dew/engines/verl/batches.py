@@ -58,10 +58,12 @@ class Batches:
         shares = self.gpus // self.sequence_parallel
         if self.mini * self.answers % shares:
             fitting = next(m for m in range(self.mini, self.mini + shares + 1) if m * self.answers % shares == 0)
+            key = (
+                "data.train_batch_size" if self.mini == self.prompts else "actor_rollout_ref.actor.ppo_mini_batch_size"
+            )
             found.append(
                 f"{self.mini} prompts x {self.answers} answers = {self.mini * self.answers} rows of an optimizer step "
-                f"cannot be shared out evenly to {shares} GPUs. Nearest above: "
-                f"actor_rollout_ref.actor.ppo_mini_batch_size={fitting}."
+                f"cannot be shared out evenly to {shares} GPUs. Nearest above: {key}={fitting}."
             )
         return found
 

@@ -20,7 +20,7 @@ from dew.engines.verl.words import Overrides, flat, merged
 from dew.errors import ConfigError
 from dew.tasks import model_folder, task
 
-PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat template that adds nothing: for prompts that are written out."""
 LOGGERS = ("wandb", "tensorboard", "mlflow", "swanlab", "clearml", "trackio")
 
@@ -142,7 +142,7 @@ def _optimizer(read: Reader) -> Overrides:
     schedules = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
     if schedule not in schedules and key not in read.own:
         read.problems.append(
-            f"lr_scheduler_type={schedule!r}{' (the default)' * ('lr_scheduler_type' not in read.given)}: verl has "
+            f"lr_scheduler_type={schedule!r}{' (the default)' * (read.given.get('lr_scheduler_type') is None)}: verl has "
             "constant, constant_with_warmup and cosine. Write one of them."
         )
     found: Overrides = {

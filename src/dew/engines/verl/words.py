@@ -46,7 +46,7 @@ def spelled(value: Any) -> str:
         return str(value)
     if BARE.fullmatch(value) and value.lower() not in ("null", "true", "false", "nan", "inf"):
         return value
-    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), value) + "'"
+    return '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', '\\"'), value) + '"'
 
 
 def with_words(run: Run, words: Sequence[str]) -> Run:
