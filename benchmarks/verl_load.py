@@ -5,8 +5,8 @@
 512 to 4,096 answers of 8,192 tokens in groups of 16, in the shuffled order in which verl hands them over, pass through
 `dew.engines.verl.estimators` on one CPU thread: on verl this happens in the driver, once per step. Every size runs in a
 process of its own. Time is CPU time, the median of three calls after one to warm up; memory is how far the resident set
-grows above what the batch itself takes. The last column divides by the tokens: a constant is linear growth. verl itself is
-not needed.
+grows above what the batch itself takes. The last two columns divide by the tokens: a constant is linear growth. verl
+itself is not needed.
 """
 
 import argparse
@@ -29,8 +29,7 @@ def measure(name: str, answers: int, repeats: int) -> dict[str, float]:
     import torch
 
     from dew.algorithms import get_algorithm
-    from dew.engines.verl.carrying import Carried, carrying
-    from dew.engines.verl.estimators import estimator
+    from dew.engines.verl import carrying, estimators
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -43,11 +42,11 @@ def measure(name: str, answers: int, repeats: int) -> dict[str, float]:
     correct = (torch.rand(answers, generator=generator) > 0.5).float()
     rewards = torch.zeros(answers, TOKENS)
     rewards[torch.arange(answers), lengths - 1] = correct
-    estimate, algorithm = estimator(name), get_algorithm(name)
+    estimate, algorithm = estimators.estimator(name), get_algorithm(name)
 
     def call() -> float:
         began = time.process_time()  # of this process: what else the machine does is not counted
-        with carrying(Carried(algorithm=algorithm, entropy=entropy, acc=correct)):
+        with carrying.carrying(carrying.Carried(algorithm=algorithm, entropy=entropy, acc=correct)):
             estimate(token_level_rewards=rewards, response_mask=mask, index=uid)
         return time.process_time() - began
 

@@ -157,7 +157,10 @@ def test_lora_precision_scores_and_trackers():
         )
     )
     assert found["actor_rollout_ref.model.lora_rank"] == 8 and "without dropout" in found.notes[0]
-    assert found[f"{ACTOR}.fsdp_config.dtype"] == "float32" and found["trainer.logger"] == ["console", "wandb"]
+    assert found[f"{ACTOR}.fsdp_config.mixed_precision"]["param_dtype"] == "fp32" and found["trainer.logger"] == [
+        "console",
+        "wandb",
+    ]
     assert found["trainer.val_before_train"] is True and found["trainer.test_freq"] == 2
     assert found[f"{ROLLOUT}.val_kwargs.n"] == 2 and found["trainer.max_actor_ckpt_to_keep"] == 1
 

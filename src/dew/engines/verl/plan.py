@@ -107,6 +107,9 @@ class Job:
     weight_bytes: int = 4
     param_offload: bool = False
     optimizer_offload: bool = False
+    """Both: on the host while answers are sampled."""
+    offload_policy: bool = False
+    """Weights, gradients and moments live on the host; slow, and counted as no time here."""
     checkpointing: bool = True
     trained: float = 1.0
     """Share of the parameters with a gradient: 1, or LoRA's."""
@@ -115,7 +118,7 @@ class Job:
 def training_bytes(job: Job) -> dict[str, float]:
     """On each GPU in the backward pass."""
     s, w, m = job.shape, job.weight_bytes, job.micro_batch
-    P, N = s.parameters, job.gpus
+    P, N = s.parameters * (not job.offload_policy), job.gpus
     kept = 2 * s.width * s.layers + s.layer_bytes if job.checkpointing else s.layer_bytes * s.layers
     return {
         "weights": w * P / N,
@@ -258,6 +261,7 @@ def plan_of(translation: Translation) -> Plan:
             micro_batch=get(f"{ACTOR}.ppo_max_token_len_per_gpu"),
             sampler_share=get(f"{ROLLOUT}.gpu_memory_utilization") or 0.5,
             weight_bytes=4 if get(f"{FSDP}.model_dtype") == "fp32" else 2,
+            offload_policy=bool(get(f"{FSDP}.offload_policy")),
             param_offload=bool(get(f"{FSDP}.param_offload")),
             optimizer_offload=bool(get(f"{FSDP}.optimizer_offload")),
             checkpointing=bool(get(f"{MODEL}.enable_gradient_checkpointing")),
@@ -288,3 +292,63 @@ def local_shape(model: str) -> Shape | None:
         return None
     layers = c["num_hidden_layers"]
     return Shape(layers * layer + ends, layers, width, c["intermediate_size"], query, key, c["vocab_size"])
+
+
+# ── the tables of docs/scale.md: python -m dew.engines.verl.plan ────────────────────────────────────────────
+
+
+def paper_job(model: str, gpus: int) -> Job:
+    """The paper's set-up on so many GPUs, as the recipes have it."""
+    return Job(
+        shape=SHAPES[model],
+        gpus=gpus,
+        prompts=128,
+        answers=16,
+        prompt_limit=2048,
+        answer_limit=4096,
+        steps=210,
+        tensor_parallel=1 if model.endswith("7B") else 4,
+        sampler_share=0.4,
+    )
+
+
+PAPER = [(model, gpus) for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B") for gpus in (8, 16, 64)]
+
+
+def memory_table() -> str:
+    """GB on each GPU."""
+    terms = list(training_bytes(paper_job(*PAPER[0])))
+    heads = [*terms, "training", *(f"sampling, {gpu.name}" for gpu in GPUS), *(f"fits {gpu.name}" for gpu in GPUS)]
+    lines = [f"| model, GPUs | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for model, gpus in PAPER:
+        job = paper_job(model, gpus)
+        fits = [fit(job, gpu) for gpu in GPUS]
+        numbers = [*training_bytes(job).values(), fits[0].training, *(found.generation for found in fits)]
+        cells = [f"{number / GB:.1f}" for number in numbers] + ["yes" if found.fits else "**no**" for found in fits]
+        lines.append(f"| {model.removeprefix('Qwen/')}, {gpus} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pace_table() -> str:
+    """Seconds, tokens per second and hours at two mean lengths."""
+    lines = [
+        "| model, GPUs | GPU | mean answer | sampling s | training s | tokens/s | per GPU | hours, 210 steps |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for model, gpus in PAPER:
+        job = paper_job(model, gpus)
+        for gpu in GPUS:
+            if not fit(job, gpu).fits:
+                continue
+            for mean in (1024, 4096):
+                found = pace(job, gpu, mean)
+                lines.append(
+                    f"| {model.removeprefix('Qwen/')}, {gpus} | {gpu.name} | {mean:,} | {found.generation:.0f} | "
+                    f"{found.training:.0f} | {found.tokens_per_second:,.0f} | {found.tokens_per_second / gpus:,.0f} | "
+                    f"{found.hours:.1f} |"
+                )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(f"{memory_table()}\n\n{pace_table()}")

@@ -80,6 +80,9 @@ def _model(read: Reader) -> Overrides:
     found[f"{FSDP}.model_dtype"] = weights.get(dtype, "fp32")
     compute = "float16" if read("fp16", bool) else "float32" if read("bf16", bool) is False else "bfloat16"
     found[f"{FSDP}.dtype"] = found[f"{ROLLOUT}.dtype"] = compute
+    if compute != "bfloat16":  # which FSDP computes in unless it is told otherwise here
+        short = {"float32": "fp32", "float16": "fp16"}[compute]
+        found[f"+{FSDP}.mixed_precision"] = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), short)
     if read("use_peft", bool):
         found[f"{MODEL}.lora_rank"] = read.count("lora_r")
         found[f"{MODEL}.lora_alpha"] = read.count("lora_alpha")
@@ -141,9 +144,9 @@ def _optimizer(read: Reader) -> Overrides:
     key = f"{OPTIM}.lr_scheduler_type"
     schedules = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
     if schedule not in schedules and key not in read.own:
+        default = " (the default)" if read.given.get("lr_scheduler_type") is None else ""
         read.problems.append(
-            f"lr_scheduler_type={schedule!r}{' (the default)' * (read.given.get('lr_scheduler_type') is None)}: verl has "
-            "constant, constant_with_warmup and cosine. Write one of them."
+            f"lr_scheduler_type={schedule!r}{default}: verl has constant, constant_with_warmup and cosine. Write one."
         )
     found: Overrides = {
         f"{OPTIM}.lr": read.number("learning_rate"),
