@@ -33,7 +33,7 @@ def train(run: Run, words: list[str], *, dry: bool, overwrite: bool, as_json: bo
     claim(folder, overwrite)
     write_atomically(folder / "config.yaml", to_yaml(run, ["Go on with it: dew resume THIS_FOLDER"]).encode())
     data.write(problems, folder)
-    out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} held out.")
+    out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
     _go(translation, folder)
 
 
