@@ -462,7 +462,7 @@ def test_a_run_leaves_its_data_command_and_configuration(pretended, capsys):
     told = capsys.readouterr().out
     assert "64 problems to train on" in told and "accuracy 0.500" in told
     assert "verl.model_merger" in told and "global_step_1/actor" in told
-    again = read_run(folder.path / "config.yaml")
+    again = read_run(folder.path / "verl.yaml")
     assert (
         again.engine == "verl"
         and translate(again).overrides == translate(make_run({**SMALL, **again.settings})).overrides
@@ -480,16 +480,21 @@ def test_a_run_that_fails_shows_its_last_words_and_goes_on_from_a_checkpoint(pre
         pretended()
     folder = RunFolder(tmp_path / "run")
     assert folder.run()["status"] == "failed"
-    run = read_run(folder.path / "config.yaml")
     with pytest.raises(EngineError, match="no checkpoint yet"):
-        verl.resume(run, folder.path)
+        verl.resume(folder.path)
     (tmp_path / "fail").unlink()
     (folder.path / "checkpoints").mkdir()
     (folder.path / "checkpoints" / verl.LATEST).write_text("1")
-    verl.resume(run, folder.path)
+    verl.resume(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
-    verl.resume(run, folder.path)
+    verl.resume(folder.path)
     assert "is finished" in capsys.readouterr().out
+
+
+def test_a_run_that_verl_was_started_for_by_hand_says_how_to_go_on(tmp_path):
+    (tmp_path / "config.yaml").write_text("actor_rollout_ref: {model: {path: tiny}}\n")
+    done = dew("resume", tmp_path)
+    assert done.returncode == 1 and "trainer.resume_mode=auto" in done.stderr
 
 
 def test_without_verl_a_run_says_what_to_install(tmp_path):

@@ -57,6 +57,11 @@ def train(
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped or killed.")]) -> None:
     """Go on with a run from its last complete checkpoint."""
+    from dew.cli import verl
+
+    if (folder / verl.RECIPE).is_file():
+        verl.resume(folder)
+        return
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
@@ -64,11 +69,11 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that
         out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
         return
     run = read_run(path)
-    if run.engine == "verl":
-        from dew.cli import verl
-
-        verl.resume(run, folder)
-        return
+    if "actor_rollout_ref" in run.settings:
+        raise ConfigError(
+            f"{folder}: verl was started here without dew train. Go on with the command that started it and "
+            "trainer.resume_mode=auto."
+        )
     from dew.engines.trl import launch as trl
 
     trl.quiet()
@@ -160,7 +165,7 @@ def claim(folder: Path, overwrite: bool) -> None:
             f"output_dir: {folder} is not empty. Go on with it (dew resume {folder}), choose another folder, or add "
             "--overwrite."
         )
-    if not (folder / "config.yaml").exists():
+    if not any((folder / name).exists() for name in ("config.yaml", "verl.yaml")):
         raise ConfigError(f"output_dir: {folder} does not look like a run of dew's; it is not emptied. Choose another.")
     shutil.rmtree(folder)
 

@@ -6,7 +6,7 @@ from typing import Any
 from dew.cli.children import Child, Lock, run_all
 from dew.cli.console import out, print_json
 from dew.cli.train import claim, live
-from dew.config import Run, to_yaml
+from dew.config import Run, read_run, to_yaml
 from dew.engines.verl import data
 from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, require_verl, shown
 from dew.engines.verl.plan import plan_of
@@ -15,6 +15,8 @@ from dew.engines.verl.words import with_words
 from dew.errors import EngineError
 from dew.records import RunFolder, write_atomically
 
+RECIPE = "verl.yaml"
+"""The recipe, as config.yaml is with TRL; the engine writes verl's whole configuration under that name."""
 SCRIPT = "train.sh"
 LATEST = "latest_checkpointed_iteration.txt"
 """Where verl writes which checkpoint is whole."""
@@ -31,14 +33,15 @@ def train(run: Run, words: list[str], *, dry: bool, overwrite: bool, as_json: bo
     folder = Path(translation["algorithm.dew_run.folder"])
     problems = data.data_of(run, translation, data.load_tokenizer(translation["actor_rollout_ref.model.path"]))
     claim(folder, overwrite)
-    write_atomically(folder / "config.yaml", to_yaml(run, ["Go on with it: dew resume THIS_FOLDER"]).encode())
+    write_atomically(folder / RECIPE, to_yaml(run, ["Go on with it: dew resume THIS_FOLDER"]).encode())
     data.write(problems, folder)
     out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
     _go(translation, folder)
 
 
-def resume(run: Run, folder: Path) -> None:
+def resume(folder: Path) -> None:
     """verl's own resume mode, with the data that lie in the folder."""
+    run = read_run(folder / RECIPE)
     if RunFolder(folder).run().get("status") == "done":
         out.print(
             f"{folder} is finished. Look at it: dew report {folder}\nThe model: {merge_command(folder)}", soft_wrap=True
@@ -49,7 +52,7 @@ def resume(run: Run, folder: Path) -> None:
     if not (folder / "checkpoints" / LATEST).is_file():
         raise EngineError(
             f"{folder}: verl has written no checkpoint yet. Start anew with a smaller save_steps: "
-            f"dew train {folder / 'config.yaml'} --output_dir NEW_FOLDER."
+            f"dew train {folder / RECIPE} --output_dir NEW_FOLDER."
         )
     if not Path(translation["data.train_files"]).is_file():
         raise EngineError(f"{folder}: the data that the run was reading are gone ({translation['data.train_files']}).")
