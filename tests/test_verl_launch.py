@@ -426,7 +426,7 @@ words = dict(word.split("=", 1) for word in sys.argv[1:])
 folder = words["+algorithm.dew_run.folder"]
 assert os.path.isfile(words["data.train_files"])
 if os.path.exists("fail"):
-    print("CUDA out of memory"); sys.exit(1)
+    print("\\x1b[36m(Runner pid=1)\\x1b[0m CUDA out of memory"); sys.exit(1)
 with open(f"{folder}/metrics.jsonl", "a") as file:
     file.write(json.dumps({"step": 1, "accuracy": 0.5, "resume": words["trainer.resume_mode"]}) + "\\n")
 os.makedirs(f"{folder}/checkpoints", exist_ok=True)
@@ -476,7 +476,7 @@ def test_a_run_that_fails_shows_its_last_words_and_goes_on_from_a_checkpoint(pre
     from dew.cli import verl
 
     (tmp_path / "fail").touch()
-    with pytest.raises(EngineError, match=r"exit code 1[\s\S]*CUDA out of memory"):
+    with pytest.raises(EngineError, match=r"exit code 1[\s\S]*\n\(Runner pid=1\) CUDA out of memory"):
         pretended()
     folder = RunFolder(tmp_path / "run")
     assert folder.run()["status"] == "failed"

@@ -1,5 +1,6 @@
 """`dew train --engine verl`: show the command, write what it reads, start it, watch it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dew.records import RunFolder, write_atomically
 RECIPE = "verl.yaml"
 """The recipe, as config.yaml is with TRL; the engine writes verl's whole configuration under that name."""
 SCRIPT = "train.sh"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LATEST = "latest_checkpointed_iteration.txt"
 """Where verl writes which checkpoint is whole."""
 
@@ -100,6 +102,7 @@ def _go(translation: Translation, folder: Path) -> None:
     out.print(f"Its output: {child.log}")
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     view = child.view
+    view.poll()  # what an earlier part of the run has told is not told again
 
     def tick(_: Any) -> None:
         if view.poll() and not out.is_terminal:
@@ -125,6 +128,9 @@ class _Training(Child):
         RunFolder(self.folder).write_run({"status": "done" if ended_well else "failed"})
         if not ended_well:
             super().check()
+
+    def last_words(self) -> str:
+        return COLOURS.sub("", super().last_words())
 
 
 def merge_command(folder: Path) -> str:
