@@ -487,6 +487,7 @@ def test_a_run_that_fails_shows_its_last_words_and_goes_on_from_a_checkpoint(pre
     (folder.path / "checkpoints" / verl.LATEST).write_text("1")
     verl.resume(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
+    assert "CUDA out of memory" in (tmp_path / "run.before.log").read_text()
     verl.resume(folder.path)
     assert "is finished" in capsys.readouterr().out
 

@@ -96,10 +96,12 @@ def _show(translation: Translation, checked: bool, as_json: bool) -> None:
 def _go(translation: Translation, folder: Path) -> None:
     script = f"#!/bin/sh\n# What dew starts, to read or to run by hand.\n{shown(command(translation))}\n"
     write_atomically(folder / SCRIPT, script.encode())
-    out.print(f"{translation.algorithm.name} on verl: {translation.batches}")
-    out.print(f"The command: {folder / SCRIPT}")
+    out.print(f"{translation.algorithm.name} on verl: {translation.batches}", soft_wrap=True)
+    out.print(f"The command: {folder / SCRIPT}", soft_wrap=True)
     child = _Training(folder.name, overrides(translation), folder, program=(*command(translation)[:1], *MAIN))
-    out.print(f"Its output: {child.log}")
+    out.print(f"Its output: {child.log}", soft_wrap=True)
+    if child.log.exists():  # of the part that went before
+        child.log.replace(child.log.with_name(f"{folder.name}.before.log"))
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     view = child.view
     view.poll()  # what an earlier part of the run has told is not told again
@@ -113,7 +115,7 @@ def _go(translation: Translation, folder: Path) -> None:
             run_all([child], 1, keep_open=[held], tick=tick)
     except KeyboardInterrupt:
         RunFolder(folder).write_run({"status": "stopped"})
-        out.print(f"Stopped. Go on from verl's last checkpoint with: dew resume {folder}")
+        out.print(f"Stopped. Go on from verl's last checkpoint with: dew resume {folder}", soft_wrap=True)
         raise
     tick(None)
     out.print(f"Done: {folder}\nThe report: dew report {folder}\nThe model: {merge_command(folder)}", soft_wrap=True)
