@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart install test lint types layers unit slow test-vllm mutants clean
+.PHONY: quickstart install test lint types layers unit slow test-vllm test-verl mutants clean
 
 # Into a folder of its own; an earlier demo there is replaced.
 quickstart: install
@@ -53,6 +53,18 @@ $(VENV)-vllm/.installed: pyproject.toml locks/vllm.txt
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/pytest -m slow tests/test_trl_vllm.py
 	$(VENV)-vllm/bin/pytest -m slow tests/test_evaluate_vllm.py
+
+# verl pins its own transformers, too, and antlr with hydra: another complete lock. verl itself is for Python below 3.13.
+$(VENV)-verl/.installed: pyproject.toml locks/verl.txt
+	$(PYTHON) -m venv $(VENV)-verl
+	$(VENV)-verl/bin/pip install --quiet --disable-pip-version-check $$(grep '^torch==' locks/verl.txt)
+	$(VENV)-verl/bin/pip install --quiet --disable-pip-version-check --no-deps -r locks/verl.txt
+	$(VENV)-verl/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+test-verl: $(VENV)-verl/.installed
+	$(VENV)-verl/bin/pytest tests/test_verl_*.py
+	$(VENV)-verl/bin/pytest -m slow tests/test_verl_*.py
 
 mutants: install
 	$(BIN)/python tests/mutants.py

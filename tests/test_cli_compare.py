@@ -69,6 +69,8 @@ def test_what_the_comparison_sets_itself_is_refused(tmp_path):
     assert run.settings == {"max_steps": 7}  # the recipe's own algorithm and seed make room
     with pytest.raises(ConfigError, match="seed: the comparison sets it"):
         command._recipe(tmp_path / "r.yaml", ["--seed", "1"])
+    with pytest.raises(ConfigError, match="dew train --engine verl"):
+        command._recipe(tmp_path / "r.yaml", ["--engine", "verl"])
 
 
 def test_a_folder_holds_one_comparison(tmp_path):

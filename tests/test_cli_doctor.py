@@ -15,6 +15,7 @@ from dew.cli.app import app
 from dew.preflight import installation, machine, passed, versions
 
 ROOT = Path(__file__).parents[1]
+VERL = {**dict.fromkeys(versions.PACKAGES), **versions.LOCKS["verl"]}
 LOCK_FILES = sorted((ROOT / "locks").glob("*.txt"))
 
 
@@ -23,6 +24,14 @@ def test_the_matrix_is_what_the_lock_files_say(path):
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", path.read_text(), flags=re.MULTILINE))
     table = versions.LOCKS[path.stem]
     assert {name: pins.get(name, pins.get(f"{name}-cpu")) for name in table} == table
+
+
+def test_what_verl_asks_for_on_gpus_is_told():
+    assert versions.ON_GPUS == {"torch": "2.11.0", "transformers": "5.9.0", "vllm": "0.24.0"}
+
+
+def test_the_locks_travel_in_the_wheel():
+    assert 'locks = "dew/locks"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_bounds_are_those_of_the_package():
@@ -34,8 +43,8 @@ def test_the_bounds_are_those_of_the_package():
 
 
 def test_every_lock_is_within_the_bounds_that_it_can_be_held_to():
-    for lock in ("core", "vllm"):
-        assert all(versions.supported(name, number) for name, number in versions.LOCKS[lock].items())
+    for lock in ("core", "vllm", "verl"):
+        assert all(versions.supported(name, number, lock) for name, number in versions.LOCKS[lock].items())
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,10 @@ def test_every_lock_is_within_the_bounds_that_it_can_be_held_to():
         ({"trl": None}, "warning", "trl not installed"),
         ({"peft": None}, "ok", "lock core"),
         ({"vllm": "0.32.0"}, "warning", "transformers 5.22.2 (tested: 5.19.0)"),
+        (VERL, "ok", "verl 0.9.1"),
+        ({**VERL, "torch": "2.11.0+cu130", "vllm": "0.24.0"}, "ok", "lock verl"),
+        ({**VERL, "verl": "0.10.0"}, "failed", "verl 0.10.0"),
+        ({**VERL, "TransferQueue": None}, "warning", "TransferQueue not installed"),
     ],
 )
 def test_versions(monkeypatch, change, status, says):

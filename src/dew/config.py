@@ -8,6 +8,7 @@ Files are YAML, flat, and may be any GRPO configuration of TRL. Keys of dew's ow
     problems        how many problems of the task to train on
     verifier        what judges answers, if not the task's own
     scores          evaluate before and after training: {problems, k, max_new_tokens, temperature}; false: do not
+    verl            keys that only verl has, nested or dotted; read with engine: verl alone
 """
 
 import difflib
@@ -40,7 +41,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Run:
-    """What dew knows of a run. `settings` is the engine's: TRL's keys, or verl's."""
+    """What dew knows of a run. `settings` is the engine's, in TRL's words; `verl` is what only verl has words for."""
 
     engine: str = "trl"
     """Who trains: trl or verl."""
@@ -54,6 +55,8 @@ class Run:
     """What judges answers; None: the task's own."""
     scores: Scoring | None = None
     """Evaluate before and after training."""
+    verl: Settings = field(default_factory=dict)
+    """verl's own keys, e.g. {trainer.nnodes: 8}; TRL never sees them."""
     settings: Settings = field(default_factory=dict)
     """Everything else, for the engine."""
     source: str | None = None
@@ -76,6 +79,7 @@ class Run:
         return {**own, **self.settings}
 
 
+KINDS = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict}
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
 
@@ -89,7 +93,7 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
     own = {k: v for k, v in keys.items() if k in OWN_KEYS}
     problems = [
         f"{key}: expected {kind.__name__}, got {own[key]!r}."
-        for key, kind in (("engine", str), ("task", str), ("problems", int), ("verifier", str), ("task_settings", dict))
+        for key, kind in KINDS.items()
         if own.get(key) is not None and (not isinstance(own[key], kind) or isinstance(own[key], bool))
     ]
     try:

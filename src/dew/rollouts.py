@@ -95,13 +95,14 @@ class Rollouts:
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
         _check_every_group_lives(group, ids, mask)
         rows = _rows_by_group(ids)
+        padding = rows == PADDING
 
         def gather(x: Tensor | None, fill: float | bool) -> Tensor | None:
             if x is None:
                 return None
             out = x[rows.clamp_min(0)]
-            here = (rows != PADDING).reshape(rows.shape + (1,) * (x.ndim - 1))
-            return torch.where(here, out, torch.full((), fill, dtype=x.dtype, device=x.device))
+            out[padding] = fill
+            return out
 
         grouped_mask, grouped_reward = gather(mask, False), gather(reward, 0)
         assert grouped_mask is not None and grouped_reward is not None
@@ -121,10 +122,8 @@ class Rollouts:
             raise ShapeError(f"to_rows got shape {tuple(x.shape)}, expected (P, G, ...) = {tuple(self.reward.shape)}.")
         if self.rows is None:
             return x.flatten(0, 1)
-        here = self.rows != PADDING
-        out = x.new_empty((int(here.sum()), *x.shape[2:]))
-        out[self.rows[here]] = x[here]
-        return out
+        rows = self.rows.flatten()
+        return x.flatten(0, 1)[rows.argsort()[(rows == PADDING).sum() :]]  # padding, −1, sorts first
 
     def as_one_group(self) -> "Rollouts":
         """The whole batch as a single group (1, P·G, T): what `scope="batch"` compares within."""

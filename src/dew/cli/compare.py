@@ -84,6 +84,11 @@ def _recipe(recipe: Path, flags: Sequence[str]) -> Run:
 
     run = read_run(find(recipe))
     run = make_run({**run.to_dict(), **settings_of(flags)}, source=str(recipe))
+    if run.engine == "verl":
+        raise ConfigError(
+            "engine: verl. The comparison trains on TRL. On a cluster start each run with dew train --engine verl, and "
+            "look at them together: dew report RUN RUN."
+        )
     given = [key for key in OURS if key in settings_of(flags)]
     if given:
         raise ConfigError(f"{', '.join(given)}: the comparison sets it itself. Write --algorithms, --seeds, --out.")

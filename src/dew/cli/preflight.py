@@ -10,8 +10,8 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import err, out, print_json
 from dew.cli.train import PASS_ON, recipe_path, with_own_flags
-from dew.config import read_run
-from dew.errors import ConfigError
+from dew.config import Run, read_run
+from dew.preflight.check import Check
 
 
 @app.command(context_settings=PASS_ON)
@@ -26,21 +26,28 @@ def preflight(
     Further flags are settings, as in `dew train`. Exit code 1 when a check fails.
     """
     run, flags = with_own_flags(read_run(recipe_path(config)), context.args)
-    if run.engine != "trl":
-        raise ConfigError(f"engine: {run.engine} cannot be looked at yet. Write `engine: trl`.")
-    from dew.engines.trl.launch import quiet
-
-    quiet()
     from dew.cli.checks import show, summary
     from dew.preflight import passed
-    from dew.preflight import preflight as look
 
     with redirect_stdout(sys.stderr):  # what the libraries print is not part of the answer
-        checks = look(run, flags, answers=answers, say=lambda text: err.print(text, style="dim"))
-    good = passed(checks)
+        checks = _look(run, flags, answers)
+    good, engine = passed(checks), " --engine verl" if run.engine == "verl" else ""
     if json:
         print_json({"ok": good, "checks": [check.to_dict() for check in checks]})
     else:
         show(checks)
-        out.print(f"\n{summary(checks)}." + (f" Next: dew train {config}" if good else ""), soft_wrap=True)
+        out.print(f"\n{summary(checks)}." + (f" Next: dew train {config}{engine}" if good else ""), soft_wrap=True)
     raise typer.Exit(0 if good else 1)
+
+
+def _look(run: Run, flags: list[str], answers: int) -> list[Check]:
+    if run.engine == "verl":
+        from dew.preflight.verl import preflight_verl
+
+        return preflight_verl(run, flags)
+    from dew.engines.trl.launch import quiet
+
+    quiet()
+    from dew.preflight import preflight as look
+
+    return look(run, flags, answers=answers, say=lambda text: err.print(text, style="dim"))

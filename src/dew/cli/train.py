@@ -27,7 +27,10 @@ def train(
     keys: Annotated[bool, typer.Option("--keys", help="List every setting with its help, and stop.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: the resolved run as JSON.")] = False,
 ) -> None:
-    """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`."""
+    """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`.
+
+    On clusters: `--engine verl`, with verl's own keys as hydra has them: `trainer.nnodes=8`.
+    """
     if keys:
         _list_keys()
         return
@@ -35,7 +38,10 @@ def train(
         raise ConfigError("train: which configuration? `dew train FILE.yaml`; `dew recipes` lists some.")
     run, flags = with_own_flags(read_run(recipe_path(config)), context.args)
     if run.engine == "verl":
-        raise ConfigError("engine: verl is not part of this version. Write `engine: trl`.")
+        from dew.cli import verl
+
+        verl.train(run, flags, dry=dry_run, overwrite=overwrite, as_json=json)
+        return
     from dew.engines.trl import launch as trl
 
     trl.quiet()
@@ -44,23 +50,33 @@ def train(
         _show(parsed, json)
         return
     folder = Path(parsed.args.output_dir)
-    _claim(folder, overwrite)
+    claim(folder, overwrite)
     _go(parsed, resume=False)
 
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped or killed.")]) -> None:
     """Go on with a run from its last complete checkpoint."""
+    from dew.cli import verl
+
+    if (folder / verl.RECIPE).is_file():
+        verl.resume(folder)
+        return
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
     if RunFolder(folder).run().get("status") == "done" and (folder / "model").is_dir():
         out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
         return
+    run = read_run(path)
+    if "actor_rollout_ref" in run.settings:
+        raise ConfigError(
+            f"{folder}: verl was started here without dew train. Go on with the command that started it and "
+            "trainer.resume_mode=auto."
+        )
     from dew.engines.trl import launch as trl
 
     trl.quiet()
-    run = read_run(path)
     _go(trl.parse(Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})), resume=True)
 
 
@@ -73,7 +89,7 @@ def _go(parsed: Any, *, resume: bool) -> None:
     view = RunView(folder)
     callbacks = [] if out.is_terminal else [_lines(view)]
     try:
-        with _live(view):
+        with live(view):
             status = trl.launch(parsed, callbacks=callbacks, resume=resume, say=out.print)
     except Exception as error:
         if FULL_DISK not in str(error):  # from the system, or from the libraries that write weights
@@ -90,7 +106,7 @@ def _go(parsed: Any, *, resume: bool) -> None:
     out.print(f"Done: {folder}\nThe model: {folder / 'model'}\nThe report, to open in a browser: {build([folder])}")
 
 
-def _live(view: RunView) -> AbstractContextManager[Any]:
+def live(view: RunView) -> AbstractContextManager[Any]:
     if not out.is_terminal:
         return nullcontext()
     from rich.live import Live
@@ -141,7 +157,7 @@ def with_own_flags(run: Run, flags: list[str]) -> tuple[Run, list[str]]:
     return (make_run({**run.to_dict(), **own}, source=run.source), others) if own else (run, flags)
 
 
-def _claim(folder: Path, overwrite: bool) -> None:
+def claim(folder: Path, overwrite: bool) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not overwrite:
@@ -149,7 +165,7 @@ def _claim(folder: Path, overwrite: bool) -> None:
             f"output_dir: {folder} is not empty. Go on with it (dew resume {folder}), choose another folder, or add "
             "--overwrite."
         )
-    if not (folder / "config.yaml").exists():
+    if not any((folder / name).exists() for name in ("config.yaml", "verl.yaml")):
         raise ConfigError(f"output_dir: {folder} does not look like a run of dew's; it is not emptied. Choose another.")
     shutil.rmtree(folder)
 

@@ -1,30 +1,13 @@
-"""Where the run writes: may it, and is there room for its checkpoints?"""
+"""Where the run writes: is there room for its checkpoints?"""
 
 import math
-import tempfile
 from pathlib import Path
 
 from dew.engines.trl.config import DewConfig
 from dew.preflight.check import Check, failed, ok, warning
-from dew.preflight.machine import existing, free_disk, size
+from dew.preflight.machine import free_disk, size
 from dew.preflight.memory import optimizer_bytes
 from dew.preflight.model import Model
-
-
-def check_folder(args: DewConfig) -> Check:
-    """Whether output_dir can be made and written to."""
-    folder = Path(args.output_dir)
-    there = existing(folder)
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        says = f"output_dir={str(folder)!r}: nothing can be written in {there} ({error.strerror})."
-        return failed("folder", says, "Name another output_dir, or ask for the right to write there.")
-    if folder.is_dir() and any(folder.iterdir()):
-        says = f"output_dir={str(folder)!r} is not empty, so `dew train` would refuse it."
-        return warning("folder", says, f"dew resume {folder}, another output_dir, or --overwrite.")
-    return ok("folder", f"output_dir={str(folder)!r} can be written.")
 
 
 def optimizer_steps(args: DewConfig, rows: int) -> int:

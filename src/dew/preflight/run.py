@@ -1,6 +1,7 @@
 """All checks of one run, in the order in which they can be made; what cannot be made is said to be skipped."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dew.config import Run
@@ -9,6 +10,7 @@ from dew.errors import DewError
 from dew.preflight import answers as sampling
 from dew.preflight import batches, data, disk, filter, gold, memory, model, rewards, versions
 from dew.preflight.check import Check, failed, from_text, guarded, passed, skipped
+from dew.preflight.folder import check_folder
 from dew.preflight.machine import free_device_memory
 from dew.preflight.probe import score
 
@@ -31,7 +33,7 @@ def preflight(run: Run, flags: Sequence[str] = (), *, answers: int = ANSWERS, sa
 
 def _of_the_run(parsed: Parsed, count: int, say: Say) -> list[Check]:
     args = parsed.args
-    checks = guarded("folder", lambda: [disk.check_folder(args)])
+    checks = guarded("folder", lambda: [check_folder(Path(args.output_dir))])
     try:
         problems, found = data.read(parsed)
     except DewError as error:

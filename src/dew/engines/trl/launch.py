@@ -1,6 +1,5 @@
 """From a Run to a trained model: TRL's own parser, dew's tasks and rewards, one folder."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -10,15 +9,14 @@ from typing import Any
 from transformers import TrainerState
 
 from dew.config import Run, Scoring, check_keys, to_yaml
+from dew.engines.problems import judge_of, training_rows
 from dew.engines.trl.checkpoints import STATE, last_complete
 from dew.engines.trl.config import DewConfig
 from dew.errors import ConfigError
 from dew.records import RunFolder, write_atomically
-from dew.rewards import Verifier, verifier
-from dew.tasks import Row, Task, model_folder, task
+from dew.tasks import model_folder, task
 
 Say = Callable[[str], None]
-logger = logging.getLogger("dew")
 
 
 @dataclass(frozen=True)
@@ -81,22 +79,6 @@ def _check_model(model: Any, run: Run) -> None:
 # ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def training_rows(run: Run) -> tuple[Task, list[Row]]:
-    """The task and its training problems, without those whose gold answer does not verify against itself."""
-    from dew.rewards.math import MathVerifier, usable_rows
-
-    assert run.task is not None
-    source = task(run.task, **run.task_settings)
-    rows = source.rows(run.problems)
-    if not isinstance(judge_of(run), MathVerifier):
-        return source, rows
-    usable, bad = usable_rows(rows)
-    if bad:
-        shown = ", ".join(repr(str(row["answer"])[:40]) for row in bad[:3])
-        logger.warning("%d problems are left out: no answer could match their gold, e.g. %s.", len(bad), shown)
-    return source, [dict(row) for row in usable]
-
-
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
     """(training data, evaluation data or None), as TRL takes them."""
     from datasets import Dataset, load_dataset
@@ -120,12 +102,6 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         raise ConfigError(f"dataset_name: {script.dataset_name!r} cannot be loaded ({reason}).") from None
     evaluation = data[script.dataset_test_split] if parsed.args.eval_strategy != "no" else None
     return data[script.dataset_train_split], evaluation
-
-
-def judge_of(run: Run) -> Verifier | None:
-    """The verifier that decides correctness, where dew knows it."""
-    name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
-    return verifier(name) if name else None
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:

@@ -1,0 +1,31 @@
+"""The problems that a run trains on and the verifier that judges them: the same on every engine."""
+
+import logging
+
+from dew.config import Run
+from dew.rewards import Verifier, verifier
+from dew.tasks import Row, Task, task
+
+logger = logging.getLogger("dew")
+
+
+def training_rows(run: Run) -> tuple[Task, list[Row]]:
+    """The task and its training problems, without those whose gold answer does not verify against itself."""
+    from dew.rewards.math import MathVerifier, usable_rows
+
+    assert run.task is not None
+    source = task(run.task, **run.task_settings)
+    rows = source.rows(run.problems)
+    if not isinstance(judge_of(run), MathVerifier):
+        return source, rows
+    usable, bad = usable_rows(rows)
+    if bad:
+        shown = ", ".join(repr(str(row["answer"])[:40]) for row in bad[:3])
+        logger.warning("%d problems are left out: no answer could match their gold, e.g. %s.", len(bad), shown)
+    return source, [dict(row) for row in usable]
+
+
+def judge_of(run: Run) -> Verifier | None:
+    """The verifier that decides correctness, where dew knows it."""
+    name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
+    return verifier(name) if name else None
