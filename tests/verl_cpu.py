@@ -22,6 +22,9 @@ class NoDevice:
     def mem_get_info(self, *_):
         return 0, 0
 
+    def get_device_name(self, *_):
+        return "CPU"
+
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
