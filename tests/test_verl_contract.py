@@ -33,8 +33,9 @@ def config():
 
 
 def composed(*overrides):
+    exact = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True"
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", overrides=list(overrides))
+        return compose("ppo_trainer", overrides=[exact, *overrides])
 
 
 @pytest.mark.parametrize("path", contract.SIGNATURES)
@@ -64,7 +65,7 @@ def test_key_of_the_configuration(config, key):
     assert last in parent
 
 
-def test_verls_own_configuration_becomes_ours_with_two_words():
+def test_verls_own_configuration_becomes_ours_with_three_words():
     algorithm = check(composed("algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync"))
     assert (algorithm.name, algorithm.clip_low, algorithm.max_tokens) == ("gtpo", 0.2, 512)
 
@@ -85,6 +86,7 @@ def test_settings_travel_through_hydra():
         ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode=True skips"),
         ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
         ("+algorithm.dew.alhpa1=1", "Did you mean 'alpha1'?"),
+        ("actor_rollout_ref.actor.entropy_from_logits_with_chunking=False", "most of it is rounding"),
         ("trainer.use_v1=False", "use_v1=False"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "one ratio per token"),
         ("algorithm.adv_estimator=gtp0", "gtp0 is not known"),

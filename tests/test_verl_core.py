@@ -16,6 +16,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils import tensordict_utils as tu
+from verl.utils import torch_functional as verl_F
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
@@ -131,6 +132,18 @@ def test_a_group_split_over_workers_gets_what_it_gets_whole():
     with carrying(carried("gtpo", entropy)):
         split = compute_advantage(proto(rewards, mask, uids), adv_estimator="gtpo").batch["advantages"]
     close(split, whole[order], rtol=0, atol=1e-7)
+
+
+def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
+    """Peaked distributions as a trained model has them: why `entropy_from_logits_with_chunking` is demanded."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(512, 1000, generator=g)
+    logits[torch.arange(512), torch.randint(1000, (512,), generator=g)] += torch.linspace(8, 30, 512)
+    logits = logits.bfloat16()
+    truth = verl_F.entropy_from_logits(logits.double())
+    coarse, fine = (f(logits).double() for f in (verl_F.entropy_from_logits, verl_F.entropy_from_logits_with_chunking))
+    assert ((coarse - truth).abs() > 0.5 * truth).double().mean() > 0.5
+    assert (fine - truth).abs().max() < 1e-4
 
 
 def test_verls_own_trainer_is_refused():

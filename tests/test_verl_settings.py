@@ -24,7 +24,10 @@ VERL = {
             "calculate_entropy": False,
             "use_kl_loss": False,
             "kl_loss_coef": 0.001,
-        }
+            "strategy": "fsdp2",
+            "fsdp_config": {"entropy_from_logits_with_chunking": True, "mixed_precision": None},
+        },
+        "model": {"use_remove_padding": True, "use_fused_kernels": False},
     },
     "data": {"max_response_length": 4096},
     "trainer": {"use_v1": True, "v1": {"trainer_mode": "dew_sync"}},
@@ -161,6 +164,27 @@ def test_our_sequence_loss_with_an_estimator_of_verls():
 def test_the_current_policys_entropy_must_be_computed():
     told = refused(algorithm__adv_estimator="entropy_advantage")
     assert "actor_rollout_ref.actor.calculate_entropy=True" in told
+
+
+FSDP, MODEL = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__"
+IN_BF16 = {f"{FSDP}entropy_from_logits_with_chunking": False}
+
+
+def test_an_entropy_that_is_mostly_rounding():
+    assert "entropy_from_logits_with_chunking=True" in refused(**IN_BF16)
+    assert "use_remove_padding=True" in refused(**{f"{MODEL}use_remove_padding": False})  # verl then does not chunk
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        {f"{MODEL}use_fused_kernels": True},
+        {f"{FSDP}mixed_precision": {"param_dtype": "fp32"}},
+        {f"{ACTOR}strategy": "megatron"},  # not this arithmetic
+    ],
+)
+def test_other_ways_to_an_entropy_in_float32(exact):
+    check(verl(**IN_BF16, **exact))
 
 
 def test_length_is_charged_once():

@@ -40,7 +40,7 @@ def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, ans
         f"actor_rollout_ref.model.custom_chat_template=\"{TEMPLATE}\"",
         "+actor_rollout_ref.model.override_config.attn_implementation=eager",
         "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-        "actor_rollout_ref.actor.fsdp_config.dtype=float32",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.actor.use_torch_compile=False",
         "actor_rollout_ref.actor.optim.lr=1e-4", "actor_rollout_ref.actor.clip_ratio_high=0.28",

@@ -94,7 +94,8 @@ def check_entropy(name: str, entropy: Tensor | None, mask: Tensor) -> None:
     if not live.isfinite().all() or (live < -1e-3).any():
         raise EngineError(
             f"{name}: the old policy's entropy holds NaN, infinite or negative values on tokens that train. Look for "
-            "a diverged model, or logits in float16: use bf16 or float32."
+            "a diverged model, and have verl compute it in float32: "
+            "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True."
         )
     if live.numel() and not torch.count_nonzero(live):
         raise EngineError(

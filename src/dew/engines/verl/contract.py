@@ -68,6 +68,10 @@ SOURCES = {
         'config.global_batch_info["global_batch_size"] = data["global_batch_size"]',
         'data["response_mask"].to(bool)',
     ),
+    "verl.utils.torch_functional:entropy_from_logits_with_chunking": (
+        "logits_chunk = logits[i : i + chunk_size].float()",
+    ),
+    "verl.utils.experimental.torch_functional:_fused_linear_for_ppo_fwd": ("logits = logits.to(torch.float32)",),
     "verl.trainer.main_ppo:TaskRunnerV1": (
         "get_trainer_cls(config.trainer.v1.trainer_mode)",
         "self.trainer.fit(self.agent_loop_manager)",
@@ -81,7 +85,11 @@ SETTINGS = (
     "actor_rollout_ref.actor.loss_agg_mode", "actor_rollout_ref.actor.clip_ratio",
     "actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high",
     "actor_rollout_ref.actor.calculate_entropy", "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.model.path", "data.max_response_length",
+    "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.strategy", "actor_rollout_ref.model.path",
+    "actor_rollout_ref.actor.entropy_from_logits_with_chunking",
+    "actor_rollout_ref.actor.fsdp_config.entropy_from_logits_with_chunking",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision", "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.model.use_fused_kernels", "data.max_response_length",
     "data.train_files", "trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.sync",
     "trainer.v1.colocate_async", "trainer.v1.separate_async", "trainer.n_gpus_per_node", "trainer.nnodes",
     "ray_kwargs.ray_init", "reward.reward_manager.name",

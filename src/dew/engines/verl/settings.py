@@ -129,6 +129,7 @@ def _problems(config: Any, name: str, algorithm: Algorithm | None) -> list[str]:
             f"algorithm.filter_groups.metric={metric} would keep groups whose answers differ only in a penalty "
             "(length, format), not in being right. Set algorithm.filter_groups.metric=acc."
         )
+    found += _precision_problems(config)
     if algorithm is not None:
         found += _loss_problems(config, algorithm)
         if algorithm.overlong != "none" and read(config, "reward.reward_kwargs.overlong_buffer_cfg.enable", False):
@@ -157,6 +158,29 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[str]:
     if mode == "vanilla" and reduce != "token-mean":
         return [f"{algorithm.name} counts every token the same. Set {ACTOR}.loss_agg_mode=token-mean (it is {reduce})."]
     return []
+
+
+def _precision_problems(config: Any) -> list[str]:
+    """FSDP: H = logsumexp − Σ p·logit in the logits' 16 bits is noise; where verl has a float32 way, it must be taken.
+
+    Logits of 20 have steps of 1/8 in bf16, and most tokens' entropy comes out as exactly 0, or below it.
+    """
+    if str(read(config, f"{ACTOR}.strategy", "fsdp")) not in ("fsdp", "fsdp2"):
+        return []
+    fsdp, model = f"{ACTOR}.fsdp_config", "actor_rollout_ref.model"
+    chunked = read(config, f"{fsdp}.entropy_from_logits_with_chunking", False)
+    exact = (
+        (chunked and read(config, f"{model}.use_remove_padding", False))
+        or read(config, f"{model}.use_fused_kernels", False)
+        or str(read(config, f"{fsdp}.mixed_precision.param_dtype")) in ("fp32", "float32")
+    )
+    if exact:
+        return []
+    return [
+        "verl would compute the old policy's entropy in bf16, as a small difference of large numbers: most of it is "
+        f"rounding. Set {ACTOR}.entropy_from_logits_with_chunking=True with {model}.use_remove_padding=True, which "
+        f"computes it in float32 (or {model}.use_fused_kernels=True)."
+    ]
 
 
 def _current_entropy_problems(config: Any, name: str) -> list[str]:
