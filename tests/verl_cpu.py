@@ -102,4 +102,28 @@ def load_replica():
     return CpuReplica
 
 
+def dump_batches(folder):
+    """Every batch that is recorded, whole: what the estimator was given, what it gave, and the tokens."""
+    from dew.engines.verl import estimators, recording
+
+    seen = {}
+    credit_rows, record_columns = estimators.credit_rows, recording.record_columns
+
+    def credit_and_keep(carried, rewards, mask, index):
+        found, advantages = credit_rows(carried, rewards, mask, index)
+        seen.update(keys=list(carried.keys), index=list(index), mask=mask, rewards=rewards, advantages=advantages)
+        seen.update(entropy=carried.entropy, acc=carried.acc, score=carried.score, algorithm=carried.algorithm)
+        return found, advantages
+
+    def columns_and_save(found, data, truncated):
+        number = len(os.listdir(folder))
+        tokens = {name: data[name] for name in ("prompts", "prompt_mask", "responses")}
+        torch.save({**seen, **tokens}, os.path.join(folder, f"batch-{number}.pt"))
+        return record_columns(found, data, truncated)
+
+    estimators.credit_rows, recording.record_columns = credit_and_keep, columns_and_save
+
+
 register_rollout()
+if os.environ.get("DEW_DUMP"):
+    dump_batches(os.environ["DEW_DUMP"])

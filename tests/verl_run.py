@@ -40,7 +40,7 @@ def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, ans
         f"actor_rollout_ref.model.custom_chat_template=\"{TEMPLATE}\"",
         "+actor_rollout_ref.model.override_config.attn_implementation=eager",
         "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+        "+actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.actor.use_torch_compile=False",
         "actor_rollout_ref.actor.optim.lr=1e-4", "actor_rollout_ref.actor.clip_ratio_high=0.28",
@@ -61,12 +61,14 @@ def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, ans
 
 
 def run_verl(folder: Path, settings: list[str], timeout: int = 600) -> subprocess.CompletedProcess:
-    """`python -m dew.engines.verl.main` in a process of its own; its Ray ends with it."""
+    """`python -m dew.engines.verl.main` in a process of its own; its Ray ends with it. Batches go to folder/batches."""
+    (folder / "batches").mkdir(parents=True, exist_ok=True)
     paths = [str(HERE), str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
+        "DEW_DUMP": str(folder / "batches"),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -74,7 +76,6 @@ def run_verl(folder: Path, settings: list[str], timeout: int = 600) -> subproces
         "RAY_DEDUP_LOGS": "0",
         "HYDRA_FULL_ERROR": "1",
     }
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log:
         done = subprocess.run(
             [sys.executable, "-m", "dew.engines.verl.main", *settings],

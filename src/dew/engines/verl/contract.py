@@ -88,7 +88,7 @@ SETTINGS = (
     "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.strategy", "actor_rollout_ref.model.path",
     "actor_rollout_ref.actor.entropy_from_logits_with_chunking",
     "actor_rollout_ref.actor.fsdp_config.entropy_from_logits_with_chunking",
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision", "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.model.use_remove_padding",
     "actor_rollout_ref.model.use_fused_kernels", "data.max_response_length",
     "data.train_files", "trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.sync",
     "trainer.v1.colocate_async", "trainer.v1.separate_async", "trainer.n_gpus_per_node", "trainer.nnodes",
