@@ -64,17 +64,17 @@ def test_entropy_advantage_leaves_its_entropy_to_the_loss(entry):
 
 
 def test_acc_decides_who_is_right_and_penalties_are_extra():
-    """Two answers, scores +1 / −1 with acc 1 / 0; the right one is charged 0.3 for length.
+    """Two answers, scores +1 / −1 with acc 1 / 0; the right one is charged 0.8 for length and stays right.
 
-    GTPO, equal entropies: r̃⁺ = 1 + .1 − .3 = .8, r̃⁻ = −(1 + .1) = −1.1. A score of −1 is no charge.
+    GTPO, equal entropies: r̃⁺ = 1 + .1 − .8 = .3, r̃⁻ = −(1 + .1) = −1.1. A score of −1 is no charge.
     """
-    rewards = torch.tensor([[0.0, 0.7], [0.0, -1.0]], dtype=torch.float64)
+    rewards = torch.tensor([[0.0, 0.2], [0.0, -1.0]], dtype=torch.float64)
     mask, H = torch.ones(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.float64)
     acc, score = torch.tensor([1.0, 0.0]), torch.tensor([1.0, -1.0])
     _, c = estimate("gtpo", rewards, mask, ["a", "a"], H, acc=acc, score=score)
     [found] = c.found
-    close(found.credit.shaped, [[0.8, 0.8], [-1.1, -1.1]])
-    close(found.credit.extra, [-0.3, 0.0])
+    close(found.credit.shaped, [[0.3, 0.3], [-1.1, -1.1]])
+    close(found.credit.extra, [-0.8, 0.0])
     assert found.credit.correct.tolist() == [True, False]
 
 

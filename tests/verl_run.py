@@ -60,7 +60,7 @@ def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, ans
     ]  # fmt: skip
 
 
-def run_verl(folder: Path, settings: list[str], timeout: int = 600) -> subprocess.CompletedProcess:
+def run_verl(folder: Path, settings: list[str], timeout: int = 1500) -> subprocess.CompletedProcess:
     """`python -m dew.engines.verl.main` in a process of its own; its Ray ends with it. Batches go to folder/batches."""
     (folder / "batches").mkdir(parents=True, exist_ok=True)
     paths = [str(HERE), str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -74,6 +74,7 @@ def run_verl(folder: Path, settings: list[str], timeout: int = 600) -> subproces
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",
         "HYDRA_FULL_ERROR": "1",
     }
     with (folder / "log.txt").open("a") as log:
