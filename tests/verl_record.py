@@ -33,8 +33,8 @@ def rollouts(path):
                 {
                     "ids": batch["responses"][row, :length].tolist(),
                     "acc": float(batch["acc"][row]),
-                    "entropy": [round(x, 6) for x in batch["entropy"][row, :length].tolist()],
-                    "advantage": [round(x, 6) for x in batch["advantages"][row, :length].tolist()],
+                    "entropy": [float(f"{x:.8g}") for x in batch["entropy"][row, :length].tolist()],
+                    "advantage": [float(f"{x:.8g}") for x in batch["advantages"][row, :length].tolist()],
                 }
             )
         found.append(

@@ -114,7 +114,7 @@ class Crediting:
         data = _fetch(batch, ["uid", "response_mask", "rm_scores", "advantages"])
         rewards, mask, advantages = (_padded(data, name) for name in ("rm_scores", "response_mask", "advantages"))
         assert rewards is not None and mask is not None and advantages is not None
-        return judge_rows(carried, rewards, mask.bool(), data["uid"].tolist(), advantages)
+        return judge_rows(carried, rewards, mask.bool(), _listed(data, "uid"), advantages)
 
     def _compute_metrics(
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
@@ -136,11 +136,16 @@ def _padded(data: Any, name: str) -> Tensor | None:
     return x.to_padded_tensor(0) if x.is_nested else x
 
 
+def _listed(data: Any, name: str) -> list[Any]:
+    """A column that is no tensor. The queue hands it back as one of several kinds of list, wrapped or not."""
+    return [getattr(value, "data", value) for value in data[name]]
+
+
 def _reward_infos(data: Any, rows: int) -> list[dict[str, Any]]:
     """What the reward manager said about each row, besides the reward."""
     if "extra_fields" not in data:
         return [{}] * rows
-    fields = [getattr(value, "data", value) for value in data["extra_fields"]]
+    fields = _listed(data, "extra_fields")
     return [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
 
 
@@ -161,7 +166,7 @@ def _texts(batch: Any) -> dict[str, Any]:
     data = _fetch(batch, ["prompts", "responses", "old_log_probs", "reward_model"])
     lengths = data["prompts"].offsets().diff()
     prompts = data["prompts"].to_padded_tensor(0)
-    golds = [getattr(value, "data", value) for value in data["reward_model"]] if "reward_model" in data else []
+    golds = _listed(data, "reward_model") if "reward_model" in data else []
     return {
         "prompts": prompts,
         "prompt_mask": torch.arange(prompts.shape[1]) < lengths[:, None],
