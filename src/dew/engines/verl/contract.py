@@ -28,6 +28,9 @@ SOURCES = {
         '"calculate_entropy": True',
         'data.select("old_log_probs", "entropy")',
     ),
+    "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync._compute_old_log_prob": (
+        "super()._compute_old_log_prob(batch, metrics)",
+    ),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage": (
         'fields = ["uid", "response_mask", "rm_scores"',
         "batch_keys=batch.keys",
