@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("verl", reason="verl is not installed: these run with `make test-verl`")
 from dew.engines.credit import Rows, give_credit
 from dew.records import RunFolder
-from verl_run import overrides, run_verl, write_data
+from verl_run import overrides, run_verl, with_rollout_apart, write_data
 
 pytestmark = pytest.mark.slow
 STEPS, ANSWERS, PROMPTS = 2, 4, 4
@@ -141,6 +141,16 @@ def test_entropy_advantage_reads_the_current_policy(root, data):
 def test_gtpo_in_the_colocated_asynchronous_mode(root, data):
     run_, batches, _ = run(
         root, data, "async", "algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_colocate_async"
+    )
+    check_folder(run_, STEPS)
+    for batch in batches:
+        check_batch(batch)
+
+
+def test_gtpo_in_the_separate_asynchronous_mode(root, data):
+    """Two batches a step, and the old policy is the one of the step's beginning: verl restores its weights for both."""
+    run_, batches, _ = run(
+        root, data, "separate", "algorithm.adv_estimator=gtpo", *with_rollout_apart(root / "separate")
     )
     check_folder(run_, STEPS)
     for batch in batches:

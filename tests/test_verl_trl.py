@@ -29,7 +29,7 @@ def replaying(groups):
     return rollout
 
 
-def trainer_for(algorithm, groups, folder):
+def trainer_for(algorithm, settings, groups, folder):
     """The TRL engine on the shipped model, at the point where a generation is to be judged."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,8 +42,8 @@ def trainer_for(algorithm, groups, folder):
         AutoModelForCausalLM.from_pretrained(TINY),
         verifier("countdown"),
         tiny.config(
-            folder, algorithm=algorithm, num_generations=size, per_device_train_batch_size=size * count,
-            max_completion_length=48, records_every=0,
+            folder, algorithm=algorithm, algorithm_kwargs=settings, num_generations=size,
+            per_device_train_batch_size=size * count, max_completion_length=48, records_every=0,
         ),
         data,
         processing_class=AutoTokenizer.from_pretrained(TINY),
@@ -61,17 +61,17 @@ def recorded(answers, name, width):
 
 @pytest.mark.parametrize("algorithm", ROLLOUTS)
 def test_the_trl_engine_gives_what_verl_trained_on(algorithm, tmp_path, monkeypatch):
-    groups = ROLLOUTS[algorithm]
+    groups = ROLLOUTS[algorithm]["groups"]
     answers = [answer for group in groups for answer in group["answers"]]
-    trainer = trainer_for(algorithm, groups, tmp_path)
+    trainer = trainer_for(algorithm, ROLLOUTS[algorithm]["settings"], groups, tmp_path)
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
     width = batch["completion_ids"].shape[1]
     verls = recorded(answers, "advantage", width)
     assert batch["completion_mask"].sum(-1).tolist() == [len(answer["ids"]) for answer in answers]
     assert batch["verdict"].tolist() == [int(answer["acc"]) for answer in answers] and verls.abs().sum() > 1
 
-    # With a pass of its own: all but the same. dew's operator is exact where verl's float32 formula cancels (H < 1e-5),
-    # and 1/H of a wrong answer's surest tokens shows it.
+    # With a pass of its own: all but the same. verl's formula cancels in float32, dew's operator does not, and 1/H of a
+    # wrong answer's surest tokens (H near 1e-5) shows it.
     torch.testing.assert_close(batch["advantages"], verls, rtol=0.02, atol=0.02)
 
     # With verl's entropies: the same.

@@ -1,10 +1,13 @@
 """The rollout of the test harness: one actor per replica, which samples with `transformers` and is sent the weights."""
 
 import asyncio
+import os
+from pathlib import Path
 
 import ray
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
@@ -82,15 +85,59 @@ class CpuReplica(RolloutReplica):
 
 
 class CpuRollout(BaseRollout):
-    """The trainer's end: sends its rank's replica the weights, as plain tensors."""
+    """The trainer's end: sends its replica the weights, as plain tensors."""
+
+    def __init__(self, config, model_config, device_mesh, replica_rank=-1):
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank, self.is_leader_rank = replica_rank, True
 
     async def update_weights(self, weights, global_steps=None, **_):
-        whole = {name: tensor.detach().cpu().clone() for name, tensor in weights}
-        server = ray.get_actor(server_name(torch.distributed.get_rank()))
-        await server.load.remote(whole, global_steps)
+        whole = {}
+        if hasattr(weights, "__aiter__"):
+            async for name, tensor in weights:
+                whole[name] = tensor
+        else:
+            whole = {name: tensor.detach().cpu().clone() for name, tensor in weights}
+        rank = torch.distributed.get_rank() if self.replica_rank == -1 else self.replica_rank
+        await ray.get_actor(server_name(rank)).load.remote(whole, global_steps)
 
     async def resume(self, tags):
         pass
 
     async def release(self):
         pass
+
+
+@CheckpointEngineRegistry.register("file")
+class FileCheckpointEngine(CheckpointEngine):
+    """Weights to rollout workers of their own, through a file: what NCCL does on a cluster."""
+
+    def __init__(self, bucket_size, folder, is_master=False):
+        self.folder, self.is_master = Path(folder), is_master
+
+    def prepare(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return {}
+
+    @classmethod
+    def build_topology(cls, actor_wg_world_size, rollout_world_size, metadata):
+        return {}, {}
+
+    def init_process_group(self, **_):
+        pass
+
+    def finalize(self):
+        pass
+
+    async def send_weights(self, weights, global_steps=None):
+        whole = {name: tensor.detach().cpu().clone() for name, tensor in weights}  # every process takes part
+        if self.is_master:
+            torch.save(whole, self.folder / "new")
+            os.replace(self.folder / "new", self.folder / f"{global_steps}.pt")
+
+    async def receive_weights(self, global_steps=None):
+        path = self.folder / f"{global_steps}.pt"
+        while not path.exists():
+            await asyncio.sleep(0.1)
+        for name, tensor in torch.load(path).items():
+            yield name, tensor

@@ -9,11 +9,14 @@ model as it is shipped, so anybody can compute its entropies anew.
 import json
 import sys
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
 
+from dew.algorithms import get_algorithm
+from dew.engines.verl.settings import VERL_DECIDES
 from dew.tasks.shipped import TINY
 
 
@@ -40,7 +43,13 @@ def rollouts(path):
         found.append(
             {"prompt": prompt, "numbers": [int(n) for n in numbers.split(",")], "answer": target, "answers": answers}
         )
-    return batch["algorithm"].name, found
+    return batch["algorithm"].name, {"settings": own_settings(batch["algorithm"]), "groups": found}
+
+
+def own_settings(algorithm):
+    """What was set beyond the paper's values."""
+    plain = asdict(get_algorithm(algorithm.name))
+    return {k: v for k, v in asdict(algorithm).items() if v != plain[k] and k not in VERL_DECIDES}
 
 
 if __name__ == "__main__":

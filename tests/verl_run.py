@@ -60,6 +60,18 @@ def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, ans
     ]  # fmt: skip
 
 
+def with_rollout_apart(folder: Path) -> list[str]:
+    """One more pretended GPU, for a rollout replica of its own that gets the weights through a file."""
+    engine = "actor_rollout_ref.rollout.checkpoint_engine"
+    return [
+        "trainer.v1.trainer_mode=dew_separate_async", "trainer.v1.separate_async.parameter_sync_step=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "++ray_kwargs.ray_init.num_gpus=3",
+        "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        f"{engine}.backend=file", f"{engine}.custom_backend_module=verl_cpu_rollout",
+        f"+{engine}.engine_kwargs.file.folder={folder / 'weights'}",
+    ]  # fmt: skip
+
+
 def run_verl(folder: Path, settings: list[str], timeout: int = 1500) -> subprocess.CompletedProcess:
     """`python -m dew.engines.verl.main` in a process of its own; its Ray ends with it. Batches go to folder/batches."""
     (folder / "batches").mkdir(parents=True, exist_ok=True)
