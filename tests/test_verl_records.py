@@ -1,5 +1,7 @@
 """A verl run's folder and reward function, without verl."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -132,6 +134,17 @@ def test_a_verifier_as_verls_reward_function():
     assert right == {"score": 1.0, "acc": 1.0, "verdict": "correct", "extracted": right["extracted"]}
     wrong = compute_score("countdown", "10*5=50", "46", extra)
     assert (wrong["score"], wrong["acc"]) == (0.0, 0.0) and wrong.keys() == right.keys()
+
+
+def test_verl_asks_from_many_threads_at_once():
+    """Its reward workers judge in an executor; a verdict must not land on another answer."""
+    pytest.importorskip("math_verify", reason="the verifier of mathematics is an extra")
+
+    def ask(i):
+        return compute_score("math", rf"\boxed{{\frac{{{i}}}{{7}}}}", f"{i if i % 2 else i + 1}/7")["acc"]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, range(1, 33))) == [float(i % 2) for i in range(1, 33)]
 
 
 def test_a_source_without_verifier():

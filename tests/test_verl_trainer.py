@@ -71,10 +71,11 @@ class Batch(SimpleNamespace):
 def step(monkeypatch):
     """Give a batch its credit out of a queue that holds `entropy` and the reward manager's `infos`."""
 
-    def run(entropy=H, infos=(RIGHT, WRONG, WRONG, RIGHT), *, settings=()):
+    def run(entropy=H, infos=(RIGHT, WRONG, WRONG, RIGHT), *, raw=1.0, settings=()):
         queue = TensorDict({}, batch_size=4)
         if entropy is not None:
             queue["entropy"] = nested(entropy)
+        queue["rm_scores"] = nested([[0.0, raw], [0.0, 0.0, 0.0], [0.0, 0.0], [0.0]])
         queue["extra_fields"] = NonTensorStack(*(NonTensorData({"reward_extra_info": info}) for info in infos))
 
         def get(keys, partition_id, select_fields):
@@ -123,8 +124,12 @@ def test_correctness_on_some_answers_only(step):
         step(infos=({"acc": 1.0}, {"acc": 0.0}, {"acc": 0.0}, {}))
 
 
-def test_without_acc_the_reward_decides(step):
+def test_without_acc_the_raw_reward_decides(step):
+    """Not the one that a KL term has been subtracted from: 1.6 is right, and 1.0 of it is left."""
     assert torch.equal(step(infos=({}, {}, {}, {})), step())
+    charged = step(infos=({}, {}, {}, {}), raw=1.6)
+    assert (charged[0, :2] > 0).all() and not torch.equal(charged, step())
+    assert not step(infos=({}, {}, {}, {}), raw=0.2).any()  # nobody is right: a group of one outcome
 
 
 def test_a_trainer_that_does_not_ask_the_estimator(step, monkeypatch):
@@ -137,3 +142,24 @@ def test_a_trainer_that_does_not_ask_the_estimator(step, monkeypatch):
 def test_the_trainer_itself_refuses_what_the_start_refuses(override):
     with pytest.raises(EngineError):
         Trainer(config(override))
+
+
+def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
+    from dew.engines.verl.main import EXTERNAL, prepare
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(EXTERNAL, "mine")
+    ours = config("+algorithm.dew_run.folder=runs/a")
+    prepare(ours)
+    assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
+    assert ours.algorithm.dew_run.folder == str(tmp_path / "runs/a")
+    prepare(ours)  # twice changes nothing
+    assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
+
+
+def test_the_start_refuses_before_ray(monkeypatch):
+    from dew.engines.verl.main import start
+
+    monkeypatch.setattr("dew.engines.verl.main.run_ppo", lambda *_: pytest.fail("Ray was started"))
+    with pytest.raises(EngineError, match="bypass_mode"):
+        start(config("algorithm.rollout_correction.bypass_mode=True"))

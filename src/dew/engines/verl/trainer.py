@@ -78,14 +78,13 @@ class Crediting:
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl's, with what it leaves in its queue carried to the estimator."""
-        data = _fetch(batch, ["entropy", "extra_fields"])
-        infos = _reward_infos(data, len(batch))
+        data = _fetch(batch, ["entropy", "extra_fields", "rm_scores"])
+        infos, raw = _reward_infos(data, len(batch)), _padded(data, "rm_scores")
+        acc, score = _column(infos, "acc"), _column(infos, "score")
+        if acc is None and raw is not None:  # before any KL term is subtracted
+            acc = score = raw.sum(-1)
         carried = Carried(
-            algorithm=self.algorithm,
-            entropy=_padded(data, "entropy"),
-            keys=batch.keys,
-            acc=_column(infos, "acc"),
-            score=_column(infos, "score"),
+            algorithm=self.algorithm, entropy=_padded(data, "entropy"), keys=batch.keys, acc=acc, score=score
         )
         with carrying(carried):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
