@@ -230,7 +230,8 @@ def test_the_entropy_shaped_loss_is_the_papers():
     data = td([0, 1, 2, 3], lengths, mask, old, A, int(mask.sum()), len(mask))
     output = {"log_probs": model_output(logp, lengths), "entropy": model_output(H, lengths)}
     loss_fn = partial(entropy_shaped_loss, actor("gtpo"), alpha=0.4, kappa=2.0)
-    value, _ = loss_fn(model_output=output, data=data, dp_group=None)
+    value, metrics = loss_fn(model_output=output, data=data, dp_group=None)
     close(value, expected, atol=1e-6)
+    assert metrics["actor/dew/credit/bonus"] == pytest.approx(float((shaped - A)[mask].mean()), rel=1e-5)
     with pytest.raises(EngineError, match="calculate_entropy=True"):
         loss_fn(model_output={"log_probs": output["log_probs"]}, data=data)

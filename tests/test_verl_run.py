@@ -136,6 +136,7 @@ def test_entropy_advantage_reads_the_current_policy(root, data):
     )  # fmt: skip
     check_folder(run_, STEPS)
     check_batch(batches[0])
+    assert all(line["credit/bonus"] > 0 for line in run_.metrics())  # the loss that the workers were given is ours
 
 
 def test_gtpo_in_the_colocated_asynchronous_mode(root, data):

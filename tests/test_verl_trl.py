@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("trl", reason="TRL is not installed: verl's environment has none, the default one does")
+
 import trl_tiny as tiny
 from dew.rewards import verifier
 from dew.tasks.shipped import TINY

@@ -91,8 +91,9 @@ def entropy_shaped_loss(
         )
     entropy = no_padding_2_padding(model_output["entropy"], data).detach()
     rows = data.select("advantages", "response_mask").to_padded_tensor()
+    mask = rows["response_mask"].bool()
     shaped = data.copy()
-    shaped["advantages"] = entropy_advantages(
-        rows["advantages"], entropy, rows["response_mask"].bool(), alpha=alpha, kappa=kappa
-    )
-    return ppo_loss(config, model_output, shaped, dp_group)
+    shaped["advantages"] = entropy_advantages(rows["advantages"], entropy, mask, alpha=alpha, kappa=kappa)
+    value, metrics = ppo_loss(config, model_output, shaped, dp_group)
+    bonus = (shaped["advantages"] - rows["advantages"])[mask].sum() / mask.sum().clamp_min(1)
+    return value, {**metrics, "actor/dew/credit/bonus": float(bonus)}
