@@ -1,4 +1,4 @@
-"""A verl run's folder: the metrics and token records that `dew report` and `dew watch` read.
+"""A verl run's folder: the metrics and token records that `dew report` reads.
 
 verl's own trackers go on as they are; they also get the numbers below, under `dew/`. Groups that verl's filter
 dropped never reach the trainer: of them only the number and the accuracy are known, and both are counted in.
