@@ -27,6 +27,9 @@ TESTS = [
     "test_algorithms",
 ]
 
+VERL_TESTS = ["test_verl_credit", "test_verl_losses", "test_verl_settings", "test_verl_records"]
+"""For mutants of the verl engine, which the tests above do not touch."""
+
 MUTANTS = [
     # Dynamic Entropy Weighting
     ("credit/weighting.py", "torch.where(correct, H, 1 / H)", "torch.where(correct, 1 / H, H)", "swap H and 1/H"),
@@ -96,6 +99,24 @@ MUTANTS = [
     ("algorithms/base.py", "has_signal(self.correct(rollouts), rollouts.live)", "has_signal(self.correct(rollouts), rollouts.present)", "masked answers have signal"),
     ("algorithms/entropy_peers.py", "super().advantages(rollouts) * scale", "super().advantages(rollouts)", "divide by all tokens"),
     ("rollouts.py", "out[self.rows[here]] = x[here]", "out[:] = x[here]", "rows come back in another order"),
+    # Inside verl
+    ("engines/verl/estimators.py", "extra=total - score", "extra=total - acc", "a score of −1 is taken for a charge"),
+    ("engines/verl/estimators.py", "outcome=acc", "outcome=total", "penalties decide who is right"),
+    ("engines/verl/estimators.py", "ids.setdefault(index[b], len(ids)) for b in last.tolist()", "b // 4 for b in last.tolist()", "a group is a stride"),
+    ("engines/verl/estimators.py", "conversations.cut(credit.advantages, mask.shape[1])", "credit.advantages", "answers are not cut back into rows"),
+    ("engines/verl/conversations.py", "key=lambda b: int(names[b][2])", "key=lambda b: b", "rows are joined as they come"),
+    ("engines/verl/conversations.py", "start[b], end[i], last[i] = end[i], end[i] + lengths[b], b", "start[b], end[i], last[i] = 0, lengths[b], b", "rows lie on top of one another"),
+    ("engines/verl/carrying.py", "if live.numel() and not torch.count_nonzero(live):", "if False:", "zeros are an entropy"),
+    ("engines/verl/carrying.py", "live = entropy[mask.bool()]", "live = entropy", "padding is read"),
+    ("engines/verl/carrying.py", "_CARRIED.reset(token)", "pass", "a batch is carried into the next"),
+    ("engines/verl/carrying.py", "if entropy.shape != mask.shape:", "if entropy.ndim != mask.ndim:", "any shape is an entropy"),
+    ("engines/verl/losses.py", "return whole / processes", "return whole", "the gradient shrinks with the processes"),
+    ("engines/verl/losses.py", "\"batch_num_tokens\" if reduce == \"tokens\" else \"global_batch_size\"", "\"global_batch_size\" if reduce == \"tokens\" else \"batch_num_tokens\"", "swap the divisors"),
+    ("engines/verl/losses.py", "(\"sequence_mean\", \"sequences\")", "(\"token\", \"sequences\")", "GRPO-S with a token's ratio"),
+    ("engines/verl/losses.py", "weight=rollout_is_weights", "weight=None", "the sampler's correction is lost"),
+    ("engines/verl/settings.py", "and metric != \"acc\"", "and metric is None", "filter by the penalised reward"),
+    ("engines/verl/settings.py", "(chunked and read(config, f\"{model}.use_remove_padding\", False))", "chunked", "chunks that verl does not make"),
+    ("engines/verl/recording.py", "right / (answers + size * dropped)", "right / answers", "dropped groups do not count"),
 ]  # fmt: skip
 
 
@@ -110,7 +131,8 @@ def survives(mutant: tuple[str, str, str, str]) -> str | None:
             return f"{old!r} no longer stands in {file}: update the mutant"
         (package / file).write_text(source.replace(old, new, 1))
         environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
-        tests = [str(ROOT / "tests" / f"{name}.py") for name in TESTS]
+        names = VERL_TESTS if file.startswith("engines/verl/") else TESTS
+        tests = [str(ROOT / "tests" / f"{name}.py") for name in names]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
         result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     if result.returncode == 1:  # pytest's code for "tests ran and some failed"

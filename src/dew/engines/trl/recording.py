@@ -1,30 +1,27 @@
 """What a run leaves in its folder: metrics and alarms step by step, token records on a cadence, facts of the run."""
 
-import logging
-import os
-import platform
-import subprocess
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import TrainerCallback
 
-from dew import __version__
-from dew.alarms import Alarms
 from dew.algorithms import Algorithm
-from dew.credit import grpo_advantages
-from dew.engines.trl.credit import Credit
-from dew.engines.trl.metrics import Clock, Numbers
-from dew.engines.trl.sampling import Columns
-from dew.records import AnswerRecord, GroupRecord, RunFolder
+from dew.engines.metrics import Numbers
+from dew.engines.recording import (
+    RunLog,
+    due,
+    git_commit,
+    gold_of,
+    group_records,
+    logger,
+    machine,
+    versions,
+)
+from dew.engines.trl.metrics import Clock
 
-logger = logging.getLogger("dew")
+__all__ = ["Recorder", "due", "git_commit", "gold_of", "group_records", "logger", "run_facts"]
 
 EVERY_STEP = (
     "reward", "accuracy", "entropy", "credit/", "groups/", "clip/", "ratio/", "kl/", "length/", "guide/",
@@ -33,16 +30,14 @@ EVERY_STEP = (
 """What a step's own line says already, or TRL says in other words. Trackers get means over `logging_steps`."""
 
 PHASES = ("generation", "scoring", "reward", "credit")
-GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 
 
-class Recorder(TrainerCallback):  # type: ignore[misc]
+class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
     """Collects a step's numbers and writes them when it ends. Only the first process writes."""
 
     def __init__(self, folder: str, clock: Clock, writes: bool) -> None:
-        self.folder = RunFolder(folder)
-        self.alarms = Alarms()
-        self._clock, self._writes = clock, writes
+        super().__init__(folder, writes)
+        self._clock = clock
         self._numbers: Numbers = {}
         self._begun = time.perf_counter()
 
@@ -50,8 +45,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self._numbers.update(numbers)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._writes and state.global_step:
-            self.alarms.restore(self.folder.metrics(), until=state.global_step)
+        self.resume(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._begun = time.perf_counter()
@@ -73,23 +67,6 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         if others:
             self.write(step, others)
 
-    def write(self, step: int, numbers: dict[str, Any]) -> None:
-        if not self._writes:
-            return
-        self.folder.append_metrics({"step": step, "time": time.time(), **numbers})
-        for alarm in self.alarms.update(step, numbers):
-            self.folder.append_alarm(alarm)
-            logger.warning("step %d: %s %s", step, alarm["message"], alarm["remedy"])
-
-    def begin(self, facts: dict[str, Any]) -> None:
-        if self._writes:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.folder.write_run({**facts, "started": self.folder.run().get("started", now), "status": "running"})
-
-    def end(self, status: str) -> None:
-        if self._writes:
-            self.folder.write_run({"status": status, "finished": datetime.now(UTC).isoformat(timespec="seconds")})
-
 
 def run_facts(args: Any, algorithm: Algorithm, model: str, data: str | None) -> dict[str, Any]:
     """Who ran what on which machine."""
@@ -101,103 +78,7 @@ def run_facts(args: Any, algorithm: Algorithm, model: str, data: str | None) -> 
         "data": data,
         "seed": args.seed,
         "batches": str(args.batches),
-        "versions": {"dew": __version__, **{name: _version(name) for name in ("torch", "transformers", "trl")}},
-        "machine": {
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "processes": args.batches.processes,
-        },
+        "versions": versions("torch", "transformers", "trl"),
+        "machine": machine(args.batches.processes),
         "git_commit": git_commit(),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def git_commit() -> str | None:
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None
-
-
-def gold_of(row: dict[str, Any]) -> str | None:
-    """The gold answer among a row's columns, for the record."""
-    return next((str(row[name]) for name in GOLD_COLUMNS if row.get(name) is not None), None)
-
-
-def due(step: int, every: int, steps_per_generation: float) -> bool:
-    """Whether a record falls on the optimizer steps that begin with `step`: the first, and each multiple of `every`."""
-    if every == 0:
-        return False
-    last = step + max(1, round(steps_per_generation)) - 1
-    return step == 1 or last // every > (step - 1) // every
-
-
-def group_records(
-    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, judge: str
-) -> list[GroupRecord]:
-    """The records of some groups, those with signal first. `judge` is the name of the outcome reward."""
-    ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
-    mixed = set(columns["group"][credit.signal].tolist())
-    chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
-    settings = asdict(algorithm)
-    return [
-        GroupRecord(
-            step=step,
-            group=group,
-            prompt=_prompt(columns, int(rows[0]), tokenizer),
-            gold=columns["gold"][int(rows[0])],
-            algorithm=algorithm.name,
-            settings=settings,
-            answers=_answers(columns, credit, rows, tokenizer, judge),
-        )
-        for group in sorted(chosen)
-        if len(rows := (columns["group"] == group).nonzero()[:, 0])
-    ]
-
-
-def _prompt(columns: Columns, row: int, tokenizer: Any) -> str:
-    return tokenizer.decode(columns["prompt_ids"][row][columns["prompt_mask"][row].bool()].tolist())
-
-
-def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, judge: str) -> list[AnswerRecord]:
-    total = columns["outcome"] + credit.extra
-    scored = credit.scored[rows]
-    plain = grpo_advantages(torch.where(scored, total[rows], 0), scored)
-    answers = []
-    for row, grpo in zip(rows.tolist(), plain.tolist(), strict=True):
-        if not credit.scored[row]:
-            continue
-        length = int(columns["tokens"][row])
-        live = columns["mask"][row, :length]
-        logged = columns["table"][row]
-
-        def values(x: Tensor | None, row: int = row, length: int = length) -> list[float] | None:
-            return None if x is None else x[row, :length].float().tolist()
-
-        answers.append(
-            AnswerRecord(
-                tokens=[tokenizer.decode([i]) for i in columns["completion_ids"][row, :length].tolist()],
-                correct=bool(credit.correct[row]),
-                reward=float(columns["outcome"][row]),
-                extra=float(credit.extra[row]),
-                truncated=bool(columns["truncated"][row]),
-                extracted=logged.get(("extra", f"{judge}/extracted")),
-                verdict=logged.get(("extra", f"{judge}/verdict")),
-                guided=bool(columns["guided"][row]),
-                live=None if live.all() else live.tolist(),
-                entropy=values(columns.get("entropy")),
-                logp=values(columns.get("logp")),
-                shaped=values(credit.shaped),
-                advantage=values(credit.advantages),
-                grpo=[grpo] * length,
-            )
-        )
-    return answers

@@ -173,6 +173,7 @@ NOT_NEEDED: dict[str, str] = {
         "vllm_importance_sampling_cap",
     ),
     "exact_head": "verl computes log-probabilities and entropy itself",
+    "captured_sampling": "verl samples with its own rollout engine",
     "gradient_checkpointing_kwargs": "verl checkpoints without re-entrance, always",
 }  # fmt: skip
 """Keys whose value changes nothing on verl, each with why. A dry run lists those that a recipe gives."""

@@ -1,0 +1,165 @@
+"""What all engines write about a run: where it ran, and who got which credit, token by token."""
+
+import logging
+import os
+import platform
+import subprocess
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dew import __version__
+from dew.alarms import Alarms
+from dew.algorithms import Algorithm
+from dew.credit import grpo_advantages
+from dew.engines.credit import Credit
+from dew.records import AnswerRecord, GroupRecord, RunFolder
+
+logger = logging.getLogger("dew")
+
+Columns = dict[str, Any]
+"""What is known about every row of a batch, by name: tensors with a row per answer, or lists."""
+
+GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
+
+
+class RunLog:
+    """Metrics and alarms step by step, and the run's state. Only the process that `writes` touches the folder."""
+
+    def __init__(self, folder: str, writes: bool = True) -> None:
+        self.folder = RunFolder(folder)
+        self.alarms = Alarms()
+        self._writes = writes
+
+    def write(self, step: int, numbers: dict[str, Any]) -> None:
+        if not self._writes:
+            return
+        self.folder.append_metrics({"step": step, "time": time.time(), **numbers})
+        for alarm in self.alarms.update(step, numbers):
+            self.folder.append_alarm(alarm)
+            logger.warning("step %d: %s %s", step, alarm["message"], alarm["remedy"])
+
+    def resume(self, step: int) -> None:
+        """Go on after `step`: alarms know what the folder says about the steps before."""
+        if self._writes and step:
+            self.alarms.restore(self.folder.metrics(), until=step)
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        if self._writes:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self.folder.write_run({**facts, "started": self.folder.run().get("started", now), "status": "running"})
+
+    def end(self, status: str) -> None:
+        if self._writes:
+            self.folder.write_run({"status": status, "finished": datetime.now(UTC).isoformat(timespec="seconds")})
+
+
+def versions(*names: str) -> dict[str, str | None]:
+    """Of dew and of these distributions; None for one that is not installed."""
+    return {"dew": __version__, **{name: _version(name) for name in names}}
+
+
+def machine(processes: int) -> dict[str, Any]:
+    """What the run runs on."""
+    return {
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "processes": processes,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def gold_of(row: dict[str, Any]) -> str | None:
+    """The gold answer among a row's columns, for the record."""
+    return next((str(row[name]) for name in GOLD_COLUMNS if row.get(name) is not None), None)
+
+
+def due(step: int, every: int, steps_per_generation: float) -> bool:
+    """Whether a record falls on the optimizer steps that begin with `step`: the first, and each multiple of `every`."""
+    if every == 0:
+        return False
+    last = step + max(1, round(steps_per_generation)) - 1
+    return step == 1 or last // every > (step - 1) // every
+
+
+def group_records(
+    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, judge: str
+) -> list[GroupRecord]:
+    """The records of some groups, those with signal first. `judge` is the name of the outcome reward."""
+    ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
+    mixed = set(columns["group"][credit.signal].tolist())
+    chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
+    settings = asdict(algorithm)
+    return [
+        GroupRecord(
+            step=step,
+            group=group,
+            prompt=_prompt(columns, int(rows[0]), tokenizer),
+            gold=columns["gold"][int(rows[0])],
+            algorithm=algorithm.name,
+            settings=settings,
+            answers=_answers(columns, credit, rows, tokenizer, judge),
+        )
+        for group in sorted(chosen)
+        if len(rows := (columns["group"] == group).nonzero()[:, 0])
+    ]
+
+
+def _prompt(columns: Columns, row: int, tokenizer: Any) -> str:
+    return tokenizer.decode(columns["prompt_ids"][row][columns["prompt_mask"][row].bool()].tolist())
+
+
+def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, judge: str) -> list[AnswerRecord]:
+    total = columns["outcome"] + credit.extra
+    scored = credit.scored[rows]
+    plain = grpo_advantages(torch.where(scored, total[rows], 0), scored)
+    answers = []
+    for row, grpo in zip(rows.tolist(), plain.tolist(), strict=True):
+        if not credit.scored[row]:
+            continue
+        length = int(columns["tokens"][row])
+        live = columns["mask"][row, :length]
+        logged = columns["table"][row]
+
+        def values(x: Tensor | None, row: int = row, length: int = length) -> list[float] | None:
+            return None if x is None else x[row, :length].float().tolist()
+
+        answers.append(
+            AnswerRecord(
+                tokens=[tokenizer.decode([i]) for i in columns["completion_ids"][row, :length].tolist()],
+                correct=bool(credit.correct[row]),
+                reward=float(columns["outcome"][row]),
+                extra=float(credit.extra[row]),
+                truncated=bool(columns["truncated"][row]),
+                extracted=logged.get(("extra", f"{judge}/extracted")),
+                verdict=logged.get(("extra", f"{judge}/verdict")),
+                guided=bool(columns["guided"][row]),
+                live=None if live.all() else live.tolist(),
+                entropy=values(columns.get("entropy")),
+                logp=values(columns.get("logp")),
+                shaped=values(credit.shaped),
+                advantage=values(credit.advantages),
+                grpo=[grpo] * length,
+            )
+        )
+    return answers

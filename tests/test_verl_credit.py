@@ -1,0 +1,208 @@
+"""verl's rows to advantages, without verl: golden values, padding rows, conversations, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dew import Rollouts, get_algorithm
+from dew.engines.verl.carrying import Carried, carrying
+from dew.engines.verl.conversations import Conversations
+from dew.engines.verl.estimators import estimator
+from dew.errors import EngineError
+from groups import batches, pad
+from verl_rows import carried, rows, with_padding
+
+GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
+every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
+
+
+def estimate(name, rewards, mask, uids, entropy, settings=None, **more):
+    with carrying(carried(name, entropy, settings, **more)) as c:
+        advantages, returns = estimator(name)(token_level_rewards=rewards, response_mask=mask, index=uids)
+    assert returns is advantages
+    return advantages, c
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual.double(), torch.as_tensor(expected).double(), rtol=1e-4, atol=1e-5)
+
+
+# ── golden ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@every_entry
+@pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
+def test_golden_values(entry, name):
+    rewards, mask, uids, entropy = rows(entry)
+    for case in entry[name]:
+        advantages, _ = estimate(name, rewards, mask, uids, entropy, case["settings"])
+        if name == "gtpo":
+            close(advantages[mask.bool()], pad(case["advantage"])[0][mask.bool()])
+        else:
+            close(advantages[:, 0], case["advantage"])
+
+
+@every_entry
+def test_forking_tokens_are_dapos_on_the_kept_tokens(entry):
+    rewards, mask, uids, entropy = rows(entry)
+    advantages, _ = estimate("forking_tokens", rewards, mask, uids, entropy)
+    kept = pad(entry["forking_mask"])[0][mask.bool()] > 0
+    plain = (torch.tensor(entry["grpo"]["advantage"])[:, None] * mask)[mask.bool()]
+    close(advantages[mask.bool()], torch.where(kept, plain * mask.sum() / kept.sum(), 0))
+
+
+@every_entry
+def test_entropy_advantage_leaves_its_entropy_to_the_loss(entry):
+    rewards, mask, uids, _ = rows(entry)
+    advantages, _ = estimate("entropy_advantage", rewards, mask, uids, None)
+    close(advantages[:, 0], entry["grpo"]["advantage"])
+
+
+def test_acc_decides_who_is_right_and_penalties_are_extra():
+    """Two answers, scores +1 / −1 with acc 1 / 0; the right one is charged 0.8 for length and stays right.
+
+    GTPO, equal entropies: r̃⁺ = 1 + .1 − .8 = .3, r̃⁻ = −(1 + .1) = −1.1. A score of −1 is no charge.
+    """
+    rewards = torch.tensor([[0.0, 0.2], [0.0, -1.0]], dtype=torch.float64)
+    mask, H = torch.ones(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.float64)
+    acc, score = torch.tensor([1.0, 0.0]), torch.tensor([1.0, -1.0])
+    _, c = estimate("gtpo", rewards, mask, ["a", "a"], H, acc=acc, score=score)
+    [found] = c.found
+    close(found.credit.shaped, [[0.3, 0.3], [-1.1, -1.1]])
+    close(found.credit.extra, [-0.8, 0.0])
+    assert found.credit.correct.tolist() == [True, False]
+
+
+# ── several rows, padding rows, workers ─────────────────────────────────────────────────────────────────────
+
+
+@given(batches(), st.randoms(use_true_random=False))
+def test_neither_padding_rows_nor_the_order_of_rows_matter(batch, random):
+    """A group spread over workers, in any order and with padding rows between, gets what it gets whole."""
+    ids, outcomes, entropies = batch
+    H, live = pad(entropies, fill=0.0)
+    H = H + 0.01 * live
+    rewards = torch.zeros_like(H)
+    rewards[:, 0] = torch.tensor(outcomes)
+    given_rows = (rewards, live.long(), np.array([str(i) for i in ids], dtype=object), H)
+    plain, _ = estimate("gtpo", *given_rows)
+    r, m, u, h = with_padding(*given_rows)
+    order = list(range(len(r)))
+    random.shuffle(order)
+    shuffled, _ = estimate("gtpo", r[order], m[order], u[order], h[order])
+    back = torch.empty_like(shuffled)
+    back[order] = shuffled
+    close(back[: len(plain)], plain)
+    assert not back[len(plain) :].any()
+
+
+@pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
+def test_the_rows_of_a_conversation_are_one_answer_laid_end_to_end(name):
+    whole = [[1.0, 2.0, 3.0, 4.0], [2.0, 1.0], [0.5, 0.5, 2.5]]
+    split = [[1.0, 2.0], [3.0, 4.0], [2.0, 1.0], [0.5], [0.5, 2.5]]
+    keys = ["u_0_0", "u_0_1", "u_1_0", "u_2_0", "u_2_1"]
+    order = [4, 1, 2, 0, 3]  # as verl's balancing leaves them
+    H, mask = pad(whole, fill=0.0)
+    rewards = torch.zeros_like(H)
+    rewards[0, 0] = 1.0
+    expected, _ = estimate(name, rewards, mask.long(), ["u"] * 3, H)
+    h, m = pad(split, fill=0.0)
+    r = torch.zeros_like(h)
+    r[:2, 0] = 1.0  # every row of a conversation carries the outcome of the whole
+    found, _ = estimate(
+        name, r[order], m.long()[order], ["u"] * 5, h[order], keys=[keys[i] for i in order],
+        acc=r.sum(-1)[order],
+    )  # fmt: skip
+    rows = {keys[i]: found[place] for place, i in enumerate(order)}
+    close(torch.cat([rows["u_0_0"], rows["u_0_1"]]), expected[0])
+    close(rows["u_1_0"], expected[1, :2])
+    close(torch.cat([rows["u_2_0"][:1], rows["u_2_1"]]), expected[2, :3])
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5), st.randoms())
+def test_joining_and_cutting_give_every_row_back(lengths, random):
+    rows = [(f"u_{i}_{k}", n) for i, answer in enumerate(lengths) for k, n in enumerate(answer)]
+    random.shuffle(rows)
+    T = max(n for _, n in rows)
+    mask = torch.arange(T) < torch.tensor([n for _, n in rows])[:, None]
+    x = torch.where(mask, torch.rand(mask.shape) + 1, 0)
+    conversations = Conversations.of(mask, [key for key, _ in rows])
+    joined = conversations.join(x)
+    assert len(joined) == len(lengths)
+    assert torch.equal(conversations.cut(joined, T), x)
+    assert torch.count_nonzero(joined) == sum(map(sum, lengths))
+
+
+def test_a_batch_of_padding_rows_alone_earns_nothing():
+    H = torch.full((2, 3), 1.0)
+    zero = torch.zeros(2, 3)
+    advantages, _ = estimate("gtpo", zero, zero.long(), ["pad"] * 2, H)
+    assert not advantages.any()
+
+
+def test_a_masked_answer_still_counts_in_its_groups_baseline():
+    """Rejection sampling masks a row altogether; DAPO's mean is over the three answers, as in the TRL engine."""
+    rewards = torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64)
+    mask = torch.tensor([[1], [1], [0]])
+    advantages, _ = estimate("forking_tokens", rewards, mask, ["a"] * 3, torch.ones(3, 1).double(), {"keep": 1.0})
+    batch = Rollouts.from_rows([0, 0, 0], mask=mask.bool(), reward=rewards[:, 0], entropy=torch.ones(3, 1).double())
+    close(advantages, batch.to_rows(get_algorithm("dapo").advantages(batch)))
+
+
+# ── never silently GRPO ─────────────────────────────────────────────────────────────────────────────────────
+
+LIVE = torch.ones(2, 3, dtype=torch.long)
+
+
+def refused(entropy, mask=LIVE, name="gtpo"):
+    with pytest.raises(EngineError) as told:
+        estimate(name, torch.zeros(2, 3), mask, ["a", "a"], entropy)
+    return str(told.value)
+
+
+def test_without_the_trainer_the_estimator_says_what_to_set():
+    with pytest.raises(EngineError, match=r"trainer\.v1\.trainer_mode=dew_sync"):
+        estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])
+
+
+def test_missing_entropy():
+    assert "bypass_mode" in refused(None)
+
+
+def test_entropy_of_another_shape():
+    assert "(2, 4)" in refused(torch.ones(2, 4))
+
+
+def test_entropy_of_zeros():
+    told = refused(torch.zeros(2, 3))
+    assert "exactly 0 on every token" in told
+
+
+def test_entropy_that_is_zero_where_it_is_read():
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    entropy = torch.where(mask.bool(), 0.0, 1.0)
+    assert "exactly 0" in refused(entropy, mask)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_entropy_that_is_no_entropy(bad):
+    entropy = torch.ones(2, 3)
+    entropy[1, 1] = bad
+    assert "NaN, infinite or negative" in refused(entropy)
+
+
+def test_an_estimator_that_the_trainer_was_not_set_up_for():
+    algorithm = get_algorithm("grpo_s")
+    with carrying(Carried(algorithm=algorithm, entropy=torch.ones(2, 3))), pytest.raises(EngineError, match="set up"):
+        estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])
+
+
+def test_nothing_is_carried_beyond_its_batch():
+    estimate("gtpo", torch.zeros(2, 3), LIVE, ["a", "a"], torch.ones(2, 3))
+    with pytest.raises(EngineError, match="does not hand it over"):
+        estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])

@@ -1,0 +1,222 @@
+"""verl's configuration as dew reads it: the same settings and errors as elsewhere, and what it refuses."""
+
+from copy import deepcopy
+
+import pytest
+
+from dew.algorithms import GRPO, GRPOS, GTPO
+from dew.engines.verl.settings import VERL_DECIDES, algorithm_of, check, read, run_settings_of
+from dew.errors import ConfigError, DewError
+
+VERL = {
+    "algorithm": {
+        "adv_estimator": "gtpo",
+        "filter_groups": {"enable": False, "metric": "reward"},
+        "rollout_correction": {"bypass_mode": False},
+    },
+    "actor_rollout_ref": {
+        "actor": {
+            "policy_loss": {"loss_mode": "vanilla"},
+            "loss_agg_mode": "token-mean",
+            "clip_ratio": 0.2,
+            "clip_ratio_low": None,
+            "clip_ratio_high": 0.28,
+            "calculate_entropy": False,
+            "use_kl_loss": False,
+            "kl_loss_coef": 0.001,
+            "strategy": "fsdp2",
+            "fsdp_config": {"entropy_from_logits_with_chunking": True, "mixed_precision": None},
+        },
+        "model": {"use_remove_padding": True, "use_fused_kernels": False},
+    },
+    "data": {"max_response_length": 4096},
+    "trainer": {"use_v1": True, "v1": {"trainer_mode": "dew_sync"}},
+}
+
+
+def verl(**changes):
+    """A configuration that works, with `a__b=value` changed."""
+    config = deepcopy(VERL)
+    for path, value in changes.items():
+        *folders, last = path.split("__")
+        place = config
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return config
+
+
+def refused(**changes):
+    with pytest.raises(DewError) as told:
+        check(verl(**changes))
+    return str(told.value)
+
+
+ACTOR = "actor_rollout_ref__actor__"
+
+
+def test_the_papers_algorithm_with_verls_clipping():
+    assert check(verl()) == GTPO(max_tokens=4096, clip_low=0.2, clip_high=0.28)
+
+
+def test_settings_of_the_algorithm():
+    config = verl(algorithm__dew={"alpha2": 0.2, "entropy_clip": [0.1, 2.0]})
+    assert check(config) == GTPO(alpha2=0.2, entropy_clip=(0.1, 2.0), max_tokens=4096)
+
+
+def test_grpo_s_with_its_loss():
+    config = verl(algorithm__adv_estimator="grpo_s", actor_rollout_ref__actor__policy_loss__loss_mode="grpo_s")
+    assert isinstance(check(config), GRPOS)
+
+
+def test_verls_own_estimator_is_only_recorded():
+    assert check(verl(algorithm__adv_estimator="grpo"), known=["grpo"]) == GRPO(max_tokens=4096, clip_high=0.28)
+
+
+def test_what_verl_decides_is_read_from_verl():
+    config = verl(
+        actor_rollout_ref__actor__use_kl_loss=True, algorithm__filter_groups={"enable": True, "metric": "acc"}
+    )
+    algorithm = algorithm_of(config)
+    assert (algorithm.kl_coef, algorithm.dynamic_sampling) == (0.001, True)
+
+
+@pytest.mark.parametrize("mode", ["dew_sync", "dew_colocate_async", "dew_separate_async"])
+def test_every_mode_of_ours_is_allowed(mode):
+    check(verl(trainer__v1__trainer_mode=mode))
+
+
+def test_reading_a_key_that_is_not_there():
+    assert read(verl(), "algorithm.nothing.here", 7) == 7
+    assert read(verl(), "actor_rollout_ref.actor.clip_ratio_low", 0.5) == 0.5
+
+
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async", "async"])
+def test_a_trainer_mode_that_does_not_carry_entropy(mode):
+    assert "trainer.v1.trainer_mode=dew_sync" in refused(trainer__v1__trainer_mode=mode)
+
+
+def test_the_old_trainer():
+    assert "trainer.use_v1=False" in refused(trainer__use_v1=False)
+
+
+def test_bypass_mode():
+    assert "bypass_mode=True" in refused(algorithm__rollout_correction__bypass_mode=True)
+
+
+@pytest.mark.parametrize("metric", ["reward", "seq_final_reward", None])
+def test_a_filter_on_anything_but_raw_correctness(metric):
+    told = refused(algorithm__filter_groups={"enable": True, "metric": metric})
+    assert "algorithm.filter_groups.metric=acc" in told
+
+
+def test_an_unknown_setting_is_told_as_everywhere():
+    assert "gtpo has no setting 'alhpa1'. Did you mean 'alpha1'?" in refused(algorithm__dew={"alhpa1": 1.0})
+
+
+def test_a_value_that_cannot_work_is_told_as_everywhere():
+    assert "alpha2=-0.1: a wrong answer would be rewarded for being sure" in refused(algorithm__dew={"alpha2": -0.1})
+
+
+@pytest.mark.parametrize("key", VERL_DECIDES)
+def test_settings_that_are_verls(key):
+    assert f"algorithm.dew.{key}: in a verl run this is verl's" in refused(algorithm__dew={key: 1})
+
+
+def test_an_unknown_estimator():
+    with pytest.raises(DewError, match="gtp0 is not known"):
+        check(verl(algorithm__adv_estimator="gtp0"), known=["grpo"])
+
+
+def test_settings_of_dews_with_an_estimator_of_verls():
+    assert "adv_estimator is grpo" in refused(algorithm__adv_estimator="grpo", algorithm__dew={"alpha1": 1.0})
+
+
+def test_a_sequences_advantage_with_a_tokens_ratio():
+    assert "loss_mode=grpo_s (it is vanilla)" in refused(algorithm__adv_estimator="grpo_s")
+
+
+def test_the_geometric_mean_wants_the_geometric_ratio():
+    told = refused(
+        algorithm__adv_estimator="grpo_s",
+        algorithm__dew={"average": "geometric"},
+        actor_rollout_ref__actor__policy_loss__loss_mode="grpo_s",
+    )
+    assert "loss_mode=grpo_s_geometric" in told
+
+
+def test_a_tokens_advantage_with_a_sequences_ratio():
+    assert "one ratio per token" in refused(actor_rollout_ref__actor__policy_loss__loss_mode="gspo")
+
+
+def test_a_token_loss_that_is_not_averaged_over_tokens():
+    assert "loss_agg_mode=token-mean" in refused(actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean")
+
+
+def test_our_sequence_loss_with_an_estimator_of_verls():
+    told = refused(algorithm__adv_estimator="grpo", actor_rollout_ref__actor__policy_loss__loss_mode="grpo_s")
+    assert "belongs to algorithm.adv_estimator=grpo_s" in told
+
+
+def test_the_current_policys_entropy_must_be_computed():
+    told = refused(algorithm__adv_estimator="entropy_advantage")
+    assert "actor_rollout_ref.actor.calculate_entropy=True" in told
+
+
+FSDP, MODEL = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__"
+IN_BF16 = {f"{FSDP}entropy_from_logits_with_chunking": False}
+
+
+def test_an_entropy_that_is_mostly_rounding():
+    assert "entropy_from_logits_with_chunking=True" in refused(**IN_BF16)
+    assert "use_remove_padding=True" in refused(**{f"{MODEL}use_remove_padding": False})  # verl then does not chunk
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        {f"{MODEL}use_fused_kernels": True},
+        {f"{FSDP}mixed_precision": {"param_dtype": "fp32"}},
+        {f"{ACTOR}strategy": "megatron"},  # not this arithmetic
+    ],
+)
+def test_other_ways_to_an_entropy_in_float32(exact):
+    check(verl(**IN_BF16, **exact))
+
+
+def test_length_is_charged_once():
+    told = refused(
+        algorithm__dew={"overlong": "group"}, reward={"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
+    )
+    assert "both charge length" in told
+
+
+def test_all_problems_are_told_at_once():
+    told = refused(
+        trainer__v1__trainer_mode="sync", algorithm__rollout_correction__bypass_mode=True, algorithm__dew={"x": 1}
+    )
+    assert len(told.splitlines()) == 3
+
+
+# ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_folder_is_absolute_since_workers_start_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = run_settings_of(verl(algorithm__dew_run={"folder": "runs/a", "records_every": 5}))
+    assert (settings.folder, settings.records_every, settings.records_groups) == (str(tmp_path / "runs/a"), 5, 4)
+
+
+def test_no_folder_no_records():
+    assert run_settings_of(verl()) is None
+
+
+@pytest.mark.parametrize(
+    "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}]
+)
+def test_run_settings_that_cannot_work(given):
+    with pytest.raises(ConfigError, match="dew_run"):
+        run_settings_of(verl(algorithm__dew_run=given))

@@ -1,0 +1,165 @@
+"""What the trainer modes add to verl's trainer, on a queue of tensors. Needs verl (make test-verl)."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed: these run with `make test-verl`")
+
+from hydra import compose, initialize_config_module
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import compute_advantage
+
+from dew.engines.verl import trainer
+from dew.engines.verl.trainer import Crediting
+from dew.errors import EngineError
+
+H = [[1.0, 2.0], [2.0, 1.0, 3.0], [1.0, 4.0], [1.0]]
+UIDS = ["a", "a", "a", "pad"]
+RIGHT, WRONG = {"acc": 1.0, "score": 1.0}, {"acc": 0.0, "score": 0.0}
+
+
+def nested(rows):
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
+def config(*overrides):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose(
+            "ppo_trainer",
+            overrides=[
+                "algorithm.adv_estimator=gtpo",
+                "trainer.v1.trainer_mode=dew_sync",
+                "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True",
+                *overrides,
+            ],
+        )
+
+
+class Verls:
+    """As much of verl's trainer as a batch meets: it asks the estimator and forgets everything else."""
+
+    def __init__(self, config):
+        self.config, self.global_steps, self.mode = config, 1, config.trainer.v1.trainer_mode
+
+    def _compute_advantage(self, batch, metrics):
+        data = DataProto.from_dict(
+            tensors={
+                "token_level_rewards": torch.tensor([[0, 1.0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),
+                "response_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]),
+            },
+            non_tensors={"uid": np.array(UIDS, dtype=object)},
+        )
+        compute_advantage(data, self.config.algorithm.adv_estimator, config=self.config.algorithm)
+        batch.advantages = data.batch["advantages"]
+        return batch
+
+
+class Trainer(Crediting, Verls):
+    pass
+
+
+class Batch(SimpleNamespace):
+    def __len__(self):
+        return len(self.keys)
+
+
+@pytest.fixture
+def step(monkeypatch):
+    """Give a batch its credit out of a queue that holds `entropy` and the reward manager's `infos`."""
+
+    def run(entropy=H, infos=(RIGHT, WRONG, WRONG, RIGHT), *, raw=1.0, settings=()):
+        queue = TensorDict({}, batch_size=4)
+        if entropy is not None:
+            queue["entropy"] = nested(entropy)
+        queue["rm_scores"] = nested([[0.0, raw], [0.0, 0.0, 0.0], [0.0, 0.0], [0.0]])
+        queue["extra_fields"] = NonTensorStack(*(NonTensorData({"reward_extra_info": info}) for info in infos))
+
+        def get(keys, partition_id, select_fields):
+            return queue.select(*[name for name in select_fields if name in queue])
+
+        monkeypatch.setattr(trainer, "tq", SimpleNamespace(kv_batch_get=get))
+        batch = Batch(keys=["a_0_0", "a_1_0", "a_2_0", "pad_0_0"], partition_id="train")
+        return Trainer(config(*settings))._compute_advantage(batch, {}).advantages
+
+    return run
+
+
+def test_the_old_policys_entropy_reaches_the_estimator(step):
+    advantages = step()
+    assert (advantages[0, :2] > 0).all() and (advantages[1] < 0).all() and not advantages[3].any()
+    assert advantages[1].unique().numel() > 1  # not GRPO, which gives every token the same
+    assert not torch.equal(advantages, step([*H[:2], [4.0, 1.0], [1.0]]))
+
+
+def test_verl_is_told_its_own_word_for_the_mode():
+    assert Trainer(config("trainer.v1.trainer_mode=dew_colocate_async")).mode == "colocate_async"
+
+
+def test_settings_reach_the_algorithm(step):
+    flat = step(settings=["+algorithm.dew.alpha2=0"])
+    assert flat[1].unique().numel() == 1 and step()[1].unique().numel() > 1
+
+
+def test_a_queue_without_entropy(step):
+    with pytest.raises(EngineError, match="holds no entropy"):
+        step(None)
+
+
+def test_a_queue_with_zeros_for_entropy(step):
+    with pytest.raises(EngineError, match="exactly 0 on every token"):
+        step([[0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0], [0.0]])
+
+
+def test_a_queue_with_entropy_of_other_lengths(step):
+    with pytest.raises(EngineError, match="has shape"):
+        step([[1.0], [1.0, 2.0], [1.0], [1.0]])
+
+
+def test_correctness_on_some_answers_only(step):
+    with pytest.raises(EngineError, match="for 3 of 4 answers"):
+        step(infos=({"acc": 1.0}, {"acc": 0.0}, {"acc": 0.0}, {}))
+
+
+def test_without_acc_the_raw_reward_decides(step):
+    """Not the one that a KL term has been subtracted from: 1.6 is right, and 1.0 of it is left."""
+    assert torch.equal(step(infos=({}, {}, {}, {})), step())
+    charged = step(infos=({}, {}, {}, {}), raw=1.6)
+    assert (charged[0, :2] > 0).all() and not torch.equal(charged, step())
+    assert not step(infos=({}, {}, {}, {}), raw=0.2).any()  # nobody is right: a group of one outcome
+
+
+def test_a_trainer_that_does_not_ask_the_estimator(step, monkeypatch):
+    monkeypatch.setattr(Verls, "_compute_advantage", lambda self, batch, metrics: batch)
+    with pytest.raises(EngineError, match="without asking gtpo"):
+        step()
+
+
+@pytest.mark.parametrize("override", ["trainer.v1.trainer_mode=sync", "algorithm.rollout_correction.bypass_mode=True"])
+def test_the_trainer_itself_refuses_what_the_start_refuses(override):
+    with pytest.raises(EngineError):
+        Trainer(config(override))
+
+
+def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
+    from dew.engines.verl.main import EXTERNAL, prepare
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(EXTERNAL, "mine")
+    ours = config("+algorithm.dew_run.folder=runs/a")
+    prepare(ours)
+    assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
+    assert ours.algorithm.dew_run.folder == str(tmp_path / "runs/a")
+    prepare(ours)  # twice changes nothing
+    assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
+
+
+def test_the_start_refuses_before_ray(monkeypatch):
+    from dew.engines.verl.main import start
+
+    monkeypatch.setattr("dew.engines.verl.main.run_ppo", lambda *_: pytest.fail("Ray was started"))
+    with pytest.raises(EngineError, match="bypass_mode"):
+        start(config("algorithm.rollout_correction.bypass_mode=True"))

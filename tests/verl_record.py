@@ -1,0 +1,57 @@
+"""Makes tests/verl_rollouts.json out of batches that a run of verl left behind: what it sampled and trained on.
+
+    python tests/verl_record.py FOLDER/gtpo/batches/batch-0.pt FOLDER/grpo_s/batches/batch-0.pt
+
+FOLDER is pytest's --basetemp of `pytest -m slow tests/test_verl_run.py`. The first batch of a run is sampled by the
+model as it is shipped, so anybody can compute its entropies anew.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from dew.algorithms import get_algorithm
+from dew.engines.verl.settings import VERL_DECIDES
+from dew.tasks.shipped import TINY
+
+
+def rollouts(path):
+    batch, tokenizer = torch.load(path, weights_only=False), AutoTokenizer.from_pretrained(TINY)
+    groups = defaultdict(list)
+    for row, uid in enumerate(batch["index"]):
+        groups[uid].append(row)
+    found = []
+    for rows in groups.values():
+        prompt = tokenizer.decode(batch["prompts"][rows[0]][batch["prompt_mask"][rows[0]]])
+        numbers, target = prompt.rstrip(":").split(">")
+        answers = []
+        for row in rows:
+            length = int(batch["mask"][row].sum())
+            answers.append(
+                {
+                    "ids": batch["responses"][row, :length].tolist(),
+                    "acc": float(batch["acc"][row]),
+                    "entropy": [float(f"{x:.8g}") for x in batch["entropy"][row, :length].tolist()],
+                    "advantage": [float(f"{x:.8g}") for x in batch["advantages"][row, :length].tolist()],
+                }
+            )
+        found.append(
+            {"prompt": prompt, "numbers": [int(n) for n in numbers.split(",")], "answer": target, "answers": answers}
+        )
+    return batch["algorithm"].name, {"settings": own_settings(batch["algorithm"]), "groups": found}
+
+
+def own_settings(algorithm):
+    """What was set beyond the paper's values."""
+    plain = asdict(get_algorithm(algorithm.name))
+    return {k: v for k, v in asdict(algorithm).items() if v != plain[k] and k not in VERL_DECIDES}
+
+
+if __name__ == "__main__":
+    made = dict(rollouts(path) for path in sys.argv[1:])
+    Path(__file__).with_name("verl_rollouts.json").write_text(json.dumps(made) + "\n")
