@@ -9,7 +9,8 @@ from dew.cli.console import out, print_json
 from dew.cli.train import claim, live
 from dew.config import Run, read_run, to_yaml
 from dew.engines.verl import data
-from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, require_verl, shown
+from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, shown
+from dew.engines.verl.contract import require_verl
 from dew.engines.verl.plan import plan_of
 from dew.engines.verl.translate import Translation, translate
 from dew.engines.verl.words import with_words

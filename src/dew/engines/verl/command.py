@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dew.engines.verl.translate import Translation
 from dew.engines.verl.words import override
-from dew.errors import ConfigError, EngineError
+from dew.errors import ConfigError
 
 MAIN = ("-m", "dew.engines.verl.main")
 
@@ -31,14 +31,6 @@ def shown(words: list[str]) -> str:
 
 def verl_is_installed() -> bool:
     return find_spec("verl") is not None and find_spec("hydra") is not None
-
-
-def require_verl() -> None:
-    if not verl_is_installed():
-        raise EngineError(
-            "engine: verl is not installed here. pip install 'dew-rl[verl]' on every node (docs/scale.md); --dry-run "
-            "shows the command without it."
-        )
 
 
 def check_against_verl(translation: Translation) -> bool:

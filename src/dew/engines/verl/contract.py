@@ -105,7 +105,10 @@ def require_verl() -> None:
     try:
         found = version("verl")
     except PackageNotFoundError:
-        raise EngineError("verl is not installed. Install dew with it: pip install 'dew-rl[verl]'.") from None
+        raise EngineError(
+            "verl is not installed here: pip install 'dew-rl[verl]', on every node. `dew train ... --dry-run` "
+            "shows its command without it."
+        ) from None
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if not OLDEST <= numbers < TOO_NEW:
         raise EngineError(
