@@ -18,6 +18,8 @@ from dew.rewards import Verifier, verifier
 from dew.tasks import Row, Task, model_folder, task
 
 Say = Callable[[str], None]
+TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""TRL's own reward functions."""
 logger = logging.getLogger("dew")
 
 
@@ -132,7 +134,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     """The reward functions: the verifier first, then those that the file names in TRL's way."""
     judge = judge_of(parsed.run)
     functions: list[Any] = [judge] if judge is not None else []
-    functions += [_reward(name) for name in parsed.script.reward_funcs or []]
+    functions += [_reward(name, parsed.args) for name in parsed.script.reward_funcs or []]
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
@@ -143,15 +145,27 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     return functions
 
 
-def _reward(name: str) -> Any:
+def _reward(name: str, args: DewConfig) -> Any:
     """TRL's by name, one of dew's by name, or one's own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
-    from dew.rewards.parts import reward
+    from dew.rewards.own import load_reward
+    from dew.rewards.parts import is_path, reward
 
-    if hasattr(trl_rewards, name):
+    if name in TRL_REWARDS:
         return getattr(trl_rewards, name)
-    return reward(":".join(name.rsplit(".", 1)) if "." in name and ":" not in name else name)
+    if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
+        return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
+    path = own_path(name)
+    if not is_path(path):
+        return reward(path)
+    memory = None if args.reward_memory is None else args.reward_memory * 2**30
+    return load_reward(path, args.reward_timeout, memory, args.seed)
+
+
+def own_path(name: str) -> str:
+    """TRL's `module.function` as `module:function`."""
+    return ":".join(name.rsplit(".", 1)) if "." in name and ":" not in name else name
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
