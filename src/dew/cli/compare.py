@@ -61,8 +61,8 @@ def compare(
     if as_json:
         print_json(content)
         return
-    out.print(f"\n{markdown(result)}", markup=False, soft_wrap=True)
-    out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", markup=False, soft_wrap=True)
+    out.print(f"\n{markdown(result)}", soft_wrap=True)
+    out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
     out.print("The page shows all curves; choose Seeds: mean ± standard deviation under Curves.")
 
 
@@ -161,7 +161,7 @@ def _train(todo: Sequence[Child], total: int, parallel: int, lock: int, *, quiet
         done += 1
         child.view.poll()
         if not quiet:
-            out.print(f"[{done}/{total}] {child.view.line()}", markup=False, soft_wrap=True)
+            out.print(f"[{done}/{total}] {child.view.line()}", soft_wrap=True)
 
     try:
         with _live(quiet) as show:

@@ -85,7 +85,6 @@ def _announce(run: Run, steps: int, folder: Path) -> None:
         "numbers.\nIt learns from nothing but right or wrong, twice: with GRPO, which credits all tokens of an answer "
         f"alike,\nand with GTPO, which credits them by the policy's entropy. {steps} steps each, side by side.\n"
         "With two idle cores it takes two to three minutes. Nothing is downloaded. Ctrl-C ends it.",
-        highlight=False,
         soft_wrap=True,
     )
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))

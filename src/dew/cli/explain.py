@@ -105,9 +105,9 @@ def _as_json(group: "GroupRecord", credit: dict[str, Any], shaped: Any) -> Any:
 
 
 def _show_group(group: "GroupRecord", credit: dict[str, Any]) -> None:
-    out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}", markup=False)
+    out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
-        out.print(f"gold: {printable(group.gold)}", markup=False)
+        out.print(f"gold: {printable(group.gold)}")
     out.print(Text("blue earns, orange pays; each line on its own scale\n", style="dim"))
     for i, a in enumerate(group.answers):
         out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong'}")
@@ -128,7 +128,6 @@ def _show_answer(
     out.print(
         f"r̃ = {sign}{gtpo.alpha1} {sign} {gtpo.alpha2} · x / mean(x), x = {value}, mean over {side}: "
         f"{against[gtpo.compare]}\nA = (r̃ − mean)/(std + 1e-4) over the group's tokens, the other side counting as 0",
-        markup=False,
     )
     if len({b.correct for b in group.answers}) == 1:
         out.print("All answers ended alike: there is nothing to tell apart, and every advantage is 0.")

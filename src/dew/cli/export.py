@@ -26,7 +26,7 @@ def export(
         _merge(source, to)
     else:
         shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
-    out.print(f"{to}: loads and generates, e.g. {_try(to)!r}", markup=False)
+    out.print(f"{to}: loads and generates, e.g. {_try(to)!r}")
 
 
 def _merge(source: Path, to: Path) -> None:

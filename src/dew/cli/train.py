@@ -161,9 +161,9 @@ def _show(parsed: Any, as_json: bool) -> None:
         resolved = {**parsed.run.to_dict(), "batches": str(parsed.args.batches)}
         print_json({**resolved, "algorithm_settings": vars(parsed.args.build_algorithm())})
         return
-    out.print(to_yaml(parsed.run).rstrip(), markup=False)
-    out.print(f"\n{parsed.args.build_algorithm()}", markup=False)
-    out.print(f"\n{parsed.args.batches}", markup=False)
+    out.print(to_yaml(parsed.run).rstrip())
+    out.print(f"\n{parsed.args.build_algorithm()}")
+    out.print(f"\n{parsed.args.batches}")
 
 
 def _list_keys() -> None:
@@ -179,4 +179,4 @@ def _list_keys() -> None:
     for kind in (DewConfig, GRPOScriptArguments, ModelConfig):
         for f in sorted(fields(kind), key=lambda f: f.name):
             if f.init:
-                out.print(f"{f.name}  {str(f.metadata.get('help', '')).splitlines()[0][:150]}", markup=False)
+                out.print(f"{f.name}  {str(f.metadata.get('help', '')).splitlines()[0][:150]}")
