@@ -97,15 +97,17 @@ def findings(path: Path, text: str) -> list[str]:
             found.append(name)
         if (name in WATCHED or last in WATCHED) and not {(short, name), (short, last)} & ALLOWED.keys():
             found.append(name)
-        if "shell" in keywords or "trust_remote_code" in keywords:
-            found.append(f"{name} with shell or trust_remote_code")
+        if "shell" in keywords:
+            found.append(f"{name} with shell")
+        if last == "from_pretrained" and not _closed(keywords):
+            found.append(f"{name} without trust_remote_code=False: transformers would ask on the terminal")
         if name.endswith("torch.load") and not _is(keywords.get("weights_only"), True):
             found.append("torch.load without weights_only=True")
         if name == "yaml.load" and ast.unparse(keywords.get("Loader", ast.Constant(None))) != "_Loader":
             found.append("yaml.load without the safe loader")
         if name == "Environment" and not _is(keywords.get("autoescape"), True):
             found.append("a template without autoescape")
-        if last == "from_pretrained" and _loads_weights(name) and not _is(keywords.get("use_safetensors"), True):
+        if last == "from_pretrained" and "Model" in name and not _is(keywords.get("use_safetensors"), True):
             found.append(f"{name} without use_safetensors=True")
     return found
 
@@ -114,8 +116,10 @@ def _is(node: ast.expr | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
 
 
-def _loads_weights(name: str) -> bool:
-    return "Model" in name
+def _closed(keywords: dict[str | None, ast.expr]) -> bool:
+    """The caller says no, or hands on what the user allowed."""
+    said = keywords.get("trust_remote_code")
+    return _is(said, False) or (said is not None and ast.unparse(said) == "parsed.args.trust_remote_code")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p).split("src/dew/")[-1])
@@ -133,7 +137,8 @@ def test_yaml_is_read_by_a_safe_loader():
     "line",
     ["eval(x)", "exec(x)", "os.system(x)", "subprocess.run(x, shell=True)", "import pickle", "torch.load(f)",
      "torch.load(f, weights_only=False)", "yaml.load(t, Loader=yaml.Loader)", "yaml.load(t)", "sympy.sympify(x)",
-     "AutoModel.from_pretrained(x, trust_remote_code=True)", "AutoModelForCausalLM.from_pretrained(x)",
+     "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=True, use_safetensors=True)",
+     "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False)", "AutoTokenizer.from_pretrained(x)",
      "from zipfile import ZipFile", "z.extractall()", "import_module(name)", "Environment(loader=x)"],
 )  # fmt: skip
 def test_the_search_itself_finds_each(line):
@@ -158,11 +163,11 @@ seen, on = [], False
 
 def watch(event, arguments):
     global on
-    if not on or event in ("os.putenv",): return
-    frame = sys._getframe(1)
+    if not on: return
     bad = (event in ENDED or event == "open" and _writes(*arguments[1:3])
-           or event == "compile" and _from_text(arguments[1]) and not _known(frame)
-           or event == "exec" and _from_text(getattr(arguments[0], "co_filename", "<")) and not _known(frame))
+           or event == "compile" and _from_text(arguments[1]) and not _known(sys._getframe(1))
+           or event == "exec" and _from_text(getattr(arguments[0], "co_filename", "<"))
+              and not _known(sys._getframe(1)))
     if bad:
         on = False
         seen.append([event, repr(arguments)[:200], now])
@@ -250,7 +255,8 @@ def test_through_the_pool_every_attack_gets_a_verdict_and_leaves_nothing(tmp_pat
 DEEDS = [
     "eval('1')", "exec('x = 1')", "compile('1', '<string>', 'eval')", "compile('1', 'x.py', 'eval') and eval('1')",
     "os.system('true')", "os.popen('true')", "subprocess.run(['true'])", "os.fork()", "os.execv('/bin/true', ['true'])",
-    "os.posix_spawn('/bin/true', ['true'], {})", "open('f', 'w')", "open('f', 'a')", "open('f', 'x')", "open('f', 'r+b')",
+    "os.posix_spawn('/bin/true', ['true'], {})", "open('f', 'w')", "open('f', 'a')", "open('f', 'x')",
+    "open('f', 'r+b')",
     "os.open('f', os.O_CREAT | os.O_WRONLY)", "os.mkdir('d')", "os.remove('kept')", "os.rename('kept', 'f')",
     "os.symlink('/etc', 's')", "socket.create_connection(('127.0.0.1', 9))", "socket.socket().bind(('', 0))",
     "ctypes.CDLL(None)", "pickle.loads(pickle.dumps(os.getcwd))", "os.kill(os.getpid(), 9)", "shutil.rmtree('.')",
@@ -279,12 +285,23 @@ def test_a_confined_process_can_do_nothing_of_it(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_worker_of_the_pool_is_confined():
-    """A job that is no job shows it: the worker may not even be talked into opening a file."""
-    pytest.importorskip("math_verify")
-    from dew.rewards import nursery
+WORKER = """
+import json, os, socket
+from dew.rewards.nursery import _work
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close()
+    _work(theirs, lambda *job: open("made", "w").close() or ("correct", None))
+    os._exit(0)
+theirs.close()
+ours.sendall(json.dumps({"answer": "", "marked": True, "gold": "", "limit": 20}).encode() + b"\\n")
+print(ours.recv(100).decode())
+"""
 
-    assert "confine()" in ast.unparse(ast.parse(Path(nursery.__file__).read_text())).split("def _work")[1]
+
+def test_a_worker_whose_parser_opens_a_file_to_write_finds_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert json.loads(done.stdout) == ["unparsable", None] and list(tmp_path.iterdir()) == []
 
 
 # ── records, report, console ────────────────────────────────────────────────────────────────────────────────
@@ -297,7 +314,7 @@ def hostile_run(tmp_path_factory) -> Path:
     run = RunFolder(folder)
     attack = iter(ATTACKS * 3)
     run.write_run(
-        {"name": "</title><script>alert(1)</script>", "model": next(attack), "data": next(attack), "seed": "\x1b[2J"}
+        {"name": "</title><script>alert(2)</script>", "model": next(attack), "data": next(attack), "seed": "\x1b[2J"}
     )
     (folder / "config.yaml").write_text("task: </script><script>alert(1)</script>\n")
     run.append_metrics({"step": 1, "reward": 0.5, "<script>": 1.0, "reward/\x1b[31m": 2.0})
@@ -311,7 +328,7 @@ def hostile_run(tmp_path_factory) -> Path:
             text = next(attack)
             answers = [
                 AnswerRecord([text, next(attack)], correct, float(correct), extracted=text, verdict=text,
-                             entropy=[0.5, 1.0], advantage=[1.0, -1.0], shaped=[1.0, 1.1], grpo=[1.0, 1.0], logp=[-1.0, -1.0])
+                             entropy=[0.5, 1.0], advantage=[1.0, -1.0], shaped=[1.0, 1.1], grpo=[1.0, 1.0])
                 for correct in (True, False)
             ]  # fmt: skip
             groups.append(

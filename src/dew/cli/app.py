@@ -27,6 +27,7 @@ def main() -> None:
     """Exit codes: 0 done, 1 it cannot be done, 2 the command was not understood."""
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's configuration may name
     for module in COMMANDS:
         import_module(f"dew.cli.{module}")
     try:

@@ -138,7 +138,8 @@ def _model(name: str) -> tuple[Any, Any]:
 
     logging.disable_progress_bar()
     folder = model_folder(name)
-    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:

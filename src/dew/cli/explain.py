@@ -48,9 +48,10 @@ def explain(
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
-    from dew.records import RunFolder, read_records
+    from dew.records import RunFolder, read_records, stay_inside
 
     if source.is_dir():
+        stay_inside(source)
         files = RunFolder(source).record_files()
         if not files:
             raise ConfigError(f"{source}: no token records. Train with records_every above 0.")

@@ -9,7 +9,7 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import err, out, print_json
-from dew.cli.train import PASS_ON, recipe_path, with_own_flags
+from dew.cli.train import PASS_ON, Allow, recipe_path, with_own_flags
 from dew.config import read_run
 from dew.errors import ConfigError
 
@@ -19,6 +19,7 @@ def preflight(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(help="A YAML file: a recipe, or any GRPO file of TRL.")],
     answers: Annotated[int, typer.Option(help="How many answers to sample from the model; 0: none.", min=0)] = 128,
+    allow: Allow = None,
     json: Annotated[bool, typer.Option("--json", help="The checks as JSON.")] = False,
 ) -> None:
     """Look at a run before it trains: settings, data, gold answers, rewards, a sample of answers, memory, disk.
@@ -36,7 +37,7 @@ def preflight(
     from dew.preflight import preflight as look
 
     with redirect_stdout(sys.stderr):  # what the libraries print is not part of the answer
-        checks = look(run, flags, answers=answers, say=lambda text: err.print(text, style="dim"))
+        checks = look(run, flags, answers=answers, allowed=allow or (), say=lambda text: err.print(text, style="dim"))
     good = passed(checks)
     if json:
         print_json({"ok": good, "checks": [check.to_dict() for check in checks]})

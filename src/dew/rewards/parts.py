@@ -42,6 +42,11 @@ def reward(name: str) -> Callable[..., Any]:
     raise ConfigError(f"No reward is called {name!r}. {hint} For your own write module:function or file.py:function.")
 
 
+def own_path(name: str) -> str:
+    """TRL's `module.function` as `module:function`."""
+    return ":".join(name.rsplit(".", 1)) if "." in name and ":" not in name else name
+
+
 def is_path(name: str) -> bool:
     """True for code by its path, `module:function` or `file.py:function`: code that does not come with dew."""
     return ":" in name and name.partition(":")[0] != "overlong"

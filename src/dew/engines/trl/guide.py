@@ -190,7 +190,7 @@ class ModelGuide:
             from transformers import AutoModelForCausalLM
 
             try:
-                model = AutoModelForCausalLM.from_pretrained(model)
+                model = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, trust_remote_code=False)
             except (OSError, ValueError) as error:
                 raise ConfigError(
                     f"guide={model!r} is neither a server (http://...), nor a .jsonl file, nor a model that can be "

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from transformers import TrainerState
 from dew.config import Run, Scoring, check_keys, to_yaml
 from dew.engines.trl.checkpoints import STATE, last_complete
 from dew.engines.trl.config import DewConfig
+from dew.engines.trl.permission import check_permission
 from dew.errors import ConfigError
 from dew.records import RunFolder, write_atomically
 from dew.rewards import Verifier, verifier
@@ -33,10 +34,11 @@ class Parsed:
     model: Any
 
 
-def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False) -> Parsed:
+def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False, allowed: Collection[str] = ()) -> Parsed:
     """TRL's parser over the run's settings and further command-line flags (`--learning_rate 1e-5`).
 
-    A dry parse understands a run for a GPU on a machine that has none.
+    A dry parse understands a run for a GPU on a machine that has none. `allowed` names what a file may bring about
+    beyond training (permission.py).
     """
     import torch
     from trl import ModelConfig, TrlParser
@@ -48,6 +50,7 @@ def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False) -> Parsed:
     given = [flag[2:].split("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")]
     check_keys(given, [*known, *(f"no_{name}" for name in known)], source="command line")
 
+    check_permission(run, given, allowed)
     parser = TrlParser(kinds)
     parser.error = _refuse
     parser.set_defaults_with_config(**run.settings)
@@ -150,7 +153,7 @@ def _reward(name: str, args: DewConfig) -> Any:
     from trl import rewards as trl_rewards
 
     from dew.rewards.own import load_reward
-    from dew.rewards.parts import is_path, reward
+    from dew.rewards.parts import is_path, own_path, reward
 
     if name in TRL_REWARDS:
         return getattr(trl_rewards, name)
@@ -161,11 +164,6 @@ def _reward(name: str, args: DewConfig) -> Any:
         return reward(path)
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(path, args.reward_timeout, memory, args.seed)
-
-
-def own_path(name: str) -> str:
-    """TRL's `module.function` as `module:function`."""
-    return ":".join(name.rsplit(".", 1)) if "." in name and ":" not in name else name
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -179,6 +177,7 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
 
     args, model = parsed.args, parsed.model
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
+    init["use_safetensors"] = True  # weights in any other form are pickles
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
     train, evaluation = data_of(parsed)
     judge = judge_of(parsed.run)
