@@ -186,7 +186,7 @@ def parse_yaml(text: str, source: str = "configuration") -> Settings:
     try:
         value = yaml.load(text, Loader=_Loader)
         _check_size(value)
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
         reason = getattr(error, "problem", None) or str(error).split("\n", maxsplit=1)[0]

@@ -149,9 +149,15 @@ def _text(x: Any) -> str | None:
 
 def _answer_from_json(line: Json) -> AnswerRecord:
     known = {f.name: line[f.name] for f in fields(AnswerRecord) if f.name in line}  # the rest: a writer's own
+    if not isinstance(known.get("tokens"), list):
+        raise TypeError("tokens is not a list of texts")
     for name in SIGNALS:
         if known.get(name) is not None:
             known[name] = _floats(known[name])
+    if known.get("live") is not None:
+        known["live"] = [bool(alive) for alive in known["live"]]
+    for name in ("truncated", "guided"):
+        known[name] = bool(line.get(name))
     known["reward"], known["extra"] = _float(line.get("reward", 0.0)), _float(line.get("extra", 0.0))
     known["correct"] = bool(known.get("correct", known["reward"] > 0.5))
     known["extracted"], known["verdict"] = _text(line.get("extracted")), _text(line.get("verdict"))
@@ -344,7 +350,8 @@ class RunFolder:
 
     def alarms(self) -> list[Json]:
         """In order of step; an alarm that a resumed run raised again at the same step is told once."""
-        told = {(line.get("step", 0), line.get("alarm")): line for line in self._log("alarms.jsonl")}
+        lines = [line for line in self._log("alarms.jsonl") if isinstance(line.get("step", 0), int)]
+        told = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
         return [told[key] for key in sorted(told, key=lambda key: key[0])]
 
     def record_files(self) -> list[Path]:

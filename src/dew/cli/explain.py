@@ -80,7 +80,9 @@ def _rollouts(group: "GroupRecord") -> "Rollouts":
     lacking = [i + 1 for i, a in enumerate(group.answers) if a.entropy is None]
     if lacking:
         raise ConfigError(f"answers {lacking} have no entropy recorded, which GTPO and GRPO-S need (docs/records.md).")
-    T = max(len(a.tokens) for a in group.answers)
+    T = max((len(a.tokens) for a in group.answers), default=0)
+    if T == 0:
+        raise ConfigError(f"group {group.group} of step {group.step} has no answer with a token: nothing to explain.")
     shape = (len(group.answers), T)
     entropy, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
     for i, a in enumerate(group.answers):

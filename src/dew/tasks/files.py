@@ -216,6 +216,8 @@ def _whole(path: Path, file: Any) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"{path}: not JSON ({error}). With one object a line, name it {path.stem}.jsonl.") from None
     if isinstance(content, dict):
         content = next((value for value in content.values() if isinstance(value, list)), [])
+    if not isinstance(content, list):
+        raise ConfigError(f"{path}: a {type(content).__name__}, not a list of rows.")
     for number, raw in enumerate(content):
         yield f"{path.name}[{number}]", raw
 

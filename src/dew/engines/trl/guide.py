@@ -59,9 +59,10 @@ class RecordedGuide:
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
         self._by_prompt: dict[str, list[GuideAnswer]] = {}
         try:
-            lines = Path(path).read_text().splitlines()
-        except OSError as error:
-            raise ConfigError(f"guide={path!r} cannot be read ({error.strerror}). Check the path.") from None
+            lines = Path(path).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(f"guide={path!r} cannot be read ({reason}). Check the path.") from None
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 prompt, answer = _recorded(path, number, line, tokenizer, limit)

@@ -56,17 +56,15 @@ def check_permission(run: Run, typed: Collection[str], allowed: Collection[str])
 
 def wishes(settings: Mapping[str, Any], home: Path) -> Iterator[tuple[str, str]]:
     """(name, what it brings about) of everything that must be allowed."""
-    rewards = settings.get("reward_funcs") or []
-    for reward in [rewards] if isinstance(rewards, str) else rewards:
+    for reward in _listed(settings.get("reward_funcs")):
         if is_path(own_path(str(reward))):
             yield str(reward), "runs code"
     for name, value in settings.items():
         yield from _inside(name, value)
         if name in SENDS and _on(value):
             yield name, SENDS[name]
-    reports = settings.get("report_to") or []
-    if away := [r for r in ([reports] if isinstance(reports, str) else reports) if str(r).lower() not in AT_HOME]:
-        yield "report_to", f"sends metrics to {', '.join(map(str, away))}"
+    if away := [str(r) for r in _listed(settings.get("report_to")) if str(r).lower() not in AT_HOME]:
+        yield "report_to", f"sends metrics to {', '.join(away)}"
     for name in ("guide", "vllm_server_base_url", "vllm_server_host"):
         if host := _elsewhere(name, settings.get(name)):
             yield name, f"talks to {host}"
@@ -92,6 +90,10 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _inside(f"{name}.{key}", part)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _on(value: Any) -> bool:
