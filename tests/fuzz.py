@@ -7,14 +7,17 @@ tests/test_fuzz.py runs a few of each with every test run, and every find that w
 import gzip
 import json
 import logging
+import math
 import signal
+import string
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from random import Random
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -29,19 +32,31 @@ from hostile import WORDS
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**20), 10**20),
-    st.floats(),
-    st.text(max_size=20),
-    st.sampled_from(ATTACKS),
-    st.sampled_from([0, 1, -1, "", "1", 10**400, 1e308, -0.0, "nan", [], {}, [[]], "trl", "tiny", "countdown", "math"]),
-)
-VALUES = st.recursive(
-    SCALARS, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=8), v, max_size=4), max_leaves=8
-)
-"""Anything that JSON can say."""
+POOL = 20_000
+"""Values drawn beforehand, which costs a hundredth of drawing them one by one; hypothesis chooses among them."""
+SPECIAL = [None, True, False, 0, 1, -1, "", "1", 10**400, 1e308, -0.0, math.nan, math.inf, -math.inf, 10**20, "nan", "trl",
+           "tiny", "countdown", "math", "a" * 300, "\x00", "\ud800"]  # fmt: skip
+
+
+def random_text(dice: Random, longest: int = 20) -> str:
+    kinds = (string.printable, "".join(map(chr, range(0xA0, 0x2FF))), "🙂\u202e\ufeff\ud800\x00\x1b\x85\u2028٣²")
+    return "".join(dice.choice(dice.choice(kinds)) for _ in range(dice.randint(0, longest)))
+
+
+def random_value(dice: Random, depth: int = 0) -> Any:
+    """Anything that JSON can say."""
+    kind = dice.randrange(9 if depth < 4 else 6)
+    if kind > 6:
+        return [random_value(dice, depth + 1) for _ in range(dice.randint(0, 4))]
+    if kind == 6:
+        return {random_text(dice, 8): random_value(dice, depth + 1) for _ in range(dice.randint(0, 4))}
+    plain = (dice.choice(SPECIAL), dice.choice(ATTACKS), dice.gauss(0, 10), dice.randint(-9, 99))
+    return random_text(dice) if kind > 3 else plain[kind]
+
+
+DICE = Random(0)
+VALUES = st.sampled_from([random_value(DICE) for _ in range(POOL)])
+TEXTS = st.sampled_from([random_text(DICE) for _ in range(POOL)])
 
 YAML_LINES = st.sampled_from(
     ["task: countdown", "engine: trl", "problems: 12", "scores: {problems: 4, k: 2}", "scores: true", "learning_rate: 1e-6",
@@ -49,13 +64,13 @@ YAML_LINES = st.sampled_from(
      "%YAML 1.2", "#", "'", '"', "|", ">", "a: |\n  text", "a: >-\n  text", "\t", "{", "}", "[", "]", ",", "!!str 1",
      "!!int x", "!!float .", "!!bool 1", "!!null x", "!!timestamp 1", "!!binary =", "!!set {a}", "!!omap [a: 1]", "a:", ": ",
      "1e5", "0x1F", "0o17", "1_000", ".inf", "-.inf", ".nan", "~", "yes", "2001-01-01", "12:30:45", "\ufeff", "\x85", "\u2028"]
-) | st.sampled_from(ATTACKS) | st.text(max_size=12)  # fmt: skip
-YAML_TEXT = st.lists(YAML_LINES, max_size=8).map("\n".join) | st.lists(YAML_LINES, max_size=5).map(" ".join) | st.text()
+) | st.sampled_from(ATTACKS) | TEXTS  # fmt: skip
+YAML_TEXT = st.lists(YAML_LINES, max_size=8).map("\n".join) | st.lists(YAML_LINES, max_size=5).map(" ".join) | TEXTS
 
 TRL_KEYS = ["learning_rate", "output_dir", "max_steps", "report_to", "reward_funcs", "model_init_kwargs", "algorithm",
             "algorithm_kwargs", "num_generations", "model_name_or_path", "guide", "use_cpu", "seed", "deepspeed", "dtype",
             "trust_remote_code", "vllm_server_host", "attn_implementation", "push_to_hub", "records_every", "beta"]  # fmt: skip
-SETTINGS = st.dictionaries(st.sampled_from([*OWN_KEYS, *TRL_KEYS]) | st.text(max_size=10), VALUES, max_size=6)
+SETTINGS = st.dictionaries(st.sampled_from([*OWN_KEYS, *TRL_KEYS]) | TEXTS, VALUES, max_size=6)
 
 PER_ANSWER = ("tokens", "correct", "reward", "extra", "extracted", "verdict", "truncated", "guided", "live", *SIGNALS)
 PER_GROUP = ("schema", "step", "group", "prompt", "gold", "algorithm", "settings", "answers")
@@ -125,10 +140,10 @@ METRIC = st.dictionaries(
 RUN_FILES = st.fixed_dictionaries(
     {},
     optional={
-        "run.json": VALUES.map(json.dumps) | st.dictionaries(st.text(max_size=5), VALUES).map(json.dumps) | st.text(),
-        "scores.json": st.lists(METRIC | VALUES, max_size=2).map(json.dumps) | st.text(max_size=20),
-        "metrics.jsonl": st.lists(METRIC, max_size=6).map(lambda x: "\n".join(map(json.dumps, x))) | st.text(),
-        "alarms.jsonl": st.lists(METRIC, max_size=3).map(lambda x: "\n".join(map(json.dumps, x))) | st.text(),
+        "run.json": VALUES.map(json.dumps) | st.dictionaries(TEXTS, VALUES, max_size=3).map(json.dumps) | TEXTS,
+        "scores.json": st.lists(METRIC | VALUES, max_size=2).map(json.dumps) | TEXTS,
+        "metrics.jsonl": st.lists(METRIC, max_size=6).map(lambda x: "\n".join(map(json.dumps, x))) | TEXTS,
+        "alarms.jsonl": st.lists(METRIC, max_size=3).map(lambda x: "\n".join(map(json.dumps, x))) | TEXTS,
         "config.yaml": YAML_TEXT,
     },
 )
@@ -137,7 +152,7 @@ LATEX = st.lists(
                      "#### ", "The answer is ", "$", "<answer>", "</answer>", "(", ")", "[1, 2)", r"\{1, 2\}", "x = 3",
                      r"\pi", "50\\%", r"\text{cm}", "1,000", "0.5", "-", "+", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"]),
     min_size=1, max_size=7,
-).map("".join) | st.sampled_from(ATTACKS) | st.text(max_size=40)  # fmt: skip
+).map("".join) | st.sampled_from(ATTACKS) | TEXTS  # fmt: skip
 GOLDS = st.sampled_from(["8", r"\frac{1}{2}", "x+1", r"\{1, 2\}", "(1, 2)", "C", r"\text{blue}", "x > 3", ""]) | LATEX
 
 
@@ -366,20 +381,23 @@ class Door:
 
 DOORS = {
     "recipe, text": Door(yaml_text, YAML_TEXT, 0.2),
-    "recipe, values": Door(recipe, SETTINGS, 0.12),
+    "recipe, values": Door(recipe, SETTINGS, 0.1),
     "recipe, values, TRL's parser": Door(recipe_parsed, SETTINGS, 0.01),
-    "records, bytes": Door(record_bytes, LINE_FILE, 0.15),
-    "records, values": Door(record, groups(), 0.1),
-    "run folder": Door(run_folder, RUN_FILES, 0.06),
-    "rows of problems": Door(rows, ROWS, 0.06),
+    "records, bytes": Door(record_bytes, LINE_FILE, 0.2),
+    "records, values": Door(record, groups(), 0.04),
+    "run folder": Door(run_folder, RUN_FILES, 0.05),
+    "rows of problems": Door(rows, ROWS, 0.08),
     "guide's answers": Door(guide, ROWS, 0.03),
     "runs of other trainers": Door(foreign, FOREIGN, 0.04),
     "gold columns": Door(gold_columns, st.tuples(LATEX | st.from_regex(r"(\d[-+*]\d=\d;?){1,3}"), VALUES, VALUES), 0.04),
     "rollouts": Door(rollouts, st.tuples(st.lists(st.integers(0, 2), max_size=4), SHAPES, SHAPES, st.integers(0, 3)), 0.03),
     "what a reward returns": Door(own_rewards, st.tuples(VALUES | st.binary() | st.complex_numbers(), st.integers(0, 3)), 0.03),
-    "verdicts": Door(verdict, st.tuples(LATEX, GOLDS), 0.12),
+    "verdicts": Door(verdict, st.tuples(LATEX, GOLDS), 0.16),
     "verdicts, processes": Door(verdict_pool, st.lists(st.tuples(LATEX, GOLDS), min_size=50, max_size=50), 0.01, each=50),
 }  # fmt: skip
+
+
+ROUND = 500
 
 
 def _place(error: BaseException) -> str:
@@ -397,12 +415,8 @@ def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGALRM, _ring)
     refused, tried, finds = 0, 0, {}
-    begin = perf_counter()
+    begin, used = perf_counter(), process_time()
 
-    @seed(number)
-    @settings(max_examples=max(1, count // door.each), deadline=None, database=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(door.inputs)
     def go(given_: Any) -> None:
         nonlocal refused, tried
         tried += door.each
@@ -416,19 +430,25 @@ def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
             if kind not in finds or len(repr(given_)) < len(finds[kind][0]):
                 finds[kind] = (repr(given_), str(error)[:200])
 
-    go()
+    turn = 1000 * number
+    while tried < count:  # by rounds: the longer hypothesis draws, the more it thinks about what it has drawn
+        left = max(1, (count - tried) // door.each)
+        plan = settings(max_examples=min(ROUND, left), deadline=None, database=None, phases=[Phase.generate],
+                        suppress_health_check=list(HealthCheck))  # fmt: skip
+        seed(turn)(plan(given(door.inputs)(go)))()
+        turn += 1
     logging.disable(logging.NOTSET)
-    seconds = perf_counter() - begin
-    return {"inputs": tried, "refused": refused, "seconds": round(seconds, 1), "finds": finds}
+    times = {"seconds": round(perf_counter() - begin, 1), "of a processor": round(process_time() - used, 1)}
+    return {"inputs": tried, "refused": refused, **times, "finds": finds}
 
 
 def main(count: int, names: list[str]) -> int:
-    """All doors, or those named."""
+    """All doors, or those named: each its share of `count`."""
     total, found = 0, 0
     for name, door in DOORS.items():
         if names and name not in names:
             continue
-        result = fuzz(door, max(door.each, int(count * (door.share if not names else 1))))
+        result = fuzz(door, max(door.each, int(count * door.share)))
         finds = result.pop("finds")
         total, found = total + result["inputs"], found + len(finds)
         print(f"{name}: {result}", flush=True)
