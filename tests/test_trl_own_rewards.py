@@ -31,9 +31,7 @@ def test_a_batch_that_hung_trains_nothing_and_the_next_one_does(mine, tmp_path):
     trainer.train()
     metrics = RunFolder(tmp_path / "run").metrics()
     assert [m["step"] for m in metrics] == [1, 2, 3]
-    assert (
-        "accuracy" not in metrics[0] or metrics[0]["accuracy"] != metrics[0]["accuracy"] or not metrics[0]["accuracy"]
-    )
+    assert not metrics[0].get("accuracy")  # nobody was judged
     assert metrics[-1]["accuracy"] >= 0
     assert any(not p.equal(before[name]) for name, p in trainer.model.named_parameters())
     assert all(p.isfinite().all() for p in trainer.model.parameters())
