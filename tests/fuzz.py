@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from attacks import ATTACKS, FAMILIES
 from dew.config import OWN_KEYS, make_run, parse_yaml, to_yaml
 from dew.errors import DewError
-from dew.records import SIGNALS, RunFolder, read_records
+from dew.records import SIGNALS, read_records
 from hostile import WORDS
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,7 +134,7 @@ ROWS = st.lists(ROW | VALUES, max_size=3).map(lambda rows: "\n".join(map(json.du
 )
 METRIC = st.dictionaries(
     st.sampled_from(["step", "reward", "entropy", "time", "alarm", "message", "when", "scores", "groups/mixed_share", "loss",
-                     "grad_norm", "length/mean", "tokens_per_second", "ratio/max", "kl/approx", "clip/high"]),
+                     "grad_norm", "accuracy", "groups/sampled", "length/mean", "tokens_per_second", "ratio/max", "kl/approx", "clip/high"]),
     VALUES | st.floats() | st.integers(), max_size=6,
 )  # fmt: skip
 RUN_FILES = st.fixed_dictionaries(
@@ -222,8 +222,10 @@ def record(group: dict[str, Any]) -> None:
 
 
 def run_folder(files: dict[str, str]) -> None:
-    """A run's folder with anything in its files: read, shown as a report, a line and a table."""
+    """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
+    from dew.cli.children import finished
     from dew.cli.watch import RunView, screen
+    from dew.evaluate import read_result
     from dew.report.content import content_of
     from dew.report.readers import read_run
     from dew.report.write import blobs
@@ -236,7 +238,8 @@ def run_folder(files: dict[str, str]) -> None:
     screen([view])
     view.line()
     blobs(content_of([read_run(HERE / "run", 1000)]))
-    RunFolder(HERE / "run").scores()
+    finished(HERE / "run")
+    read_result(HERE / "run", "gtpo", 0)
 
 
 def rows(content: bytes) -> None:

@@ -338,7 +338,7 @@ class RunFolder:
         return self._load("run.json", {})
 
     def scores(self) -> list[Json]:
-        return self._load("scores.json", [])
+        return [score for score in self._load("scores.json", []) if isinstance(score, dict)]
 
     def metrics(self) -> list[Json]:
         """One entry per step, in order. A resumed run repeats steps: the last value of each metric wins."""
@@ -406,8 +406,13 @@ class RunFolder:
         return value
 
 
+def _int(digits: str) -> int | None:
+    """Null for what no float holds: every number here is reckoned with as one."""
+    return int(digits) if len(digits) < 300 else None
+
+
 def _try_json(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_int)
     except (ValueError, RecursionError):
         return None
