@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -239,7 +240,8 @@ def run_folder(files: dict[str, str]) -> None:
     view.line()
     blobs(content_of([read_run(HERE / "run", 1000)]))
     finished(HERE / "run")
-    read_result(HERE / "run", "gtpo", 0)
+    with suppress(DewError):
+        read_result(HERE / "run", "gtpo", 0)
 
 
 def rows(content: bytes) -> None:

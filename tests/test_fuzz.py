@@ -46,6 +46,8 @@ FINDS = [
     ("recipe, text", "? [1]\n: 2"),
     ("recipe, values", {"reward_funcs": 87687975965}),
     ("recipe, values", {"report_to": 5}),
+    ("recipe, values, TRL's parser", {"deepspeed": 52}),
+    ("recipe, values, TRL's parser", {"algorithm": 45}),
     ("records, values", {"answers": []}),
     ("records, values", {"answers": [{"tokens": "ab", "entropy": [1, 2]}]}),
     ("records, values", {"answers": [{"tokens": ["a"], "entropy": [0.5], "live": [None]}]}),

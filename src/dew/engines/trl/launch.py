@@ -58,10 +58,11 @@ def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False, allowed: Co
         parser.set_defaults(use_cpu=True)
     try:
         script, args, model = parser.parse_args_into_dataclasses(args=list(flags))
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and what they ask for
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{run.source or 'configuration'}: {error}") from None
+        kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{run.source or 'configuration'}: {kind}{error}") from error
     settings = {**run.settings, **{name: _value_of(name, script, args, model) for name in given}}
     _check_model(model, run)
     return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model)
