@@ -63,7 +63,7 @@ def settings(tmp_path, monkeypatch):
 
 
 def look(settings, answers=0, flags=()):
-    checks = preflight(make_run(settings, source="x.yaml"), flags, answers=answers, say=lambda _: None)
+    checks = preflight(make_run(settings), flags, answers=answers, say=lambda _: None)
     found = {check.name: check for check in checks}
     assert len(found) == len(checks), "every check has a name of its own"
     for check in checks:

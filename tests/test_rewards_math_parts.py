@@ -142,7 +142,7 @@ def test_by_module(mine, monkeypatch):
     ("name", "message"),
     [
         ("short", "1 rewards for 2"),
-        ("number", "returned 3: return a list"),
+        ("number", "returned int 3: return a list"),
         ("nan", "nan for completion 0"),
         ("fails", "KeyError: 'oh'"),
     ],

@@ -13,6 +13,7 @@ Files are YAML, flat, and may be any GRPO configuration of TRL. Keys of dew's ow
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -146,8 +147,8 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar = {}  # type: ignore[misc]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = sorted({str(k) for k in keys if keys.count(k) > 1})
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        twice = sorted(key for key, times in keys.items() if times > 1)
         if twice:
             raise yaml.constructor.ConstructorError(
                 None, None, f"{', '.join(twice)} stands twice; keep one", node.start_mark
@@ -179,10 +180,17 @@ def read_yaml(path: str | Path) -> Settings:
     return parse_yaml(text, str(path))
 
 
+LARGEST = 200_000
+"""Characters of a configuration, and values in it once aliases are written out: no one means more."""
+
+
 def parse_yaml(text: str, source: str = "configuration") -> Settings:
+    if len(text) > LARGEST:
+        raise ConfigError(f"{source}: {len(text):,} characters. A configuration has at most {LARGEST:,}.")
     try:
         value = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        _check_size(value)
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
         reason = getattr(error, "problem", None) or str(error).split("\n", maxsplit=1)[0]
@@ -192,6 +200,20 @@ def parse_yaml(text: str, source: str = "configuration") -> Settings:
     if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
         raise ConfigError(f"{source}: expected lines such as `learning_rate: 1e-6`, got a {type(value).__name__}.")
     return value
+
+
+def _check_size(value: Any) -> None:
+    """Aliases of aliases of aliases, or one that holds itself, are small in a file and endless outside it."""
+    waiting, seen = [value], 0
+    while waiting:
+        found = waiting.pop()
+        seen += 1
+        if seen > LARGEST:
+            raise ValueError("its aliases, written out, have no end; write each value once")
+        if isinstance(found, dict):
+            waiting += [*found.keys(), *found.values()]
+        elif isinstance(found, list | tuple | set):
+            waiting += found
 
 
 def to_yaml(run: Run, header: Iterable[str] = ()) -> str:

@@ -23,8 +23,12 @@ from dew.errors import DewError, ShapeError
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
 """Tokens in one step's file, some 12 MB on disk. Groups beyond it are left out whole."""
-MAX_LINE = 1 << 28
-"""Characters of one group when read: a file that claims more is not a token record."""
+MAX_LINE = 1 << 27
+"""Bytes of one group when read, unpacked; a group of a million tokens has some 80 MB."""
+MAX_FILE = 1 << 30
+"""Bytes of one file when read, unpacked: a small file that unpacks to more was made to fill memory."""
+MAX_LISTS = 4_000_000
+"""Lists and objects in one line: each costs memory, however short it is written."""
 
 Json = dict[str, Any]
 
@@ -145,9 +149,15 @@ def _text(x: Any) -> str | None:
 
 def _answer_from_json(line: Json) -> AnswerRecord:
     known = {f.name: line[f.name] for f in fields(AnswerRecord) if f.name in line}  # the rest: a writer's own
+    if not isinstance(known.get("tokens"), list):
+        raise TypeError("tokens is not a list of texts")
     for name in SIGNALS:
         if known.get(name) is not None:
             known[name] = _floats(known[name])
+    if known.get("live") is not None:
+        known["live"] = [bool(alive) for alive in known["live"]]
+    for name in ("truncated", "guided"):
+        known[name] = bool(line.get(name))
     known["reward"], known["extra"] = _float(line.get("reward", 0.0)), _float(line.get("extra", 0.0))
     known["correct"] = bool(known.get("correct", known["reward"] > 0.5))
     known["extracted"], known["verdict"] = _text(line.get("extracted")), _text(line.get("verdict"))
@@ -179,7 +189,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # made anew: never through a link that somebody left there
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -228,10 +239,40 @@ def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_to
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    while line := file.readline(MAX_LINE):
-        if len(line) == MAX_LINE:
-            raise RecordError(f"a line is longer than {MAX_LINE:,} characters: not token records.")
+    left = MAX_FILE
+    while line := file.readline(min(MAX_LINE, left)):
+        left -= len(line)
+        if len(line) == MAX_LINE or left <= 0 or line.count(b"[") + line.count(b"{") > MAX_LISTS:
+            raise RecordError(
+                f"a line has more than {MAX_LINE:,} bytes or {MAX_LISTS:,} lists, or the file more than {MAX_FILE:,} "
+                "bytes once unpacked: not token records. Give a file that dew wrote, or split it."
+            )
         yield line
+
+
+def is_plain(path: Path) -> bool:
+    """A file as files are: not a pipe or a device, whose reading might never end."""
+    return path.is_file() or not path.exists()
+
+
+def stay_inside(folder: Path) -> None:
+    """Refuse a folder with links that lead out of it: a stranger's run would show, copy or change files of yours."""
+    home = Path(folder).resolve()
+    for place, folders, files in os.walk(home):
+        for name in (*folders, *files):
+            path = Path(place) / name
+            if path.is_symlink() and not _ends_inside(path, home):
+                raise RecordError(
+                    f"{path}: a link that leads out of the run's folder. Nothing was read or written: put the file "
+                    "itself there, or delete the link."
+                )
+
+
+def _ends_inside(path: Path, home: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(home)
+    except (OSError, RuntimeError):  # a link to itself
+        return False
 
 
 def read_records(path: Path) -> list[GroupRecord]:
@@ -239,6 +280,8 @@ def read_records(path: Path) -> list[GroupRecord]:
     path = Path(path)
     groups: list[GroupRecord] = []
     number = 0
+    if not is_plain(path):
+        raise RecordError(f"{path}: not a file but a folder, a pipe or a device. Give a file of token records.")
     try:
         with path.open("rb") as probe:
             packed = probe.read(2) == b"\x1f\x8b"
@@ -295,7 +338,7 @@ class RunFolder:
         return self._load("run.json", {})
 
     def scores(self) -> list[Json]:
-        return self._load("scores.json", [])
+        return [score for score in self._load("scores.json", []) if isinstance(score, dict)]
 
     def metrics(self) -> list[Json]:
         """One entry per step, in order. A resumed run repeats steps: the last value of each metric wins."""
@@ -307,7 +350,8 @@ class RunFolder:
 
     def alarms(self) -> list[Json]:
         """In order of step; an alarm that a resumed run raised again at the same step is told once."""
-        told = {(line.get("step", 0), line.get("alarm")): line for line in self._log("alarms.jsonl")}
+        lines = [line for line in self._log("alarms.jsonl") if isinstance(line.get("step", 0), int)]
+        told = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
         return [told[key] for key in sorted(told, key=lambda key: key[0])]
 
     def record_files(self) -> list[Path]:
@@ -327,9 +371,20 @@ class RunFolder:
             torn = file.read(1) not in (b"\n", b"")  # by a run that was killed: begin on a line of our own
             file.write(b"\n" * torn + _dumps(dict(line)))
 
-    def _log(self, name: str) -> list[Json]:
+    def _read(self, name: str) -> bytes | None:
+        """The bytes of a file; None if there is none."""
         path = self.path / name
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.exists() else []
+        if not path.exists():
+            return None
+        if not is_plain(path) or path.stat().st_size > MAX_FILE:
+            raise RecordError(
+                f"{path}: not a file that dew writes (a pipe, a device, or more than {MAX_FILE:,} bytes)."
+            )
+        return path.read_bytes()
+
+    def _log(self, name: str) -> list[Json]:
+        lines = [line for line in (self._read(name) or b"").splitlines() if line.strip()]
+        path = self.path / name
         whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
         if lines and not whole:
             raise RecordError(f"{path}: no line is a JSON object. It is damaged or of another kind.")
@@ -337,9 +392,10 @@ class RunFolder:
 
     def _load(self, name: str, default: Any) -> Any:
         path = self.path / name
-        if not path.exists():
+        content = self._read(name)
+        if content is None:
             return default
-        value = _try_json(path.read_bytes())
+        value = _try_json(content)
         if not isinstance(value, type(default)):
             raise RecordError(f"{path}: not the JSON that dew writes. Copy it again, or delete it.")
         if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
@@ -350,8 +406,13 @@ class RunFolder:
         return value
 
 
+def _int(digits: str) -> int | None:
+    """Null for what no float holds: every number here is reckoned with as one."""
+    return int(digits) if len(digits) < 300 else None
+
+
 def _try_json(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_int)
     except (ValueError, RecursionError):
         return None

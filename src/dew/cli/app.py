@@ -1,12 +1,13 @@
 """The command `dew`: what all commands hang on, and what becomes of errors."""
 
+import logging
 import os
 import sys
 from importlib import import_module
 
 import typer
 
-from dew.cli.console import err, show_error
+from dew.cli.console import LogToConsole, err, show_error
 from dew.errors import DewError
 
 app = typer.Typer(
@@ -24,6 +25,9 @@ COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "report", "expl
 
 def main() -> None:
     """Exit codes: 0 done, 1 it cannot be done, 2 the command was not understood."""
+    if not logging.getLogger("dew").handlers:
+        logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's configuration may name
     for module in COMMANDS:
         import_module(f"dew.cli.{module}")
     try:

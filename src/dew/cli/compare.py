@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,6 +13,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.children import Child, Lock, cores, finished, run_all
 from dew.cli.console import err, out, print_json
+from dew.cli.train import Allow
 from dew.cli.watch import table
 from dew.config import Run, make_run, parse_yaml, read_run, to_yaml
 from dew.errors import ConfigError
@@ -35,6 +36,7 @@ def compare(
     parallel: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core, or one on a GPU.")] = 0,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="Where the runs and the result go.")] = None,
     baseline: Annotated[str | None, typer.Option(help="What the others are held against; else the first.")] = None,
+    allow: Allow = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:
     """Train several algorithms with several seeds each, and say which differences are more than noise.
@@ -47,11 +49,12 @@ def compare(
     if baseline not in names:
         raise ConfigError(f"baseline: {baseline} is not among the algorithms ({', '.join(names)}). Add it there.")
     run = _recipe(recipe, context.args)
+    allowed = _allowed(run, settings_of(context.args), allow or [])
     folder = folder or Path("runs") / f"compare-{recipe.stem}"
     with Lock(folder) as lock:
         plan = _plan(run, folder)
         pairs = [(name, seed) for seed in range(seeds) for name in names]  # seed by seed: early results are balanced
-        todo = [child for name, seed in pairs if (child := _child(plan, folder, name, seed)) is not None]
+        todo = [child for name, seed in pairs if (child := _child(plan, folder, name, seed, allowed)) is not None]
         _train(todo, len(pairs), parallel or _at_once(run), lock, quiet=as_json)
         result = _collect(folder, pairs, baseline)
     content = {"recipe": str(recipe), "settings": run.to_dict(), **result.to_json()}
@@ -61,8 +64,8 @@ def compare(
     if as_json:
         print_json(content)
         return
-    out.print(f"\n{markdown(result)}", markup=False, soft_wrap=True)
-    out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", markup=False, soft_wrap=True)
+    out.print(f"\n{markdown(result)}", soft_wrap=True)
+    out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
     out.print("The page shows all curves; choose Seeds: mean ± standard deviation under Curves.")
 
 
@@ -133,7 +136,15 @@ def place(folder: Path, algorithm: str, seed: int) -> Path:
     return folder / f"{algorithm}-seed{seed}"
 
 
-def _child(plan: Path, folder: Path, algorithm: str, seed: int) -> Child | None:
+def _allowed(run: Run, typed: Collection[str], allow: Sequence[str]) -> list[str]:
+    """What each run is to be told that it may do: everything that the file wants, now that it is allowed."""
+    from dew.engines.permission import check_permission, wishes
+
+    check_permission(run, typed, allow)
+    return [word for name, _ in wishes(run.settings, Path()) for word in ("--allow", name)]
+
+
+def _child(plan: Path, folder: Path, algorithm: str, seed: int, allowed: Sequence[str] = ()) -> Child | None:
     """What is left to do for this run: nothing, the rest, or all of it."""
     home = place(folder, algorithm, seed)
     label = home.name
@@ -141,10 +152,10 @@ def _child(plan: Path, folder: Path, algorithm: str, seed: int) -> Child | None:
         return None
     trained = RunFolder(home).run().get("status") == "done"  # but not scored: its checkpoint has no step left to take
     if not trained and any(home.glob("checkpoint-*/trainer_state.json")):
-        return Child(label, ["resume", str(home)], home)
+        return Child(label, ["resume", str(home), *allowed], home)
     shutil.rmtree(home, ignore_errors=True)
     given = ["--algorithm", algorithm, "--seed", str(seed), "--output_dir", str(home)]
-    return Child(label, ["train", str(plan), *given], home)
+    return Child(label, ["train", str(plan), *given, *allowed], home)
 
 
 def _at_once(run: Run) -> int:
@@ -166,7 +177,7 @@ def _train(todo: Sequence[Child], total: int, parallel: int, lock: int, *, quiet
         done += 1
         child.view.poll()
         if not quiet:
-            out.print(f"[{done}/{total}] {child.view.line()}", markup=False, soft_wrap=True)
+            out.print(f"[{done}/{total}] {child.view.line()}", soft_wrap=True)
 
     try:
         with _live(quiet) as show:

@@ -1,14 +1,46 @@
-"""What every command prints with: one console, one way to say that something went wrong, colours of credit."""
+"""What every command prints with: one console, one way to say that something went wrong, colours of credit.
+
+Whatever is printed may hold text of a model or of a stranger's file. So square brackets are never markup here, and
+of the text itself no control character reaches the terminal; rich's own colours and cursor moves do.
+"""
 
 import json
+import logging
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class PlainConsole(Console):
+    """A console on which text is text."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(shown(segment.text), segment.style)
+
+
+def shown(text: str) -> str:
+    """Text as a terminal may see it, line by line: no control characters, no direction marks."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
+
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
+
+
+class LogToConsole(logging.Handler):
+    """Warnings of dew's own, on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(self.format(record), soft_wrap=True)
+
 
 BLUE, ORANGE = (40, 100, 220), (215, 95, 0)
 """Earns and pays: told apart by everybody, and never by colour alone."""
@@ -27,7 +59,7 @@ def show_error(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """For programs: JSON on standard output, nothing else."""
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")  # ASCII: no byte of it moves a terminal
 
 
 def tinted(text: str, share: float, colour: tuple[int, int, int]) -> Text:
@@ -62,5 +94,5 @@ def hesitant(tokens: list[str], entropy: list[float]) -> Text:
 
 
 def printable(text: str) -> str:
-    """Text of a model as a terminal may see it: no control characters, no direction marks."""
-    return "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in text)
+    """Text of a model on one line: new lines are shown as such."""
+    return shown(text.replace("\n", "⏎"))

@@ -85,7 +85,6 @@ def _announce(run: Run, steps: int, folder: Path) -> None:
         "numbers.\nIt learns from nothing but right or wrong, twice: with GRPO, which credits all tokens of an answer "
         f"alike,\nand with GTPO, which credits them by the policy's entropy. {steps} steps each, side by side.\n"
         "With two idle cores it takes two to three minutes. Nothing is downloaded. Ctrl-C ends it.",
-        highlight=False,
         soft_wrap=True,
     )
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
@@ -139,7 +138,8 @@ def _model(name: str) -> tuple[Any, Any]:
 
     logging.disable_progress_bar()
     folder = model_folder(name)
-    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:

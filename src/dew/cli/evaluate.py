@@ -141,10 +141,12 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     if (Path(folder) / "model" / "config.json").is_file():
         folder = str(Path(folder) / "model")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if engine == "vllm":
             return load_vllm(folder), tokenizer
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]
         raise ConfigError(

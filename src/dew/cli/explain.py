@@ -48,9 +48,10 @@ def explain(
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
-    from dew.records import RunFolder, read_records
+    from dew.records import RunFolder, read_records, stay_inside
 
     if source.is_dir():
+        stay_inside(source)
         files = RunFolder(source).record_files()
         if not files:
             raise ConfigError(f"{source}: no token records. Train with records_every above 0.")
@@ -79,7 +80,9 @@ def _rollouts(group: "GroupRecord") -> "Rollouts":
     lacking = [i + 1 for i, a in enumerate(group.answers) if a.entropy is None]
     if lacking:
         raise ConfigError(f"answers {lacking} have no entropy recorded, which GTPO and GRPO-S need (docs/records.md).")
-    T = max(len(a.tokens) for a in group.answers)
+    T = max((len(a.tokens) for a in group.answers), default=0)
+    if T == 0:
+        raise ConfigError(f"group {group.group} of step {group.step} has no answer with a token: nothing to explain.")
     shape = (len(group.answers), T)
     entropy, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
     for i, a in enumerate(group.answers):
@@ -105,9 +108,9 @@ def _as_json(group: "GroupRecord", credit: dict[str, Any], shaped: Any) -> Any:
 
 
 def _show_group(group: "GroupRecord", credit: dict[str, Any]) -> None:
-    out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}", markup=False)
+    out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
-        out.print(f"gold: {printable(group.gold)}", markup=False)
+        out.print(f"gold: {printable(group.gold)}")
     out.print(Text("blue earns, orange pays; each line on its own scale\n", style="dim"))
     for i, a in enumerate(group.answers):
         out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong'}")
@@ -128,7 +131,6 @@ def _show_answer(
     out.print(
         f"r̃ = {sign}{gtpo.alpha1} {sign} {gtpo.alpha2} · x / mean(x), x = {value}, mean over {side}: "
         f"{against[gtpo.compare]}\nA = (r̃ − mean)/(std + 1e-4) over the group's tokens, the other side counting as 0",
-        markup=False,
     )
     if len({b.correct for b in group.answers}) == 1:
         out.print("All answers ended alike: there is nothing to tell apart, and every advantage is 0.")

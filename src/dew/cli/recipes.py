@@ -41,13 +41,13 @@ def _get(name: str) -> Path:
 def ls() -> None:
     """All recipes, each with its first line."""
     for name, path in names().items():
-        out.print(f"{name:32} {path.read_text().splitlines()[0].removeprefix('# ')}", markup=False, soft_wrap=True)
+        out.print(f"{name:32} {path.read_text().splitlines()[0].removeprefix('# ')}", soft_wrap=True)
 
 
 @recipes.command()
 def show(name: str) -> None:
     """Print one."""
-    out.print(_get(name).read_text().rstrip(), markup=False, soft_wrap=True)
+    out.print(_get(name).read_text().rstrip(), soft_wrap=True)
 
 
 @recipes.command()

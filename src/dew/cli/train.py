@@ -12,9 +12,13 @@ from dew.cli.console import out, print_json
 from dew.cli.watch import RunView, screen
 from dew.config import Run, read_run
 from dew.errors import ConfigError, EngineError
-from dew.records import RunFolder
+from dew.records import RunFolder, stay_inside
 
 FULL_DISK = "No space left on device"
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", help="Let the file do this: the name that the refusal shows. May be given several times."),
+]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -25,6 +29,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved run and its arithmetic; stop.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Empty the run's folder first.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List every setting with its help, and stop.")] = False,
+    allow: Allow = None,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: the resolved run as JSON.")] = False,
 ) -> None:
     """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`.
@@ -40,12 +45,12 @@ def train(
     if run.engine == "verl":
         from dew.cli import verl
 
-        verl.train(run, flags, dry=dry_run, overwrite=overwrite, as_json=json)
+        verl.train(run, flags, dry=dry_run, overwrite=overwrite, as_json=json, allowed=allow or ())
         return
     from dew.engines.trl import launch as trl
 
     trl.quiet()
-    parsed = trl.parse(run, flags, dry=dry_run)
+    parsed = trl.parse(run, flags, dry=dry_run, allowed=allow or ())
     if dry_run:
         _show(parsed, json)
         return
@@ -55,16 +60,19 @@ def train(
 
 
 @app.command()
-def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped or killed.")]) -> None:
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped or killed.")], allow: Allow = None
+) -> None:
     """Go on with a run from its last complete checkpoint."""
     from dew.cli import verl
 
     if (folder / verl.RECIPE).is_file():
-        verl.resume(folder)
+        verl.resume(folder, allow or ())
         return
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
+    stay_inside(folder)
     if RunFolder(folder).run().get("status") == "done" and (folder / "model").is_dir():
         out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
         return
@@ -77,7 +85,8 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that
     from dew.engines.trl import launch as trl
 
     trl.quiet()
-    _go(trl.parse(Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})), resume=True)
+    here = Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})
+    _go(trl.parse(here, allowed=("output_dir", *(allow or ()))), resume=True)
 
 
 def _go(parsed: Any, *, resume: bool) -> None:
@@ -177,9 +186,9 @@ def _show(parsed: Any, as_json: bool) -> None:
         resolved = {**parsed.run.to_dict(), "batches": str(parsed.args.batches)}
         print_json({**resolved, "algorithm_settings": vars(parsed.args.build_algorithm())})
         return
-    out.print(to_yaml(parsed.run).rstrip(), markup=False)
-    out.print(f"\n{parsed.args.build_algorithm()}", markup=False)
-    out.print(f"\n{parsed.args.batches}", markup=False)
+    out.print(to_yaml(parsed.run).rstrip())
+    out.print(f"\n{parsed.args.build_algorithm()}")
+    out.print(f"\n{parsed.args.batches}")
 
 
 def _list_keys() -> None:
@@ -195,4 +204,4 @@ def _list_keys() -> None:
     for kind in (DewConfig, GRPOScriptArguments, ModelConfig):
         for f in sorted(fields(kind), key=lambda f: f.name):
             if f.init:
-                out.print(f"{f.name}  {str(f.metadata.get('help', '')).splitlines()[0][:150]}", markup=False)
+                out.print(f"{f.name}  {str(f.metadata.get('help', '')).splitlines()[0][:150]}")

@@ -1,6 +1,7 @@
 """`dew train --engine verl`: show the command, write what it reads, start it, watch it."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ LATEST = "latest_checkpointed_iteration.txt"
 """Where verl writes which checkpoint is whole."""
 
 
-def train(run: Run, words: list[str], *, dry: bool, overwrite: bool, as_json: bool) -> None:
-    run = with_words(run, words)
+def train(
+    run: Run, words: list[str], *, dry: bool, overwrite: bool, as_json: bool, allowed: Collection[str] = ()
+) -> None:
+    run = with_words(run, words, allowed)
     translation = translate(run)
     checked = check_against_verl(translation)
     if dry:
@@ -42,9 +45,9 @@ def train(run: Run, words: list[str], *, dry: bool, overwrite: bool, as_json: bo
     _go(translation, folder)
 
 
-def resume(folder: Path) -> None:
+def resume(folder: Path, allowed: Collection[str] = ()) -> None:
     """verl's own resume mode, with the data that lie in the folder."""
-    run = read_run(folder / RECIPE)
+    run = with_words(read_run(folder / RECIPE), (), ("output_dir", *allowed))
     if RunFolder(folder).run().get("status") == "done":
         out.print(
             f"{folder} is finished. Look at it: dew report {folder}\nThe model: {merge_command(folder)}", soft_wrap=True

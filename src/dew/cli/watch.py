@@ -48,12 +48,12 @@ class RunView:
         lines, self._read = _new_lines(self.folder.path / "metrics.jsonl", self._read)
         alarms, self._alarms_read = _new_lines(self.folder.path / "alarms.jsonl", self._alarms_read)
         self.alarms += alarms
-        for line in lines:
+        for line in map(_numbers, lines):
             self.latest.update(line)
             if not self._times or line.get("step", 0) > self._times[-1][0]:
                 self._times.append((line.get("step", 0), line.get("time", time.time())))
         if self.steps is None and lines:
-            self.steps = self.folder.run().get("steps")
+            self.steps = _numbers(self.folder.run()).get("steps")
         return lines
 
     @property
@@ -122,6 +122,12 @@ def _contrast(group: GroupRecord) -> float:
     return sum(spreads) / len(spreads) if spreads else 0.0
 
 
+def _numbers(line: dict[str, Any]) -> dict[str, Any]:
+    """What of a line can be reckoned with: a step is whole, everything else a finite number."""
+    numbers = {k: v for k, v in line.items() if isinstance(v, int | float) and abs(v) < 1e300}
+    return {k: int(v) if k in ("step", "steps") else v for k, v in numbers.items()}
+
+
 def _new_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
     """Whole lines after `start`, and where they end."""
     if not path.exists():
@@ -134,7 +140,7 @@ def _new_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
     for line in chunk[:end].splitlines():
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             lines.append(value)

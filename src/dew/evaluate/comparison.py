@@ -37,11 +37,12 @@ def read_result(folder: Path | str, algorithm: str, seed: int) -> Result:
     """The area under the accuracy of every answer sampled in training, and each problem's scores afterwards."""
     run = RunFolder(folder)
     metrics = run.metrics()
-    curve = [(m["step"], m["accuracy"]) for m in metrics if m.get("accuracy") is not None]
+    curve = [(m["step"], m["accuracy"]) for m in metrics if isinstance(m.get("accuracy"), int | float)]
     if not curve:
         raise ConfigError(f"{folder}: its metrics have no accuracy, so there is nothing to compare.")
     steps, accuracy = zip(*curve, strict=True)
-    groups = sum(int(m.get("groups/sampled") or 0) for m in metrics)
+    sampled = [m.get("groups/sampled") for m in metrics]
+    groups = sum(int(n) for n in sampled if isinstance(n, int | float) and abs(n) < 1e18)
     return Result(algorithm, seed, groups, {AREA: {"": area(steps, accuracy)}, **_after(run.path)})
 
 
@@ -50,6 +51,8 @@ def _after(folder: Path) -> dict[str, dict[str, float]]:
     if not path.exists():
         return {}
     problems = Scores.read(path).problems
+    if not problems:
+        return {}
     return {name: {json.dumps(p.prompt): p.scores[name] for p in problems} for name in problems[0].scores}
 
 

@@ -109,7 +109,10 @@ class Scores:
 
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
-        return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError) as error:
+            raise ConfigError(f"{path}: not the answers that `dew eval --keep` writes ({error!r:.200}).") from None
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ def read(parsed: Parsed) -> Model:
     wanted, init = parsed.model, parsed.args.model_init_kwargs or {}
     folder = local_model(wanted.model_name_or_path)
     try:
-        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision)
+        config = AutoConfig.from_pretrained(
+            folder, revision=wanted.model_revision, trust_remote_code=parsed.args.trust_remote_code
+        )
     except Exception as error:  # the hub's many kinds of "not there"
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"model_name_or_path: {wanted.model_name_or_path!r} cannot be read ({reason}).") from None
@@ -125,7 +127,9 @@ def longest_prompt(parsed: Parsed, data: Data) -> int:
     """Tokens of the longest prompt."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(local_model(parsed.model.model_name_or_path))
+    tokenizer = AutoTokenizer.from_pretrained(
+        local_model(parsed.model.model_name_or_path), trust_remote_code=parsed.args.trust_remote_code
+    )
     if data.conversational and tokenizer.chat_template is None:
         raise ConfigError(
             "The prompts are chat messages, and the model's tokenizer has no chat template. Take a model that was "

@@ -1,6 +1,6 @@
 """All checks of one run, in the order in which they can be made; what cannot be made is said to be skipped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ ANSWERS = 128
 Say = Callable[[str], None]
 
 
-def preflight(run: Run, flags: Sequence[str] = (), *, answers: int = ANSWERS, say: Say = print) -> list[Check]:
+def preflight(
+    run: Run, flags: Sequence[str] = (), *, answers: int = ANSWERS, allowed: Collection[str] = (), say: Say = print
+) -> list[Check]:
     """Everything that can be known of a run before it trains. `answers`: how many to sample; 0 samples none."""
     checks = [versions.check()]
-    parsed, found = batches.read(run, flags)
+    parsed, found = batches.read(run, flags, allowed)
     checks += found
     if parsed is None:
         return [

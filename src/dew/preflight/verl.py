@@ -1,6 +1,6 @@
 """A run on verl before it trains: what can be known on the machine that one types on, and what cannot."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ NOT_LOOKED_AT = skipped(
 )
 
 
-def preflight_verl(run: Run, words: Sequence[str] = ()) -> list[Check]:
+def preflight_verl(run: Run, words: Sequence[str] = (), allowed: Collection[str] = ()) -> list[Check]:
     """Versions, settings, batches, GPUs, memory, folder, data, verifier."""
     checks = [versions.check("verl")]
     try:
-        run = with_words(run, words)
+        run = with_words(run, words, allowed)
         translation = translate(run)
         judged = check_against_verl(translation)
     except DewError as error:

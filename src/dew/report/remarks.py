@@ -22,7 +22,7 @@ def remarks(metrics: Sequence[Json], alarms: Sequence[Json]) -> list[Json]:
     read = [*metrics[:FEWEST_STEPS], *metrics[FEWEST_STEPS:][-MOST_STEPS:]]
     spoken = [alarm for line in read for alarm in rules.update(line["step"], line)]
     flat = reward_flat(metrics)
-    told = {alarm.get("alarm") for alarm in alarms}
+    told = {str(alarm.get("alarm")) for alarm in alarms}
     first: dict[str, Json] = {}
     for remark in spoken + ([flat] if flat else []):
         if remark["alarm"] not in told:

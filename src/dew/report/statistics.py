@@ -135,7 +135,8 @@ def _mass(groups: Sequence[GroupRecord]) -> Json | None:
             if answer.shaped is not None:
                 size = np.abs(_trained(answer, answer.shaped) - answer.extra)
                 found["correct" if answer.correct else "wrong"].append(size[:1] if whole_answers else size)
-    out: Json = {name: float(np.nanmean(np.concatenate(sizes))) for name, sizes in found.items() if sizes}
+    sides = {name: np.concatenate(sizes) for name, sizes in found.items() if sizes}
+    out: Json = {name: float(np.nanmean(size)) for name, size in sides.items() if np.isfinite(size).any()}
     expected = {_expected(group.settings) for group in groups}
     return {**out, "expected": expected.pop() if len(expected) == 1 else None} if out else None
 

@@ -9,6 +9,8 @@ import signal
 import socket
 from typing import Any
 
+from dew.rewards.confine import confine
+
 MEMORY = 3 * 2**30
 """Bytes of address space of a worker: an answer that wants more is not one."""
 
@@ -63,12 +65,13 @@ def _work(channel: socket.socket, judge: Any) -> None:
     if hard == resource.RLIM_INFINITY or hard > MEMORY:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine()
     for line in channel.makefile("rb"):
         job = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, job["limit"])
         try:
             reply = judge(job["answer"], job["marked"], job["gold"])
-        except (Exception, RecursionError, MemoryError):
+        except BaseException:  # a parser's SystemExit is not ours to heed
             reply = ("unparsable", None)
         signal.setitimer(signal.ITIMER_REAL, 0)
         channel.sendall(json.dumps(reply).encode() + b"\n")

@@ -1,99 +1,145 @@
-"""A reward function of one's own, by import path or file: `my_package.rewards:score`, `rewards.py:score`."""
+"""A reward function of one's own, by import path or file: `my_package.rewards:score`, `rewards.py:score`.
 
-import math
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+It runs in a process of its own (host.py), so that a function that hangs, grows without end or brings the
+interpreter down costs a batch of rewards and not the run:
+
+    time      a batch has `timeout` seconds; then the process is ended, whatever it is busy with
+    memory    the process may hold `memory` bytes; beyond that it is ended
+    failures  a batch that was ended so is left out (None for each answer), and told; three in a row are an error
+
+An exception, a wrong length or a wrong type is a mistake in the function, and an error at once.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dew.errors import ConfigError, RewardError
+from dew.rewards.child import Child, Ended
+from dew.rewards.returned import Rewards
 from dew.rewards.verdict import Completion
 
+TIMEOUT = 600.0
+"""Seconds for one batch."""
+START = 180.0
+"""Seconds that the function's module may take to load."""
+PATIENCE = 3
+"""Batches in a row that may be left out before the run ends."""
+UNSENT = ("environments",)
+"""What TRL hands over and no other process can have."""
 
-@dataclass(frozen=True)
+log = logging.getLogger("dew.rewards")
+
+
 class OwnReward:
-    """A user's function, called as TRL calls it and checked on the way back."""
+    """A user's function, called as TRL calls it, bounded, and checked on the way back."""
 
-    name: str
-    function: Callable[..., Any]
+    def __init__(self, path: str, *, timeout: float = TIMEOUT, memory: float | None = None, seed: int = 0) -> None:
+        where, _, name = path.rpartition(":")
+        if not where or not name.isidentifier():
+            raise ConfigError(f"reward {path!r}: write module:function, or file.py:function.")
+        if not timeout > 0:
+            raise ConfigError(
+                f"reward_timeout={timeout}: seconds for one batch, more than 0. {TIMEOUT:g} is the default."
+            )
+        if where.endswith(".py") and not Path(where).is_file():
+            raise ConfigError(f"reward file {where!r}: there is no such file (looked from {Path.cwd()}).")
+        self.path, self.name, self.timeout, self.seed = path, name, timeout, seed
+        self.memory = memory
+        self._failures = 0
+        self._child: Child | None = None
+        self._start()
 
     @property
     def __name__(self) -> str:  # what TRL calls the reward in its logs
         return self.name
 
-    def __call__(self, completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        try:
-            rewards = self.function(completions=completions, **columns)
-        except Exception as error:
-            raise RewardError(
-                f"The reward {self.name} failed: {type(error).__name__}: {error}. It is called as "
-                f"{self.name}(completions=[...], {', '.join(f'{c}=[...]' for c in columns)}) and returns a number each."
-            ) from error
-        return self._checked(rewards, len(completions))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process it is the same function, in a process of that one's own."""
+        return load_reward, (self.path, self.timeout, self.memory, self.seed)
 
-    def _checked(self, rewards: Any, n: int) -> list[float | None]:
+    def __call__(self, completions: Sequence[Completion], **columns: Any) -> Rewards:
+        if self._child is None or self._child.owner != os.getpid():
+            self._start()
+        assert self._child is not None
         try:
-            found = list(rewards)
-        except TypeError:
+            reply = self._child.ask(self._job(completions, columns), self.timeout)
+        except Ended as why:
+            self._child.end()
+            self._child = None
+            return self._left_out(str(why), completions, columns)
+        self._failures = 0
+        self._replay(reply.get("logged", []), columns)
+        if "error" in reply:
+            raise RewardError(f"{reply['error']} {_asked(completions, columns)}")
+        return reply["rewards"]
+
+    def _start(self) -> None:
+        self._child = Child(self.path, self.memory, self.seed)
+        try:
+            hello = self._child.hear(START)
+        except Ended as why:
+            said = self._child.end()
+            raise ConfigError(f"reward {self.path!r} cannot be loaded: its process {why}.{said}") from None
+        if "error" in hello:
+            self._child.end()
+            raise ConfigError(hello["error"])
+        self.required: list[str] = hello["required"]
+
+    def _job(self, completions: Sequence[Completion], columns: Mapping[str, Any]) -> bytes:
+        state = columns.get("trainer_state")
+        sent = {name: value for name, value in columns.items() if name not in UNSENT and not callable(value)}
+        if state is not None:
+            sent["trainer_state"] = {k: v for k, v in vars(state).items() if isinstance(v, int | float | str)}
+        job = {
+            "completions": completions,
+            "columns": sent,
+            "logs": [name for name in ("log_extra", "log_metric") if name in columns],
+            "limit": self.timeout,
+        }
+        try:
+            return json.dumps(job, default=_plain).encode() + b"\n"
+        except (TypeError, ValueError) as error:
             raise RewardError(
-                f"The reward {self.name} returned {rewards!r}: return a list, one number per completion."
+                f"The reward {self.name} runs in a process of its own, and a column cannot be sent there: {error}. "
+                "Leave that column out of the data, or pass the function itself to DewTrainer from Python."
             ) from None
-        if len(found) != n:
-            raise RewardError(f"The reward {self.name} returned {len(found)} rewards for {n} completions.")
-        for i, reward in enumerate(found):
-            if reward is None:  # TRL: this reward has nothing to say about this row
-                continue
-            try:
-                found[i] = float(reward)
-            except (TypeError, ValueError):
-                found[i] = math.nan
-            if not math.isfinite(found[i]):
-                raise RewardError(
-                    f"The reward {self.name} returned {reward!r} for completion {i}: return a finite number, "
-                    "or None where it does not apply."
-                )
-        return found
+
+    def _left_out(self, why: str, completions: Sequence[Completion], columns: Mapping[str, Any]) -> Rewards:
+        self._failures += 1
+        message = f"The reward {self.name}: its process {why}. {_asked(completions, columns)}"
+        if self._failures >= PATIENCE:
+            raise RewardError(
+                f"{message} That was {self._failures} batches in a row, and the run ends. Let the function give up by "
+                "itself and return None where it cannot judge, or raise reward_timeout or reward_memory."
+            )
+        log.warning("%s These answers are left out (%d of %d in a row).", message, self._failures, PATIENCE)
+        return [None] * len(completions)
+
+    @staticmethod
+    def _replay(logged: list[list[Any]], columns: Mapping[str, Any]) -> None:
+        for function, name, value in logged:
+            if callable(columns.get(function)):
+                columns[function](name, value)
 
 
-def load_reward(path: str) -> OwnReward:
-    """The function behind `module:function` or `file.py:function`."""
-    where, _, name = path.rpartition(":")
-    if not where or not name.isidentifier():
-        raise ConfigError(f"reward {path!r}: write module:function, or file.py:function.")
-    module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise ConfigError(f"reward {path!r}: {where} has no function {name!r}. It has: {', '.join(there) or 'none'}.")
-    return OwnReward(name, function)
+def load_reward(path: str, timeout: float = TIMEOUT, memory: float | None = None, seed: int = 0) -> OwnReward:
+    """The function behind `module:function` or `file.py:function`, in its process."""
+    return OwnReward(path, timeout=timeout, memory=memory, seed=seed)
 
 
-def _from_module(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except Exception as error:
-        raise ConfigError(
-            f"reward module {name!r} cannot be imported: {type(error).__name__}: {error}. "
-            "Is it installed, or on PYTHONPATH? A file is given with its ending: file.py:function."
-        ) from error
+def _plain(value: Any) -> str:
+    if isinstance(value, date | time | Decimal | Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not text, a number, a list or a mapping of those")
 
 
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"reward file {str(path)!r}: there is no such file (looked from {Path.cwd()}).")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    beside = str(path.parent.resolve())  # what the file imports from its own folder
-    sys.path.insert(0, beside)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"reward file {str(path)!r} fails to load: {type(error).__name__}: {error}.") from error
-    finally:
-        sys.path.remove(beside)
-    return module
+def _asked(completions: Sequence[Completion], columns: Mapping[str, Any]) -> str:
+    prompts = columns.get("prompts") or [None]
+    about = f", the first to the prompt {prompts[0]!r:.120}" if prompts[0] is not None else ""
+    return f"It was judging {len(completions)} completions{about}."

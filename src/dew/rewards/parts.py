@@ -34,12 +34,22 @@ def reward(name: str) -> Callable[..., Any]:
         if len(numbers) != 2 or not all(n.isdecimal() for n in numbers):
             raise ConfigError(f"reward {name!r}: write overlong:LIMIT:BUFFER in tokens, as in overlong:20480:4096.")
         return formats.Overlong(*map(int, numbers))
-    if ":" in name:
+    if is_path(name):
         return load_reward(name)
     known = (*VERIFIERS, *FORMATS)
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}, overlong:LIMIT:BUFFER,"
     raise ConfigError(f"No reward is called {name!r}. {hint} For your own write module:function or file.py:function.")
+
+
+def own_path(name: str) -> str:
+    """TRL's `module.function` as `module:function`."""
+    return ":".join(name.rsplit(".", 1)) if "." in name and ":" not in name else name
+
+
+def is_path(name: str) -> bool:
+    """True for code by its path, `module:function` or `file.py:function`: code that does not come with dew."""
+    return ":" in name and name.partition(":")[0] != "overlong"
 
 
 def reward_parts(weights: Mapping[str, float]) -> list[Part]:

@@ -1,7 +1,7 @@
 """Answers read as mathematics and compared, with math-verify. Runs in the workers of pool.py, under a limit.
 
-math-verify's own time limits are off: they need the main thread. Its one use of `eval` (sympy's parse_expr, for
-sums in prose) is replaced by its LaTeX parser.
+math-verify's own time limits are off: they need the main thread. sympy's `parse_expr`, which runs text as Python, is
+replaced everywhere: for sums in prose by the LaTeX parser, for the digits of numbers by their own reading.
 """
 
 import re
@@ -9,8 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 import math_verify.parser as mv_parser
+import sympy
 from latex2sympy2_extended import latex2sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from sympy.parsing import sympy_parser
 
 from dew.rewards.answers import find_gold, too_much
 from dew.rewards.plain import read_number, write_number
@@ -28,7 +30,24 @@ def _arithmetic(text: str) -> Any:
     return latex2sympy(text.replace("×", r"\times ").replace("÷", r"\div "))
 
 
+_DIGITS = re.compile(r"[+-]?(?:[0-9]+(?P<decimals>\.[0-9]*)?|\.(?P<only>[0-9]+))(?P<power>[eE][+-]?[0-9]{1,4})?")
+
+
+def _inert(text: str, *_: Any, **__: Any) -> Any:
+    """`12`, `.5`, `1e3`, `3/2` and `yotta` as sympy reads them, but not by running them; nothing else is read."""
+    text = text.strip()
+    if digits := _DIGITS.fullmatch(text):
+        whole = not any((digits["decimals"], digits["only"], digits["power"]))
+        return sympy.Integer(int(text)) if whole else sympy.Float(text)
+    if re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text):
+        return sympy.Rational(text)
+    if re.fullmatch(r"[A-Za-z]+", text):
+        return sympy.Symbol(text)
+    raise sympy.SympifyError(text)
+
+
 mv_parser.parse_expr_cached = _arithmetic
+sympy_parser.parse_expr = _inert  # what sympify calls: latex2sympy hands it every number that it meets
 
 
 def judge(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:

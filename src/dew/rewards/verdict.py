@@ -53,10 +53,18 @@ class Verifier:
                 f"{self.name}: {len(completions)} answers for {len(rows)} rows. "
                 "Give every answer its own row; repeat a row for each of its answers."
             )
-        return [
-            self.check(text_of(completion), **{c: self._cell(row, c) for c in self.columns})
-            for completion, row in zip(completions, rows, strict=True)
-        ]
+        return [self._verdict(completion, row) for completion, row in zip(completions, rows, strict=True)]
+
+    def _verdict(self, completion: Completion, row: Mapping[str, Any]) -> Verdict:
+        cells = {c: self._cell(row, c) for c in self.columns}
+        try:
+            return self.check(text_of(completion), **cells)
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            given = ", ".join(f"{name}={value!r:.60}" for name, value in cells.items())
+            raise RewardError(
+                f"{self.name}: no answer can be judged against {given} ({error}). This verifier reads "
+                f"{', '.join(self.columns)}; docs/rewards.md says what they hold."
+            ) from None
 
     def __call__(self, completions: Sequence[Completion], **columns: Any) -> list[float]:
         for c in self.columns:

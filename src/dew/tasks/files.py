@@ -6,6 +6,7 @@ A row that cannot be used is left out, counted and shown; it ends nothing, and i
 import gzip
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,6 +20,11 @@ from dew.tasks.overlap import identity
 SHOWN = 5
 """Bad rows that are shown one by one; the rest is a number."""
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+
+LONGEST_LINE = 1 << 26
+"""Bytes of one row of JSON Lines, unpacked."""
+LARGEST_JSON = 1 << 30
+"""Bytes of a JSON file, unpacked: it is held in memory as a whole."""
 
 log = logging.getLogger("dew.tasks")
 
@@ -173,30 +179,45 @@ def _file(path: Path) -> Iterator[tuple[str, Any]]:
         if path.name.endswith(".parquet"):
             yield from _parquet(path)
             return
+        if not path.is_file() and path.exists():
+            raise ConfigError(f"{path}: not a file but a pipe or a device, whose reading might never end.")
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
             yield from _lines(path, file) if ".jsonl" in path.name else _whole(path, file)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read ({reason}).") from None
 
 
-def _lines(path: Path, file: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(file, 1):
+def _lines(path: Path, file: Any) -> Iterator[tuple[str, Any]]:
+    number = 0
+    while line := file.readline(LONGEST_LINE):
+        number += 1
+        if len(line) == LONGEST_LINE:
+            raise ConfigError(f"{path}:{number}: a line of more than {LONGEST_LINE:,} bytes. One problem per line.")
         if not line.strip():
             continue
         try:
             yield f"{path.name}:{number}", json.loads(line)
-        except ValueError as error:  # not JSON, or not UTF-8
+        except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
             yield f"{path.name}:{number}", ValueError(f"not JSON ({error})")
 
 
 def _whole(path: Path, file: Any) -> Iterator[tuple[str, Any]]:
     try:
-        content = json.loads(file.read())
-    except ValueError as error:
+        whole = file.read(LARGEST_JSON + 1)
+        if len(whole) > LARGEST_JSON:
+            raise ConfigError(
+                f"{path}: more than {LARGEST_JSON:,} bytes of JSON, unpacked. Write one row a line instead."
+            )
+        content = json.loads(whole)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{path}: not JSON ({error}). With one object a line, name it {path.stem}.jsonl.") from None
     if isinstance(content, dict):
         content = next((value for value in content.values() if isinstance(value, list)), [])
+    if not isinstance(content, list):
+        raise ConfigError(f"{path}: a {type(content).__name__}, not a list of rows.")
     for number, raw in enumerate(content):
         yield f"{path.name}[{number}]", raw
 

@@ -26,10 +26,9 @@ def read_jsonl(path: str | Path, *, prompt: str = "prompt", answer: str = "answe
 def _row(line: str, where: str, prompt: str, answer: str) -> Row:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{where}: not JSON ({error.msg}, character {error.pos + 1}). One JSON object per line, please."
-        ) from None
+    except (ValueError, RecursionError) as error:
+        at = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ConfigError(f"{where}: not JSON ({at}). One JSON object per line, please.") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: a {type(row).__name__}, not an object. Write {{'prompt': ..., 'answer': ...}}.")
     for column in (prompt, answer):

@@ -36,6 +36,13 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             "others are added to its reward and never decide."
         },
     )
+    reward_timeout: float = field(
+        default=600.0, metadata={"help": "Seconds that one of your own reward functions may take for a batch."}
+    )
+    reward_memory: float | None = field(
+        default=None,
+        metadata={"help": "GiB that the process of a reward function given by path may hold; half of the machine's."},
+    )
     records_every: int = field(
         default=20, metadata={"help": "Write token records every so many optimizer steps, and at the first; 0: never."}
     )
@@ -147,6 +154,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             problems.append(
                 f"records_every={self.records_every}, records_groups={self.records_groups}: give a number of steps "
                 "(0 writes none) and at least one group."
+            )
+        if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
+            problems.append(
+                f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}: give seconds and GiB, both "
+                "more than 0."
             )
         return problems
 

@@ -59,9 +59,10 @@ class RecordedGuide:
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
         self._by_prompt: dict[str, list[GuideAnswer]] = {}
         try:
-            lines = Path(path).read_text().splitlines()
-        except OSError as error:
-            raise ConfigError(f"guide={path!r} cannot be read ({error.strerror}). Check the path.") from None
+            lines = Path(path).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(f"guide={path!r} cannot be read ({reason}). Check the path.") from None
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 prompt, answer = _recorded(path, number, line, tokenizer, limit)
@@ -87,7 +88,7 @@ def _recorded(path: str, number: int, line: str, tokenizer: Any, limit: int) -> 
             text = completion if isinstance(completion, str) else completion[-1]["content"]
             ids = _encode(tokenizer, text)
         logps = entry.get("logprobs")
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"guide={path!r}, line {number} is not a recorded completion ({error}). Write "
             '{"prompt": "...", "completion": "..."}, with "token_ids" and "logprobs" where they are known.'
@@ -190,7 +191,7 @@ class ModelGuide:
             from transformers import AutoModelForCausalLM
 
             try:
-                model = AutoModelForCausalLM.from_pretrained(model)
+                model = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, trust_remote_code=False)
             except (OSError, ValueError) as error:
                 raise ConfigError(
                     f"guide={model!r} is neither a server (http://...), nor a .jsonl file, nor a model that can be "

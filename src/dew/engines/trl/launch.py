@@ -1,7 +1,7 @@
 """From a Run to a trained model: TRL's own parser, dew's tasks and rewards, one folder."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerState
 
 from dew.config import Run, Scoring, check_keys, to_yaml
+from dew.engines.permission import check_permission
 from dew.engines.problems import judge_of, training_rows
 from dew.engines.trl.checkpoints import STATE, last_complete
 from dew.engines.trl.config import DewConfig
@@ -17,6 +18,8 @@ from dew.records import RunFolder, write_atomically
 from dew.tasks import model_folder, task
 
 Say = Callable[[str], None]
+TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""TRL's own reward functions."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,11 @@ class Parsed:
     model: Any
 
 
-def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False) -> Parsed:
+def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False, allowed: Collection[str] = ()) -> Parsed:
     """TRL's parser over the run's settings and further command-line flags (`--learning_rate 1e-5`).
 
-    A dry parse understands a run for a GPU on a machine that has none.
+    A dry parse understands a run for a GPU on a machine that has none. `allowed` names what a file may bring about
+    beyond training (permission.py).
     """
     import torch
     from trl import ModelConfig, TrlParser
@@ -44,6 +48,7 @@ def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False) -> Parsed:
     given = [flag[2:].split("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")]
     check_keys(given, [*known, *(f"no_{name}" for name in known)], source="command line")
 
+    check_permission(run, given, allowed)
     parser = TrlParser(kinds)
     parser.error = _refuse
     parser.set_defaults_with_config(**run.settings)
@@ -51,10 +56,11 @@ def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False) -> Parsed:
         parser.set_defaults(use_cpu=True)
     try:
         script, args, model = parser.parse_args_into_dataclasses(args=list(flags))
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and what they ask for
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{run.source or 'configuration'}: {error}") from None
+        kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{run.source or 'configuration'}: {kind}{error}") from error
     settings = {**run.settings, **{name: _value_of(name, script, args, model) for name in given}}
     _check_model(model, run)
     return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model)
@@ -108,7 +114,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     """The reward functions: the verifier first, then those that the file names in TRL's way."""
     judge = judge_of(parsed.run)
     functions: list[Any] = [judge] if judge is not None else []
-    functions += [_reward(name) for name in parsed.script.reward_funcs or []]
+    functions += [_reward(name, parsed.args) for name in parsed.script.reward_funcs or []]
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
@@ -119,15 +125,22 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     return functions
 
 
-def _reward(name: str) -> Any:
+def _reward(name: str, args: DewConfig) -> Any:
     """TRL's by name, one of dew's by name, or one's own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
-    from dew.rewards.parts import reward
+    from dew.rewards.own import load_reward
+    from dew.rewards.parts import is_path, own_path, reward
 
-    if hasattr(trl_rewards, name):
+    if name in TRL_REWARDS:
         return getattr(trl_rewards, name)
-    return reward(":".join(name.rsplit(".", 1)) if "." in name and ":" not in name else name)
+    if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
+        return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
+    path = own_path(name)
+    if not is_path(path):
+        return reward(path)
+    memory = None if args.reward_memory is None else args.reward_memory * 2**30
+    return load_reward(path, args.reward_timeout, memory, args.seed)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,6 +154,7 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
 
     args, model = parsed.args, parsed.model
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
+    init["use_safetensors"] = True  # weights in any other form are pickles
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
     train, evaluation = data_of(parsed)
     judge = judge_of(parsed.run)

@@ -1,48 +1,70 @@
-"""Reward functions that fail loudly: an exception, a NaN or a missing column is told once, by name, at once."""
+"""Reward functions that fail loudly: an exception, a NaN, a hang or a missing column is told once, by name."""
 
+import asyncio
 import difflib
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 
 from dew.errors import ConfigError, RewardError
+from dew.rewards.own import TIMEOUT, OwnReward
+from dew.rewards.returned import Rewards, as_rewards, told
+from dew.rewards.watchdog import bounded
 
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 )
 
 
-def checked(reward: Any) -> Any:
-    """The same reward function, whose failures are a RewardError. Models and names of models pass unchanged."""
+def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
+    """The same reward function, whose failures are a RewardError and which may take `timeout` seconds for a batch.
+
+    Models and names of models pass unchanged. Verifiers and functions given by path have limits of their own.
+    """
     if isinstance(reward, str | nn.Module) or not callable(reward):
         return reward
     name = reward_name(reward)
+    limited = hasattr(reward, "verdicts") or isinstance(reward, OwnReward)
     if hasattr(reward, "verdicts"):
         reward = telling(reward)
     call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call):
-
-        async def scored(**kwargs: Any) -> list[float | None]:
-            try:
-                values = await reward(**kwargs)
-            except Exception as error:
-                raise _raised(name, error, kwargs["completions"]) from error
-            return _values(name, values, kwargs["completions"])
+        scored = _awaiting(reward, name, timeout)
     else:
-
-        def scored(**kwargs: Any) -> list[float | None]:  # type: ignore[misc]
-            try:
-                values = reward(**kwargs)
-            except Exception as error:
-                raise _raised(name, error, kwargs["completions"]) from error
-            return _values(name, values, kwargs["completions"])
-
+        scored = _calling(reward, name, None if limited else timeout)
     scored.__name__ = name
     scored.__wrapped__ = reward  # type: ignore[attr-defined]
+    return scored
+
+
+def _calling(reward: Any, name: str, timeout: float | None) -> Callable[..., Rewards]:
+    def scored(**kwargs: Any) -> Rewards:
+        n = len(kwargs["completions"])  # before the function can change the list
+        try:
+            with nullcontext() if timeout is None else bounded(name, timeout):
+                return as_rewards(name, reward(**kwargs), n)
+        except (Exception, SystemExit) as error:
+            raise _raised(name, error, kwargs) from error
+
+    return scored
+
+
+def _awaiting(reward: Any, name: str, timeout: float) -> Callable[..., Any]:
+    async def scored(**kwargs: Any) -> Rewards:
+        n = len(kwargs["completions"])
+        try:
+            values = await asyncio.wait_for(reward(**kwargs), timeout)
+        except TimeoutError as error:
+            late = RewardError(f"The reward {name} has not returned for {timeout:g} s; reward_timeout says how long.")
+            raise _raised(name, late, kwargs) from error
+        except (Exception, SystemExit) as error:
+            raise _raised(name, error, kwargs) from error
+        return as_rewards(name, values, n)
+
     return scored
 
 
@@ -127,6 +149,8 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
 def _required(reward: Any) -> list[str]:
     if hasattr(reward, "verdicts"):
         return list(reward.columns)
+    if isinstance(reward, OwnReward):
+        return reward.required
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (TypeError, ValueError):
@@ -141,30 +165,13 @@ def _no_column(who: str, wanted: str, columns: list[str]) -> str:
     return f"{who} needs the column {wanted!r}, and the data set has {', '.join(columns) or 'none'}.{guess}"
 
 
-def _values(name: str, values: Any, completions: Sequence[Any]) -> list[float | None]:
-    try:
-        found = [None if value is None else float(value) for value in values]
-    except (TypeError, ValueError) as error:
-        raise RewardError(
-            f"reward function {name!r} returned {type(values).__name__} {values!r:.80}, expected one number (or None "
-            f"where it cannot judge) per completion: {error}."
-        ) from None
-    if len(found) != len(completions):
-        raise RewardError(
-            f"reward function {name!r} returned {len(found)} rewards for {len(completions)} completions: one each."
-        )
-    for value, completion in zip(found, completions, strict=True):
-        if value is not None and not math.isfinite(value):
-            raise RewardError(
-                f"reward function {name!r} returned {value} for the completion {completion!r:.200}. A NaN would "
-                "spread to the whole group: return None where it cannot judge, and the answer is left out."
-            )
-    return found
-
-
-def _raised(name: str, error: Exception, completions: Sequence[Any]) -> RewardError:
-    first = f"{completions[0]!r:.200}" if completions else "none"
+def _raised(name: str, error: BaseException, given: dict[str, Any]) -> RewardError:
+    if isinstance(error, RewardError):
+        return error
+    completions, prompts = given["completions"], given.get("prompts") or []
+    first = f", the first of them {completions[0]!r:.200}" if completions else ""
+    prompt = f" to the prompt {prompts[0]!r:.120}" if prompts else ""
     return RewardError(
-        f"reward function {name!r} raised {type(error).__name__}: {error}. It was judging {len(completions)} "
-        f"completions, the first of them {first}. Catch what can go wrong and return None where it cannot judge."
+        f"The reward {name} raised {told(error)}. It was judging {len(completions)} completions{first}{prompt}. Catch "
+        "what can go wrong and return None where it cannot judge."
     )

@@ -78,7 +78,8 @@ class DewTrainer(TellingTrainer):
         self._name = self.algorithm.name
         if self.algorithm.name in ("gtpo", "grpo_s"):
             self._paper = ENTROPY_WEIGHTING
-        super().__init__(model, [checked(reward) for reward in rewards], args, train_dataset, *others, **settings)
+        bounded = [checked(reward, args.reward_timeout) for reward in rewards]
+        super().__init__(model, bounded, args, train_dataset, *others, **settings)
         self._outcome = outcome_index(self.reward_func_names, args.outcome_reward)
         check_weights(self.reward_func_names, args.reward_weights, self._outcome)
 

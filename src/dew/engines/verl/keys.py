@@ -174,6 +174,7 @@ NOT_NEEDED: dict[str, str] = {
     ),
     "exact_head": "verl computes log-probabilities and entropy itself",
     "captured_sampling": "verl samples with its own rollout engine",
+    **_because("verl runs reward functions in workers of its own", "reward_timeout", "reward_memory"),
     "gradient_checkpointing_kwargs": "verl checkpoints without re-entrance, always",
 }  # fmt: skip
 """Keys whose value changes nothing on verl, each with why. A dry run lists those that a recipe gives."""

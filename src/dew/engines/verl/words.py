@@ -1,10 +1,11 @@
 """Words of a command line: TRL's flags and hydra's overrides, read and written."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dew.config import Run, check_keys, parse_yaml
+from dew.engines.permission import check_permission
 from dew.engines.verl.keys import KNOWN
 from dew.errors import ConfigError
 
@@ -49,8 +50,13 @@ def spelled(value: Any) -> str:
     return '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', '\\"'), value) + '"'
 
 
-def with_words(run: Run, words: Sequence[str]) -> Run:
-    """Flags (`--learning_rate 1e-5`) change the recipe's settings, hydra's words (`trainer.nnodes=8`) its `verl:`."""
+def with_words(run: Run, words: Sequence[str], allowed: Collection[str] = ()) -> Run:
+    """Flags (`--learning_rate 1e-5`) change the recipe's settings, hydra's words (`trainer.nnodes=8`) its `verl:`.
+
+    `allowed` names what the file may bring about beyond training (engines/permission.py).
+    """
+    typed = [word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")]
+    check_permission(run, typed, allowed)
     settings, verl = dict(run.settings), flat(run.verl)
     rest = list(words)
     while rest:

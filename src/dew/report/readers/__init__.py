@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dew.errors import ConfigError
-from dew.records import read_records
+from dew.records import read_records, stay_inside
 from dew.report.readers.dew_run import is_dew_run, read_dew_run
 from dew.report.readers.prime_rl import is_prime_rl_run, read_prime_rl_run
 from dew.report.readers.trl_run import is_trl_run, read_trl_run
@@ -14,6 +14,7 @@ def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
     """The run in `folder`, with groups of at most `tokens` tokens."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder. Give the folder of a run, such as runs/NAME.")
+    stay_inside(folder)
     if is_dew_run(folder):
         return read_dew_run(folder, tokens)
     if is_trl_run(folder):

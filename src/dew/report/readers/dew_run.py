@@ -5,6 +5,9 @@ from pathlib import Path
 from dew.records import RunFolder
 from dew.report.run import Run, read_sample
 
+MOST_CONFIG = 200_000
+"""Characters of config.yaml in the page."""
+
 
 def is_dew_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records"))
@@ -19,7 +22,7 @@ def read_dew_run(folder: Path, tokens: int) -> Run:
         name=str(facts.get("name") or folder.resolve().name),
         kind="dew",
         facts=facts,
-        config=config.read_text(errors="replace") if config.exists() else None,
+        config=config.read_text(errors="replace")[:MOST_CONFIG] if config.is_file() else None,
         metrics=run.metrics(),
         alarms=run.alarms(),
         scores=run.scores(),

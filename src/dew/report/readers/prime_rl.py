@@ -57,7 +57,7 @@ def _decoder(tokenizer: str | None) -> Decode:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"tokenizer {tokenizer!r} cannot be loaded ({reason}). Give a folder or a name.") from None

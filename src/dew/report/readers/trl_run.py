@@ -80,9 +80,9 @@ def _name(name: str) -> str:
     return f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else NAMES.get(name, name)
 
 
-def _metrics(history: list[Json]) -> list[Json]:
+def _metrics(history: Any) -> list[Json]:
     steps: dict[int, Json] = {}
-    for line in history:
+    for line in history if isinstance(history, list) else []:
         if not isinstance(line, dict) or not isinstance(line.get("step"), int):
             continue
         entry = steps.setdefault(line["step"], {"step": line["step"]})

@@ -1,0 +1,470 @@
+"""Random files and texts at every door: whatever comes in, only a DewError comes out.
+
+`python tests/fuzz.py 100000` shares that many inputs among the doors and prints what each took and what fell through.
+tests/test_fuzz.py runs a few of each with every test run, and every find that was ever made here.
+"""
+
+import gzip
+import json
+import logging
+import math
+import signal
+import string
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from attacks import ATTACKS, FAMILIES
+from dew.config import OWN_KEYS, make_run, parse_yaml, to_yaml
+from dew.errors import DewError
+from dew.records import SIGNALS, read_records
+from hostile import WORDS
+
+# ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
+
+POOL = 20_000
+"""Values drawn beforehand, which costs a hundredth of drawing them one by one; hypothesis chooses among them."""
+SPECIAL = [None, True, False, 0, 1, -1, "", "1", 10**400, 1e308, -0.0, math.nan, math.inf, -math.inf, 10**20, "nan", "trl",
+           "tiny", "countdown", "math", "a" * 300, "\x00", "\ud800"]  # fmt: skip
+
+
+def random_text(dice: Random, longest: int = 20) -> str:
+    kinds = (string.printable, "".join(map(chr, range(0xA0, 0x2FF))), "🙂\u202e\ufeff\ud800\x00\x1b\x85\u2028٣²")
+    return "".join(dice.choice(dice.choice(kinds)) for _ in range(dice.randint(0, longest)))
+
+
+def random_value(dice: Random, depth: int = 0) -> Any:
+    """Anything that JSON can say."""
+    kind = dice.randrange(9 if depth < 4 else 6)
+    if kind > 6:
+        return [random_value(dice, depth + 1) for _ in range(dice.randint(0, 4))]
+    if kind == 6:
+        return {random_text(dice, 8): random_value(dice, depth + 1) for _ in range(dice.randint(0, 4))}
+    plain = (dice.choice(SPECIAL), dice.choice(ATTACKS), dice.gauss(0, 10), dice.randint(-9, 99))
+    return random_text(dice) if kind > 3 else plain[kind]
+
+
+DICE = Random(0)
+VALUES = st.sampled_from([random_value(DICE) for _ in range(POOL)])
+TEXTS = st.sampled_from([random_text(DICE) for _ in range(POOL)])
+
+YAML_LINES = st.sampled_from(
+    ["task: countdown", "engine: trl", "problems: 12", "scores: {problems: 4, k: 2}", "scores: true", "learning_rate: 1e-6",
+     "task_settings: {numbers: 3}", "- a", "  - b", "? x", ": y", "a: &a [1, 2]", "b: *a", "<<: {c: 1}", "---", "...",
+     "%YAML 1.2", "#", "'", '"', "|", ">", "a: |\n  text", "a: >-\n  text", "\t", "{", "}", "[", "]", ",", "!!str 1",
+     "!!int x", "!!float .", "!!bool 1", "!!null x", "!!timestamp 1", "!!binary =", "!!set {a}", "!!omap [a: 1]", "a:", ": ",
+     "1e5", "0x1F", "0o17", "1_000", ".inf", "-.inf", ".nan", "~", "yes", "2001-01-01", "12:30:45", "\ufeff", "\x85", "\u2028"]
+) | st.sampled_from(ATTACKS) | TEXTS  # fmt: skip
+YAML_TEXT = st.lists(YAML_LINES, max_size=8).map("\n".join) | st.lists(YAML_LINES, max_size=5).map(" ".join) | TEXTS
+
+TRL_KEYS = ["learning_rate", "output_dir", "max_steps", "report_to", "reward_funcs", "model_init_kwargs", "algorithm",
+            "algorithm_kwargs", "num_generations", "model_name_or_path", "guide", "use_cpu", "seed", "deepspeed", "dtype",
+            "trust_remote_code", "vllm_server_host", "attn_implementation", "push_to_hub", "records_every", "beta"]  # fmt: skip
+SETTINGS = st.dictionaries(st.sampled_from([*OWN_KEYS, *TRL_KEYS]) | TEXTS, VALUES, max_size=6)
+
+PER_ANSWER = ("tokens", "correct", "reward", "extra", "extracted", "verdict", "truncated", "guided", "live", *SIGNALS)
+PER_GROUP = ("schema", "step", "group", "prompt", "gold", "algorithm", "settings", "answers")
+
+
+@st.composite
+def groups(draw: Any) -> dict[str, Any]:
+    """A good group with a few values replaced by any others."""
+    tokens = draw(st.integers(0, 3))
+    numbers = st.lists(st.floats(0.01, 10), min_size=tokens, max_size=tokens)
+    answers: list[Any] = [
+        {"tokens": ["a"] * tokens, "correct": correct, "reward": float(correct), "entropy": draw(numbers),
+         "advantage": draw(numbers), "shaped": draw(numbers), "settings": {"alpha1": 1.0}}
+        for correct in draw(st.lists(st.booleans(), max_size=4))
+    ]  # fmt: skip
+    group = {"schema": 1, "step": 1, "group": 0, "prompt": "p", "answers": answers}
+    for _ in range(draw(st.integers(0, 2))):
+        if answers and draw(st.booleans()):
+            chosen = draw(st.sampled_from(answers))
+            chosen[draw(st.sampled_from(PER_ANSWER))] = draw(VALUES | numbers)
+        else:
+            group[draw(st.sampled_from(PER_GROUP))] = draw(VALUES)
+    return group
+
+
+GOOD = json.dumps(
+    {"schema": 1, "step": 1, "group": 0, "prompt": "p", "answers": [
+        {"tokens": ["a", "b"], "correct": c, "reward": float(c), "entropy": [0.5, 1.0], "advantage": [1.0, -1.0]}
+        for c in (True, False)
+    ]}
+).encode()  # fmt: skip
+
+
+@st.composite
+def damaged(draw: Any, whole: bytes = GOOD) -> bytes:
+    """A good file with bytes changed, cut out, doubled, or put in."""
+    content = bytearray(whole)
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, max(0, len(content) - 1)))
+        how = draw(st.integers(0, 3))
+        if how == 0 and content:
+            content[at] ^= 1 << draw(st.integers(0, 7))
+        elif how == 1:
+            del content[at : at + draw(st.integers(1, 40))]
+        elif how == 2:
+            content[at:at] = content[at : at + draw(st.integers(1, 40))]
+        else:
+            content[at:at] = draw(
+                st.binary(max_size=12) | st.sampled_from([b"\n", b"[", b"{", b'"', b"\x00", b"1e999"])
+            )
+    return bytes(content)
+
+
+LINE_FILE = damaged() | damaged(gzip.compress(GOOD, mtime=0)) | damaged(GOOD + b"\n" + GOOD) | st.binary(max_size=60)
+ROW = st.dictionaries(
+    st.sampled_from(["prompt", "answer", "problem", "solution", "completion", "numbers", "token_ids", "logprobs"]),
+    VALUES, max_size=4,
+)  # fmt: skip
+ROWS = st.lists(ROW | VALUES, max_size=3).map(lambda rows: "\n".join(map(json.dumps, rows)).encode()) | damaged(
+    b'{"prompt": "1+1", "answer": "2"}\n{"prompt": "2+2", "answer": "4"}\n'
+)
+METRIC = st.dictionaries(
+    st.sampled_from(["step", "reward", "entropy", "time", "alarm", "message", "when", "scores", "groups/mixed_share", "loss",
+                     "grad_norm", "accuracy", "groups/sampled", "length/mean", "tokens_per_second", "ratio/max", "kl/approx", "clip/high"]),
+    VALUES | st.floats() | st.integers(), max_size=6,
+)  # fmt: skip
+RUN_FILES = st.fixed_dictionaries(
+    {},
+    optional={
+        "run.json": VALUES.map(json.dumps) | st.dictionaries(TEXTS, VALUES, max_size=3).map(json.dumps) | TEXTS,
+        "scores.json": st.lists(METRIC | VALUES, max_size=2).map(json.dumps) | TEXTS,
+        "metrics.jsonl": st.lists(METRIC, max_size=6).map(lambda x: "\n".join(map(json.dumps, x))) | TEXTS,
+        "alarms.jsonl": st.lists(METRIC, max_size=3).map(lambda x: "\n".join(map(json.dumps, x))) | TEXTS,
+        "config.yaml": YAML_TEXT,
+    },
+)
+LATEX = st.lists(
+    st.sampled_from([*WORDS, *FAMILIES["latex"], *FAMILIES["numbers"], r"\boxed{", "}", "1", "2x", r"\frac{1}{2}", r"\sqrt{2}",
+                     "#### ", "The answer is ", "$", "<answer>", "</answer>", "(", ")", "[1, 2)", r"\{1, 2\}", "x = 3",
+                     r"\pi", "50\\%", r"\text{cm}", "1,000", "0.5", "-", "+", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"]),
+    min_size=1, max_size=7,
+).map("".join) | st.sampled_from(ATTACKS) | TEXTS  # fmt: skip
+GOLDS = st.sampled_from(["8", r"\frac{1}{2}", "x+1", r"\{1, 2\}", "(1, 2)", "C", r"\text{blue}", "x > 3", ""]) | LATEX
+
+
+# ── the doors ───────────────────────────────────────────────────────────────────────────────────────────────
+
+HERE = Path(tempfile.mkdtemp(prefix="dew-fuzz-"))
+
+
+def put(name: str, content: bytes | str) -> Path:
+    path = HERE / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", errors="surrogatepass"))
+    return path
+
+
+def yaml_text(text: str) -> None:
+    """Any text as a recipe; what is read is written and read again the same."""
+    from dew.engines.permission import wishes
+
+    run = make_run(parse_yaml(text), source="r.yaml")
+    list(wishes(run.settings, HERE))
+    again = make_run(parse_yaml(to_yaml(run)))
+    assert repr(again.to_dict()) == repr(run.to_dict())
+
+
+def recipe(keys: dict[str, Any]) -> None:
+    """Any values under the keys of a recipe, its task, its verifier and the permissions that it asks for."""
+    from dew.config import check_keys
+    from dew.engines.permission import check_permission
+    from dew.rewards import verifier
+    from dew.tasks import task
+
+    run = make_run(keys, source="r.yaml")
+    to_yaml(run)
+    if run.task is not None:
+        task(run.task, **run.task_settings)
+    if run.verifier is not None:
+        verifier(run.verifier)
+    check_permission(run, (), ())
+    check_keys(run.settings, TRL_KEYS, source="r.yaml")
+
+
+def recipe_parsed(keys: dict[str, Any]) -> None:
+    """The same through TRL's parser, with what is needed to get there."""
+    from dew.engines.trl import launch
+
+    launch.parse(make_run({"model_name_or_path": "tiny", "use_cpu": True, "bf16": False, **keys}), dry=True)
+
+
+def record_bytes(content: bytes) -> None:
+    read_records(put("r.jsonl", content))
+
+
+def record(group: dict[str, Any]) -> None:
+    """A group of any values: read, credited as `dew explain` does, shown as `dew report` does."""
+    from dew.cli.console import out
+    from dew.cli.explain import explain
+    from dew.report.content import content_of
+    from dew.report.run import Run
+    from dew.report.write import blobs
+
+    path = put("g.jsonl", json.dumps(group))
+    blobs(content_of([Run("r", "records", groups=read_records(path))]))
+    with out.capture():
+        explain(path)
+        explain(path, answer=1)
+
+
+def run_folder(files: dict[str, str]) -> None:
+    """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
+    from dew.cli.children import finished
+    from dew.cli.watch import RunView, screen
+    from dew.evaluate import read_result
+    from dew.report.content import content_of
+    from dew.report.readers import read_run
+    from dew.report.write import blobs
+
+    for name in ("run.json", "scores.json", "metrics.jsonl", "alarms.jsonl", "config.yaml"):
+        (HERE / "run" / name).unlink(missing_ok=True)
+    for name, content in {"run.json": "{}", **files}.items():
+        put(f"run/{name}", content)
+    view = RunView(HERE / "run")
+    screen([view])
+    view.line()
+    blobs(content_of([read_run(HERE / "run", 1000)]))
+    finished(HERE / "run")
+    with suppress(DewError):
+        read_result(HERE / "run", "gtpo", 0)
+
+
+def rows(content: bytes) -> None:
+    """Any file as problems: as a task of JSON Lines, as a set with a template, as JSON, packed."""
+    from dew.tasks import task
+
+    for name, settings_ in (("t.jsonl", {}), ("t.jsonl", {"template": "plain"}), ("t.json", {"template": "chat"})):
+        try:
+            for split in ("train", "held_out"):
+                task(str(put(name, content)), **settings_).rows(1, split=split)
+        except DewError:
+            continue
+    task(str(put("t.jsonl.gz", gzip.compress(content, 1))), template="r1", problem="prompt").rows(1)
+
+
+def guide(content: bytes) -> None:
+    """Any file as a guide's recorded answers."""
+    import trl_tiny
+    from dew.engines.trl.guide import RecordedGuide
+
+    RecordedGuide(str(put("guide.jsonl", content)), _tokenizer(trl_tiny), 16)
+
+
+def foreign(content: bytes) -> None:
+    """Any file as a trainer state of TRL's, an export of prime-rl's, scores of an evaluation."""
+    from dew.evaluate import Scores
+    from dew.report.readers import read_run
+
+    put("trl/trainer_state.json", content)
+    put("prime/token_exports/step_1/rank_0.jsonl", content)
+    for name in ("trl", "prime"):
+        try:
+            read_run(HERE / name, 1000)
+        except DewError:
+            continue
+    Scores.read(put("scores.json", content))
+
+
+FOREIGN = st.one_of(
+    VALUES.map(lambda v: json.dumps({"log_history": v, "global_step": 1}).encode()),
+    st.lists(METRIC, max_size=3).map(lambda v: json.dumps({"log_history": v}).encode()),
+    damaged(json.dumps({"schema_version": 1, "token_ids": [1, 2, 3], "loss_mask": [False, True, True], "rewards": [0, 1, 1],
+                        "entropy": [0.1, 0.2, 0.3], "advantages": [0, 1, 1]}).encode()),
+    damaged(json.dumps({"task": "t", "model": "m", "sampling": {"k": 1}, "seconds": 1.0, "problems": [
+        {"prompt": "p", "gold": "g", "answers": [{"text": "a", "tokens": 1, "truncated": False, "status": "wrong",
+                                                  "extracted": None}]}]}).encode()),
+)  # fmt: skip
+
+
+def gold_columns(case: tuple[str, Any, Any]) -> None:
+    """Verifiers that are given any columns: a file's `numbers` and `answer` may be anything."""
+    from dew.rewards import verifier
+
+    text, numbers, answer = case
+    for name in ("countdown", "chain", "equation"):
+        judge = verifier(name)
+        try:
+            judge.verdicts([text], [{"numbers": numbers, "answer": answer}])
+        except DewError:
+            continue
+
+
+def rollouts(case: tuple[Any, ...]) -> None:
+    """Tensors of any shapes as rollouts, and their credit."""
+    from dew import Rollouts, get_algorithm
+
+    group, shape, other, kind = case
+    if kind > 1:  # shapes that fit each other
+        other = shape = [len(group), *shape[:1]]
+    mask = torch.ones(shape, dtype=torch.bool) if kind % 2 else torch.rand(shape) > 0.5
+    made = Rollouts.from_rows(
+        group, mask=mask, reward=torch.rand(other[:1]), entropy=torch.rand(other), extra=torch.rand(other[:1])
+    )
+    for name in ("gtpo", "grpo_s", "dapo"):
+        get_algorithm(name).advantages(made)
+
+
+def verdict(case: tuple[str, str]) -> None:
+    """What the asking process does by itself to judge an answer, and what a worker does."""
+    from dew.rewards.math import _at_once
+    from dew.rewards.reading import judge
+    from dew.rewards.verdict import Verdict
+
+    text, gold = case
+    decided = _at_once(text, gold)
+    if isinstance(decided, Verdict):
+        return
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        judge(decided.text, decided.marked, gold)
+    except (Exception, _Late):
+        CAUGHT["in a worker"] += 1  # where it is `unparsable` or `timeout`
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def verdict_pool(cases: list[tuple[str, str]]) -> None:
+    """Whole verdicts, many at a time, through the processes."""
+    from dew.rewards.math import math_verdicts
+
+    found = math_verdicts([text for text, _ in cases], [gold for _, gold in cases], timeout=2.0)
+    assert len(found) == len(cases)
+
+
+def own_rewards(case: tuple[Any, int]) -> None:
+    """Whatever a reward function may return."""
+    from dew.rewards.returned import as_rewards
+
+    as_rewards("r", *case)
+
+
+class _Late(BaseException):
+    pass
+
+
+def _ring(*_: Any) -> None:
+    raise _Late
+
+
+CAUGHT: Counter[str] = Counter()
+_made: dict[str, Any] = {}
+
+
+def _tokenizer(tiny: Any) -> Any:
+    if "tokenizer" not in _made:
+        _made["tokenizer"] = tiny.tokenizer()
+    return _made["tokenizer"]
+
+
+SHAPES = st.lists(st.integers(0, 4), min_size=0, max_size=3)
+
+
+@dataclass(frozen=True)
+class Door:
+    check: Callable[[Any], None]
+    inputs: st.SearchStrategy[Any]
+    share: float
+    """Of all inputs."""
+    each: int = 1
+    """Inputs in one example."""
+
+
+DOORS = {
+    "recipe, text": Door(yaml_text, YAML_TEXT, 0.2),
+    "recipe, values": Door(recipe, SETTINGS, 0.1),
+    "recipe, values, TRL's parser": Door(recipe_parsed, SETTINGS, 0.01),
+    "records, bytes": Door(record_bytes, LINE_FILE, 0.2),
+    "records, values": Door(record, groups(), 0.04),
+    "run folder": Door(run_folder, RUN_FILES, 0.05),
+    "rows of problems": Door(rows, ROWS, 0.08),
+    "guide's answers": Door(guide, ROWS, 0.03),
+    "runs of other trainers": Door(foreign, FOREIGN, 0.04),
+    "gold columns": Door(gold_columns, st.tuples(LATEX | st.from_regex(r"(\d[-+*]\d=\d;?){1,3}"), VALUES, VALUES), 0.04),
+    "rollouts": Door(rollouts, st.tuples(st.lists(st.integers(0, 2), max_size=4), SHAPES, SHAPES, st.integers(0, 3)), 0.03),
+    "what a reward returns": Door(own_rewards, st.tuples(VALUES | st.binary() | st.complex_numbers(), st.integers(0, 3)), 0.03),
+    "verdicts": Door(verdict, st.tuples(LATEX, GOLDS), 0.16),
+    "verdicts, processes": Door(verdict_pool, st.lists(st.tuples(LATEX, GOLDS), min_size=50, max_size=50), 0.01, each=50),
+}  # fmt: skip
+
+
+ROUND = 500
+
+
+def _place(error: BaseException) -> str:
+    """The last line of dew's own that an exception came through."""
+    place, at = "", error.__traceback__
+    while at is not None:
+        name = at.tb_frame.f_code.co_filename
+        place = f"{name.split('/src/')[-1]}:{at.tb_lineno}" if "/src/dew/" in name or not place else place
+        at = at.tb_next
+    return place
+
+
+def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
+    """`count` inputs: how many were refused, and what else came out, each kind once with the shortest input."""
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGALRM, _ring)
+    refused, tried, finds = 0, 0, {}
+    begin, used = perf_counter(), process_time()
+
+    def go(given_: Any) -> None:
+        nonlocal refused, tried
+        tried += door.each
+        try:
+            door.check(given_)
+        except DewError as error:
+            refused += 1
+            assert len(str(error)) < 20_000, "an error that nobody reads"
+        except (Exception, RecursionError) as error:
+            kind = f"{type(error).__name__} at {_place(error)}"
+            if kind not in finds or len(repr(given_)) < len(finds[kind][0]):
+                finds[kind] = (repr(given_), str(error)[:200])
+
+    turn = 1000 * number
+    while tried < count:  # by rounds: the longer hypothesis draws, the more it thinks about what it has drawn
+        left = max(1, (count - tried) // door.each)
+        plan = settings(max_examples=min(ROUND, left), deadline=None, database=None, phases=[Phase.generate],
+                        suppress_health_check=list(HealthCheck))  # fmt: skip
+        seed(turn)(plan(given(door.inputs)(go)))()
+        turn += 1
+    logging.disable(logging.NOTSET)
+    times = {"seconds": round(perf_counter() - begin, 1), "of a processor": round(process_time() - used, 1)}
+    return {"inputs": tried, "refused": refused, **times, "finds": finds}
+
+
+def main(count: int, names: list[str]) -> int:
+    """All doors, or those named: each its share of `count`."""
+    total, found = 0, 0
+    for name, door in DOORS.items():
+        if names and name not in names:
+            continue
+        result = fuzz(door, max(door.each, int(count * door.share)))
+        finds = result.pop("finds")
+        total, found = total + result["inputs"], found + len(finds)
+        print(f"{name}: {result}", flush=True)
+        for kind, (given_, text) in finds.items():
+            print(f"    {kind}: {text}\n        {given_[:600]}", flush=True)
+    print(f"{total} inputs, {found} finds; {dict(CAUGHT)}")
+    from dew.rewards import pool
+
+    pool.shutdown()
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

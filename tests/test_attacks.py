@@ -1,0 +1,486 @@
+"""Hostile text has no effect: not where answers are judged, nor in records, the report, the console, or recipes."""
+
+import ast
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attacks import ATTACKS, FAMILIES, PLACES, completions
+from dew.errors import DewError
+from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
+
+SOURCES = sorted((Path(__file__).parents[1] / "src" / "dew").rglob("*.py"))
+
+
+def test_the_corpus_is_what_it_claims():
+    assert len(set(ATTACKS)) == len(ATTACKS) >= 250 and len(FAMILIES) >= 10 and len(PLACES) >= 10
+
+
+# ── what the source may not hold ────────────────────────────────────────────────────────────────────────────
+
+FORBIDDEN = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler",
+    "marshal.loads", "dill.load", "dill.loads", "joblib.load", "shelve.open", "yaml.unsafe_load", "yaml.full_load",
+    "torch.hub.load", "sympify", "sympy.sympify", "sympy.S", "parse_expr", "sympy.parse_expr", "lambdify",
+    "numpy.load", "np.load", "pandas.read_pickle", "pd.read_pickle", "shutil.unpack_archive", "extractall",
+    "input", "literal_eval", "string.Template", "jinja2.Template", "Template",
+}  # fmt: skip
+IMPORTS = {
+    "pickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "joblib",
+    "cloudpickle",
+    "tarfile",
+    "zipfile",
+    "code",
+    "runpy",
+    "ctypes",
+}
+ALLOWED = {
+    ("kernels/linear.py", "import_module"): "one of dew's own modules, by a name from a fixed list",
+    ("rewards/registry.py", "import_module"): "one of dew's own verifiers, by a name from a fixed list",
+    ("rewards/host.py", "import_module"): "the user's reward, asked for on the command line, in a process of its own",
+    ("rewards/host.py", "exec_module"): "the same, from a file",
+    ("__init__.py", "import_module"): "one of dew's own modules",
+    ("preflight/__init__.py", "import_module"): "one of dew's own modules",
+    ("preflight/installation.py", "import_module"): "is a package installed? Names from a fixed list",
+    ("cli/app.py", "import_module"): "one of dew's own commands",
+    ("rewards/pool.py", "subprocess.Popen"): "the nursery: this interpreter, fixed arguments",
+    ("rewards/child.py", "subprocess.Popen"): "a reward's process: this interpreter, the path as one argument",
+    ("cli/children.py", "subprocess.Popen"): "dew itself, arguments as a list",
+    ("engines/trl/recording.py", "subprocess.run"): "git rev-parse HEAD",
+}
+"""(file, call) -> why it may be there."""
+WATCHED = {
+    "import_module",
+    "exec_module",
+    "subprocess.Popen",
+    "subprocess.run",
+    "subprocess.call",
+    "subprocess.check_output",
+}
+
+
+def called(node: ast.Call) -> str:
+    parts, at = [], node.func
+    while isinstance(at, ast.Attribute):
+        parts.append(at.attr)
+        at = at.value
+    return ".".join([*([at.id] if isinstance(at, ast.Name) else [""]), *reversed(parts)])
+
+
+def findings(path: Path, text: str) -> list[str]:
+    """What must not stand in a file of dew's."""
+    short = str(path).split("dew/", 1)[-1].removeprefix("src/dew/")
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found += [f"import {n}" for n in names if n.split(".")[0] in IMPORTS]
+        if not isinstance(node, ast.Call):
+            continue
+        name = called(node)
+        keywords = {k.arg: k.value for k in node.keywords}
+        last = name.rsplit(".", 1)[-1]
+        if name in FORBIDDEN or last in ("extractall", "unpack_archive", "sympify", "parse_expr", "lambdify"):
+            found.append(name)
+        if (name in WATCHED or last in WATCHED) and not {(short, name), (short, last)} & ALLOWED.keys():
+            found.append(name)
+        if "shell" in keywords:
+            found.append(f"{name} with shell")
+        if last == "from_pretrained" and not _closed(keywords):
+            found.append(f"{name} without trust_remote_code=False: transformers would ask on the terminal")
+        if name.endswith("torch.load") and not _is(keywords.get("weights_only"), True):
+            found.append("torch.load without weights_only=True")
+        if name == "yaml.load" and ast.unparse(keywords.get("Loader", ast.Constant(None))) != "_Loader":
+            found.append("yaml.load without the safe loader")
+        if name == "Environment" and not _is(keywords.get("autoescape"), True):
+            found.append("a template without autoescape")
+        if last == "from_pretrained" and "Model" in name and not _is(keywords.get("use_safetensors"), True):
+            found.append(f"{name} without use_safetensors=True")
+    return found
+
+
+def _is(node: ast.expr | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def _closed(keywords: dict[str | None, ast.expr]) -> bool:
+    """The caller says no, or hands on what the user allowed."""
+    said = keywords.get("trust_remote_code")
+    return _is(said, False) or (said is not None and ast.unparse(said) == "parsed.args.trust_remote_code")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p).split("src/dew/")[-1])
+def test_no_file_runs_text_loads_pickles_or_opens_a_shell(path):
+    assert findings(path, path.read_text()) == []
+
+
+def test_yaml_is_read_by_a_safe_loader():
+    from dew.config import _Loader
+
+    assert issubclass(_Loader, yaml.SafeLoader)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["eval(x)", "exec(x)", "os.system(x)", "subprocess.run(x, shell=True)", "import pickle", "torch.load(f)",
+     "torch.load(f, weights_only=False)", "yaml.load(t, Loader=yaml.Loader)", "yaml.load(t)", "sympy.sympify(x)",
+     "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=True, use_safetensors=True)",
+     "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False)", "AutoTokenizer.from_pretrained(x)",
+     "from zipfile import ZipFile", "z.extractall()", "import_module(name)", "Environment(loader=x)"],
+)  # fmt: skip
+def test_the_search_itself_finds_each(line):
+    assert findings(Path("src/dew/credit/gtpo.py"), line)
+
+
+# ── verifiers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+WATCHER = r"""
+import json, os, signal, sys
+from dew.rewards import answers, format, plain, text, verifier
+from dew.rewards.confine import ENDED, _from_text, _known, _writes
+from dew.rewards.reading import judge
+from dew.rewards.nursery import _WARM_UP
+from dew.tasks.templates import TEMPLATES, render
+import logging
+logging.disable(logging.CRITICAL)
+for case in _WARM_UP: judge(*case)
+countdown, chain, equation = map(verifier, ("countdown", "chain", "equation"))
+completions = json.load(sys.stdin)
+seen, on = [], False
+
+def watch(event, arguments):
+    global on
+    if not on: return
+    bad = (event in ENDED or event == "open" and _writes(*arguments[1:3])
+           or event == "compile" and _from_text(arguments[1]) and not _known(sys._getframe(1))
+           or event == "exec" and _from_text(getattr(arguments[0], "co_filename", "<"))
+              and not _known(sys._getframe(1)))
+    if bad:
+        on = False
+        seen.append([event, repr(arguments)[:200], now])
+        on = True
+
+class Late(BaseException): pass
+def ring(*_): raise Late
+signal.signal(signal.SIGALRM, ring)
+
+def core(answer, marked, gold):
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    try: judge(answer, marked, gold)
+    except (Exception, Late): pass
+    finally: signal.setitimer(signal.ITIMER_REAL, 0)
+
+sys.addaudithook(watch)
+for now in completions:
+    on = True
+    found = answers.find_answer(now)
+    answers.find_gold(now)
+    answers.is_formula(now)
+    plain.read_number(now)
+    text.words(now); text.gold_choice(now); text.chosen(now)
+    for form in (format.think_format, format.think_answer_format, format.boxed_format): form([now])
+    countdown.check(now, numbers=[3, 5], answer="8")
+    chain.check(now, answer="8")
+    equation.check(now, numbers=[3, 5], answer=8)
+    for template in TEMPLATES: render(template, now)
+    if found is not None:
+        core(found.text, found.marked, "8")
+        core(found.text, found.marked, r"\frac{x}{2}")
+    core("x+1", True, now)
+    on = False
+print(json.dumps(seen))
+"""
+
+
+def watched(texts: list[str], cwd: Path) -> list[list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHER], input=json.dumps(texts), capture_output=True, text=True, cwd=cwd, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("places", [1, pytest.param(len(PLACES), marks=pytest.mark.slow)])
+def test_no_verifier_runs_writes_starts_or_connects(tmp_path, places):
+    pytest.importorskip("math_verify")
+    canary = tmp_path / "canary"
+    assert watched(completions(places, str(canary)), tmp_path) == []
+    assert not canary.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_the_watcher_sees_what_sympy_would_have_done(tmp_path):
+    """With sympy's own parser in place the same watch finds text that is run."""
+    unprotected = WATCHER.replace(
+        "completions = json",
+        "import dew.rewards.reading as r; from importlib import reload; "
+        "reload(r.sympy_parser); r.judge.__globals__['_wanted'].cache_clear(); completions = json",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", unprotected], input='["\\\\boxed{12345 x}"]', capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert any(event == "compile" for event, *_ in json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_through_the_pool_every_attack_gets_a_verdict_and_leaves_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("math_verify")
+    from dew.rewards import pool
+    from dew.rewards.math import math_verdicts
+
+    monkeypatch.chdir(tmp_path)
+    pool.shutdown()
+    canary = tmp_path / "canary"
+    texts = completions(1, str(canary))
+    try:
+        verdicts = math_verdicts(texts, ["8"] * len(texts), timeout=20)
+    finally:
+        pool.shutdown()
+    assert {v.status for v in verdicts} <= {"correct", "wrong", "unparsable", "timeout"}
+    assert list(tmp_path.iterdir()) == []
+
+
+DEEDS = [
+    "eval('1')", "exec('x = 1')", "compile('1', '<string>', 'eval')", "compile('1', 'x.py', 'eval') and eval('1')",
+    "os.system('true')", "os.popen('true')", "subprocess.run(['true'])", "os.fork()", "os.execv('/bin/true', ['true'])",
+    "os.posix_spawn('/bin/true', ['true'], {})", "open('f', 'w')", "open('f', 'a')", "open('f', 'x')",
+    "open('f', 'r+b')",
+    "os.open('f', os.O_CREAT | os.O_WRONLY)", "os.mkdir('d')", "os.remove('kept')", "os.rename('kept', 'f')",
+    "os.symlink('/etc', 's')", "socket.create_connection(('127.0.0.1', 9))", "socket.socket().bind(('', 0))",
+    "ctypes.CDLL(None)", "pickle.loads(pickle.dumps(os.getcwd))", "os.kill(os.getpid(), 9)", "shutil.rmtree('.')",
+    "(lambda: 0).__class__((lambda: 0).__code__.replace(co_consts=()), {})", "os.chmod('kept', 0)",
+    "sympy.sympify('1+1')", "sympy.lambdify(sympy.Symbol('x'), sympy.Symbol('x'))(1)",
+]  # fmt: skip
+
+
+def test_a_confined_process_can_do_nothing_of_it(tmp_path):
+    (tmp_path / "kept").write_text("kept")
+    script = (
+        "import ctypes, json, os, pickle, shutil, socket, subprocess, sys, sympy, sympy.parsing.sympy_parser\n"
+        "from dew.rewards.confine import confine\ndone = []\nconfine()\n"
+    )
+    for deed in DEEDS:
+        script += f"try:\n    {deed}\n    done.append({deed!r})\nexcept Exception: pass\n"
+    result = subprocess.run(
+        [sys.executable, "-c", script + "print(json.dumps(done))"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-500:]
+    assert json.loads(result.stdout) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+
+
+WORKER = """
+import json, os, socket
+from dew.rewards.nursery import _work
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close()
+    _work(theirs, lambda *job: open("made", "w").close() or ("correct", None))
+    os._exit(0)
+theirs.close()
+ours.sendall(json.dumps({"answer": "", "marked": True, "gold": "", "limit": 20}).encode() + b"\\n")
+print(ours.recv(100).decode())
+"""
+
+
+def test_a_worker_whose_parser_opens_a_file_to_write_finds_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert json.loads(done.stdout) == ["unparsable", None] and list(tmp_path.iterdir()) == []
+
+
+# ── records, report, console ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def hostile_run(tmp_path_factory) -> Path:
+    """A run whose every text is an attack."""
+    folder = tmp_path_factory.mktemp("runs") / "<img src=x onerror=alert(1)>"
+    run = RunFolder(folder)
+    attack = iter(ATTACKS * 3)
+    run.write_run(
+        {"name": "</title><script>alert(2)</script>", "model": next(attack), "data": next(attack), "seed": "\x1b[2J"}
+    )
+    (folder / "config.yaml").write_text("task: </script><script>alert(1)</script>\n")
+    run.append_metrics({"step": 1, "reward": 0.5, "<script>": 1.0, "reward/\x1b[31m": 2.0})
+    run.append_alarm({"step": 1, "alarm": "<b>", "message": "\x1b]0;owned\x07[link=x]y[/link]", "remedy": "<script>"})
+    run.write_scores(
+        [{"when": "before", "task": "<script>", "scores": {"<svg onload=x>": {"value": 0.5, "low": 0, "high": 1}}}]
+    )
+    for step in range(3):
+        groups = []
+        for number in range(30):
+            text = next(attack)
+            answers = [
+                AnswerRecord([text, next(attack)], correct, float(correct), extracted=text, verdict=text,
+                             entropy=[0.5, 1.0], advantage=[1.0, -1.0], shaped=[1.0, 1.1], grpo=[1.0, 1.0])
+                for correct in (True, False)
+            ]  # fmt: skip
+            groups.append(
+                GroupRecord(step, number, next(attack), answers, gold=text, algorithm=text, settings={text: text})
+            )
+        run.write_records(step, groups)
+    return folder
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+
+def test_records_keep_every_attack_as_it_is(hostile_run):
+    groups = [g for path in RunFolder(hostile_run).record_files() for g in read_records(path)]
+    assert len(groups) == 90 and all(g.answers[0].tokens[0] == g.gold for g in groups)
+    raw = gzip.decompress(RunFolder(hostile_run).record_files()[0].read_bytes())
+    assert raw.isascii() and b"\x1b" not in raw
+
+
+def test_the_page_has_the_same_elements_whatever_a_model_wrote(hostile_run, tmp_path):
+    from dew.report import build
+
+    harmless = RunFolder(tmp_path / "harmless")
+    harmless.append_metrics({"step": 1, "reward": 0.5})
+    page = build([hostile_run], tmp_path / "hostile.html").read_text()
+    found, expected = Tags(), Tags()
+    found.feed(page)
+    expected.feed(build([harmless.path], tmp_path / "harmless.html").read_text())
+    assert found.tags == expected.tags
+    assert not [name for name in found.attributes if name.startswith("on")]
+    ours = build([harmless.path], tmp_path / "harmless.html").read_text()
+    for attack in ATTACKS:
+        if len(attack) > 12:
+            assert attack not in page or attack in ours, attack
+
+
+def printed(show) -> str:
+    """What a terminal would get, without the sequences that rich makes itself."""
+    from dew.cli import console
+
+    file = io.StringIO()
+    terminal = console.PlainConsole(file=file, force_terminal=True, color_system="truecolor", width=100)
+    show(terminal)
+    return re.sub(r"\x1b\[[0-9;]*[mABCDGHJK]|\x1b\[\?25[lh]", "", file.getvalue())
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_nothing_but_text_reaches_the_terminal(attack):
+    from rich.table import Table
+    from rich.text import Text
+
+    def show(terminal):
+        table = Table(title=attack)
+        table.add_column(attack)
+        table.add_row(attack)
+        for thing in (attack, Text(attack), table):
+            terminal.print(thing, soft_wrap=True)
+
+    text = printed(show)
+    assert all(c.isprintable() or c == "\n" for c in text)
+    line = attack.split("\n")[0]
+    if line.isprintable() and line.isascii() and len(line) < 60:
+        assert text.startswith(line)  # neither brackets nor names of emoji are taken for more
+
+
+def test_commands_show_a_hostile_run_without_a_control_character(hostile_run, capsys, monkeypatch, tmp_path):
+    from dew.cli import main
+
+    for words in (
+        ["explain", str(hostile_run)],
+        ["explain", str(hostile_run), "--answer", "1"],
+        ["explain", str(hostile_run), "--json"],
+        ["report", str(hostile_run), "--out", str(tmp_path / "r.html")],
+        ["report", str(tmp_path / "\x1b[2J[link=x]y[/link]")],
+        ["train", "\x1b[31m[bold]x.yaml"],
+        ["resume", "\x1b]0;x\x07"],
+        ["recipes", "show", "[/]\x1b[2J"],
+        ["compare", str(hostile_run), "--algorithms", "\x1b[31m[red]"],
+    ):
+        monkeypatch.setattr(sys, "argv", ["dew", *words])
+        with pytest.raises(SystemExit):
+            main()
+        shown = capsys.readouterr()
+        assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err), words
+        assert "Traceback" not in shown.err
+
+
+def test_the_live_screen_and_warnings_too(hostile_run, capsys):
+    from dew.cli.console import LogToConsole
+    from dew.cli.watch import RunView, screen
+
+    text = printed(lambda terminal: terminal.print(screen([RunView(hostile_run, "\x1b[2J")])))
+    assert all(c.isprintable() or c == "\n" for c in text)
+    import logging
+
+    LogToConsole().emit(logging.LogRecord("dew", 30, "", 0, "\x1b[2J[link=x]", None, None))
+    assert capsys.readouterr().err == "·[2J[link=x]\n"
+
+
+# ── recipes and templates ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("form", ["%s", "a: %s", "a: [%s]", "%s: a", "task: countdown\nx: &x %s\ny: *x"])
+def test_yaml_gives_plain_values_or_an_error(tmp_path, monkeypatch, form):
+    from dew.config import parse_yaml
+
+    monkeypatch.chdir(tmp_path)
+    for attack in ATTACKS:
+        try:
+            value = parse_yaml(form.replace("%s", attack.replace("CANARY", str(tmp_path / "canary"))))
+        except DewError:
+            continue
+        assert _plain(value), attack
+    assert list(tmp_path.iterdir()) == []
+
+
+def _plain(x: object) -> bool:
+    import datetime
+
+    if isinstance(x, dict):
+        return all(map(_plain, [*x.keys(), *x.values()]))
+    if isinstance(x, list | set | tuple):
+        return all(map(_plain, x))
+    return x is None or type(x) in (str, int, float, bool, bytes, datetime.date, datetime.datetime)
+
+
+def test_a_prompt_is_not_a_template():
+    import trl_tiny
+
+    tokenizer = trl_tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    for attack in ATTACKS:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": attack}], tokenize=False)
+        assert text == f"<user>{attack}"
+
+
+def test_a_chat_template_of_a_stranger_cannot_leave_its_sandbox(tmp_path):
+    import trl_tiny
+
+    tokenizer = trl_tiny.tokenizer()
+    for attack in FAMILIES["templates"]:
+        tokenizer.chat_template = attack.replace("CANARY", str(tmp_path / "canary")).replace("10**9", "3")
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+        except Exception:
+            continue
+    assert list(tmp_path.iterdir()) == [] and os.path.exists("/etc/passwd")

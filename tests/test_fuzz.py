@@ -1,0 +1,100 @@
+"""A few random inputs at every door with each run of the tests, and every find that fuzzing ever made."""
+
+import json
+
+import pytest
+
+import fuzz
+from dew.errors import DewError
+
+SOME = {"recipe, values, TRL's parser": 20, "verdicts, processes": 50, "records, values": 60, "verdicts": 100}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_processes_left():
+    yield
+    from dew.rewards import pool
+
+    pool.shutdown()
+
+
+@pytest.mark.parametrize("name", fuzz.DOORS)
+def test_only_dews_own_errors_come_out(name):
+    result = fuzz.fuzz(fuzz.DOORS[name], SOME.get(name, 150), number=1)
+    assert result["finds"] == {} and result["inputs"] > 0
+
+
+def test_something_gets_through_every_door():
+    """A door that refuses everything would not have been tried."""
+    for name in ("recipe, text", "recipe, values", "records, bytes", "records, values", "run folder", "rollouts"):
+        result = fuzz.fuzz(fuzz.DOORS[name], 100, number=2)
+        assert result["refused"] < result["inputs"], name
+
+
+def test_a_find_is_found():
+    def breaks(_):
+        raise KeyError("x")
+
+    door = fuzz.Door(breaks, fuzz.VALUES, 1.0)
+    assert next(iter(fuzz.fuzz(door, 5)["finds"])).startswith("KeyError at")
+
+
+NESTED = "[" * 100_000
+FINDS = [
+    ("recipe, text", "!!bool 1"),
+    ("recipe, text", "a: &a [*a]"),
+    ("recipe, text", "? [1]\n: 2"),
+    ("recipe, values", {"reward_funcs": 87687975965}),
+    ("recipe, values", {"report_to": 5}),
+    ("recipe, values, TRL's parser", {"deepspeed": 52}),
+    ("recipe, values, TRL's parser", {"algorithm": 45}),
+    ("records, values", {"answers": []}),
+    ("records, values", {"answers": [{"tokens": "ab", "entropy": [1, 2]}]}),
+    ("records, values", {"answers": [{"tokens": ["a"], "entropy": [0.5], "live": [None]}]}),
+    ("records, values", {"answers": [{"tokens": ["a"], "entropy": [0.5], "truncated": [[]]}]}),
+    ("records, bytes", b'{"answers": ' + NESTED.encode()),
+    ("run folder", {"alarms.jsonl": '{"step": []}\n{}'}),
+    ("run folder", {"alarms.jsonl": '{"step": 1, "alarm": [1]}'}),
+    ("run folder", {"metrics.jsonl": '{"step": null}\n{}'}),
+    ("run folder", {"metrics.jsonl": '{"step": 1}\n{"step": {"a": 1}}'}),
+    ("run folder", {"metrics.jsonl": '{"step": 1, "entropy": null}'}),
+    ("run folder", {"metrics.jsonl": '{"step": 1, "accuracy": 1%s}' % ("0" * 400)}),
+    ("run folder", {"scores.json": "[1, null]"}),
+    ("run folder", {"metrics.jsonl": '{"step": 1, "accuracy": "x", "groups/sampled": "y"}'}),
+    ("run folder", {"metrics.jsonl": NESTED, "run.json": NESTED}),
+    ("rows of problems", b"null"),
+    ("rows of problems", NESTED.encode()),
+    ("guide's answers", b'{"prompt\xf0": 1}'),
+    ("guide's answers", NESTED.encode()),
+    ("runs of other trainers", b'{"log_history": null, "global_step": 1}'),
+    ("runs of other trainers", b'{"log_history": []}'),
+    ("runs of other trainers", b"[0, , 1]"),
+    ("runs of other trainers", b"\xd6"),
+    ("gold columns", ("0-0=0", [], [])),
+    ("gold columns", (r"\boxed{1}", "ab", None)),
+    ("gold columns", ("1+1=2", [1, 1], "x")),
+]
+
+
+@pytest.mark.parametrize(("door", "given"), FINDS, ids=range(len(FINDS)))
+def test_what_was_found_once_is_refused_with_advice(door, given):
+    try:
+        fuzz.DOORS[door].check(given)
+    except DewError as error:
+        assert 20 < len(str(error)) < 3000
+
+
+@pytest.mark.parametrize(("numbers", "answer"), [([1, 1], "x"), ([1, 1], None), ([[]], "2"), (5, "2")])
+def test_gold_columns_of_another_kind_are_named(numbers, answer):
+    from dew.errors import RewardError
+    from dew.rewards import verifier
+
+    with pytest.raises(RewardError, match="no answer can be judged against numbers="):
+        verifier("countdown").verdicts(["1+1=2"], [{"numbers": numbers, "answer": answer}])
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_inputs():
+    found = {name: fuzz.fuzz(door, int(100_000 * door.share), number=3) for name, door in fuzz.DOORS.items()}
+    print(json.dumps(found, indent=1))
+    assert not any(result["finds"] for result in found.values())

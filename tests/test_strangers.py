@@ -1,0 +1,453 @@
+"""Files from strangers are data: recipes, runs, data sets and models have no effect but the one that was asked for."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacks import FAMILIES
+from dew.cli import main
+from dew.config import make_run, parse_yaml, read_run
+from dew.engines.permission import OFF, RUNS_CODE, SENDS, check_permission, wishes
+from dew.engines.trl import launch
+from dew.engines.verl.words import with_words
+from dew.errors import ConfigError, DewError
+from dew.records import AnswerRecord, GroupRecord, RecordError, RunFolder, read_records, stay_inside, write_atomically
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "src/dew/tasks/data/tiny"
+SMALL = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4, "per_device_train_batch_size": 8,
+         "use_cpu": True, "bf16": False}  # fmt: skip
+
+
+def dew(monkeypatch, capsys, *words) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["dew", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    return stop.value.code, shown.out, shown.err
+
+
+# ── recipes ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+WISHES = {
+    "trust_remote_code": {"trust_remote_code": True},
+    "trust_remote_code ": {"trust_remote_code": "yes"},
+    "model_init_kwargs.trust_remote_code": {"model_init_kwargs": {"trust_remote_code": True}},
+    "model_init_kwargs.trust_remote_code ": {"model_init_kwargs": '{"trust_remote_code": true}'},
+    "generation_kwargs.custom_generate": {"generation_kwargs": {"custom_generate": "evil/code"}},
+    "model_init_kwargs.use_kernels": {"model_init_kwargs": {"use_kernels": True}},
+    "attn_implementation": {"attn_implementation": "evil/kernel"},
+    "model_init_kwargs.attn_implementation": {"model_init_kwargs": {"attn_implementation": "evil/kernel"}},
+    "model_init_kwargs.use_safetensors": {"model_init_kwargs": {"use_safetensors": False}},
+    "model_init_kwargs.weights_only": {"model_init_kwargs": {"weights_only": False}},
+    "rewards.py:score": {"reward_funcs": ["rewards.py:score"]},
+    "os.system": {"reward_funcs": ["os.system"]},
+    "os:system": {"reward_funcs": "os:system"},
+    "push_to_hub": {"push_to_hub": True},
+    "log_completions_hub_repo": {"log_completions_hub_repo": "evil/answers"},
+    "trackio_space_id": {"trackio_space_id": "evil/space"},
+    "report_to": {"report_to": ["tensorboard", "wandb"]},
+    "report_to ": {"report_to": "all"},
+    "deepspeed": {"deepspeed": {"tensorboard": {"output_path": "/"}}},
+    "guide": {"guide": "http://evil.example/v1"},
+    "vllm_server_base_url": {"vllm_server_base_url": "http://evil.example:8000"},
+    "vllm_server_host": {"vllm_server_host": "evil.example"},
+    "output_dir": {"output_dir": "/etc/dew"},
+    "output_dir ": {"output_dir": "../../elsewhere"},
+    "output_dir  ": {"output_dir": "runs/../../elsewhere"},
+    "output_dir   ": {"output_dir": ".git/hooks"},
+    "output_dir    ": {"output_dir": "."},
+    "output_dir     ": {"output_dir": "~/x/../../../../etc"},
+}
+HARMLESS = [
+    {"trust_remote_code": False},
+    {"trust_remote_code": "false"},
+    {"model_init_kwargs": {"use_safetensors": True, "attn_implementation": "sdpa"}},
+    {"reward_funcs": ["think_format", "overlong:100:10", "accuracy_reward"]},
+    {"report_to": "none"},
+    {"report_to": "tensorboard"},
+    {"guide": "http://localhost:8000/v1"},
+    {"guide": "answers.jsonl"},
+    {"vllm_server_host": "0.0.0.0"},
+    {"output_dir": "runs/mine"},
+    {"push_to_hub": False, "log_completions_hub_repo": None},
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current folder, with a folder for recipes somewhere else."""
+    for name in ("here", "recipes"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "recipes"
+
+
+@pytest.mark.parametrize(("name", "settings"), WISHES.items())
+def test_a_file_that_wants_more_is_refused_until_it_is_allowed_by_name(here, name, settings):
+    name = name.strip()
+    run = make_run({**SMALL, **settings}, source=str(here / "r.yaml"))
+    with pytest.raises(ConfigError, match=rf"--allow {re.escape(name)}"):
+        launch.parse(run)
+    check_permission(run, (), [name])
+    check_permission(run, settings, ())  # typed on the command line, it is the user's own
+    check_permission(make_run({**SMALL, **settings}), (), ())  # and in Python it is its author's
+
+
+@pytest.mark.parametrize(
+    ("verl", "name"),
+    [
+        (
+            {"actor_rollout_ref": {"model": {"trust_remote_code": True}}},
+            "verl.actor_rollout_ref.model.trust_remote_code",
+        ),
+        ({"reward.custom_reward_function.path": "/tmp/x.py"}, "verl.reward.custom_reward_function.path"),
+        ({"data": {"custom_cls": {"path": "pkg://x"}}}, "verl.data.custom_cls.path"),
+        ({"actor_rollout_ref.model.external_lib": "x"}, "verl.actor_rollout_ref.model.external_lib"),
+        ({"trainer": {"rollout_data_dir": "/etc"}}, "verl.trainer.rollout_data_dir"),
+    ],
+)
+def test_a_file_for_verl_is_data_too(here, verl, name):
+    run = make_run({**SMALL, "verl": verl}, source=str(here / "r.yaml"))
+    with pytest.raises(ConfigError, match=rf"--allow {re.escape(name)}"):
+        with_words(run, ())
+    assert with_words(run, (), [name]).verl
+    harmless = {"actor_rollout_ref.model.path": "folder", "trainer.default_local_dir": "runs/x/checkpoints"}
+    assert with_words(make_run({**SMALL, "verl": harmless}, source=str(here / "r.yaml")), ()).verl
+
+
+@pytest.mark.parametrize("settings", HARMLESS)
+def test_what_every_file_may_do(here, settings):
+    assert list(wishes(settings, here)) == []
+
+
+def test_every_wish_is_told_at_once(here):
+    keys = {"trust_remote_code": True, "push_to_hub": True, "reward_funcs": ["a.py:b"]}
+    with pytest.raises(ConfigError) as error:
+        launch.parse(make_run({**SMALL, **keys}, source=str(here / "r.yaml")))
+    assert "--allow a.py:b --allow trust_remote_code --allow push_to_hub" in str(error.value)
+
+
+def test_a_secret_is_refused_wherever_it_stands(here):
+    for run, flags in ((make_run({**SMALL, "hub_token": "hf_x"}), []), (make_run(SMALL), ["--hub_token", "hf_x"])):
+        with pytest.raises(ConfigError, match="HF_TOKEN") as error:
+            launch.parse(run, flags)
+        assert "hf_x" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_the_recipes_that_come_with_dew_ask_for_nothing(path):
+    assert list(wishes(read_run(path).settings, path.parent)) == []
+
+
+REVIEWED = {
+    "output_dir", "hub_token", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision",
+    "dataset_name", "model_name_or_path", "reward_model_name_or_path", "model_revision", "attn_implementation",
+    "report_to", "guide", "guide_timeout", "guide_weight", "guide_completions", "guide_failed_weight", "reward_funcs",
+    "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "use_liger_kernel",
+    "liger_kernel_config", "resume_from_checkpoint", "restore_callback_states_from_checkpoint", "enable_jit_checkpoint",
+    "gradient_checkpointing", "gradient_checkpointing_kwargs", "cache_implementation", "torch_compile",
+    "torch_compile_backend", "torch_compile_mode", "model_init_kwargs", "generation_kwargs", "chat_template_kwargs",
+    "vllm_model_impl", "use_cache", "torch_empty_cache_steps", "include_num_input_tokens_seen",
+    "average_tokens_across_devices", "save_total_limit", "load_in_4bit", "load_in_8bit", "load_best_model_at_end",
+    "fsdp_config", "accelerator_config", "parallelism_config", "transformers_continuous_batching_config",
+    "dataset_config", "eval_use_gather_object", "lr_scheduler_kwargs", "algorithm_kwargs", "optim_args",
+    "outcome_reward", "reward_timeout", "reward_memory", "reward_weights", "scale_rewards",
+}  # fmt: skip
+"""Settings whose names sound as if they might run, load, send or write something, and that were looked at."""
+SOUNDS = re.compile(
+    r"remote|code|hub|token|url|host|server|space|bucket_id|repo|_dir|path|deepspeed|kernel|config|kwargs|args|backend|"
+    r"checkpoint|compile|template|reward|guide|dataset_name|model|(?<!data)load|gather_object|impl|report_to|cache|script"
+)
+
+
+def test_a_setting_that_trl_adds_is_looked_at():
+    """A new version may bring a new way to run code or to send data: this test fails until somebody has judged it."""
+    from trl import ModelConfig
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    from dew.engines.trl import DewConfig
+
+    names = {f.name for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init}
+    unknown = {n for n in names if SOUNDS.search(n)} - REVIEWED - set(RUNS_CODE) - set(SENDS)
+    assert unknown <= {
+        "max_completion_length", "disable_dropout", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps",
+        "metric_for_best_model", "save_only_model", "vllm_max_model_length", "ddp_backend",
+    }, unknown  # fmt: skip
+
+
+def test_off_is_off_however_it_is_written():
+    from transformers.hf_argparser import string_to_bool
+
+    for word in ("yes", "true", "t", "y", "1", "on"):
+        assert word not in OFF
+        try:
+            assert string_to_bool(word) is True
+        except Exception:
+            assert word == "on"  # which argparse refuses
+    for word in ("no", "false", "f", "n", "0"):
+        assert word in OFF and string_to_bool(word) is False
+
+
+def test_the_command_line_refuses_and_allows(here, monkeypatch, capsys):
+    (here / "mine.py").write_text("open('ran', 'w')\ndef score(completions, **_): return [0.0] * len(completions)\n")
+    path = here / "r.yaml"
+    path.write_text(json.dumps({**SMALL, "output_dir": "run", "reward_funcs": [f"{here}/mine.py:score"]}))
+    code, _, err = dew(monkeypatch, capsys, "train", path, "--dry-run")
+    assert code == 1 and "runs code" in err and f"--allow {here}/mine.py:score" in err.replace("\n", "")
+    code, _, err = dew(monkeypatch, capsys, "preflight", path, "--answers", "0", "--json")
+    assert code == 1
+    code, _, err = dew(monkeypatch, capsys, "compare", path)
+    assert code == 1 and "--allow" in err
+    assert not Path("ran").exists()
+    code, _, _ = dew(monkeypatch, capsys, "train", path, "--dry-run", "--allow", f"{here}/mine.py:score")
+    assert code == 0
+    code, _, _ = dew(monkeypatch, capsys, "train", path, "--dry-run", "--reward_funcs", f"{here}/mine.py:score")
+    assert code == 0
+
+
+def test_a_comparison_hands_on_what_was_allowed(here):
+    from dew.cli import compare
+
+    run = make_run({**SMALL, "reward_funcs": ["a.py:b"], "trust_remote_code": True}, source="r.yaml")
+    words = compare._allowed(run, ["trust_remote_code"], ["a.py:b"])
+    assert words == ["--allow", "a.py:b", "--allow", "trust_remote_code"]
+    child = compare._child(Path("r.yaml"), here, "gtpo", 0, words)
+    assert list(child.arguments[-4:]) == words
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [LAUGHS, "a: &a [*a]", "a: &a {b: *a}", "x: " + "[" * 50_000, "a: 1\n" * 100_000, "k" * 300_000 + ": 1",
+     "a: " + "9" * 5000, "? {a: 1}\n: 2", "a: !!timestamp 2001-99-99", "a: !!int x", "a: !!float x",
+     "a: !!binary '\x80'", "a: !!pairs x", "a: !!set {b, c}", "&a : *a", "a: 2001-12-14t21:59:43.10-05:99"],
+    ids=range(16),
+)  # fmt: skip
+def test_yaml_that_is_small_in_a_file_and_endless_outside_is_refused(text):
+    try:
+        value = parse_yaml(text)
+    except DewError as error:
+        assert len(str(error)) < 500
+    else:
+        assert len(repr(value)) < 1000
+
+
+# ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "stranger")
+    folder.write_run({"name": "stranger"})
+    folder.append_metrics({"step": 1, "reward": 0.5})
+    answers = [AnswerRecord(["a"], c, float(c), entropy=[0.5], advantage=[1.0]) for c in (True, False)]
+    folder.write_records(1, [GroupRecord(1, 0, "p", answers)])
+    (folder.path / "config.yaml").write_text("task: countdown\nmodel_name_or_path: tiny\n")
+    shutil.copytree(TINY, folder.path / "model")
+    (tmp_path / "secret").write_text("a secret of mine\n")
+    return folder.path
+
+
+LINKS = ["config.yaml", "run.json", "metrics.jsonl", "records/step-00000002.jsonl.gz", "model/notes.txt", "checkpoints"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_that_leads_out_of_a_run_is_not_followed(run, tmp_path, monkeypatch, capsys, name):
+    link = run / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path / "secret")
+    commands = [["report", run, "--out", tmp_path / "r.html"], ["explain", run], ["resume", run]]
+    commands = [["export", run, tmp_path / "out"]] if name.startswith("model") else commands
+    for words in commands:
+        code, out, err = dew(monkeypatch, capsys, *words)
+        assert code == 1 and "leads out of the run's folder" in err.replace("\n", " ")
+        assert "a secret of mine" not in out + err
+    assert (tmp_path / "secret").read_text() == "a secret of mine\n"
+    assert not (tmp_path / "r.html").exists() and not (tmp_path / "out").exists()
+
+
+def test_links_inside_a_run_are_fine(run, tmp_path):
+    (run / "latest").symlink_to(run / "model")
+    (tmp_path / "elsewhere").symlink_to(run)
+    stay_inside(run)
+    stay_inside(tmp_path / "elsewhere")
+    (run / "itself").symlink_to(run / "itself")
+    with pytest.raises(RecordError, match="leads out"):
+        stay_inside(run)
+
+
+def test_writing_never_goes_through_a_link(tmp_path):
+    """Neither the file's own name nor that of its temporary one, which can be guessed."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    target = tmp_path / "run.json"
+    target.symlink_to(mine)
+    (tmp_path / f".run.json.{os.getpid()}.tmp").symlink_to(mine)
+    write_atomically(target, b"theirs")
+    assert mine.read_text() == "mine" and target.read_text() == "theirs" and not target.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "metrics.jsonl", "alarms.jsonl", "scores.json", "records/step-00000003.jsonl.gz"]
+)
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(run, tmp_path, monkeypatch, capsys, name):
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    code, _, err = dew(monkeypatch, capsys, "report", run, "--out", tmp_path / "r.html")
+    assert "pipe" in err and (code == 1 or name.startswith("records"))
+
+
+def bomb(megabytes: int, line: bytes = b" " * (1 << 20)) -> bytes:
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join([*(packer.compress(line) for _ in range(megabytes)), packer.flush()])
+
+
+BOMBS = {
+    "one line": bomb(200),
+    "many lines": bomb(200, b" " * ((1 << 20) - 1) + b"\n"),
+    "many lists": gzip.compress(b'{"answers":' + b"[" * 5_000_000),
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, content):
+    monkeypatch.setattr("dew.records.MAX_FILE", 1 << 27)
+    path = tmp_path / "step-00000001.jsonl.gz"
+    path.write_bytes(content)
+    assert len(content) < 300_000
+    with pytest.raises(RecordError, match="once unpacked"):
+        read_records(path)
+
+
+def test_data_that_unpack_to_much_are_refused(tmp_path, monkeypatch):
+    from dew.tasks import files, task
+
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(files, "LARGEST_JSON", 1 << 20)
+    for name, says in (("train.jsonl.gz", "One problem per line"), ("train.json.gz", "one row a line")):
+        (tmp_path / name).write_bytes(bomb(3))
+        with pytest.raises(ConfigError, match=says):
+            task(str(tmp_path / name), template="plain").rows(1)
+
+
+@pytest.mark.parametrize("name", FAMILIES["paths"])
+def test_names_with_paths_in_them_stay_names(tmp_path, monkeypatch, name, run):
+    """Names in run.json, records and tasks are shown; none becomes a path that is written."""
+    from dew.report import build
+
+    monkeypatch.chdir(tmp_path)
+    before = {p for p in tmp_path.rglob("*")}
+    RunFolder(run).write_run({"name": name, "model": name})
+    build([run])
+    made = {p for p in tmp_path.rglob("*")} - before
+    assert made == {run / "report.html", run / "report.json"}
+
+
+# ── models, checkpoints, data sets ──────────────────────────────────────────────────────────────────────────
+
+
+class Evil:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of the tiny model whose weights are a pickle that makes a file."""
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"weights": Evil(tmp_path / "canary")}, folder / "pytorch_model.bin")
+    return folder
+
+
+def test_the_canary_sings_where_pickles_are_loaded(tmp_path, model):
+    torch.load(model / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "canary").exists()
+
+
+def test_weights_that_are_pickles_are_not_loaded(tmp_path, model, monkeypatch, capsys):
+    code, _, err = dew(monkeypatch, capsys, "eval", model, "-n", 1, "-k", 1)
+    assert code == 1 and "no model can be loaded" in err
+    shutil.copytree(model, tmp_path / "run" / "model")
+    code, _, err = dew(monkeypatch, capsys, "export", tmp_path / "run", tmp_path / "out")
+    assert code == 1
+    run = make_run({**SMALL, "model_name_or_path": str(model), "output_dir": str(tmp_path / "o")})
+    with pytest.raises(Exception, match=r"safetensors|pickle|weights"):
+        launch.build_trainer(launch.parse(run))
+    assert not (tmp_path / "canary").exists()
+
+
+def test_code_in_a_model_folder_is_not_run(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    code = f"open({str(tmp_path / 'canary')!r}, 'w')\nfrom transformers import *\nclass X: pass\n"
+    (folder / "evil.py").write_text(code)
+    classes = {f"AutoModel{kind}": "evil.X" for kind in ("", "ForCausalLM")} | {"AutoConfig": "evil.X"}
+    for name, extra in (("config.json", {"auto_map": classes, "model_type": "evil"}),
+                        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.X", "evil.X"]}})):  # fmt: skip
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, **extra}))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers asks; a run has nobody to ask
+    code, _, _ = dew(monkeypatch, capsys, "eval", folder, "-n", 1, "-k", 1)
+    assert code == 1
+    run = make_run({**SMALL, "model_name_or_path": str(folder), "output_dir": str(tmp_path / "o")})
+    with pytest.raises(Exception, match=r"trust_remote_code|evil|custom code"):
+        launch.build_trainer(launch.parse(run))
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_data_set_that_is_a_script_is_not_run(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "data.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
+    for name in (str(folder), str(folder / "data.py")):
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            launch.data_of(launch.parse(make_run({**SMALL, "task": None, "dataset_name": name})))
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.slow
+def test_pickles_in_a_checkpoint_are_not_run(tmp_path):
+    """Every file of a checkpoint that torch reads, one after the other, replaced by a pickle that makes a file."""
+    settings = {**SMALL, "output_dir": str(tmp_path / "run"), "problems": 64, "max_completion_length": 16}
+    settings |= {"max_steps": 3, "save_steps": 2, "gradient_checkpointing": False}
+    (tmp_path / "r.yaml").write_text(json.dumps(settings))
+
+    def call(*words):
+        command = [sys.executable, "-m", "dew.cli", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert call("train", tmp_path / "r.yaml").returncode == 0
+    shutil.rmtree(tmp_path / "run/model")
+    shutil.rmtree(tmp_path / "run/checkpoint-3", ignore_errors=True)
+    RunFolder(tmp_path / "run").write_run({"status": "running"})
+    files = [p for p in (tmp_path / "run/checkpoint-2").iterdir() if p.suffix in (".pt", ".pth", ".bin")]
+    assert {"optimizer.pt", "scheduler.pt", "training_args.bin", "dew_state_0.pt"} <= {p.name for p in files}
+    for path in files:
+        shutil.copytree(tmp_path / "run", tmp_path / "again")
+        torch.save({"x": Evil(tmp_path / "canary")}, tmp_path / "again/checkpoint-2" / path.name)
+        call("resume", tmp_path / "again")
+        assert not (tmp_path / "canary").exists(), path.name
+        shutil.rmtree(tmp_path / "again")

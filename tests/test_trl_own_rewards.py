@@ -1,0 +1,45 @@
+"""A reward function from outside in a training run: what hangs is left out, and the run goes on or ends with a word."""
+
+import pytest
+
+import trl_tiny
+from dew.errors import RewardError
+from dew.records import RunFolder
+from dew.rewards.own import load_reward
+
+MINE = """
+import os, time
+def outcome(completions, **_):
+    if not os.path.exists("slept"):
+        open("slept", "w").close()
+        time.sleep(1e6)
+    return [1.0 if "a" in c else 0.0 for c in completions]
+def never(completions, **_): time.sleep(1e6)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    return lambda name: load_reward(f"mine.py:{name}", timeout=2.0)
+
+
+def test_a_batch_that_hung_trains_nothing_and_the_next_one_does(mine, tmp_path):
+    trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("outcome"), max_steps=3)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    metrics = RunFolder(tmp_path / "run").metrics()
+    assert [m["step"] for m in metrics] == [1, 2, 3]
+    assert not metrics[0].get("accuracy")  # nobody was judged
+    assert metrics[-1]["accuracy"] >= 0
+    assert any(not p.equal(before[name]) for name, p in trainer.model.named_parameters())
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+def test_a_reward_that_always_hangs_ends_the_run_with_its_name(mine, tmp_path):
+    trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("never"), max_steps=9)
+    with pytest.raises(
+        RewardError, match=r"The reward never: its process has not answered for 2 s.*3 batches in a row"
+    ):
+        trainer.train()
