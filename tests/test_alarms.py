@@ -20,6 +20,7 @@ HEALTHY = {
     "grad_norm": 0.3,
     "loss": 0.001,
     "groups/short": 0.0,
+    "steps/skipped": 0.0,
 }
 
 # name -> (steps that are sick, what is sick about them); the alarm must ring at the last of them and not before
@@ -35,6 +36,7 @@ PROVOKED = {
     "verifier_fails": (1, {"verifier/failed_share": 0.02}),
     "no_gradient": (5, {"grad_norm": 0.0}),
     "not_finite": (1, {"loss": math.nan}),
+    "skipped": (1, {"steps/skipped": 1.0}),
     "batch_not_full": (1, {"groups/short": 2.0}),
 }
 

@@ -184,8 +184,27 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Return when the disk holds the file; for a folder, when it holds the names in it."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a folder where the system opens only files
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what `write_atomically` left behind where it was killed."""
+    for path in [*folder.glob(".*.tmp"), *(folder / "records").glob(".*.tmp")]:
+        path.unlink(missing_ok=True)
 
 
 def finite(x: Any) -> Any:
@@ -288,8 +307,18 @@ class RunFolder:
     def append_alarm(self, alarm: Mapping[str, Any]) -> None:
         self._append("alarms.jsonl", alarm)
 
-    def write_records(self, step: int, groups: Iterable[GroupRecord]) -> int:
-        return write_records(self.path, step, groups)
+    def write_records(self, step: int, groups: Iterable[GroupRecord], keep: int = 0) -> int:
+        """Write a step's groups. Beyond `keep` files (0: any number) every second one goes, the newest stays."""
+        written = write_records(self.path, step, groups)
+        files = self.record_files()
+        for path in files[1:-1:2] if 0 < keep < len(files) else []:
+            path.unlink(missing_ok=True)
+        return written
+
+    def sync(self) -> None:
+        """Return when the disk holds every line of the logs."""
+        for path in self.path.glob("*.jsonl"):
+            sync(path)
 
     def run(self) -> Json:
         return self._load("run.json", {})

@@ -11,10 +11,9 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.watch import RunView, screen
 from dew.config import Run, read_run
-from dew.errors import ConfigError, EngineError
-from dew.records import RunFolder
+from dew.errors import ConfigError
+from dew.records import sweep
 
-FULL_DISK = "No space left on device"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -54,18 +53,23 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
-    if RunFolder(folder).run().get("status") == "done" and (folder / "model").is_dir():
-        out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
-        return
     from dew.engines.trl import launch as trl
 
     trl.quiet()
     run = read_run(path)
+    if trl.finished(run, folder):
+        if not (folder / "report.html").exists():
+            from dew.report import build
+
+            build([folder])
+        out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
+        return
     _go(trl.parse(Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})), resume=True)
 
 
 def _go(parsed: Any, *, resume: bool) -> None:
     from dew.engines.trl import launch as trl
+    from dew.engines.trl.failures import disk_full
 
     folder = Path(parsed.args.output_dir)
     parsed.args.disable_tqdm = True
@@ -76,12 +80,10 @@ def _go(parsed: Any, *, resume: bool) -> None:
         with _live(view):
             status = trl.launch(parsed, callbacks=callbacks, resume=resume, say=out.print)
     except Exception as error:
-        if FULL_DISK not in str(error):  # from the system, or from the libraries that write weights
+        full = disk_full(error, folder)
+        if full is None:
             raise
-        raise EngineError(
-            f"{folder}: the disk is full, and the run stopped. Earlier checkpoints are whole: free some space, then go "
-            f"on with dew resume {folder}; save_total_limit and records_every say how much a run keeps."
-        ) from None
+        raise full from None
     if status == "stopped":
         out.print(f"Stopped at step {view.step} with a checkpoint. Go on with: dew resume {folder}")
         return
@@ -142,6 +144,8 @@ def with_own_flags(run: Run, flags: list[str]) -> tuple[Run, list[str]]:
 
 
 def _claim(folder: Path, overwrite: bool) -> None:
+    if folder.is_dir():
+        sweep(folder)
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not overwrite:

@@ -1,8 +1,9 @@
-"""Reward functions that fail loudly: an exception, a NaN or a missing column is told once, by name, at once."""
+"""Reward functions that fail loudly: an exception, a NaN or a missing column is told by name, at once."""
 
 import difflib
 import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,11 @@ from typing import Any
 from torch import nn
 
 from dew.errors import ConfigError, RewardError
+
+logger = logging.getLogger("dew")
+
+NO_NUMBER = math.inf
+"""Stands for every infinity and NaN that a function returned; TRL has NaN stand for None."""
 
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -153,12 +159,17 @@ def _values(name: str, values: Any, completions: Sequence[Any]) -> list[float | 
         raise RewardError(
             f"reward function {name!r} returned {len(found)} rewards for {len(completions)} completions: one each."
         )
-    for value, completion in zip(found, completions, strict=True):
-        if value is not None and not math.isfinite(value):
-            raise RewardError(
-                f"reward function {name!r} returned {value} for the completion {completion!r:.200}. A NaN would "
-                "spread to the whole group: return None where it cannot judge, and the answer is left out."
-            )
+    bad = [i for i, value in enumerate(found) if value is not None and not math.isfinite(value)]
+    if bad:
+        logger.warning(
+            "reward function %r returned %s for the completion %.200r. The step is skipped: return None where it "
+            "cannot judge, and only that answer is left out.",
+            name,
+            found[bad[0]],
+            completions[bad[0]],
+        )
+    for i in bad:
+        found[i] = NO_NUMBER
     return found
 
 
