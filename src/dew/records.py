@@ -33,6 +33,10 @@ class RecordError(DewError, ValueError):
     """A file of a run that cannot be read, with what to do about it."""
 
 
+class SchemaError(RecordError):
+    """A file of a version that this dew does not know: it is whole, and reading on would be guessing."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
     """One answer. Every list has one entry per token; a list that is None was not recorded."""
@@ -358,9 +362,10 @@ class RunFolder:
 
     def _log(self, name: str) -> list[Json]:
         path = self.path / name
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.exists() else []
+        content = path.read_bytes() if path.exists() else b""
+        lines = [line for line in content.splitlines() if line.strip()]
         whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
-        if lines and not whole:
+        if lines and not whole and b"\n" in content:  # a lone line without its end is being written, or was torn
             raise RecordError(f"{path}: no line is a JSON object. It is damaged or of another kind.")
         return whole
 
@@ -369,10 +374,11 @@ class RunFolder:
         if not path.exists():
             return default
         value = _try_json(path.read_bytes())
-        if not isinstance(value, type(default)):
+        entries = value if isinstance(value, list) else []
+        if not isinstance(value, type(default)) or not all(isinstance(entry, dict) for entry in entries):
             raise RecordError(f"{path}: not the JSON that dew writes. Copy it again, or delete it.")
         if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
-            raise RecordError(
+            raise SchemaError(
                 f"{path}: written with schema {value['schema']!r}, and this dew reads schema {SCHEMA}. "
                 "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
             )

@@ -8,11 +8,14 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.engines.trl import recording
 from dew.engines.trl.credit import Credit, Rows
+from dew.engines.trl.failures import disk_full
 from dew.engines.trl.health import Health, finite_only
 from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics
 from dew.engines.trl.resuming import ResumingTrainer
+from dew.engines.trl.rollcall import RollCall
 from dew.engines.trl.sampling import Sampled, gather_columns, join
 from dew.engines.trl.tables import replace_last
+from dew.errors import DewError
 
 
 class TellingTrainer(ResumingTrainer):
@@ -37,13 +40,19 @@ class TellingTrainer(ResumingTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._recorder.begin(recording.run_facts(self.args, self.algorithm, self._model_name(), self._data_name()))
         recording.logger.info("%s", self.args.batches)
-        status = "failed"
+        status, processes = "failed", self.accelerator
         try:
-            result = super().train(*args, **kwargs)
+            with RollCall(processes.process_index, processes.num_processes, lambda: self._recorder.end("failed")):
+                result = super().train(*args, **kwargs)
             status = "done"
         except KeyboardInterrupt:
             status = "stopped"
             raise
+        except Exception as error:
+            full = disk_full(error, self.args.output_dir)
+            if full is None or isinstance(error, DewError):
+                raise
+            raise full from error
         finally:
             self._recorder.end(status)
         return result

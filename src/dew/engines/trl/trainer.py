@@ -53,6 +53,7 @@ class DewTrainer(TellingTrainer):
 
     _tag_names: ClassVar = ["trl", "grpo", "dew"]
     num_generations: int
+    rollout_func: Any
 
     def __init__(
         self,

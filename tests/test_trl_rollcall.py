@@ -1,0 +1,119 @@
+"""One of two processes dies: the other ends, soon, with an error that names it; one that is slow is waited for."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+import trl_tiny as tiny
+from dew.engines.trl import rollcall
+from dew.errors import DewError
+from dew.records import RunFolder
+
+MINUTE = 60
+
+
+class At(TrainerCallback):
+    """Something that one process does at the beginning of step 3."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == 2:
+            self.act()
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def nap():
+    time.sleep(8)
+
+
+def hang_in_generation(trainer):
+    """As NCCL would: the call does not come back, whatever becomes of the others."""
+    inner = trainer._generate
+
+    def generate(prompts):
+        if trainer.state.global_step == 2:
+            time.sleep(600)
+        return inner(prompts)
+
+    trainer._generate = generate
+
+
+def run(folder, rank, *, victim=None, act=die, reward=tiny.has_a, hang=False, data=16, **settings):
+    """Trains; what it fails with is left in a file, and when."""
+    trainer = tiny.trainer(
+        folder, reward, data=tiny.prompts(data), **{"per_device_train_batch_size": 4, "max_steps": 4, **settings}
+    )
+    if rank == victim:
+        trainer.add_callback(At(act))
+    elif hang:
+        hang_in_generation(trainer)
+    try:
+        trainer.train()
+    except DewError as error:
+        (folder / f"error{rank}").write_text(str(error))
+        raise SystemExit(1) from None
+    torch.save([p.detach() for p in trainer.model.parameters()], folder / f"rank{rank}.pt")
+
+
+@pytest.mark.parametrize(("victim", "survivor"), [(1, 0), (0, 1)])
+def test_the_one_that_is_left_names_the_one_that_died(victim, survivor, tmp_path):
+    begun = time.monotonic()
+    codes = tiny.in_children(lambda rank: run(tmp_path, rank, victim=victim), count=2)
+    assert codes[victim] == -signal.SIGKILL and codes[survivor] == 1
+    assert time.monotonic() - begun < MINUTE
+    words = (tmp_path / f"error{survivor}").read_text()
+    assert f"process {victim} of 2" in words and "gone" in words and "dew resume" in words
+    if survivor == 0:
+        assert RunFolder(tmp_path).run()["status"] == "failed"
+
+
+def test_one_that_waits_for_ever_is_ended(tmp_path, capfd):
+    """The call that it waits in does not come back: the thread speaks in its place."""
+    rollcall.GRACE, before = 2.0, rollcall.GRACE
+    try:
+        codes = tiny.in_children(lambda rank: run(tmp_path, rank, victim=1, hang=True), count=2)
+    finally:
+        rollcall.GRACE = before
+    assert codes == [1, -signal.SIGKILL]
+    assert "process 1 of 2" in capfd.readouterr().err
+    assert RunFolder(tmp_path).run()["status"] == "failed"
+
+
+def test_one_that_fails_is_quoted(tmp_path):
+    def reward(completions, trainer_state, **_):
+        if trainer_state.global_step == 2 and os.environ["RANK"] == "1":
+            raise ZeroDivisionError("by a reward of one's own")
+        return tiny.has_a(completions)
+
+    codes = tiny.in_children(lambda rank: run(tmp_path, rank, reward=reward), count=2)
+    assert codes == [1, 1]
+    assert "raised ZeroDivisionError: by a reward of one's own" in (tmp_path / "error1").read_text()
+    assert "process 1 of 2" in (tmp_path / "error0").read_text()
+
+
+def test_a_machine_that_falls_silent_is_given_up():
+    """Two machines cannot look at each other's processes: a beat that has stopped is all that one sees."""
+    sign = rollcall.Sign(place="another machine", pid=1, beat=7, seen=100.0)
+    assert rollcall.RollCall._problem(sign, 100.0 + rollcall.SILENCE) is None
+    assert "silent for 41 s" in rollcall.RollCall._problem(sign, 101.0 + rollcall.SILENCE)
+    left, failed = (rollcall.Sign(place="another machine", pid=1, beat=7, ended=words) for words in ("", "E: x"))
+    assert rollcall.RollCall._problem(left, 1e9) is None
+    assert "failed: E: x" in rollcall.RollCall._problem(failed, 0.0)
+
+
+def test_one_that_is_slow_is_waited_for(tmp_path):
+    assert tiny.in_children(lambda rank: run(tmp_path, rank, victim=1, act=nap), count=2) == [0, 0]
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4]
