@@ -34,7 +34,7 @@ def die():
 
 
 def nap():
-    time.sleep(8)
+    time.sleep(3 * rollcall.BEAT)
 
 
 def hang_in_generation(trainer):
@@ -117,3 +117,40 @@ def test_one_that_is_slow_is_waited_for(tmp_path):
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4]
+
+
+def test_processes_that_come_and_go_in_peace_are_not_missed(tmp_path):
+    """A second training in the same processes, and one process that is long gone when the other ends."""
+
+    def twice(rank):
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            run(tmp_path / name, rank, max_steps=2)
+        if rank == 0:
+            time.sleep(2 * rollcall.BEAT)
+
+    assert tiny.in_children(twice, count=2) == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_through_accelerate_launch(victim, tmp_path):
+    """The launcher ends with an error, nobody is left behind, and somebody has named the one that died."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nfrom pathlib import Path\nimport test_trl_rollcall as here\n"
+        f"folder, rank = Path({str(tmp_path)!r}), int(os.environ['RANK'])\n"
+        "(folder / f'pid{rank}').write_text(str(os.getpid()))\n"
+        f"here.run(folder, rank, victim={victim})\n"
+    )
+    settings = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "accelerate.commands.launch", *settings, str(script)]
+    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    named = [tmp_path / f"error{1 - victim}"]
+    words = "".join(path.read_text() for path in named if path.exists()) + done.stderr
+    assert f"process {victim} of 2" in words or f"rank: {victim}" in words.replace(" ", "").replace("rank:", "rank: ")
+    for rank in (0, 1):
+        assert not rollcall._runs(int((tmp_path / f"pid{rank}").read_text()))

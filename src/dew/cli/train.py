@@ -58,6 +58,7 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a run that
     trl.quiet()
     run = read_run(path)
     if trl.finished(run, folder):
+        sweep(folder)
         if not (folder / "report.html").exists():
             from dew.report import build
 

@@ -127,7 +127,7 @@ class RollCall:
 
     @staticmethod
     def _connect() -> Any:
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         return TCPStore(
             os.environ["MASTER_ADDR"],
@@ -174,6 +174,7 @@ class RollCall:
         sign = self._others.get(rank)
         who = f" (pid {sign.pid} on {sign.place.split()[0]})" if sign is not None else ""
         return (
-            f"process {rank} of {self._size}{who} {problem}. This process, {self._rank}, cannot go on without it. Its own last output says more; signal 9 is often a machine without "
-            "memory. Go on from the last checkpoint with dew resume, or resume_from_checkpoint=True."
+            f"process {rank} of {self._size}{who} {problem}. This process, {self._rank}, cannot go on without it. "
+            "Its own last output says more; signal 9 is often a machine without memory. Go on from the last checkpoint "
+            "with dew resume, or resume_from_checkpoint=True."
         )

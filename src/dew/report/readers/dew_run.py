@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dew.records import RecordError, RunFolder, SchemaError
+from dew.records import Json, RecordError, RunFolder, SchemaError
 from dew.report.run import Run, read_sample
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def read_dew_run(folder: Path, tokens: int) -> Run:
             notices.append(str(error))
             return empty
 
-    facts = part(run.run, {})
+    facts: Json = part(run.run, {})
     groups, sample, unread = read_sample(run.record_files(), tokens)
     config = folder / "config.yaml"
     return Run(
