@@ -18,7 +18,8 @@ def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
     torch says only that writing failed, so what is left on the disk is asked too.
     """
     free = shutil.disk_usage(folder).free if Path(folder).is_dir() else NEXT_TO_NOTHING
-    if not any(text in str(error) for text in FULL) and free >= NEXT_TO_NOTHING:
+    writing = any(text in str(error) for text in FULL)
+    if not writing and (free >= NEXT_TO_NOTHING or not isinstance(error, OSError | RuntimeError)):
         return None
     return EngineError(
         f"{folder}: the disk is full, and the run stopped. Earlier checkpoints are whole: free some space, then go "

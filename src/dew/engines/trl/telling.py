@@ -1,6 +1,7 @@
 """A GRPOTrainer that says what it does: metrics and alarms at every step, records on a cadence, TRL's table."""
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -40,21 +41,18 @@ class TellingTrainer(ResumingTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._recorder.begin(recording.run_facts(self.args, self.algorithm, self._model_name(), self._data_name()))
         recording.logger.info("%s", self.args.batches)
-        status, processes = "failed", self.accelerator
+        processes = self.accelerator
         try:
             with RollCall(processes.process_index, processes.num_processes, lambda: self._recorder.end("failed")):
                 result = super().train(*args, **kwargs)
-            status = "done"
-        except KeyboardInterrupt:
-            status = "stopped"
-            raise
-        except Exception as error:
+        except BaseException as error:
+            with suppress(OSError):  # where the disk is full, there is no room for this either
+                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
             full = disk_full(error, self.args.output_dir)
             if full is None or isinstance(error, DewError):
                 raise
             raise full from error
-        finally:
-            self._recorder.end(status)
+        self._recorder.end("done")
         return result
 
     def _model_name(self) -> str:
