@@ -205,7 +205,8 @@ MOMENTS = {
     "the model before its name": at_model,
     "scoring after": lambda: while_syncing("answers-after"),
     "half a report": lambda: while_syncing("report.html"),
-    "a report before its name": lambda: while_renaming("report.json"),
+    "a report before its name": lambda: while_renaming("report.html"),
+    "between page and numbers": lambda: while_renaming("report.json", after=True),
 }
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dew.alarms import RULES, Alarms
+from dew.alarms import FIRST, NEWEST, RULES, Alarms, History
 
 HEALTHY = {
     "accuracy": 0.4,
@@ -93,6 +93,15 @@ def test_entropy_is_compared_with_its_own_beginning():
     """A model that starts at 0.05 nats has not collapsed at 0.02."""
     alarms = Alarms()
     assert [rung(alarms, step, entropy=0.05 if step < 20 else 0.02) for step in range(60)] == [[]] * 60
+
+
+def test_a_long_run_is_remembered_by_its_beginning_and_its_end():
+    history = History()
+    for step in range(5000):
+        history.add(step, {"entropy": float(step)})
+    series = history.series("entropy")
+    assert series[:FIRST] == list(range(FIRST)) and series[-NEWEST:] == list(range(5000 - NEWEST, 5000))
+    assert len(series) <= FIRST + 2 * NEWEST
 
 
 def test_a_step_may_come_in_parts_and_metrics_may_be_missing():

@@ -1,7 +1,7 @@
 """A long run takes no more of anything than a short one: memory, file handles, seconds a step, files.
 
-    pytest tests/test_survive_long.py -m slow                     400 steps
-    DEW_LONG_STEPS=2000 pytest tests/test_survive_long.py -m slow      as docs/reliability.md tells it
+pytest tests/test_survive_long.py -m slow                     400 steps
+DEW_LONG_STEPS=2000 pytest tests/test_survive_long.py -m slow      as docs/reliability.md tells it
 """
 
 import json
