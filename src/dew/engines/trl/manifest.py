@@ -14,7 +14,7 @@ from pathlib import Path
 from dew.records import sync, write_atomically
 
 SEAL = "dew_manifest.json"
-PIECE = 1 << 24
+PIECE = 1 << 20
 READERS = 4
 
 

@@ -19,6 +19,10 @@ from dew.engines.trl.tables import replace_last
 from dew.errors import DewError
 
 
+LOGS_KEPT = 1000
+"""Of what transformers keeps in memory and writes into every checkpoint; metrics.jsonl has it all."""
+
+
 class TellingTrainer(ResumingTrainer):
     """Collects the numbers of a step and hands them to the trackers and to the run's folder."""
 
@@ -158,4 +162,5 @@ class TellingTrainer(ResumingTrainer):
                     del told[name]
         logs = finite_only(logs)
         super().log(logs, start_time)
+        del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)
