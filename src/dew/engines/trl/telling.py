@@ -18,7 +18,6 @@ from dew.engines.trl.sampling import Sampled, gather_columns, join
 from dew.engines.trl.tables import replace_last
 from dew.errors import DewError
 
-
 LOGS_KEPT = 1000
 """Of what transformers keeps in memory and writes into every checkpoint; metrics.jsonl has it all."""
 
