@@ -26,7 +26,7 @@ SMALL = {
     "per_device_train_batch_size": 16,
     "steps_per_generation": 2,
     "gradient_accumulation_steps": 1,
-    "learning_rate": 1e-3,
+    "learning_rate": 2e-4,
     "max_completion_length": 26,
     "gradient_checkpointing": False,
     "bf16": False,

@@ -23,7 +23,7 @@ def whole(tmp_path_factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forking with threads
         assert killing.live(folder) == 0
-    assert all(line["grad_norm"] > 0 for line in RunFolder(folder).metrics()[:2]), "a run that learns nothing"
+    assert all(line["grad_norm"] > 0 for line in RunFolder(folder).metrics()), "a run that learns nothing"
     return folder
 
 
