@@ -163,7 +163,11 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
     assert [path.name for path in tmp_path.glob("*checkpoint-*")] == ["checkpoint-8"]
 
 
-@pytest.mark.parametrize("hurt", DAMAGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "hurt",
+    [pytest.param(hurt, marks=[] if hurt is flipped else pytest.mark.slow) for hurt in DAMAGES],
+    ids=lambda f: f.__name__,
+)
 def test_a_run_goes_on_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
     settings = SETTINGS["gtpo, several epochs"]
     whole = make(tmp_path / "whole", **settings)

@@ -50,7 +50,7 @@ def hang_in_generation(trainer):
     trainer._generate = generate
 
 
-def run(folder, rank, *, victim=None, act=die, reward=tiny.has_a, hang=False, data=16, **settings):
+def run(folder, rank, *, victim=None, act=die, reward=tiny.has_a, hang=False, data=16, resume=False, **settings):
     """Trains; what it fails with is left in a file, and when."""
     trainer = tiny.trainer(
         folder, reward, data=tiny.prompts(data), **{"per_device_train_batch_size": 4, "max_steps": 4, **settings}
@@ -60,14 +60,14 @@ def run(folder, rank, *, victim=None, act=die, reward=tiny.has_a, hang=False, da
     elif hang:
         hang_in_generation(trainer)
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resume)
     except DewError as error:
         (folder / f"error{rank}").write_text(str(error))
         raise SystemExit(1) from None
     torch.save([p.detach() for p in trainer.model.parameters()], folder / f"rank{rank}.pt")
 
 
-@pytest.mark.parametrize(("victim", "survivor"), [(1, 0), (0, 1)])
+@pytest.mark.parametrize(("victim", "survivor"), [(1, 0), pytest.param(0, 1, marks=pytest.mark.slow)])
 def test_the_one_that_is_left_names_the_one_that_died(victim, survivor, tmp_path):
     begun = time.monotonic()
     codes = tiny.in_children(lambda rank: run(tmp_path, rank, victim=victim), count=2)
@@ -79,6 +79,24 @@ def test_the_one_that_is_left_names_the_one_that_died(victim, survivor, tmp_path
         assert RunFolder(tmp_path).run()["status"] == "failed"
 
 
+@pytest.mark.slow
+def test_a_group_goes_on_after_one_of_it_died(tmp_path):
+    """Both are started again: the same weights as of two that were left in peace, bit for bit."""
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "steps_per_generation": 2, "data": 6}
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    assert tiny.in_children(lambda rank: run(tmp_path / "whole", rank, **saving), count=2) == [0, 0]
+    assert tiny.in_children(lambda rank: run(tmp_path / "cut", rank, victim=1, **saving), count=2) == [1, -9]
+    (tmp_path / "cut" / "checkpoint-2" / "rng_state_1.pth").write_bytes(b"")  # and one file of the second's is damaged
+    again = {**saving, "resume": True}
+    assert tiny.in_children(lambda rank: run(tmp_path / "cut", rank, **again), count=2) == [0, 0]
+    assert (tmp_path / "cut" / "damaged-checkpoint-2").is_dir()
+    for rank in (0, 1):
+        cut, whole = (torch.load(tmp_path / name / f"rank{rank}.pt") for name in ("cut", "whole"))
+        assert all(torch.equal(a, b) for a, b in zip(cut, whole, strict=True))
+
+
+@pytest.mark.slow
 def test_one_that_waits_for_ever_is_ended(tmp_path, capfd):
     """The call that it waits in does not come back: the thread speaks in its place."""
     rollcall.GRACE, before = 2.0, rollcall.GRACE
@@ -114,6 +132,7 @@ def test_a_machine_that_falls_silent_is_given_up():
     assert "failed: E: x" in rollcall.RollCall._problem(failed, 0.0)
 
 
+@pytest.mark.slow
 def test_one_that_is_slow_is_waited_for(tmp_path):
     assert tiny.in_children(lambda rank: run(tmp_path, rank, victim=1, act=nap), count=2) == [0, 0]
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
@@ -121,6 +140,7 @@ def test_one_that_is_slow_is_waited_for(tmp_path):
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_processes_that_come_and_go_in_peace_are_not_missed(tmp_path):
     """A second training in the same processes, and one process that is long gone when the other ends."""
 
