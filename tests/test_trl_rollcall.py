@@ -80,6 +80,15 @@ def test_the_one_that_is_left_names_the_one_that_died(victim, survivor, tmp_path
 
 
 @pytest.mark.slow
+def test_who_finds_one_missing_tells_the_others(tmp_path, monkeypatch):
+    """Of three, each looks only at the next."""
+    monkeypatch.setattr(rollcall, "NEIGHBOURS", 1)
+    assert tiny.in_children(lambda rank: run(tmp_path, rank, victim=2), count=3) == [1, 1, -signal.SIGKILL]
+    for rank in (0, 1):
+        assert "process 2 of 3" in (tmp_path / f"error{rank}").read_text()
+
+
+@pytest.mark.slow
 def test_a_group_goes_on_after_one_of_it_died(tmp_path):
     """Both are started again: the same weights as of two that were left in peace, bit for bit."""
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "steps_per_generation": 2, "data": 6}

@@ -29,6 +29,8 @@ GRACE = 15.0
 PATIENCE = 3 * BEAT
 """Seconds to find out whether a failure is another process's."""
 LAST_WORDS = 500
+NEIGHBOURS = 8
+"""Each looks at so many, and tells all what it finds: in a large group not everybody asks for everybody."""
 
 _calls = 0
 
@@ -143,10 +145,14 @@ class RollCall:
         self._store.set(f"{self._prefix}{self._rank}", json.dumps(sign))
 
     def _missing(self) -> str | None:
+        told = f"{self._prefix}lost"
+        if self._store.check([told]):
+            return self._advice(self._store.get(told).decode())
         now = time.monotonic()
-        for rank in range(self._size):
+        for distance in range(1, min(self._size, NEIGHBOURS + 1)):
+            rank = (self._rank + distance) % self._size
             key = f"{self._prefix}{rank}"
-            if rank == self._rank or not self._store.check([key]):
+            if not self._store.check([key]):  # it has not begun
                 continue
             sign, before = Sign(**json.loads(self._store.get(key)), seen=now), self._others.get(rank)
             if before is not None and before.beat == sign.beat:
@@ -154,7 +160,9 @@ class RollCall:
             self._others[rank] = sign
             problem = self._problem(sign, now)
             if problem is not None:
-                return self._words(rank, problem)
+                found = f"process {rank} of {self._size} (pid {sign.pid} on {sign.place.split()[0]}) {problem}"
+                self._store.set(told, found)
+                return self._advice(found)
         return None
 
     @staticmethod
@@ -168,13 +176,13 @@ class RollCall:
 
     def _without_store(self, error: Exception) -> str:
         """Process 0 keeps the store, or the launcher beside it does."""
-        return self._words(0, f"or the launcher beside it is gone, and with it the store of the group ({error})")
+        return self._advice(
+            f"process 0 of {self._size} or the launcher beside it is gone, and with it the store of the group ({error})"
+        )
 
-    def _words(self, rank: int, problem: str) -> str:
-        sign = self._others.get(rank)
-        who = f" (pid {sign.pid} on {sign.place.split()[0]})" if sign is not None else ""
+    def _advice(self, found: str) -> str:
         return (
-            f"process {rank} of {self._size}{who} {problem}. This process, {self._rank}, cannot go on without it. "
-            "Its own last output says more; signal 9 is often a machine without memory. Go on from the last checkpoint "
-            "with dew resume, or resume_from_checkpoint=True."
+            f"{found}. This process, {self._rank}, cannot go on without it. Its own last output says more; signal 9 is "
+            "often a machine without memory. Go on from the last checkpoint with dew resume, or "
+            "resume_from_checkpoint=True."
         )
