@@ -259,8 +259,11 @@ def kill_at_random(home, kills, seed, check):
     whole_life = time.monotonic() - begun
     taken, runs = 0, 0
     while taken < kills:
-        folder, runs = home / f"run{runs}", runs + 1
+        folder, lives, runs = home / f"run{runs}", 0, runs + 1
         while live_for(folder, dice.uniform(0, whole_life)) != 0:
-            taken += 1
+            taken, lives = taken + 1, lives + 1
+        if not lives:  # it lived out its life: the machine is faster now than it was
+            whole_life *= 0.9
         check(folder)
+        print(f"{taken} kills, {runs} runs", flush=True)
     return runs
