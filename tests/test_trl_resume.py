@@ -175,6 +175,8 @@ def test_a_run_goes_on_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
     assert tiny.in_children(lambda _: _killed(tmp_path / "cut", 6, settings)) == [-signal.SIGKILL]
     hurt(tmp_path / "cut" / "checkpoint-5" / "model.safetensors")
     resumed = make(tmp_path / "cut", **settings)
+    with pytest.raises(ConfigError, match=r"checkpoint-5 cannot be used: model\.safetensors"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
     resumed.train(resume_from_checkpoint=True)
     assert "checkpoint-5 is damaged: model.safetensors" in caplog.text
     for parameter, expected in weights(whole).items():

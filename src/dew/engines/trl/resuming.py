@@ -21,20 +21,23 @@ class ResumingTrainer(GRPOTrainer):  # type: ignore[misc]
 
     _stream: PromptStream | None = None
     """Where prompts come from, if not from TRL's data loader."""
+    _found: str | None = None
+    """The checkpoint that was looked at and is whole."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self.last_good_checkpoint()
             if resume_from_checkpoint is None:
                 raise no_checkpoint(self.args.output_dir)
-        elif resume_from_checkpoint:
+        elif resume_from_checkpoint and resume_from_checkpoint != self._found and self.accelerator.is_main_process:
             require_good(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def last_good_checkpoint(self) -> str | None:
         """The newest one that is whole. The first process looks; all go on from the one that it found."""
         found = [last_good(self.args.output_dir) if self.accelerator.is_main_process else None]
-        return broadcast_object_list(found)[0]
+        self._found = broadcast_object_list(found)[0]
+        return self._found
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
