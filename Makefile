@@ -56,6 +56,7 @@ test-vllm: $(VENV)-vllm/.installed
 
 mutants: install
 	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/mutants_survive.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
