@@ -68,6 +68,7 @@ test-verl: $(VENV)-verl/.installed
 
 mutants: install
 	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/mutants_survive.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dew.alarms import RULES, Alarms
+from dew.alarms import FIRST, NEWEST, RULES, Alarms, History
 
 HEALTHY = {
     "accuracy": 0.4,
@@ -20,6 +20,7 @@ HEALTHY = {
     "grad_norm": 0.3,
     "loss": 0.001,
     "groups/short": 0.0,
+    "steps/skipped": 0.0,
 }
 
 # name -> (steps that are sick, what is sick about them); the alarm must ring at the last of them and not before
@@ -35,6 +36,7 @@ PROVOKED = {
     "verifier_fails": (1, {"verifier/failed_share": 0.02}),
     "no_gradient": (5, {"grad_norm": 0.0}),
     "not_finite": (1, {"loss": math.nan}),
+    "skipped": (1, {"steps/skipped": 1.0}),
     "batch_not_full": (1, {"groups/short": 2.0}),
 }
 
@@ -91,6 +93,15 @@ def test_entropy_is_compared_with_its_own_beginning():
     """A model that starts at 0.05 nats has not collapsed at 0.02."""
     alarms = Alarms()
     assert [rung(alarms, step, entropy=0.05 if step < 20 else 0.02) for step in range(60)] == [[]] * 60
+
+
+def test_a_long_run_is_remembered_by_its_beginning_and_its_end():
+    history = History()
+    for step in range(5000):
+        history.add(step, {"entropy": float(step)})
+    series = history.series("entropy")
+    assert series[:FIRST] == list(range(FIRST)) and series[-NEWEST:] == list(range(5000 - NEWEST, 5000))
+    assert len(series) <= FIRST + 2 * NEWEST
 
 
 def test_a_step_may_come_in_parts_and_metrics_may_be_missing():

@@ -1,10 +1,12 @@
 """Records: what is written is what is read, whatever the text, and a broken file says so in one sentence."""
 
+import contextlib
 import gzip
 import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from dew.records import (
     RunFolder,
     read_records,
     record_path,
+    write_atomically,
     write_records,
 )
 
@@ -207,6 +210,62 @@ def test_a_line_torn_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
     assert [m["step"] for m in run.metrics()] == [1, 2]
 
 
+def test_a_first_line_that_is_torn_is_no_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "rew')
+    assert RunFolder(tmp_path).metrics() == []
+
+
+def test_beyond_what_is_kept_every_second_record_goes(tmp_path: Path) -> None:
+    """The first and the newest stay; never more than `keep` files, and evenly fewer the older they are."""
+    run, seen = RunFolder(tmp_path), []
+    for step in range(1, 41):
+        run.write_records(step, [GroupRecord(step=step, group=0, prompt="", answers=[])], keep=8)
+        steps = [int(path.name[5:13]) for path in run.record_files()]
+        seen.append(len(steps))
+        assert steps[0] == 1 and steps[-1] == step
+    assert max(seen) == 8 and min(seen[8:]) >= 4
+    for step in range(41, 60):
+        run.write_records(step, [GroupRecord(step=step, group=0, prompt="", answers=[])])
+    assert len(run.record_files()) == seen[-1] + 19  # 0 keeps them all
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    write_atomically(path, b"before")
+    done = []
+
+    def fail(*_: object, **__: object) -> None:
+        done.append(path.read_bytes())
+        raise OSError(28, "No space left on device")
+
+    if moment == "write":
+        inner = Path.open
+
+        def opened(self: Path, *args: Any, **kwargs: Any) -> Any:
+            file = inner(self, *args, **kwargs)
+            return contextlib.nullcontext(type("Full", (), {"write": fail})) if "tmp" in self.name else file
+
+        monkeypatch.setattr(Path, "open", opened)
+    else:
+        monkeypatch.setattr(os, moment, fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"after, and longer")
+    monkeypatch.undo()
+    assert done == [b"before"] and path.read_bytes() == b"before"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_names_reach_the_disk_with_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before its name, the folder after: a power cut leaves the old or the new."""
+    order: list[str] = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append(os.readlink(f"/proc/self/fd/{fd}")), sync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("rename"), replace(a, b)))
+    write_atomically(tmp_path / "run.json", b"x")
+    assert order[0].endswith(".tmp") and order[1:] == ["rename", str(tmp_path)]
+
+
 def test_an_alarm_raised_again_by_a_resumed_run_is_told_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for value in (0.1, 0.2):
@@ -222,7 +281,7 @@ def test_a_folder_without_files_is_an_empty_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "scores.json", "metrics.jsonl"])
 def test_a_damaged_file_of_a_run_says_so(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b'{"step": 1, "na')
+    (tmp_path / name).write_bytes(b'{"step": 1, "na\n')
     run = RunFolder(tmp_path)
     with pytest.raises(RecordError, match=name):
         {"run.json": run.run, "scores.json": run.scores, "metrics.jsonl": run.metrics}[name]()

@@ -4,7 +4,9 @@ import base64
 import gzip
 import html
 import json
+import multiprocessing
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +268,45 @@ def test_one_broken_step_is_told_and_the_rest_is_shown(tmp_path: Path, caplog: p
     found = report_of(build([folder]))["runs"][0]
     assert len(found["notices"]) == 1 and "cut off or damaged" in found["notices"][0]
     assert 0 < len(found["groups"]) < 6 and "cut off or damaged" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "alarms.jsonl", "scores.json"])
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b'{"step": 1, "na\n', b"[[1]]\n", b"\xff\xfe\n"])
+def test_a_damaged_file_is_told_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = make_run(tmp_path / "run", steps=5, groups=2, size=4)
+    (folder / name).write_bytes(content)
+    found = report_of(build([folder]))["runs"][0]
+    assert found["groups"]
+    harmless = name.endswith("jsonl") and b"\n" not in content  # nothing yet, or a line that is being written
+    assert [name in notice for notice in found["notices"]] == ([] if harmless else [True])
+
+
+def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
+    """A process writes metrics, records and facts as fast as it can and is killed in the midst of it."""
+    folder = tmp_path / "run"
+    writer = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(folder,))
+    writer.start()
+    while len(RunFolder(folder).record_files()) < 3:
+        time.sleep(0.01)
+    steps = []
+    for _ in range(8):
+        found = report_of(build([folder]))["runs"][0]
+        assert found["notices"] == [] and found["groups"]
+        steps.append(found["sample"]["steps_of"])
+    writer.kill()
+    writer.join()
+    assert steps == sorted(steps) and steps[0] < steps[-1]
+    assert report_of(build([folder]))["runs"][0]["notices"] == []
+
+
+def _write_for_ever(folder: Path) -> None:
+    run, step = RunFolder(folder), 0
+    answers = [AnswerRecord(tokens=["4", "2"], correct=bool(i), reward=i, entropy=[0.5, 0.1]) for i in (0, 1)]
+    while True:
+        step += 1
+        run.write_run({"name": "busy", "status": "running", "step": step})
+        run.append_metrics({"step": step, "reward": 0.5, "text": "x" * 20_000})
+        run.write_records(step, [GroupRecord(step=step, group=0, prompt="6·7?", answers=answers)], keep=10)
 
 
 @pytest.mark.parametrize(

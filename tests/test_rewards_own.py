@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dew.errors import ConfigError, RewardError
 from dew.rewards.child import memory_of
 from dew.rewards.own import PATIENCE, load_reward
-from dew.rewards.returned import as_rewards
+from dew.rewards.returned import NO_NUMBER, as_rewards
 
 FUNCTIONS = r"""
 import os, sys, time, signal, threading
@@ -143,13 +143,18 @@ class Rude:
 
 @pytest.mark.parametrize(
     "values",
-    [None, 3, 0.5, "12", b"12", {0: 1, 1: 1}, {1, 2}, [1], [1, 2, 3], [float("nan"), 1], [float("inf"), 1],
+    [None, 3, 0.5, "12", b"12", {0: 1, 1: 1}, {1, 2}, [1], [1, 2, 3],
      ["1", "2"], [1, "x"], [1, [2]], *NESTED, [1, 2j], [1, 10**400], [1, Rude()], Rude(), iter(int, 1), [1, object()],
      torch.tensor(1.0), np.array(1.0)],
 )  # fmt: skip
 def test_everything_else_is_one_error_that_names_the_function(values):
     with pytest.raises(RewardError, match="reward mine returned"):
         as_rewards("mine", values, 2)
+
+
+def test_an_infinity_or_a_nan_is_told_apart_from_none():
+    nan, inf = float("nan"), float("inf")
+    assert as_rewards("mine", [nan, 1, -inf, None], 4) == [NO_NUMBER, 1.0, NO_NUMBER, None]
 
 
 @given(

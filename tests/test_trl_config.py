@@ -166,10 +166,6 @@ def raises(completions, **_):
     raise KeyError("answer")
 
 
-def nan(completions, **_):
-    return [float("nan")] * len(completions)
-
-
 def too_few(completions, **_):
     return [1.0]
 
@@ -186,7 +182,6 @@ async def raises_later(completions, **_):
     ("reward", "advice"),
     [
         (raises, "'raises' raised KeyError: 'answer'"),
-        (nan, "'nan' returned nan for the completion .* return None"),
         (too_few, "'too_few' returned 1 rewards for 8 completions"),
         (words, "'words' returned list"),
         (raises_later, "'raises_later' raised ZeroDivisionError"),

@@ -15,11 +15,12 @@ def outcome(completions, **_):
     return [float(any(letter in text for letter in "abc")) for text in completions]
 
 
-def run(folder, per_device, algorithm, steps=2, **settings):
+def run(folder, per_device, algorithm, steps=2, problems=16, **settings):
     """Train on scripted answers, and leave the advantages of every generation and the weights behind."""
     trainer = tiny.trainer(
         folder,
         outcome,
+        data=tiny.prompts(problems),
         others={"rollout_func": tiny.scripted},
         algorithm=algorithm,
         per_device_train_batch_size=per_device,
@@ -78,6 +79,21 @@ def test_two_processes_are_one(algorithm, tmp_path):
             assert (metric in together) == (metric in alone)
             if metric in alone:
                 assert together[metric] == pytest.approx(alone[metric], rel=1e-3, abs=1e-5), metric
+
+
+def test_uneven_last_batches(tmp_path):
+    """10 problems, 3 at a time: one is left over in each epoch, and its third step has half the micro-batches."""
+    uneven = {"steps": 5, "problems": 10, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    assert tiny.in_children(lambda _: run(tmp_path / "one", 24, "gtpo", **uneven)) == [0]
+    assert tiny.in_children(lambda _: run(tmp_path / "two", 12, "gtpo", **uneven), count=2) == [0, 0]
+    one, two = (torch.load(tmp_path / name / "rank0.pt") for name in ("one", "two"))
+    torch.testing.assert_close(two["weights"], one["weights"], rtol=1e-5, atol=1e-6)
+    for folder in ("one", "two"):
+        metrics = RunFolder(tmp_path / folder).metrics()
+        assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
+        assert all(x is not None for line in metrics for x in line.values())
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
+from dew.engines.trl import telling
 from dew.engines.trl.recording import due
 from dew.errors import ConfigError
 from dew.records import RunFolder
@@ -15,6 +16,7 @@ EVERY_STEP = {
     "groups/dropped", "groups/refilled", "groups/rounds", "groups/mixed_share", "clip/low", "clip/high", "ratio/mean",
     "ratio/max", "kl/approx", "length/mean", "length/max", "length/truncated_share", "seconds/generation",
     "seconds/scoring", "seconds/credit", "seconds/update", "tokens_per_second", "loss", "grad_norm", "learning_rate",
+    "steps/skipped",
 }  # fmt: skip
 WITH_SIGNAL = {
     "credit/mean_correct", "credit/std_correct", "credit/mean_wrong", "credit/std_wrong", "credit/top20_share",
@@ -207,3 +209,12 @@ def test_trackers_get_means_over_all_steps_since_the_last_log(tmp_path):
     for name in ("reward", "accuracy", "entropy", "loss"):
         mean = sum(line[name] for line in lines) / 4
         assert trainer.state.log_history[0][name] == pytest.approx(mean, rel=1e-3, abs=1e-6), name
+
+
+def test_what_transformers_remembers_is_bounded(tmp_path, monkeypatch):
+    """Its history goes into memory and into every checkpoint; the run's own lines are all there."""
+    monkeypatch.setattr(telling, "LOGS_KEPT", 3)
+    trainer = tiny.trainer(tmp_path, max_steps=6, logging_steps=1)
+    trainer.train()
+    assert len(trainer.state.log_history) == 3
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4, 5, 6]

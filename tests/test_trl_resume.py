@@ -9,7 +9,9 @@ import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.checkpoints import last_complete
+from dew.engines.trl import resuming
+from dew.engines.trl.checkpoints import last_good, require_good
+from dew.engines.trl.manifest import seal
 from dew.engines.trl.sampling import PromptStream
 from dew.errors import ConfigError
 from dew.records import RunFolder
@@ -66,12 +68,7 @@ def test_killed_and_resumed_is_the_run_that_was_not(name, at, tmp_path):
     whole = make(tmp_path / "whole", **SETTINGS[name])
     whole.train()
 
-    def killed(_):
-        trainer = make(tmp_path / "cut", **SETTINGS[name])
-        trainer.add_callback(Kill(at))
-        trainer.train()
-
-    assert tiny.in_children(killed) == [-signal.SIGKILL]
+    assert tiny.in_children(lambda _: _killed(tmp_path / "cut", at, SETTINGS[name])) == [-signal.SIGKILL]
     assert RunFolder(tmp_path / "cut").run()["status"] == "running"
     resumed = make(tmp_path / "cut", **SETTINGS[name])
     resumed.train(resume_from_checkpoint=True)
@@ -82,15 +79,115 @@ def test_killed_and_resumed_is_the_run_that_was_not(name, at, tmp_path):
     assert RunFolder(tmp_path / "cut").run()["status"] == "done"
 
 
-def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path):
+def sealed(folder, step):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    for name, text in {"trainer_state.json": '{"epoch": 1.0}', "dew_state_0.pt": "x", "model": "weights"}.items():
+        (path / name).write_text(text)
+    seal(path)
+    return path
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def missing(path):
+    path.unlink()
+
+
+DAMAGES = [truncated, flipped, empty, missing]
+
+
+@pytest.mark.parametrize("hurt", DAMAGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["model", "trainer_state.json", "dew_state_0.pt", "dew_manifest.json"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(hurt, name, tmp_path, caplog):
+    for step in (2, 4, 10):
+        sealed(tmp_path, step)
+    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-10") and not caplog.text
+    hurt(tmp_path / "checkpoint-10" / name)
+    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-4")
+    assert "checkpoint-10" in caplog.text
+    if name != "dew_manifest.json":
+        assert name in caplog.text and (tmp_path / "damaged-checkpoint-10").is_dir()
+        with pytest.raises(ConfigError, match=name):
+            require_good(str(tmp_path / "damaged-checkpoint-10"))
+    assert not (tmp_path / "checkpoint-10").exists()
+
+
+def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path, caplog):
+    """One of dew's lacks its seal; one of plain TRL's, which has none, lacks its last file or has half of it."""
+    sealed(tmp_path, 8)
+    (tmp_path / "checkpoint-8" / "dew_manifest.json").unlink()
     for step, state in ((2, '{"epoch": 1.0}'), (4, '{"epoch": 2'), (6, None)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
-    assert last_complete(str(tmp_path)) == str(tmp_path / "checkpoint-2")
+    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-2")
+    assert all(f"checkpoint-{step}" in caplog.text for step in (4, 6, 8))
+    assert last_good(str(tmp_path / "checkpoint-2")) is None
     with pytest.raises(ConfigError, match="no complete checkpoint"):
-        last_complete(str(tmp_path / "checkpoint-4"))
+        make(tmp_path / "new", data=4).train(resume_from_checkpoint=True)
+
+
+def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
+    """With room for one checkpoint, a run that is cut off while it writes still has the one before."""
+    settings = {**SETTINGS["gtpo, several epochs"], "save_total_limit": 1}
+
+    def killed(_):
+        trainer = make(tmp_path, **settings)
+        sealing = resuming.seal
+
+        def no_longer(folder):
+            if folder.name == "checkpoint-3":
+                os.kill(os.getpid(), signal.SIGKILL)
+            sealing(folder)
+
+        resuming.seal = no_longer
+        trainer.train()
+
+    assert tiny.in_children(killed) == [-signal.SIGKILL]
+    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-2")
+    make(tmp_path, **settings).train(resume_from_checkpoint=True)
+    assert [path.name for path in tmp_path.glob("*checkpoint-*")] == ["checkpoint-8"]
+
+
+@pytest.mark.parametrize(
+    "hurt",
+    [pytest.param(hurt, marks=[] if hurt is flipped else pytest.mark.slow) for hurt in DAMAGES],
+    ids=lambda f: f.__name__,
+)
+def test_a_run_goes_on_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
+    settings = SETTINGS["gtpo, several epochs"]
+    whole = make(tmp_path / "whole", **settings)
+    whole.train()
+    assert tiny.in_children(lambda _: _killed(tmp_path / "cut", 6, settings)) == [-signal.SIGKILL]
+    hurt(tmp_path / "cut" / "checkpoint-5" / "model.safetensors")
+    resumed = make(tmp_path / "cut", **settings)
+    with pytest.raises(ConfigError, match=r"checkpoint-5 cannot be used: model\.safetensors"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
+    resumed.train(resume_from_checkpoint=True)
+    assert "checkpoint-5 is damaged: model.safetensors" in caplog.text
+    for parameter, expected in weights(whole).items():
+        assert torch.equal(weights(resumed)[parameter], expected), parameter
+    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+
+
+def _killed(folder, at, settings):
+    trainer = make(folder, **settings)
+    trainer.add_callback(Kill(at))
+    trainer.train()
 
 
 def test_the_prompt_stream_neither_repeats_nor_skips():

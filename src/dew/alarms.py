@@ -29,8 +29,17 @@ class Rule:
     remedy: str
 
 
+FIRST, RECENT = 20, 5
+"""Entropy is compared with its mean over the first 20 steps; the mean of the last 5 stands for now."""
+NEWEST = 50
+"""Values that are remembered besides the first ones: more than any rule looks back."""
+
+
 class History:
-    """The values of each metric in the order of steps. A metric that a step has not leaves no gap."""
+    """The first and the newest values of each metric, in the order of steps: a long run takes no more memory.
+
+    A metric that a step has not leaves no gap.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[str, list[int]] = {}
@@ -47,6 +56,8 @@ class History:
                 values.pop()
             steps.append(step)
             values.append(float(value))
+            if len(steps) > FIRST + 2 * NEWEST:
+                del steps[FIRST:-NEWEST], values[FIRST:-NEWEST]
 
     def series(self, name: str) -> Series:
         return self._values.get(name, [])
@@ -80,10 +91,6 @@ def _mean_above(name: str, threshold: float, steps: int = 1) -> Callable[[Histor
         return (mean, threshold) if mean > threshold else None
 
     return check
-
-
-FIRST, RECENT = 20, 5
-"""Entropy is compared with its mean over the first 20 steps; the mean of the last 5 stands for now."""
 
 
 def _entropy(factor: float, below: bool) -> Callable[[History], Verdict]:
@@ -191,6 +198,13 @@ RULES = (
         _not_finite,
         "The loss or the gradient is {value}: the model's weights are lost or about to be.",
         "Go back to the last checkpoint and lower the learning rate; train in bf16 rather than fp16.",
+    ),
+    Rule(
+        "skipped",
+        _mean_above("steps/skipped", 0.0),
+        "The step was skipped: a reward, a logit, an entropy or the gradient was an infinity or NaN.",
+        "Three in a row stop the run and say where. Look at the reward function, lower the learning rate, train in "
+        "bf16 rather than fp16.",
     ),
     Rule(
         "batch_not_full",

@@ -37,6 +37,10 @@ class RecordError(DewError, ValueError):
     """A file of a run that cannot be read, with what to do about it."""
 
 
+class SchemaError(RecordError):
+    """A file of a version that this dew does not know: it is whole, and reading on would be guessing."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
     """One answer. Every list has one entry per token; a list that is None was not recorded."""
@@ -195,8 +199,27 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Return when the disk holds the file; for a folder, when it holds the names in it."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a folder where the system opens only files
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what `write_atomically` left behind where it was killed."""
+    for path in [*folder.glob(".*.tmp"), *(folder / "records").glob(".*.tmp")]:
+        path.unlink(missing_ok=True)
 
 
 def finite(x: Any) -> Any:
@@ -331,8 +354,18 @@ class RunFolder:
     def append_alarm(self, alarm: Mapping[str, Any]) -> None:
         self._append("alarms.jsonl", alarm)
 
-    def write_records(self, step: int, groups: Iterable[GroupRecord]) -> int:
-        return write_records(self.path, step, groups)
+    def write_records(self, step: int, groups: Iterable[GroupRecord], keep: int = 0) -> int:
+        """Write a step's groups. Beyond `keep` files (0: any number) every second one goes, the newest stays."""
+        written = write_records(self.path, step, groups)
+        files = self.record_files()
+        for path in files[1:-1:2] if 0 < keep < len(files) else []:
+            path.unlink(missing_ok=True)
+        return written
+
+    def sync(self) -> None:
+        """Return when the disk holds every line of the logs."""
+        for path in self.path.glob("*.jsonl"):
+            sync(path)
 
     def run(self) -> Json:
         return self._load("run.json", {})
@@ -383,10 +416,11 @@ class RunFolder:
         return path.read_bytes()
 
     def _log(self, name: str) -> list[Json]:
-        lines = [line for line in (self._read(name) or b"").splitlines() if line.strip()]
         path = self.path / name
+        content = self._read(name) or b""
+        lines = [line for line in content.splitlines() if line.strip()]
         whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
-        if lines and not whole:
+        if lines and not whole and b"\n" in content:  # a lone line without its end is being written, or was torn
             raise RecordError(f"{path}: no line is a JSON object. It is damaged or of another kind.")
         return whole
 
@@ -396,10 +430,11 @@ class RunFolder:
         if content is None:
             return default
         value = _try_json(content)
-        if not isinstance(value, type(default)):
+        entries = value if isinstance(value, list) else []
+        if not isinstance(value, type(default)) or not all(isinstance(entry, dict) for entry in entries):
             raise RecordError(f"{path}: not the JSON that dew writes. Copy it again, or delete it.")
         if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
-            raise RecordError(
+            raise SchemaError(
                 f"{path}: written with schema {value['schema']!r}, and this dew reads schema {SCHEMA}. "
                 "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
             )

@@ -11,10 +11,9 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.watch import RunView, screen
 from dew.config import Run, read_run
-from dew.errors import ConfigError, EngineError
-from dew.records import RunFolder, stay_inside
+from dew.errors import ConfigError
+from dew.records import stay_inside, sweep
 
-FULL_DISK = "No space left on device"
 Allow = Annotated[
     list[str] | None,
     typer.Option("--allow", help="Let the file do this: the name that the refusal shows. May be given several times."),
@@ -73,9 +72,6 @@ def resume(
     if not path.is_file():
         raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
     stay_inside(folder)
-    if RunFolder(folder).run().get("status") == "done" and (folder / "model").is_dir():
-        out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
-        return
     run = read_run(path)
     if "actor_rollout_ref" in run.settings:
         raise ConfigError(
@@ -85,12 +81,21 @@ def resume(
     from dew.engines.trl import launch as trl
 
     trl.quiet()
+    if trl.finished(run, folder):
+        sweep(folder)
+        if not (folder / "report.html").exists():
+            from dew.report import build
+
+            build([folder])
+        out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
+        return
     here = Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})
     _go(trl.parse(here, allowed=("output_dir", *(allow or ()))), resume=True)
 
 
 def _go(parsed: Any, *, resume: bool) -> None:
     from dew.engines.trl import launch as trl
+    from dew.engines.trl.failures import disk_full
 
     folder = Path(parsed.args.output_dir)
     parsed.args.disable_tqdm = True
@@ -101,12 +106,10 @@ def _go(parsed: Any, *, resume: bool) -> None:
         with live(view):
             status = trl.launch(parsed, callbacks=callbacks, resume=resume, say=out.print)
     except Exception as error:
-        if FULL_DISK not in str(error):  # from the system, or from the libraries that write weights
+        full = disk_full(error, folder)
+        if full is None:
             raise
-        raise EngineError(
-            f"{folder}: the disk is full, and the run stopped. Earlier checkpoints are whole: free some space, then go "
-            f"on with dew resume {folder}; save_total_limit and records_every say how much a run keeps."
-        ) from None
+        raise full from None
     if status == "stopped":
         out.print(f"Stopped at step {view.step} with a checkpoint. Go on with: dew resume {folder}")
         return
@@ -167,6 +170,8 @@ def with_own_flags(run: Run, flags: list[str]) -> tuple[Run, list[str]]:
 
 
 def claim(folder: Path, overwrite: bool) -> None:
+    if folder.is_dir():
+        sweep(folder)
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not overwrite:

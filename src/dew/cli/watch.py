@@ -51,7 +51,7 @@ class RunView:
         for line in map(_numbers, lines):
             self.latest.update(line)
             if not self._times or line.get("step", 0) > self._times[-1][0]:
-                self._times.append((line.get("step", 0), line.get("time", time.time())))
+                self._times = [*self._times[-9:], (line.get("step", 0), line.get("time", time.time()))]
         if self.steps is None and lines:
             self.steps = _numbers(self.folder.run()).get("steps")
         return lines
@@ -59,7 +59,7 @@ class RunView:
     @property
     def seconds_left(self) -> float | None:
         """From the pace of the last steps."""
-        recent = self._times[-10:]
+        recent = self._times
         if self.steps is None or len(recent) < 2:
             return None
         (first, began), (last, ended) = recent[0], recent[-1]

@@ -11,6 +11,7 @@ from dew.errors import ConfigError
 from dew.evaluate.intervals import Interval, mean_interval
 from dew.evaluate.metrics import score_problem
 from dew.evaluate.sampling import Sampled, Sampling
+from dew.records import write_atomically
 from dew.rewards import Verdict
 
 
@@ -105,7 +106,7 @@ class Scores:
         return cls(data["task"], data["model"], Sampling(**data["sampling"]), problems, data["seconds"])
 
     def write(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_json(), ensure_ascii=False), encoding="utf-8")
+        write_atomically(Path(path), json.dumps(self.to_json(), ensure_ascii=False).encode("utf-8"))
 
     @classmethod
     def read(cls, path: str | Path) -> "Scores":

@@ -76,7 +76,8 @@ def read_sample(
         try:
             found = read(path)
         except RecordError as error:
-            notices.append(str(error))
+            if path.exists():  # else the run at work has removed it
+                notices.append(str(error))
             continue
         kept = thin(found, int(allowance))
         allowance -= sum(map(cost, kept))
@@ -96,5 +97,8 @@ def _most_files(files: Sequence[Path]) -> int:
 
 
 def _packed_size(path: Path) -> float:
-    """Bytes of a packed file; a folder of plain ones would pack to an eighth."""
-    return sum(p.stat().st_size for p in path.iterdir()) / 8 if path.is_dir() else path.stat().st_size
+    """Bytes of a packed file; a folder of plain ones would pack to an eighth. A run at work may remove records."""
+    try:
+        return sum(p.stat().st_size for p in path.iterdir()) / 8 if path.is_dir() else path.stat().st_size
+    except FileNotFoundError:
+        return 0.0

@@ -40,9 +40,9 @@ SCRIPTS = (
 
 
 def write_report(content: Json, out: Path) -> Path:
-    """Write `out` (the page) and the same content beside it as .json."""
-    write_atomically(out, page(content).encode("utf-8", errors="replace"))
+    """Write `out` (the page) and the same content beside it as .json. The page comes last: where it is, both are."""
     write_atomically(out.with_suffix(".json"), _dumps(content))
+    write_atomically(out, page(content).encode("utf-8", errors="replace"))
     return out
 
 

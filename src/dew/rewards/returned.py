@@ -1,4 +1,4 @@
-"""What a user's reward function returned, held against what a reward is: one finite number per answer, or None."""
+"""What a user's reward function returned, held against what a reward is: one number per answer, or None."""
 
 import math
 from collections.abc import Mapping, Set
@@ -9,9 +9,12 @@ from dew.errors import RewardError
 
 Rewards = list[float | None]
 
+NO_NUMBER = math.inf
+"""Stands for every infinity and NaN that a function returned. NaN itself stands for None in TRL."""
+
 
 def as_rewards(name: str, values: Any, n: int) -> Rewards:
-    """`values` as n numbers; None where the function has nothing to say. Anything else is a RewardError."""
+    """`values` as n numbers; None where the function has nothing to say. What is no number at all is a RewardError."""
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__"):
         raise RewardError(
             f"The reward {name} returned {shown(values)}: return a list, one number per completion, or None where it "
@@ -33,15 +36,15 @@ def _number(name: str, value: Any, i: int) -> float | None:
         return None
     scalar = not isinstance(value, str | bytes) and getattr(value, "ndim", 0) == 0
     try:
-        number = float(value) if scalar else math.nan
+        number = float(value) if scalar else None
     except Exception:  # whatever a stranger's __float__ raises
-        number = math.nan
-    if not math.isfinite(number):
+        number = None
+    if number is None:
         raise RewardError(
-            f"The reward {name} returned {shown(value)} for completion {i}: return a finite number, or None where it "
-            "cannot judge. A NaN would spread to the whole group."
+            f"The reward {name} returned {shown(value)} for completion {i}: return a number, or None where it cannot "
+            "judge."
         )
-    return number
+    return number if math.isfinite(number) else NO_NUMBER
 
 
 def shown(value: Any) -> str:

@@ -47,6 +47,10 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         default=20, metadata={"help": "Write token records every so many optimizer steps, and at the first; 0: never."}
     )
     records_groups: int = field(default=4, metadata={"help": "Groups in each token record."})
+    records_keep: int = field(
+        default=400,
+        metadata={"help": "Token records to keep: beyond them every second one goes. 0: keep all."},
+    )
     exact_head: bool = field(
         default=True,
         metadata={
@@ -150,10 +154,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
                 ]
         if not self.batches.fits:
             problems.append(f"{self.batches}. Nearest that fit: {'; '.join(self.batches.nearest())}.")
-        if self.records_every < 0 or self.records_groups < 1:
+        if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
             problems.append(
-                f"records_every={self.records_every}, records_groups={self.records_groups}: give a number of steps "
-                "(0 writes none) and at least one group."
+                f"records_every={self.records_every}, records_groups={self.records_groups}, "
+                f"records_keep={self.records_keep}: give a number of steps (0 writes none), at least one group, and "
+                "how many to keep (0: all)."
             )
         if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
             problems.append(

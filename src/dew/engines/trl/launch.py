@@ -1,6 +1,8 @@
 """From a Run to a trained model: TRL's own parser, dew's tasks and rewards, one folder."""
 
+import logging
 import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,13 +13,14 @@ from transformers import TrainerState
 from dew.config import Run, Scoring, check_keys, to_yaml
 from dew.engines.permission import check_permission
 from dew.engines.problems import judge_of, training_rows
-from dew.engines.trl.checkpoints import STATE, last_complete
+from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.config import DewConfig
 from dew.errors import ConfigError
-from dew.records import RunFolder, write_atomically
+from dew.records import RunFolder, sweep, sync, write_atomically
 from dew.tasks import model_folder, task
 
 Say = Callable[[str], None]
+logger = logging.getLogger("dew")
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """TRL's own reward functions."""
 
@@ -194,6 +197,8 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     trainer = build_trainer(parsed, [StopAtSignal(), *callbacks])
     trainer.remove_callback(PrinterCallback)
     main = trainer.accelerator.is_main_process
+    if main:
+        sweep(folder)
     if main and not resume:
         write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
     if main and isinstance(judge_of(parsed.run), MathVerifier):
@@ -207,20 +212,44 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
         if main:
             RunFolder(folder).write_run({"status": "stopped"})
         return "stopped"
-    trainer.save_model(str(folder / "model"))
-    if main:
-        trainer.processing_class.save_pretrained(str(folder / "model"))
-        if scoring is not None:
-            _score(trainer, parsed, scoring, "after", say)
+    _save_model(trainer, folder / "model")
+    if main and scoring is not None:
+        _score(trainer, parsed, scoring, "after", say)
     return "done"
 
 
+def finished(run: Run, folder: Path) -> bool:
+    """True if a run came to its end: trained, its model written and, where that was asked for, scored."""
+    files = RunFolder(folder)
+    scored = run.scores is None or any(entry.get("when") == "after" for entry in files.scores())
+    return files.run().get("status") == "done" and (folder / "model").is_dir() and scored
+
+
+def _save_model(trainer: Any, folder: Path) -> None:
+    """The whole model or none: `model/` appears when all of it is on the disk."""
+    part = folder.with_name(f".{folder.name}.part")
+    if trainer.accelerator.is_main_process:
+        shutil.rmtree(part, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    trainer.save_model(str(part))
+    if trainer.accelerator.is_main_process:
+        trainer.processing_class.save_pretrained(str(part))
+        for path in [*part.rglob("*"), part]:
+            sync(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+        sync(folder.parent)
+
+
 def _train(trainer: Any, folder: Path, resume: bool) -> None:
-    """Train, or go on; a run that was killed after its last step only needs its weights."""
-    if not resume:
+    """Train, or go on; a run that was killed before its first checkpoint begins again, after its last step it only
+    needs its weights."""
+    checkpoint = trainer.last_good_checkpoint() if resume else None
+    if checkpoint is None:
+        if resume:
+            logger.warning("%s holds no complete checkpoint: the run begins again.", folder)
         trainer.train()
         return
-    checkpoint = last_complete(str(folder))
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
     if state.global_step < state.max_steps:
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -1,9 +1,10 @@
-"""Reward functions that fail loudly: an exception, a NaN, a hang or a missing column is told once, by name."""
+"""Reward functions that fail loudly: an exception, a NaN, a hang or a missing column is told by name, at once."""
 
 import asyncio
 import difflib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,8 +13,10 @@ from torch import nn
 
 from dew.errors import ConfigError, RewardError
 from dew.rewards.own import TIMEOUT, OwnReward
-from dew.rewards.returned import Rewards, as_rewards, told
+from dew.rewards.returned import NO_NUMBER, Rewards, as_rewards, told
 from dew.rewards.watchdog import bounded
+
+logger = logging.getLogger("dew")
 
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -46,9 +49,10 @@ def _calling(reward: Any, name: str, timeout: float | None) -> Callable[..., Rew
         n = len(kwargs["completions"])  # before the function can change the list
         try:
             with nullcontext() if timeout is None else bounded(name, timeout):
-                return as_rewards(name, reward(**kwargs), n)
+                found = as_rewards(name, reward(**kwargs), n)
         except (Exception, SystemExit) as error:
             raise _raised(name, error, kwargs) from error
+        return _warned(name, found, kwargs["completions"])
 
     return scored
 
@@ -63,9 +67,21 @@ def _awaiting(reward: Any, name: str, timeout: float) -> Callable[..., Any]:
             raise _raised(name, late, kwargs) from error
         except (Exception, SystemExit) as error:
             raise _raised(name, error, kwargs) from error
-        return as_rewards(name, values, n)
+        return _warned(name, as_rewards(name, values, n), kwargs["completions"])
 
     return scored
+
+
+def _warned(name: str, found: Rewards, completions: Sequence[Any]) -> Rewards:
+    if NO_NUMBER in found:
+        first = completions[found.index(NO_NUMBER)]
+        logger.warning(
+            "The reward %s returned an infinity or a NaN for the completion %.200r. The step is skipped: return None "
+            "where it cannot judge, and only that answer is left out.",
+            name,
+            first,
+        )
+    return found
 
 
 def telling(verifier: Any) -> Callable[..., list[float]]:

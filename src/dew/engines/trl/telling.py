@@ -1,5 +1,7 @@
 """A GRPOTrainer that says what it does: metrics and alarms at every step, records on a cadence, TRL's table."""
 
+import math
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -7,11 +9,18 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.engines.trl import recording
 from dew.engines.trl.credit import Credit, Rows
+from dew.engines.trl.failures import disk_full
 from dew.engines.trl.generation import SamplingTrainer
+from dew.engines.trl.health import Health, finite_only
 from dew.engines.trl.metrics import Clock, Numbers, StepStatistics, answer_metrics, credit_metrics
 from dew.engines.trl.resuming import ResumingTrainer
+from dew.engines.trl.rollcall import RollCall
 from dew.engines.trl.sampling import Sampled, gather_columns, join
 from dew.engines.trl.tables import replace_last
+from dew.errors import DewError
+
+LOGS_KEPT = 1000
+"""Of what transformers keeps in memory and writes into every checkpoint; metrics.jsonl has it all."""
 
 
 class TellingTrainer(ResumingTrainer, SamplingTrainer):
@@ -24,6 +33,8 @@ class TellingTrainer(ResumingTrainer, SamplingTrainer):
         super().__init__(*args, **kwargs)
         self._clock = Clock()
         self._statistics = StepStatistics()
+        self._health = Health()
+        self._faults: list[str] = []
         self._recorder = recording.Recorder(self.args.output_dir, self._clock, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
 
@@ -34,15 +45,18 @@ class TellingTrainer(ResumingTrainer, SamplingTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._recorder.begin(recording.run_facts(self.args, self.algorithm, self._model_name(), self._data_name()))
         recording.logger.info("%s", self.args.batches)
-        status = "failed"
+        processes = self.accelerator
         try:
-            result = super().train(*args, **kwargs)
-            status = "done"
-        except KeyboardInterrupt:
-            status = "stopped"
-            raise
-        finally:
-            self._recorder.end(status)
+            with RollCall(processes.process_index, processes.num_processes, lambda: self._recorder.end("failed")):
+                result = super().train(*args, **kwargs)
+        except BaseException as error:
+            with suppress(OSError):  # where the disk is full, there is no room for this either
+                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            full = disk_full(error, self.args.output_dir)
+            if full is None or isinstance(error, DewError):
+                raise
+            raise full from error
+        self._recorder.end("done")
         return result
 
     def _model_name(self) -> str:
@@ -54,18 +68,34 @@ class TellingTrainer(ResumingTrainer, SamplingTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
-            self._put(self._statistics.read(self.accelerator))
+            numbers = self._statistics.read(self.accelerator)
+            faults = {name: numbers.pop(name) for name in list(numbers) if name.startswith("faults/")}
+            self._faults = [name.removeprefix("faults/") for name, count in faults.items() if count > 0]
+            self._put(numbers)
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """Between gradient and update: a step with a number that is none loses its gradient, and nothing moves."""
         norm = super()._get_grad_norm(*args, **kwargs)
+        size = float(norm) if norm is not None else 0.0
+        step = self.state.global_step + 1
+        seen = self._health.judge(step, self._faults, size, scaled=self._scaled())
+        if seen is not None:
+            self.optimizer.zero_grad()
+            if self.accelerator.is_main_process:
+                recording.logger.warning("step %d is skipped, not finite: %s", step, seen)
+        self._put({"steps/skipped": float(seen is not None)})
         if norm is not None:
-            self._recorder.put({"grad_norm": float(norm)})
+            self._recorder.put(finite_only({"grad_norm": size}))
         return norm
+
+    def _scaled(self) -> bool:
+        scaler = self.accelerator.scaler
+        return scaler is not None and scaler.get_scale() > 1
 
     def _put(self, numbers: Numbers) -> None:
         """To the trackers, which TRL tells every `logging_steps`, and to the run's folder, which has every step."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics, numbers = self._metrics["train" if self.model.training else "eval"], finite_only(numbers)
         for name, value in numbers.items():
             metrics[name].append(value)
         if self.model.training:
@@ -115,8 +145,22 @@ class TellingTrainer(ResumingTrainer, SamplingTrainer):
                 self.args.records_groups,
                 self.reward_func_names[self._outcome],
             )
-            self._recorder.folder.write_records(step, groups)
+            self._recorder.folder.write_records(step, groups, self.args.records_keep)
+
+    def _own_state(self) -> dict[str, Any]:
+        return {**super()._own_state(), "health": self._health.state()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
+        self._health.restore(state["health"])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for told in self._metrics.values():
+            for name in list(told):
+                told[name][:] = [x for x in told[name] if math.isfinite(x)]
+                if not told[name]:
+                    del told[name]
+        logs = finite_only(logs)
         super().log(logs, start_time)
+        del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)

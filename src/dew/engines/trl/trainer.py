@@ -16,6 +16,7 @@ from torch import Tensor
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.contract import IMAGE_KEYS, require_generated, require_keys
 from dew.engines.trl.credit import Credit, Rows, give_credit, judge
+from dew.engines.trl.empty import never_empty
 from dew.engines.trl.guide import (
     Guide,
     GuideAnswer,
@@ -27,6 +28,7 @@ from dew.engines.trl.guide import (
     weave,
 )
 from dew.engines.trl.head import exact_head, usable
+from dew.engines.trl.health import row_faults, token_faults
 from dew.engines.trl.loss import OWN, divisor, micro_batches, row_weights
 from dew.engines.trl.metrics import entropy_sums
 from dew.engines.trl.recording import gold_of
@@ -51,6 +53,7 @@ class DewTrainer(TellingTrainer):
 
     _tag_names: ClassVar = ["trl", "grpo", "dew"]
     num_generations: int
+    rollout_func: Any
 
     def __init__(
         self,
@@ -80,9 +83,13 @@ class DewTrainer(TellingTrainer):
             self._paper = ENTROPY_WEIGHTING
         bounded = [checked(reward, args.reward_timeout) for reward in rewards]
         super().__init__(model, bounded, args, train_dataset, *others, **settings)
+        if self.rollout_func is not None:
+            self.rollout_func = never_empty(self.rollout_func, self.eos_token_ids[0])
         self._outcome = outcome_index(self.reward_func_names, args.outcome_reward)
         check_weights(self.reward_func_names, args.reward_weights, self._outcome)
 
+        if hasattr(self, "generation_config"):  # a policy with a NaN samples noise, and the step is skipped
+            self.generation_config.remove_invalid_values = True
         self._exact_head = args.exact_head and usable(self.model)
         self._caught: list[tuple[Tensor, Tensor | None]] | None = None
         self._answers: Columns = {}
@@ -97,6 +104,8 @@ class DewTrainer(TellingTrainer):
     # ── sampling ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.model.training:
+            self._health.begin()
         if self._stream is not None and self.model.training:
             sampled = self._fill_batch(self._stream)
         else:
@@ -122,8 +131,12 @@ class DewTrainer(TellingTrainer):
                 add_authors(batch, self._authors)
             entropy, logp = self._old_entropy(batch)
         self._clock.move("scoring", "others", self._clock["generation"] + self._clock["reward"] - others)
+        faults = gather_rows(self.accelerator, row_faults(logp, entropy, loss_mask(batch)))
         shared = self._shared(batch, entropy)
         shared["table"] = last_rows(self._logs, len(shared["group"]))
+        if self.model.training:
+            prompts = [row.get(("prompt",)) for row in shared["table"]]
+            self._health.look(faults, self._unsound, self.reward_func_names, prompts)
         if self._recording():
             texts = gather_object([gold_of(row) or "" for row in inputs])
             shared["gold"] = [text or None for text in texts]
@@ -170,7 +183,10 @@ class DewTrainer(TellingTrainer):
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         with self._clock.phase("reward"):
-            self._parts: Tensor = super()._calculate_rewards(*args, **kwargs)
+            found: Tensor = super()._calculate_rewards(*args, **kwargs)
+        models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
+        self._unsound = found.isinf() | (found.isnan() & models)  # a model's NaN is never "cannot judge"
+        self._parts = found.masked_fill(self._unsound, torch.nan)
         return self._parts
 
     # ── what the policy thinks of tokens ────────────────────────────────────────────────────────────────────
@@ -244,7 +260,7 @@ class DewTrainer(TellingTrainer):
             **gather_columns(accelerator, self._answers, {}),
         }
         if entropy is not None:
-            shared["entropy"] = gather_rows(accelerator, entropy.float())
+            shared["entropy"] = gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0))
         return shared
 
     @staticmethod
@@ -335,16 +351,18 @@ class DewTrainer(TellingTrainer):
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
-        self._note(loss, inputs, entropy)
+        self._note(loss, inputs, logp, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
 
-    def _note(self, loss: Tensor, inputs: Columns, entropy: Tensor) -> None:
+    def _note(self, loss: Tensor, inputs: Columns, logp: Tensor, entropy: Tensor) -> None:
         mask, author = loss_mask(inputs), inputs.get("author")
         own = torch.ones(len(mask), dtype=torch.bool, device=mask.device) if author is None else author == OWN
         for name, (total, count) in entropy_sums(entropy, mask, inputs["verdict"], own).items():
             self._statistics.add_sum(name, total, count)
         self._statistics.add_part("loss", loss)
+        for place, count in token_faults(logp, entropy, mask).items():
+            self._statistics.add_sum(f"faults/{place}", count, torch.ones_like(count))
         if not self.model.training:
             self._put(self._statistics.read(self.accelerator))

@@ -77,7 +77,7 @@ class Recorder:
         groups = group_records(
             step, self.algorithm, columns, found.credit, tokenizer, self.settings.records_groups, JUDGE
         )
-        self.log.folder.write_records(step, groups)
+        self.log.folder.write_records(step, groups, self.settings.records_keep)
         self._recorded = step
 
     def step_end(self, step: int, metrics: dict[str, Any], timing: dict[str, float]) -> None:

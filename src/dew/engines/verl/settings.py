@@ -42,12 +42,15 @@ class RunSettings:
     """Write token records every so many steps, and at the first; 0: never."""
     records_groups: int = 4
     """Groups in each token record."""
+    records_keep: int = 400
+    """Record files kept at most, spread over the run; 0: all."""
 
     def __post_init__(self) -> None:
-        if self.records_every < 0 or self.records_groups < 1:
+        if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
             raise ConfigError(
-                f"algorithm.dew_run: records_every={self.records_every}, records_groups={self.records_groups}: give a "
-                "number of steps (0 writes none) and at least one group."
+                f"algorithm.dew_run: records_every={self.records_every}, records_groups={self.records_groups}, "
+                f"records_keep={self.records_keep}: give a number of steps (0 writes none), at least one group, and how "
+                "many to keep (0: all)."
             )
 
 

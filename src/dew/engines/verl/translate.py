@@ -205,6 +205,7 @@ def _leaves(read: Reader, resume: bool) -> Overrides:
         "+algorithm.dew_run.folder": str(folder),
         "+algorithm.dew_run.records_every": read("records_every", int),
         "+algorithm.dew_run.records_groups": read.count("records_groups"),
+        "+algorithm.dew_run.records_keep": read("records_keep", int),
         "trainer.v1.trainer_mode": "dew_sync",
         "trainer.default_local_dir": str(folder / "checkpoints"),
         "trainer.resume_mode": "auto" if resume else "disable",

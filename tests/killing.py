@@ -1,0 +1,269 @@
+"""Moments at which a run may die: each takes a life of a run in a process of its own, by SIGKILL.
+
+A moment is a function that is called in the child before the run begins and puts something deadly in its way. The
+product has no hooks for this: what is replaced are functions of Python, torch and transformers.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import trl_tiny as tiny
+
+SMALL = {
+    "model_name_or_path": "tiny",
+    "task": "countdown",
+    "problems": 10,
+    "algorithm": "gtpo",
+    "max_steps": 6,
+    "num_generations": 8,
+    "per_device_train_batch_size": 16,
+    "steps_per_generation": 2,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 2e-4,
+    "max_completion_length": 26,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "logging_steps": 1,
+    "records_every": 1,
+    "save_steps": 1,
+    "save_total_limit": 2,
+    "scores": {"problems": 2, "k": 2},
+}
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_call(owner, name, count=1, after=None):
+    """Die when something is called for the `count`-th time: before it, or `after` it did its work."""
+    inner, calls = getattr(owner, name), []
+
+    def deadly(*args, **kwargs):
+        calls.append(1)
+        if len(calls) < count:
+            return inner(*args, **kwargs)
+        if after is not None:
+            inner(*args, **kwargs)
+            after(*args, **kwargs)
+        return die()
+
+    setattr(owner, name, deadly)
+
+
+def halve(path):
+    """What a torn write leaves."""
+    os.truncate(path, os.path.getsize(path) // 2)
+
+
+def while_syncing(part, count=1):
+    """Die when the file whose name has `part` is half written."""
+    inner, calls = os.fsync, []
+
+    def deadly(handle):
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if part in os.path.basename(path) and os.path.isfile(path):
+            calls.append(1)
+            if len(calls) == count:
+                halve(path)
+                die()
+        inner(handle)
+
+    os.fsync = deadly
+
+
+def while_renaming(part, count=1, after=False):
+    inner, calls = os.replace, []
+
+    def deadly(source, target, **kwargs):
+        if part in os.path.basename(target):
+            calls.append(1)
+            if len(calls) == count and not after:
+                die()
+        inner(source, target, **kwargs)
+        if part in os.path.basename(target) and len(calls) == count:
+            die()
+
+    os.replace = deadly
+
+
+def in_weights(count):
+    import transformers.modeling_utils as owner
+
+    at_call(owner, "safe_save_file", count, after=lambda tensors, path, **_: halve(path))
+
+
+def in_optimizer(count):
+    import torch
+
+    at_call(torch, "save", count, after=lambda content, path: halve(path))
+
+
+def in_state():
+    from transformers import TrainerState
+
+    at_call(TrainerState, "save_to_json", 2, after=lambda state, path: halve(path))
+
+
+def in_rotation():
+    """Half of an old checkpoint is deleted."""
+    inner = shutil.rmtree
+
+    def deadly(path, *args, **kwargs):
+        files = sorted(Path(path).glob("*")) if "checkpoint" in str(path) else []
+        if not files:
+            return inner(path, *args, **kwargs)
+        for file in files[::2]:
+            file.unlink()
+        return die()
+
+    shutil.rmtree = deadly
+
+
+def in_log(name, count):
+    from dew.records import RunFolder
+
+    inner, calls = RunFolder._append, []
+
+    def deadly(self, file, line):
+        inner(self, file, line)
+        calls.append(file)
+        if calls.count(name) == count:
+            path = self.path / file
+            os.truncate(path, path.stat().st_size - 40)
+            die()
+
+    RunFolder._append = deadly
+
+
+def in_training(name, count):
+    from dew.engines.trl import DewTrainer
+
+    at_call(DewTrainer, name, count)
+
+
+def in_update():
+    """Half of the weights have moved."""
+    import torch
+
+    inner, calls = torch.optim.AdamW.step, []
+
+    def deadly(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            for group in self.param_groups:
+                group["params"] = group["params"][::2]
+            inner(self, *args, **kwargs)
+            die()
+        return inner(self, *args, **kwargs)
+
+    torch.optim.AdamW.step = deadly
+
+
+def at_model():
+    inner = Path.rename
+
+    def deadly(self, target):
+        if self.name == ".model.part":
+            die()
+        return inner(self, target)
+
+    Path.rename = deadly
+
+
+MOMENTS = {
+    "writing config.yaml": lambda: while_syncing("config.yaml"),
+    "scoring before": lambda: while_syncing("scores.json"),
+    "writing run.json": lambda: while_syncing("run.json"),
+    "sampling": lambda: in_training("_generate", 2),
+    "judging": lambda: in_training("_calculate_rewards", 2),
+    "forward": lambda: in_training("_compute_loss", 4),
+    "half an update": in_update,
+    "between gradient and update": lambda: in_training("_get_grad_norm", 3),
+    "a torn line of metrics": lambda: in_log("metrics.jsonl", 4),
+    "half a record": lambda: while_syncing("step-0000000", 2),
+    "a record before its name": lambda: while_renaming("step-0000000", 2),
+    "a record after its name": lambda: while_renaming("step-0000000", 2, after=True),
+    "half a checkpoint's weights": lambda: in_weights(2),
+    "half a checkpoint's own state": lambda: in_optimizer(1),
+    "half a checkpoint's optimizer": lambda: in_optimizer(6),
+    "half a checkpoint's state": in_state,
+    "half a seal": lambda: while_syncing("dew_manifest", 3),
+    "a seal before its name": lambda: while_renaming("dew_manifest", 1),
+    "a seal after its name": lambda: while_renaming("dew_manifest", 2, after=True),
+    "half a rotation": in_rotation,
+    "half the model": lambda: in_weights(7),
+    "the model before its name": at_model,
+    "scoring after": lambda: while_syncing("answers-after"),
+    "half a report": lambda: while_syncing("report.html"),
+    "a report before its name": lambda: while_renaming("report.html"),
+    "between page and numbers": lambda: while_renaming("report.json", after=True),
+}
+
+
+def configuration(folder):
+    path = folder.with_name(f"{folder.name}.yaml")
+    path.write_text(json.dumps({**SMALL, "output_dir": str(folder)}))
+    return path
+
+
+def life(folder, moment=None):
+    """One life of a run, in a child: it trains, or goes on where a life before it ended."""
+    moment = moment or (lambda: None)
+
+    def live(_):
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        moment()
+        from dew.cli import main
+
+        begun = (folder / "config.yaml").exists()
+        sys.argv = ["dew", *(["resume", str(folder)] if begun else ["train", str(configuration(folder))])]
+        main()
+
+    return live
+
+
+def live(folder, moment=None):
+    """Returns how the life ended: 0, or -9."""
+    return tiny.in_children(life(folder, moment))[0]
+
+
+def live_for(folder, seconds):
+    """A life that is taken from outside after so many seconds, wherever it is then."""
+    child = multiprocessing.get_context("fork").Process(target=tiny._child, args=(life(folder), 0, 1, 0))
+    child.start()
+    child.join(seconds)
+    if child.is_alive():
+        child.kill()
+    child.join()
+    return child.exitcode
+
+
+def kill_at_random(home, kills, seed, check):
+    """Runs that are killed at moments drawn uniformly over a life, again and again, until there were so many kills.
+
+    Every run that comes to its end is handed to `check`. Returns how many did.
+    """
+    dice = random.Random(seed)
+    begun = time.monotonic()
+    assert live(home / "timed") == 0
+    whole_life = time.monotonic() - begun
+    taken, runs = 0, 0
+    while taken < kills:
+        folder, lives, runs = home / f"run{runs}", 0, runs + 1
+        while live_for(folder, dice.uniform(0, whole_life)) != 0:
+            taken, lives = taken + 1, lives + 1
+        if not lives:  # it lived out its life: the machine is faster now than it was
+            whole_life *= 0.9
+        check(folder)
+        print(f"{taken} kills, {runs} runs", flush=True)
+    return runs

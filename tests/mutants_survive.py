@@ -1,0 +1,104 @@
+"""Take the protections of a run away, one by one, and see a test fail each time.
+
+    python tests/mutants_survive.py            all of them, some twenty minutes
+    python tests/mutants_survive.py seal       those whose name has a word
+
+(what is taken away, file, what stands there, what stands there instead, the tests that must notice). The tests run on a
+copy; a mutant that survives is a hole in them, and the exit code says so. docs/reliability.md is what they hold up.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 300
+"""Seconds: without some protections a run would wait for ever, which is noticed too."""
+
+MUTANTS = [
+    ("no fsync", "records.py", "            os.fsync(file.fileno())\n", "", "test_records.py -k names_reach"),
+    ("no folder fsync", "records.py", "        sync(path.parent)\n", "", "test_records.py -k names_reach"),
+    ("no rename", "records.py", "    temporary = path.with_name(f\".{path.name}.{os.getpid()}.tmp\")", "    temporary = path", "test_records.py -k replaced_whole"),
+    ("torn line raises", "records.py", " and b\"\\n\" in content:", ":", "test_records.py -k first_line"),
+    ("records unbounded", "records.py", "0 < keep < len(files)", "False", "test_records.py -k second_record"),
+    ("history unbounded", "alarms.py", "if len(steps) > FIRST + 2 * NEWEST:", "if False:", "test_alarms.py -k long_run"),
+    ("no alarm", "alarms.py", "_mean_above(\"steps/skipped\", 0.0)", "_mean_above(\"steps/none\", 0.0)", "test_alarms.py -k skipped"),
+    ("checksum not compared", "engines/trl/manifest.py", "        if found != checksum:", "        if False:", "test_trl_resume.py -k damaged_checkpoint_is_told"),
+    ("no seal needed", "engines/trl/checkpoints.py", "        return CUT_OFF\n", "        return None\n", "test_trl_resume.py -k cut_off"),
+    ("damaged kept in place", "engines/trl/checkpoints.py", "            path.rename(aside)\n", "            continue\n", "test_trl_resume.py -k damaged_checkpoint_is_told"),
+    ("rotation before seal", "engines/trl/resuming.py", "limit, self.args.save_total_limit = self.args.save_total_limit, None", "limit = self.args.save_total_limit", "test_trl_resume.py -k only_when_the_new"),
+    ("generation forgotten", "engines/trl/resuming.py", "\"generation\": self._buffered_inputs if self._step % every else None", "\"generation\": None", "test_trl_resume.py -k 'killed_and_resumed'"),
+    ("health forgotten", "engines/trl/telling.py", "        self._health.restore(state[\"health\"])\n", "", "test_trl_health.py -k remembers"),
+    ("gradient kept", "engines/trl/telling.py", "            self.optimizer.zero_grad()\n", "", "test_trl_health.py -k 'skipped_and_counted and gradient'"),
+    ("never stops", "engines/trl/health.py", "len(self._row) >= PATIENCE", "False", "test_trl_health.py -k 'three_in and gradient'"),
+    ("rows not looked at", "engines/trl/health.py", "        if not count or self.generation is not None:", "        if True:", "test_trl_health.py -k 'skipped_and_counted and reward'"),
+    ("scored faults unseen", "engines/trl/health.py", "            fault[(~x.isfinite() & mask).any(-1)] = place\n", "            pass\n", "test_trl_health.py -k 'three_in and scored'"),
+    ("trained faults unseen", "engines/trl/health.py", "return {place: (~x.detach().isfinite() & mask).sum()", "return {place: (x.detach().isnan() & False).sum()", "test_trl_health.py -k 'skipped_and_counted and trained'"),
+    ("norm not looked at", "engines/trl/health.py", "None if math.isfinite(norm) else", "None if True else", "test_trl_health.py -k 'skipped_and_counted and gradient'"),
+    ("masked read", "engines/trl/health.py", "(~x.isfinite() & mask).any(-1)", "(~x.isfinite()).any(-1)", "test_trl_health.py -k padding"),
+    ("counts each step", "engines/trl/health.py", "if not again and not", "if not", "test_trl_health.py -k counts_once"),
+    ("scaler stops", "engines/trl/health.py", " and not (scaled and only_gradient)", "", "test_trl_health.py -k overflow"),
+    ("statistics poisoned", "engines/trl/health.py", "if not isinstance(x, float) or math.isfinite(x)", "if True", "test_trl_health.py -k 'skipped_and_counted and trained'"),
+    ("sampling breaks", "engines/trl/trainer.py", "self.generation_config.remove_invalid_values = True", "pass", "test_trl_health.py -k lost"),
+    ("empty breaks", "engines/trl/trainer.py", "        if self.rollout_func is not None:", "        if False:", "test_trl_health.py -k 'single and gtpo'"),
+    ("one process decides", "engines/trl/metrics.py", "accelerator.reduce(torch.stack(list(sums.values())), reduction=\"sum\")", "torch.stack(list(sums.values()))", "test_trl_health.py -k 'alike and entropy'"),
+    ("no roll call", "engines/trl/rollcall.py", "if self._size > 1 and", "if False and", "test_trl_rollcall.py -k names_the_one"),
+    ("nobody ends it", "engines/trl/rollcall.py", "            os._exit(1)\n", "            pass\n", "test_trl_rollcall.py -k for_ever"),
+    ("last words unsaid", "engines/trl/rollcall.py", "            self._sign(last_words)\n", "            pass\n", "test_trl_rollcall.py -k quoted"),
+    ("peace not told", "engines/trl/rollcall.py", "return f\"failed: {sign.ended}\" if sign.ended else None", "return \"failed\"", "test_trl_rollcall.py -k 'silent or peace'"),
+    ("disk full unsaid", "engines/trl/failures.py", "    return EngineError(", "    return None and EngineError(", "test_survive_disk.py"),
+    ("status hides it", "engines/trl/telling.py", "            with suppress(OSError):", "            with suppress(KeyError):", "test_survive_disk.py"),
+    ("model in place", "engines/trl/launch.py", "part = folder.with_name(f\".{folder.name}.part\")", "part = folder", "test_survive_kills.py -m slow -k 'half_the_model or half and model'"),
+    ("no beginning again", "engines/trl/launch.py", "    if checkpoint is None:\n        if resume:\n", "    if checkpoint is None:\n        if resume:\n            raise SystemExit(3)\n", "test_survive_kills.py -m slow -k 'once and run.json or once and before and scoring'"),
+    ("no sweep", "records.py", "        path.unlink(missing_ok=True)\n\n\ndef finite", "        pass\n\n\ndef finite", "test_survive_kills.py -m slow -k 'once and config'"),
+    ("scores not asked", "engines/trl/launch.py", "is_dir() and scored", "is_dir()", "test_survive_kills.py -m slow -k 'once and scoring and after'"),
+    ("report strict", "report/readers/dew_run.py", "        except SchemaError:\n            raise\n        except RecordError as error:", "        except ZeroDivisionError as error:", "test_report.py -k damaged_file"),
+]  # fmt: skip
+
+
+def survives(file, old, new, tests):
+    with tempfile.TemporaryDirectory() as home:
+        copy = Path(home) / "copy"
+        for part in ("src", "tests", "recipes"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        path = copy / "src/dew" / file
+        text = path.read_text()
+        assert old in text, f"{file} no longer has {old!r}"
+        path.write_text(text.replace(old, new, 1))
+        name, *others = shlex.split(tests)
+        command = [sys.executable, "-m", "pytest", "-x", "-q", f"--basetemp={home}/pytest", f"tests/{name}", *others]
+        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        process = subprocess.Popen(
+            command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(LIMIT) != 1
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with_children(process)
+
+
+def with_children(process):
+    """End what it left behind: a test that was ended by the clock has children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait()
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant[0] for word in words)]
+    alive = 0
+    for name, *mutant in chosen:
+        lives = survives(*mutant)
+        alive += lives
+        print(f"{'SURVIVES' if lives else 'killed  '}  {name}", flush=True)
+    sys.exit(alive > 0)

@@ -1,0 +1,81 @@
+"""A disk that is really full: the run says so, what was written before is whole, and with more room it goes on."""
+
+import ctypes
+import os
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew.engines.trl.checkpoints import last_good
+from dew.engines.trl.failures import disk_full
+from dew.errors import EngineError
+from dew.records import RunFolder
+
+NEW_USER, NEW_MOUNTS, REMOUNT = 0x10000000, 0x00020000, 0x20
+NOT_POSSIBLE = 77
+
+
+def mount(folder, kilobytes, flags=0):
+    """A disk of so many kilobytes, which only this process and its children see."""
+    options = f"size={kilobytes}k".encode()
+    return ctypes.CDLL(None).mount(b"tmpfs", str(folder).encode(), b"tmpfs", flags, options)
+
+
+def own_disk(folder, kilobytes):
+    user, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None).unshare(NEW_USER | NEW_MOUNTS):
+        os._exit(NOT_POSSIBLE)
+    try:
+        for name, content in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(content)
+    except OSError:
+        os._exit(NOT_POSSIBLE)
+    if mount(folder, kilobytes):
+        os._exit(NOT_POSSIBLE)
+
+
+def make(folder):
+    return tiny.trainer(folder, max_steps=10, save_strategy="steps", save_steps=1, records_every=1, logging_steps=1)
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+SIZES = [1400, 1500, 1600, 1750, 1900, 2100]
+
+
+@pytest.mark.parametrize(
+    "kilobytes", [pytest.param(size, marks=[] if size == SIZES[0] else pytest.mark.slow) for size in SIZES]
+)
+def test_a_full_disk(kilobytes, tmp_path):
+    """Where it ends differs: in the weights, in the optimizer, in a record, in a line."""
+    whole = make(tmp_path / "whole")
+    whole.train()
+    (tmp_path / "small").mkdir()
+
+    def child(_):
+        own_disk(tmp_path / "small", kilobytes)
+        with pytest.raises(EngineError, match=r"the disk is full.*Earlier checkpoints are whole") as error:
+            make(tmp_path / "small").train()
+        assert f"dew resume {tmp_path / 'small'}" in str(error.value)
+        assert last_good(str(tmp_path / "small")) is not None
+        mount(tmp_path / "small", 100_000, REMOUNT)
+        resumed = make(tmp_path / "small")
+        resumed.train(resume_from_checkpoint=True)
+        assert torch.equal(weights(resumed), weights(whole))
+        assert len(RunFolder(tmp_path / "small").metrics()) == 10
+
+    (code,) = tiny.in_children(child)
+    if code == NOT_POSSIBLE:
+        pytest.skip("this system lets nobody mount a disk of his own")
+    assert code == 0
+
+
+def test_other_errors_are_not_taken_for_a_full_disk(tmp_path):
+    assert disk_full(RuntimeError("CUDA out of memory"), tmp_path) is None
+    assert disk_full(OSError(13, "Permission denied"), tmp_path) is None
+    for words in ("No space left on device", "Disk quota exceeded", "I/O error: No space left on device (os error 28)"):
+        assert "disk is full" in str(disk_full(RuntimeError(words), tmp_path))

@@ -1,0 +1,89 @@
+"""Kill -9 at any moment: whoever resumes ends with the weights, metrics, records and scores of a run left in peace."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import killing
+from dew.engines.trl.manifest import damage
+from dew.records import RunFolder
+
+CHANGES_WITH_TIME = ("time", "seconds", "tokens_per_second", "step_time")
+FILES = ("model/model.safetensors", "model/tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking with threads
+        assert killing.live(folder) == 0
+    assert all(line["grad_norm"] > 0 for line in RunFolder(folder).metrics()), "a run that learns nothing"
+    return folder
+
+
+def told(folder):
+    lines = RunFolder(folder).metrics()
+    return [{k: v for k, v in line.items() if not k.startswith(CHANGES_WITH_TIME)} for line in lines]
+
+
+def scores(folder):
+    return [
+        {k: v for k, v in entry.items() if not k.startswith(CHANGES_WITH_TIME)} for entry in RunFolder(folder).scores()
+    ]
+
+
+def assert_same(folder, whole):
+    for name in FILES:
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    assert told(folder) == told(whole)
+    assert scores(folder) == scores(whole)
+    records, expected = (RunFolder(one).record_files() for one in (folder, whole))
+    assert [path.name for path in records] == [path.name for path in expected]
+    assert [path.read_bytes() for path in records] == [path.read_bytes() for path in expected]
+    assert RunFolder(folder).alarms() == RunFolder(whole).alarms()
+    assert RunFolder(folder).run()["status"] == "done"
+    report = json.loads((folder / "report.json").read_text())
+    assert report["runs"][0]["notices"] == []
+    assert "6" in (folder / "report.html").read_text()
+    assert damage(folder / "checkpoint-6") is None
+    assert not [path for path in folder.rglob("*") if path.name.endswith((".tmp", ".part"))]
+
+
+CHAIN = ["writing config.yaml", "half a record", "a torn line of metrics", "half a checkpoint's weights",
+         "a seal before its name", "the model before its name", "half a report"]  # fmt: skip
+
+
+def test_a_run_that_is_killed_time_and_again(whole, tmp_path):
+    for moment in CHAIN:
+        assert killing.live(tmp_path / "run", killing.MOMENTS[moment]) == -signal.SIGKILL, moment
+    assert killing.live(tmp_path / "run") == 0
+    assert_same(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", killing.MOMENTS)
+def test_killed_once(moment, whole, tmp_path):
+    assert killing.live(tmp_path / "run", killing.MOMENTS[moment]) == -signal.SIGKILL
+    assert killing.live(tmp_path / "run") == 0
+    assert_same(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_killed_at_fifty_random_moments(whole, tmp_path):
+    runs = killing.kill_at_random(tmp_path, 50, seed=1, check=lambda folder: assert_same(folder, whole))
+    assert runs > 1
+
+
+@pytest.mark.slow
+def test_two_runs_of_one_seed_are_one_run(whole, tmp_path):
+    """In a Python of its own, whose sets and dictionaries of text have another order."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dew.cli", "train", str(killing.configuration(tmp_path / "again"))]
+    subprocess.run(command, check=True, env={**environment, "PYTHONHASHSEED": "7"}, stdout=subprocess.DEVNULL)
+    assert_same(tmp_path / "again", whole)

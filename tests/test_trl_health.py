@@ -1,0 +1,324 @@
+"""An infinity or a NaN, wherever it comes from: the step is skipped and counted, the third in a row stops the run."""
+
+import math
+from contextlib import contextmanager
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+import trl_tiny as tiny
+from dew.engines.trl.health import ENTROPY, LOGITS, Health, row_faults
+from dew.engines.trl.rewards import checked
+from dew.errors import EngineError
+from dew.records import RunFolder
+
+NAN, INF = math.nan, math.inf
+
+
+class Weights(TrainerCallback):
+    """The weights before every step and after the last, and the optimizer's own count of its steps."""
+
+    def __init__(self):
+        self.seen, self.counts = [], []
+
+    def on_step_begin(self, args, state, control, model=None, **_):
+        self._keep(model)
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
+        self.counts.append(max((int(s["step"]) for s in optimizer.state.values() if "step" in s), default=0))
+        if state.global_step == state.max_steps:
+            self._keep(model)
+
+    def _keep(self, model):
+        self.seen.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
+
+    def moved(self):
+        return [not torch.equal(a, b) for a, b in zip(self.seen, self.seen[1:], strict=False)]
+
+
+# Where a number that is none enters, by the number of the step in which it does.
+
+
+def in_reward(trainer, steps, value):
+    inner = trainer.reward_funcs[0]
+
+    def has_mixed(completions, trainer_state, **columns):
+        values = inner(completions=completions, trainer_state=trainer_state, **columns)
+        return [value, *values[1:]] if trainer_state.global_step + 1 in steps else values
+
+    trainer.reward_funcs[0] = checked(has_mixed)
+
+
+def in_scoring(place):
+    """In what the policy that sampled thought of its tokens."""
+
+    def enter(trainer, steps, value):
+        inner = trainer.logprobs_and_entropies
+
+        def scored(model, *args, **kwargs):
+            logp, entropy, aux = inner(model, *args, **kwargs)
+            if trainer.state.global_step + 1 in steps and not torch.is_grad_enabled():
+                (logp if place == "logits" else entropy)[0, 0] = value
+            return logp, entropy, aux
+
+        trainer.logprobs_and_entropies = scored
+
+    return enter
+
+
+def in_update(place):
+    """In the pass that trains, in one micro-batch of several."""
+
+    def enter(trainer, steps, value):
+        inner, calls = trainer.logprobs_and_entropies, []
+
+        def scored(model, *args, **kwargs):
+            logp, entropy, aux = inner(model, *args, **kwargs)
+            if trainer.state.global_step + 1 in steps and torch.is_grad_enabled():
+                calls.append(1)
+                if len(calls) % trainer.args.gradient_accumulation_steps == 0:
+                    bad = torch.zeros_like(logp)
+                    bad[0, 0] = value
+                    logp, entropy = (logp + bad, entropy) if place == "logits" else (logp, entropy + bad)
+            return logp, entropy, aux
+
+        trainer.logprobs_and_entropies = scored
+
+    return enter
+
+
+def in_gradient(trainer, steps, value):
+    def spoil(gradient):
+        return gradient * value if trainer.state.global_step + 1 in steps else gradient
+
+    next(iter(trainer.model.parameters())).register_hook(spoil)
+
+
+def some(cases, default):
+    """All of them where there is time; a few in every run of the tests."""
+    return [pytest.param(case, marks=[] if case in default else pytest.mark.slow) for case in cases]
+
+
+ENTRIES = {
+    "reward": in_reward,
+    "logits, scored": in_scoring("logits"),
+    "entropy, scored": in_scoring("entropy"),
+    "logits, trained": in_update("logits"),
+    "entropy, trained": in_update("entropy"),
+    "gradient": in_gradient,
+}
+
+
+def sick(folder, entry, steps, value=NAN, **settings):
+    plain = {"max_steps": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "records_every": 1}
+    trainer = tiny.trainer(folder, has_mixed, **{**plain, **settings})
+    ENTRIES[entry](trainer, steps, value)
+    weights = Weights()
+    trainer.add_callback(weights)
+    return trainer, weights
+
+
+def has_mixed(completions, **_):
+    return [float(i % 2) for i, _ in enumerate(completions)]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path):
+    trainer, weights = sick(tmp_path, entry, {2})
+    trainer.train()
+    assert weights.moved() == [True, False, True, True]
+    assert weights.counts == [1, 1, 2, 3]
+    metrics = RunFolder(tmp_path).metrics()
+    assert [line["steps/skipped"] for line in metrics] == [0, 1, 0, 0]
+    assert all(x is not None for line in metrics for x in line.values())  # null is how a NaN would be written
+    assert [alarm["alarm"] for alarm in RunFolder(tmp_path).alarms() if alarm["step"] == 2].count("skipped") == 1
+    assert all(math.isfinite(x) for log in trainer.state.log_history for x in log.values() if isinstance(x, float))
+
+
+@pytest.mark.parametrize("value", some([INF, -INF, 1e39], [1e39]))
+@pytest.mark.parametrize("entry", ["reward", "gradient"])
+def test_infinity_counts_as_nan(entry, value, tmp_path):
+    """1e39 is none in float32, which rewards and gradients are."""
+    trainer, weights = sick(tmp_path, entry, {2}, value=value)
+    trainer.train()
+    assert weights.moved() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "entropy, scored", "gradient"]))
+def test_three_in_a_row_stop_the_run_and_say_where(entry, tmp_path):
+    trainer, weights = sick(tmp_path, entry, {2, 3, 4}, max_steps=8)
+    with pytest.raises(EngineError, match=r"3 steps in a row(.|\n)*step 2, (.|\n)*step 4, ") as error:
+        trainer.train()
+    place, _, when = entry.partition(", ")
+    assert f"step 3, {place}" in str(error.value)
+    if place == "reward" or when == "scored":
+        assert "+0=" in str(error.value) or "+1=" in str(error.value)  # the prompt
+    assert weights.moved() == [True, False, False]
+    assert RunFolder(tmp_path).run()["status"] == "failed"
+
+
+def test_two_in_a_row_and_then_a_good_one_begin_anew(tmp_path):
+    trainer, weights = sick(tmp_path, "gradient", {1, 2, 4, 5}, max_steps=6)
+    trainer.train()
+    assert weights.moved() == [False, False, True, False, False, True]
+
+
+def test_a_generation_counts_once_however_many_steps_are_trained_on_it(tmp_path):
+    """Four steps on one generation: a single bad reward is no run that has gone wrong."""
+    trainer, weights = sick(tmp_path, "reward", {1}, max_steps=5, steps_per_generation=4, gradient_accumulation_steps=1)
+    trainer.train()
+    assert weights.moved() == [False] * 4 + [True]
+
+
+def test_a_resumed_run_remembers_what_it_saw(tmp_path):
+    """Killed after the second bad step: the third stops the run that is resumed, as it would have the whole one."""
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6}
+    trainer, _ = sick(tmp_path, "gradient", {2, 3}, **settings)
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == 3
+
+    trainer.add_callback(Stop())
+    trainer.train()
+    resumed, _ = sick(tmp_path, "gradient", {4}, **settings)
+    with pytest.raises(EngineError, match=r"step 2, (.|\n)*step 3, (.|\n)*step 4, "):
+        resumed.train(resume_from_checkpoint=True)
+
+
+@contextmanager
+def leaving(path):
+    try:
+        yield
+    except EngineError as error:
+        path.write_text(str(error))
+
+
+@pytest.mark.parametrize(
+    "entry", some(["reward", "logits, scored", "entropy, trained", "gradient"], ["reward", "entropy, trained"])
+)
+def test_two_processes_skip_alike(entry, tmp_path):
+    """Only the second one sees the number; both leave the step out and both stop at the third."""
+
+    def run(rank):
+        trainer = tiny.trainer(
+            tmp_path, has_mixed, max_steps=8, per_device_train_batch_size=4, gradient_accumulation_steps=2
+        )
+        if rank == 1:
+            ENTRIES[entry](trainer, {2, 4, 5, 6}, NAN)
+        weights = Weights()
+        trainer.add_callback(weights)
+        with leaving(tmp_path / f"error{rank}"):
+            trainer.train()
+        torch.save((weights.seen[-1], weights.moved()), tmp_path / f"rank{rank}.pt")
+
+    assert tiny.in_children(run, count=2) == [0, 0]
+    (first, moved), (second, moved_too) = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert moved == moved_too == [True, False, True, False, False]
+    assert torch.equal(first, second)
+    assert "step 6, " in (tmp_path / "error0").read_text()
+    assert (tmp_path / "error0").read_text() == (tmp_path / "error1").read_text()
+
+
+def test_weights_that_are_lost_do_not_break_sampling(tmp_path):
+    """A NaN in the weights makes every logit one: noise is sampled, and the third step says what is wrong."""
+    trainer, _ = sick(tmp_path, "gradient", set())
+    with torch.no_grad():
+        trainer.model.get_input_embeddings().weight.fill_(NAN)
+    with pytest.raises(EngineError, match="step 1, logits"):
+        trainer.train()
+
+
+# ── batches with nothing to learn from ──────────────────────────────────────────────────────────────────────
+
+
+def answers(ids):
+    def rollout(prompts, trainer):
+        encoded = trainer.processing_class(prompts)["input_ids"]
+        return {"prompt_ids": encoded, "completion_ids": [list(ids) for _ in prompts], "logprobs": None}
+
+    return rollout
+
+
+ALL_CORRECT, ALL_WRONG = (lambda completions, value=value, **_: [value] * len(completions) for value in (1.0, 0.0))
+UNJUDGED = lambda completions, **_: [None] * len(completions)  # noqa: E731
+DEGENERATE = {
+    "all correct": {"rewards": ALL_CORRECT},
+    "all wrong": {"rewards": ALL_WRONG},
+    "none judged": {"rewards": UNJUDGED},
+    "all empty": {"others": {"rollout_func": answers([1])}},
+    "all without a single token": {"others": {"rollout_func": answers([])}},
+    "one token": {"max_completion_length": 1},
+    "one token, the same": {"others": {"rollout_func": answers([13])}, "max_completion_length": 1},
+    "all truncated": {"others": {"rollout_func": answers([13] * 6)}},
+    "all truncated and masked": {
+        "others": {"rollout_func": answers([13] * 6)},
+        "mask_truncated_completions": True,
+    },
+}
+ALGORITHMS = ["gtpo", "grpo_s", "grpo", "dapo", "forking_tokens", "entropy_advantage"]
+EVERY = [(case, algorithm) for case in DEGENERATE for algorithm in ALGORITHMS]
+
+
+@pytest.mark.parametrize(
+    ("case", "algorithm"),
+    [pytest.param(*one, marks=[] if one[1] == "gtpo" else pytest.mark.slow) for one in EVERY],
+)
+def test_nothing_to_learn_from_is_no_accident(case, algorithm, tmp_path):
+    settings = {"rewards": has_mixed, **DEGENERATE[case]}
+    trainer = tiny.trainer(tmp_path, algorithm=algorithm, max_steps=2, records_every=1, **settings)
+    before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+    trainer.train()
+    after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    assert after.isfinite().all()
+    if settings["rewards"] is not has_mixed:
+        assert torch.equal(before, after)
+    metrics = RunFolder(tmp_path).metrics()
+    assert len(metrics) == 2 and all(x is not None for line in metrics for x in line.values())
+    assert [line["steps/skipped"] for line in metrics] == [0, 0]
+    assert all(math.isfinite(x) for log in trainer.state.log_history for x in log.values() if isinstance(x, float))
+
+
+# ── kinds of numbers ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("algorithm", some(["gtpo", "grpo_s"], ["gtpo"]))
+def test_every_kind_of_weight_trains(kind, algorithm, tmp_path):
+    policy = tiny.model(initializer_range=0.05).to(getattr(torch, kind))
+    trainer = tiny.trainer(
+        tmp_path, has_mixed, policy=policy, algorithm=algorithm, max_steps=2, optim="sgd", learning_rate=1.0
+    )
+    weights = Weights()
+    trainer.add_callback(weights)
+    trainer.train()
+    assert weights.seen[0].dtype == getattr(torch, kind)
+    assert weights.moved() == [True, True] and weights.seen[-1].isfinite().all()
+    assert [line["steps/skipped"] for line in RunFolder(tmp_path).metrics()] == [0, 0]
+
+
+def test_mixed_precision_in_bf16(tmp_path):
+    trainer, weights = sick(tmp_path, "gradient", {2}, bf16=True)
+    trainer.train()
+    assert weights.moved() == [True, False, True, True]
+
+
+# ── the parts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_padding_is_never_read():
+    mask = torch.tensor([[True, False], [True, True], [True, True], [True, True]])
+    logp = torch.tensor([[-1.0, NAN], [-1, -INF], [-1, -1], [-1, -1]])
+    entropy = torch.tensor([[0.5, NAN], [NAN, 1], [1, INF], [1, 1]])
+    assert row_faults(logp, entropy, mask).tolist() == [0, LOGITS, ENTROPY, 0]
+    assert row_faults(None, None, mask).tolist() == [0, 0, 0, 0]
+
+
+def test_a_scaled_loss_may_overflow_until_its_scale_is_found():
+    """fp16: the scaler begins at 65536 and halves; its overflows are skipped and counted, and do not stop the run."""
+    health = Health()
+    assert all(health.judge(step, [], INF, scaled=True) for step in range(10))
+    with pytest.raises(EngineError, match="step 12"):
+        for step in range(10, 20):
+            health.judge(step, [], INF, scaled=False)
