@@ -394,7 +394,7 @@ def test_weights_that_are_pickles_are_not_loaded(tmp_path, model, monkeypatch, c
     code, _, err = dew(monkeypatch, capsys, "export", tmp_path / "run", tmp_path / "out")
     assert code == 1
     run = make_run({**SMALL, "model_name_or_path": str(model), "output_dir": str(tmp_path / "o")})
-    with pytest.raises(Exception, match=r"safetensors|pickle|weights"):
+    with pytest.raises(Exception, match=r"model\.safetensors"):
         launch.build_trainer(launch.parse(run))
     assert not (tmp_path / "canary").exists()
 

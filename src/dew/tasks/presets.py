@@ -139,7 +139,7 @@ def _part(table: Table, split: Split) -> Table:
 
 def _place(row: Row, seed: int) -> bytes:
     """Where a problem stands in the shuffle: a hash, so that a row more or less moves no other row."""
-    return blake2b(f"{seed}:{identity(row['problem'])}".encode(), digest_size=16).digest()
+    return blake2b(f"{seed}:{identity(row['problem'])}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def tests(name: str) -> list[Row]:

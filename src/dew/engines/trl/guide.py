@@ -88,6 +88,7 @@ def _recorded(path: str, number: int, line: str, tokenizer: Any, limit: int) -> 
             text = completion if isinstance(completion, str) else completion[-1]["content"]
             ids = _encode(tokenizer, text)
         logps = entry.get("logprobs")
+        logps = None if logps is None else [float(logp) for logp in logps]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"guide={path!r}, line {number} is not a recorded completion ({error}). Write "
