@@ -59,7 +59,7 @@ ALLOWED = {
     ("rewards/pool.py", "subprocess.Popen"): "the nursery: this interpreter, fixed arguments",
     ("rewards/child.py", "subprocess.Popen"): "a reward's process: this interpreter, the path as one argument",
     ("cli/children.py", "subprocess.Popen"): "dew itself, arguments as a list",
-    ("engines/trl/recording.py", "subprocess.run"): "git rev-parse HEAD",
+    ("engines/recording.py", "subprocess.run"): "git rev-parse HEAD",
 }
 """(file, call) -> why it may be there."""
 WATCHED = {

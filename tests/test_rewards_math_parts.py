@@ -11,6 +11,7 @@ from dew.rewards import verifier
 from dew.rewards.format import Overlong, boxed_format, think_answer_format, think_format
 from dew.rewards.own import load_reward
 from dew.rewards.parts import reward, reward_parts
+from dew.rewards.returned import NO_NUMBER
 
 equation = verifier("countdown-tinyzero")
 
@@ -113,7 +114,7 @@ def length(completions, **columns):
     return [FACTOR * len(c) for c in completions]
 def short(completions, **_): return [1.0]
 def number(completions, **_): return 3
-def nan(completions, **_): return [float("nan")] * len(completions)
+def nan(completions, **_): return [float("nan"), 1.0]
 def nothing(completions, **_): return [None] * len(completions)
 def fails(completions, answer, **_): raise KeyError("oh")
 """
@@ -133,6 +134,10 @@ def test_by_file(mine):
     assert load_reward(f"{mine}:nothing")(["a"]) == [None]
 
 
+def test_a_nan_comes_back_as_no_number(mine):
+    assert load_reward(f"{mine}:nan")(["a", "b"]) == [NO_NUMBER, 1.0]
+
+
 def test_by_module(mine, monkeypatch):
     monkeypatch.syspath_prepend(mine.parent)
     assert load_reward("my_rewards:length")(["ab"]) == [4.0]
@@ -143,7 +148,6 @@ def test_by_module(mine, monkeypatch):
     [
         ("short", "1 rewards for 2"),
         ("number", "returned int 3: return a list"),
-        ("nan", "nan for completion 0"),
         ("fails", "KeyError: 'oh'"),
     ],
 )

@@ -310,7 +310,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(run, tmp_path, monkeypatch,
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     code, _, err = dew(monkeypatch, capsys, "report", run, "--out", tmp_path / "r.html")
-    assert "pipe" in err and (code == 1 or name.startswith("records"))
+    assert "pipe" in err and code == 0  # the rest of the run is shown, and what is missing is named
 
 
 def bomb(megabytes: int, line: bytes = b" " * (1 << 20)) -> bytes:

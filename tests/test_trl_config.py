@@ -181,10 +181,10 @@ async def raises_later(completions, **_):
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-        (raises, "'raises' raised KeyError: 'answer'"),
-        (too_few, "'too_few' returned 1 rewards for 8 completions"),
-        (words, "'words' returned list"),
-        (raises_later, "'raises_later' raised ZeroDivisionError"),
+        (raises, "raises raised KeyError: 'answer'"),
+        (too_few, "too_few returned 1 rewards for 8 completions"),
+        (words, "words returned str 'good'"),
+        (raises_later, "raises_later raised ZeroDivisionError"),
     ],
 )
 def test_a_reward_that_fails_is_one_clear_error_at_the_first_step(reward, advice, tmp_path):

@@ -160,7 +160,8 @@ class TellingTrainer(ResumingTrainer, SamplingTrainer):
                 told[name][:] = [x for x in told[name] if math.isfinite(x)]
                 if not told[name]:
                     del told[name]
-        logs = finite_only(logs)
+        for name in set(logs) - set(finite_only(logs)):
+            del logs[name]  # in place: TRL adds the evaluation's numbers to this very dictionary
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)

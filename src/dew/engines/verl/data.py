@@ -117,7 +117,7 @@ def load_tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # the hub's many kinds of "not there"
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"model_name_or_path: the tokenizer of {model!r} cannot be read ({reason}).") from None

@@ -49,8 +49,8 @@ class RunSettings:
         if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
             raise ConfigError(
                 f"algorithm.dew_run: records_every={self.records_every}, records_groups={self.records_groups}, "
-                f"records_keep={self.records_keep}: give a number of steps (0 writes none), at least one group, and how "
-                "many to keep (0: all)."
+                f"records_keep={self.records_keep}: give a number of steps (0 writes none), at least one group and "
+                "how many to keep (0: all)."
             )
 
 
