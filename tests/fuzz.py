@@ -418,7 +418,7 @@ def _place(error: BaseException) -> str:
 def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
     """`count` inputs: how many were refused, and what else came out, each kind once with the shortest input."""
     logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGALRM, _ring)
+    before = signal.signal(signal.SIGALRM, _ring)
     refused, tried, finds = 0, 0, {}
     begin, used = perf_counter(), process_time()
 
@@ -442,6 +442,7 @@ def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
                         suppress_health_check=list(HealthCheck))  # fmt: skip
         seed(turn)(plan(given(door.inputs)(go)))()
         turn += 1
+    signal.signal(signal.SIGALRM, before)
     logging.disable(logging.NOTSET)
     times = {"seconds": round(perf_counter() - begin, 1), "of a processor": round(process_time() - used, 1)}
     return {"inputs": tried, "refused": refused, **times, "finds": finds}
