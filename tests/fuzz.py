@@ -4,10 +4,12 @@
 tests/test_fuzz.py runs a few of each with every test run, and every find that was ever made here.
 """
 
+import atexit
 import gzip
 import json
 import logging
 import math
+import shutil
 import signal
 import string
 import sys
@@ -160,6 +162,7 @@ GOLDS = st.sampled_from(["8", r"\frac{1}{2}", "x+1", r"\{1, 2\}", "(1, 2)", "C",
 # ── the doors ───────────────────────────────────────────────────────────────────────────────────────────────
 
 HERE = Path(tempfile.mkdtemp(prefix="dew-fuzz-"))
+atexit.register(shutil.rmtree, HERE, ignore_errors=True)
 
 
 def put(name: str, content: bytes | str) -> Path:

@@ -185,11 +185,11 @@ async def raises_later(completions, **_):
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-        (raises, "'raises' raised KeyError: 'answer'"),
-        (nan, "'nan' returned nan for the completion .* return None"),
-        (too_few, "'too_few' returned 1 rewards for 8 completions"),
-        (words, "'words' returned list"),
-        (raises_later, "'raises_later' raised ZeroDivisionError"),
+        (raises, "reward raises raised KeyError: 'answer'"),
+        (nan, "reward nan returned float nan for completion 0.* None where"),
+        (too_few, "reward too_few returned 1 rewards for 8 completions"),
+        (words, "reward words returned str"),
+        (raises_later, "reward raises_later raised ZeroDivisionError"),
     ],
 )
 def test_a_reward_that_fails_is_one_clear_error_at_the_first_step(reward, advice, tmp_path):
