@@ -4,10 +4,12 @@
 tests/test_fuzz.py runs a few of each with every test run, and every find that was ever made here.
 """
 
+import atexit
 import gzip
 import json
 import logging
 import math
+import shutil
 import signal
 import string
 import sys
@@ -160,6 +162,7 @@ GOLDS = st.sampled_from(["8", r"\frac{1}{2}", "x+1", r"\{1, 2\}", "(1, 2)", "C",
 # ── the doors ───────────────────────────────────────────────────────────────────────────────────────────────
 
 HERE = Path(tempfile.mkdtemp(prefix="dew-fuzz-"))
+atexit.register(shutil.rmtree, HERE, ignore_errors=True)
 
 
 def put(name: str, content: bytes | str) -> Path:
@@ -418,7 +421,7 @@ def _place(error: BaseException) -> str:
 def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
     """`count` inputs: how many were refused, and what else came out, each kind once with the shortest input."""
     logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGALRM, _ring)
+    before = signal.signal(signal.SIGALRM, _ring)
     refused, tried, finds = 0, 0, {}
     begin, used = perf_counter(), process_time()
 
@@ -442,6 +445,7 @@ def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
                         suppress_health_check=list(HealthCheck))  # fmt: skip
         seed(turn)(plan(given(door.inputs)(go)))()
         turn += 1
+    signal.signal(signal.SIGALRM, before)
     logging.disable(logging.NOTSET)
     times = {"seconds": round(perf_counter() - begin, 1), "of a processor": round(process_time() - used, 1)}
     return {"inputs": tried, "refused": refused, **times, "finds": finds}

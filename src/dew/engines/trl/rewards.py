@@ -182,12 +182,11 @@ def _no_column(who: str, wanted: str, columns: list[str]) -> str:
 
 
 def _raised(name: str, error: BaseException, given: dict[str, Any]) -> RewardError:
-    if isinstance(error, RewardError):
-        return error
     completions, prompts = given["completions"], given.get("prompts") or []
     first = f", the first of them {completions[0]!r:.200}" if completions else ""
     prompt = f" to the prompt {prompts[0]!r:.120}" if prompts else ""
-    return RewardError(
-        f"The reward {name} raised {told(error)}. It was judging {len(completions)} completions{first}{prompt}. Catch "
-        "what can go wrong and return None where it cannot judge."
-    )
+    asked = f"It was judging {len(completions)} completions{first}{prompt}."
+    if isinstance(error, RewardError):
+        return RewardError(f"{error} {asked}")
+    advice = "Catch what can go wrong and return None where it cannot judge."
+    return RewardError(f"The reward {name} raised {told(error)}. {asked} {advice}")
