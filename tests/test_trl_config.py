@@ -181,18 +181,10 @@ async def raises_later(completions, **_):
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-<<<<<<< HEAD
         (raises, "raises raised KeyError: 'answer'"),
         (too_few, "too_few returned 1 rewards for 8 completions"),
         (words, "words returned str 'good'"),
         (raises_later, "raises_later raised ZeroDivisionError"),
-=======
-        (raises, "reward raises raised KeyError: 'answer'"),
-        (nan, "reward nan returned float nan for completion 0.* None where"),
-        (too_few, "reward too_few returned 1 rewards for 8 completions"),
-        (words, "reward words returned str"),
-        (raises_later, "reward raises_later raised ZeroDivisionError"),
->>>>>>> hostile
     ],
 )
 def test_a_reward_that_fails_is_one_clear_error_at_the_first_step(reward, advice, tmp_path):
