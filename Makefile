@@ -42,25 +42,18 @@ unit: install
 slow: install
 	$(BIN)/pytest -m slow
 
-# vLLM pins its own transformers, so it lives in an environment of its own. Its lock is complete: nothing is resolved.
-$(VENV)-vllm/.installed: pyproject.toml locks/vllm.txt
-	$(PYTHON) -m venv $(VENV)-vllm
-	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check $$(grep '^torch==' locks/vllm.txt)
-	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r locks/vllm.txt
-	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+# vLLM and verl pin transformers (and verl antlr) of their own, so each lives in an environment of its own. Their locks
+# are complete: nothing is resolved. verl is for Python below 3.13.
+$(VENV)-%/.installed: pyproject.toml locks/%.txt
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check $$(grep '^torch==' locks/$*.txt)
+	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check --no-deps -r locks/$*.txt
+	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/pytest -m slow tests/test_trl_vllm.py
 	$(VENV)-vllm/bin/pytest -m slow tests/test_evaluate_vllm.py
-
-# verl pins its own transformers, too, and antlr with hydra: another complete lock. verl itself is for Python below 3.13.
-$(VENV)-verl/.installed: pyproject.toml locks/verl.txt
-	$(PYTHON) -m venv $(VENV)-verl
-	$(VENV)-verl/bin/pip install --quiet --disable-pip-version-check $$(grep '^torch==' locks/verl.txt)
-	$(VENV)-verl/bin/pip install --quiet --disable-pip-version-check --no-deps -r locks/verl.txt
-	$(VENV)-verl/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
-	touch $@
 
 test-verl: $(VENV)-verl/.installed
 	$(VENV)-verl/bin/pytest tests/test_verl_*.py

@@ -9,7 +9,6 @@ captured as a CUDA graph and replayed. Weights may change in place between calls
     slot 0                                   slot P: the same for all rows, so one number moves all of them
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +17,6 @@ import torch
 from torch import Tensor
 
 from dew.decoding.draw import Draw
-
-logger = logging.getLogger("dew")
 
 LOOK = 16
 """Steps between two looks at whether all rows have ended: each look waits for the device."""

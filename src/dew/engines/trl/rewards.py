@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from dew.errors import ConfigError, RewardError
+from dew.rewards.host import required
 from dew.rewards.own import TIMEOUT, OwnReward
 from dew.rewards.returned import NO_NUMBER, Rewards, as_rewards, told
 from dew.rewards.watchdog import bounded
@@ -167,12 +168,7 @@ def _required(reward: Any) -> list[str]:
         return list(reward.columns)
     if isinstance(reward, OwnReward):
         return reward.required
-    try:
-        parameters = inspect.signature(reward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in parameters if p.kind in named and p.default is inspect.Parameter.empty]
+    return required(reward)
 
 
 def _no_column(who: str, wanted: str, columns: list[str]) -> str:
