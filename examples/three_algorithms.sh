@@ -25,6 +25,6 @@ train() { # ALGORITHM SETTINGS
 }
 
 evaluate start "$model"
-train gtpo '{"dynamic_sampling": true}'
-train dapo '{"dynamic_sampling": true}'
+train gtpo '{"dynamic_sampling": true, "oversample": 2.5}'
+train dapo '{"dynamic_sampling": true, "oversample": 2.5}'
 train grpo '{"dynamic_sampling": false}'

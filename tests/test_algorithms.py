@@ -214,7 +214,7 @@ def test_every_field_says_what_it_is():
 
 def test_every_problem_is_listed_at_once():
     with pytest.raises(ConfigError) as error:
-        get_algorithm("gtpo", alpha2=-0.1, compare="diagonal", pool="none", clip_low=2, max_rounds=0)
+        get_algorithm("gtpo", alpha2=-0.1, compare="diagonal", pool="none", clip_low=2, max_rounds=0, oversample=0.5)
     text = str(error.value)
     for word in (
         "alpha2=-0.1",
@@ -223,6 +223,7 @@ def test_every_problem_is_listed_at_once():
         "pool='none'",
         "clip_low=2",
         "max_rounds",
+        "oversample",
     ):
         assert word in text
     assert isinstance(error.value, ValueError)

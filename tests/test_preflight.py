@@ -296,6 +296,8 @@ def test_memory_grows_with_what_it_should():
     with_reference = memory.estimate(MODEL, arguments(build_algorithm=lambda: GTPO(kl_coef=0.1)), prompt=4)
     assert with_reference.training["weights"] == 2 * plain.training["weights"]
     assert memory.estimate(MODEL, arguments(optim="adamw_8bit"), prompt=4).training["optimizer"] == 2000
+    more = arguments(build_algorithm=lambda: GTPO(dynamic_sampling=True, oversample=2.5))
+    assert memory.estimate(MODEL, more, prompt=4).generation["cache"] == 2.5 * plain.generation["cache"]
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3}
     awake = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=False), prompt=4, device_total=1000.0)
     asleep = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=True), prompt=4, device_total=1000.0)

@@ -42,7 +42,7 @@ def rounds_of(verdicts, size=2):
     return sample, asked
 
 
-def fill(verdicts, quota, max_rounds, size=2):
+def fill(verdicts, quota, max_rounds, size=2, oversample=1.0):
     sample, asked = rounds_of(verdicts, size)
 
     def judge(shared):
@@ -51,7 +51,15 @@ def fill(verdicts, quota, max_rounds, size=2):
 
     stream = PromptStream(len(verdicts), seed=0, shuffle=False)
     batch = fill_batch(
-        sample, judge, stream, Alone(), quota=quota, size=size, max_rounds=max_rounds, fills={"prompt_ids": -1}
+        sample,
+        judge,
+        stream,
+        Alone(),
+        quota=quota,
+        size=size,
+        max_rounds=max_rounds,
+        oversample=oversample,
+        fills={"prompt_ids": -1},
     )
     return batch, asked, stream
 
@@ -83,6 +91,13 @@ def test_a_full_batch_takes_one_round():
     assert batch.groups["refilled"] == batch.groups["dropped"] == batch.groups["short"] == 0
 
 
+def test_oversampling_takes_more_prompts_in_a_round_and_keeps_the_first_with_signal():
+    batch, asked, stream = fill([SOLVED, MIXED, FAILED, MIXED, MIXED, FAILED], quota=2, max_rounds=4, oversample=2.5)
+    assert asked == [[0, 1, 2, 3, 4]] and stream.position == 5
+    assert batch.shared["prompt_ids"][:, -1].tolist() == [1, 1, 3, 3]
+    assert batch.groups == {"sampled": 5, "kept": 2, "dropped": 3, "refilled": 0, "rounds": 1, "short": 0, "mixed": 3}
+
+
 def test_after_the_last_round_the_missing_groups_are_masked():
     batch, asked, _ = fill([SOLVED, MIXED, SOLVED, SOLVED, SOLVED, SOLVED], quota=2, max_rounds=2)
     assert len(asked) == 2
@@ -94,9 +109,9 @@ def test_after_the_last_round_the_missing_groups_are_masked():
 
 def test_rounds_divide_among_the_processes():
     """3 answers a group on 2 processes: an even number of groups each round."""
-    pool = _Pool(quota=4, kept=[{}], sampled=4, mixed=4)
+    pool = _Pool(quota=4, most=4, kept=[{}], sampled=4, mixed=4)
     assert pool.next_round(step=2) == 4
-    assert _Pool(quota=4).next_round(step=1) == 4
+    assert _Pool(quota=4, most=4).next_round(step=1) == 4
 
 
 # in the trainer

@@ -220,6 +220,7 @@ def test_what_verl_does_not_need_is_told():
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"report_to": "guestbook"}, "guestbook"),
         ({"algorithm": "dapo", "algorithm_kwargs": {"max_rounds": 9}}, "until the batch is full"),
+        ({"algorithm": "dapo", "algorithm_kwargs": {"oversample": 3}}, "oversample=3"),
         ({"scores": {"max_new_tokens": 999}}, "scores.max_new_tokens=999"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),
         ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit one micro-batch"),

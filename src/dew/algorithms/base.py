@@ -68,6 +68,9 @@ class Algorithm:
     max_rounds: int = 4
     """Rounds of sampling that dynamic sampling may take; then the batch is trained as it is."""
 
+    oversample: float = 1.0
+    """How many batches of prompts a round of dynamic sampling may take. 2 or 3 save rounds, and take that memory."""
+
     overlong: Literal["none", "soft", "group"] = "none"
     """Punish length: "soft" as DAPO does (needs max_tokens and overlong_buffer), "group" relative to the group."""
 
@@ -96,6 +99,8 @@ class Algorithm:
             found.append(f"kl_coef={self.kl_coef}: a negative KL term drives the policy away. Give 0 to leave it out.")
         if self.max_rounds < 1:
             found.append(f"max_rounds={self.max_rounds}: at least one round of sampling is needed.")
+        if not self.oversample >= 1:
+            found.append(f"oversample={self.oversample}: a round takes at least a batch of prompts. Give 1 or more.")
         found += choice("overlong", self.overlong, ("none", "soft", "group"))
         if self.overlong == "soft":
             if self.overlong_buffer is None:

@@ -111,7 +111,9 @@ def _generation(model: Model, args: DewConfig, tokens: int, device_total: float)
     if args.use_vllm:
         colocated = args.vllm_mode == "colocate"
         return {"vllm": args.vllm_gpu_memory_utilization * device_total if colocated else 0.0}
-    at_once = args.batches.per_device * args.batches.micro_batches
+    algorithm = args.build_algorithm()
+    times = algorithm.oversample if algorithm.dynamic_sampling else 1.0
+    at_once = times * args.batches.per_device * args.batches.micro_batches
     cache = at_once * tokens * 2 * model.key * model.layers * max(model.compute_bytes, model.residual_bytes)
     return {"cache": cache, "scores": 12 * model.vocabulary * at_once}
 

@@ -58,6 +58,8 @@ class _Pool:
     """Groups with signal so far, and as many without as may be needed to fill up."""
 
     quota: int
+    most: int
+    """Prompts that a round may take."""
     kept: list[Columns] = field(default_factory=list)
     spare: list[Columns] = field(default_factory=list)
     sampled: int = 0
@@ -68,9 +70,10 @@ class _Pool:
         return self.quota - len(self.kept)
 
     def next_round(self, step: int) -> int:
-        """Prompts to sample next: the missing ones over the share that was kept so far, never more than the batch."""
-        share = self.mixed / self.sampled if self.sampled else 1.0
-        wanted = min(self.quota, math.ceil(self.missing / share)) if share else self.quota
+        """Prompts to sample next: first as many as may be, then the missing ones over the share kept so far."""
+        wanted = self.most
+        if self.mixed:
+            wanted = min(self.most, math.ceil(self.missing * self.sampled / self.mixed))
         return math.ceil(wanted / step) * step
 
     def add(self, groups: list[Columns], signal: list[bool]) -> None:
@@ -92,13 +95,15 @@ def fill_batch(
     quota: int,
     size: int,
     max_rounds: int,
+    oversample: float = 1.0,
     fills: dict[str, float],
 ) -> Sampled:
-    """Sample rounds of prompts until `quota` groups of `size` have signal or `max_rounds` are over.
+    """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal or `max_rounds`
+    are over.
 
     Groups still missing are filled with masked ones: they keep the shapes and train nothing.
     """
-    pool = _Pool(quota)
+    pool = _Pool(quota, most=math.ceil(oversample * quota))
     answers: list[Columns] = []
     first_round, rounds, keys = 0, 0, list[str]()
     # A round's rows must divide evenly among the processes.

@@ -335,6 +335,7 @@ class DewTrainer(TellingTrainer):
             quota=self.args.generation_batch_size // size,
             size=size,
             max_rounds=self.algorithm.max_rounds,
+            oversample=self.algorithm.oversample,
             fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
         )
 

@@ -12,7 +12,7 @@ NO_DUAL_CLIP = 1e9
 """verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
 OWN_ESTIMATORS = ("gtpo", "grpo_s", "forking_tokens", "entropy_advantage")
 BASELINES = ("grpo", "dapo", "dr_grpo", "gspo")
-ELSEWHERE = ("clip_low", "clip_high", "kl_coef", "dynamic_sampling", "max_rounds", "max_tokens")
+ELSEWHERE = ("clip_low", "clip_high", "kl_coef", "dynamic_sampling", "max_rounds", "oversample", "max_tokens")
 """Settings of an algorithm that verl has keys of its own for."""
 
 
@@ -51,8 +51,10 @@ def objective(read: Reader, algorithm: Algorithm) -> Overrides:
             "algorithm.norm_adv_by_std_in_grpo": False,
             f"{ACTOR}.loss_scale_factor": algorithm.max_tokens,
         }
-    if algorithm.dynamic_sampling and algorithm.max_rounds != type(algorithm)().max_rounds:
-        read.problems.append(f"max_rounds={algorithm.max_rounds}: verl samples until the batch is full; leave it out.")
+    for setting in ("max_rounds", "oversample"):
+        given = getattr(algorithm, setting)
+        if algorithm.dynamic_sampling and given != getattr(type(algorithm)(), setting):
+            read.problems.append(f"{setting}={given}: verl samples until the batch is full; leave it out.")
     return found | (_own_settings(algorithm) if name in OWN_ESTIMATORS else _reward_manager(read, algorithm))
 
 
