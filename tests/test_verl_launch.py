@@ -197,6 +197,11 @@ def test_what_verl_cannot_follow_is_refused_by_name(name):
         translate(small(**{name: "something else"}))
 
 
+def test_oversampling_is_left_to_verl():
+    found = translate(small(algorithm="dapo", algorithm_kwargs={"oversample": 3}))
+    assert found["algorithm.filter_groups.enable"] and "oversample=3" in found.notes[-1]
+
+
 def test_what_verl_does_not_need_is_told():
     found = translate(small(use_vllm=True, deepspeed="zero3.json", logging_steps=5))
     assert list(found.unused) == ["use_vllm", "deepspeed", "logging_steps"]
@@ -220,7 +225,6 @@ def test_what_verl_does_not_need_is_told():
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"report_to": "guestbook"}, "guestbook"),
         ({"algorithm": "dapo", "algorithm_kwargs": {"max_rounds": 9}}, "until the batch is full"),
-        ({"algorithm": "dapo", "algorithm_kwargs": {"oversample": 3}}, "oversample=3"),
         ({"scores": {"max_new_tokens": 999}}, "scores.max_new_tokens=999"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),
         ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit one micro-batch"),

@@ -51,10 +51,10 @@ def objective(read: Reader, algorithm: Algorithm) -> Overrides:
             "algorithm.norm_adv_by_std_in_grpo": False,
             f"{ACTOR}.loss_scale_factor": algorithm.max_tokens,
         }
-    for setting in ("max_rounds", "oversample"):
-        given = getattr(algorithm, setting)
-        if algorithm.dynamic_sampling and given != getattr(type(algorithm)(), setting):
-            read.problems.append(f"{setting}={given}: verl samples until the batch is full; leave it out.")
+    if algorithm.dynamic_sampling and algorithm.max_rounds != type(algorithm)().max_rounds:
+        read.problems.append(f"max_rounds={algorithm.max_rounds}: verl samples until the batch is full; leave it out.")
+    if algorithm.dynamic_sampling and algorithm.oversample != 1:
+        read.notes.append(f"oversample={algorithm.oversample:g}: verl samples its own number of prompts at a time")
     return found | (_own_settings(algorithm) if name in OWN_ESTIMATORS else _reward_manager(read, algorithm))
 
 

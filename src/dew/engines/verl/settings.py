@@ -28,7 +28,7 @@ VERL_DECIDES = {
     "kl_coef": f"{ACTOR}.use_kl_loss=True and {ACTOR}.kl_loss_coef",
     "dynamic_sampling": "algorithm.filter_groups.enable",
     "max_rounds": "nothing: verl samples until the batch is full",
-    "oversample": "nothing: verl samples until the batch is full",
+    "oversample": "nothing: verl samples its own number of prompts at a time",
     "max_tokens": "data.max_response_length",
 }
 
