@@ -6,23 +6,32 @@
 
 Needs an NVIDIA GPU of compute capability 9.0. Peers come from their own packages; what does not import or fails is
 named and left out. verl's kernels run without their assertions, one of which refuses widths that are no multiple of
-128. bfloat16 inputs, medians of device time. MB is the peak beyond the inputs and the gradients; err H the largest
-error of the entropy on 64 rows against float64.
+128. `--also FILE` measures a sketch of one's own beside the rest: a Python file whose `entries()` gives pairs of a
+name and a function (hidden, weight, targets) -> (logp, entropy).
+
+bfloat16 inputs, medians of device time. A GPU at its power limit is faster after a rest, so all take turns: in each of
+five rounds everyone runs twice to bring the GPU to its own heat, then twice by the clock; after three rounds those
+slower than 150 ms are left in peace. MB is the peak beyond the inputs and the gradients; err H the largest error of
+the entropy on 64 rows against float64.
 """
 
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import math
 import platform
 import site
+import statistics
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -34,9 +43,13 @@ TRL_CHUNK = 32_768
 """Columns per tile in TRL's trainers."""
 SAMPLE = 64
 """Rows on which the entropy is checked."""
-REPEATS = 9
+ROUNDS, WARM, TIMED = 5, 2, 2
+"""Everyone's turns, and the runs of a turn without and with the clock."""
+SLOW_MS, SLOW_ROUNDS = 150.0, 3
+"""From here on fewer turns are enough."""
 
 Op = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+Problem = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,16 +63,21 @@ class Entry:
     frozen: bool = False
     silent: float = 0.0
     """Share of the rows with zero upstream gradient."""
+    sketch: bool = False
+    """Whether it came by --also and is no peer."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
-    name: str
-    forward: float | None
-    forward_mb: float | None
-    both: float | None
-    both_mb: float | None
-    error: float | None
+    """What was measured of one implementation; `columns` are "forward" and "both"."""
+
+    entry: Entry
+    error: float | None = None
+    mb: dict[str, float] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    def ms(self, column: str) -> float | None:
+        return statistics.median(self.times[column]) if self.times.get(column) else None
 
 
 # Ours.
@@ -74,11 +92,8 @@ def policy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 def without_keeping(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Four products, whatever memory is free."""
-    kept, linear.KEPT = linear.KEPT, (0.0, 0, 0)
-    try:
+    with patch.object(linear, "KEPT", (0.0, 0, 0)):
         return linear_logprob_entropy(hidden, weight, targets)
-    finally:
-        linear.KEPT = kept
 
 
 def ours() -> Iterator[Entry]:
@@ -211,31 +226,36 @@ PEERS = {
 }
 
 
-def entries(folder: Path | None, missing: list[str]) -> list[Entry]:
+def sketches(file: Path) -> Iterator[Entry]:
+    spec = importlib.util.spec_from_file_location("also", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, op in module.entries():
+        yield Entry(name, op, sketch=True)
+
+
+def entries(folder: Path | None, also: Path | None, missing: list[str]) -> list[Entry]:
     """All implementations that import here; the others are named in `missing`."""
     every = [*ours(), Entry("naive, all logits", naive)]
-    for name, make in PEERS.items():
+    makers: dict[str, Callable[[], Iterator[Entry]]] = {name: partial(make, folder) for name, make in PEERS.items()}
+    if also is not None:
+        makers[also.name] = partial(sketches, also)
+    for name, make in makers.items():
         try:
-            every += make(folder)
+            every += make()
         except Exception as error:
-            missing.append(f"{name}: {type(error).__name__}: {error}")
+            missing.append(f"{name}: {said(error)}")
     return every
 
 
+def said(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
 # Measuring.
-
-
-def milliseconds(work: Callable[[], Any]) -> float:
-    """Median device time after a warm-up."""
-    for _ in range(2):
-        work()
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
-    for start, end in marks:
-        start.record()
-        work()
-        end.record()
-    torch.cuda.synchronize()
-    return sorted(start.elapsed_time(end) for start, end in marks)[REPEATS // 2]
 
 
 def peak(work: Callable[[], Any]) -> float:
@@ -247,7 +267,7 @@ def peak(work: Callable[[], Any]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def problem(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def problem(shape: tuple[int, int, int]) -> Problem:
     """Scores with a spread of 2, as confident as a language model's."""
     n, d, v = shape
     torch.manual_seed(0)
@@ -261,61 +281,100 @@ def true_entropy(hidden: Tensor, weight: Tensor) -> Tensor:
     return -(logq.exp() * logq).sum(-1)
 
 
-def measure(entry: Entry, hidden: Tensor, weight: Tensor, targets: Tensor, truth: Tensor) -> Row:
-    """All of one implementation's numbers."""
-    x, w = hidden.detach().requires_grad_(), weight.detach().requires_grad_(not entry.frozen)
-    g = torch.randn(len(targets), device="cuda")
-    g[torch.rand(len(targets), device="cuda") < entry.silent] = 0
+class Runner:
+    """One implementation on one problem."""
 
-    def forward() -> tuple[Tensor, Tensor | None]:
+    def __init__(self, entry: Entry, given: Problem):
+        hidden, weight, targets = given
+        self.entry, self.given, self.row = entry, given, Row(entry)
+        self.x, self.w = hidden.detach().requires_grad_(), weight.detach().requires_grad_(not entry.frozen)
+        self.g = torch.randn(len(targets), device="cuda")
+        self.g[torch.rand(len(targets), device="cuda") < entry.silent] = 0
+
+    def forward(self) -> Tensor | None:
         with torch.no_grad():
-            return entry.op(hidden, weight, targets)
+            return self.entry.op(*self.given)[1]
 
-    def both() -> None:
-        x.grad = w.grad = None
-        logp, _ = entry.op(x, w, targets)
-        logp.backward(g if logp.ndim else None)
+    def both(self) -> None:
+        self.release()
+        logp, _ = self.entry.op(self.x, self.w, self.given[2])
+        logp.backward(self.g if logp.ndim else None)
 
-    error = None
-    entropy = forward()[1]
-    if entropy is not None:
-        error = (entropy[:SAMPLE].double() - truth).abs().max().item()
-    del entropy
-    ms, mb = (milliseconds(forward), peak(forward)) if entry.forward else (None, None)
-    row = Row(entry.name, ms, mb, milliseconds(both), peak(both), error)
-    x.grad = w.grad = None
-    return row
+    def release(self) -> None:
+        self.x.grad = self.w.grad = None
+
+    def once(self, truth: Tensor) -> None:
+        """What needs no clock: the entropy's error, and the peaks, after a run that compiles."""
+        entropy = self.forward()
+        if entropy is not None:
+            self.row.error = (entropy[:SAMPLE].double() - truth).abs().max().item()
+        del entropy
+        self.both()
+        if self.entry.forward:
+            self.row.mb["forward"] = peak(self.forward)
+        self.row.mb["both"] = peak(self.both)
+        self.release()
+
+    def turn(self, column: str) -> None:
+        """Warm up, then run by the clock."""
+        work = {"forward": self.forward, "both": self.both}[column]
+        for _ in range(WARM):
+            work()
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(TIMED)]
+        for start, end in marks:
+            start.record()
+            work()
+            end.record()
+        torch.cuda.synchronize()
+        self.row.times.setdefault(column, []).extend(start.elapsed_time(end) for start, end in marks)
+        self.release()
 
 
 def run(name: str, every: list[Entry], missing: list[str]) -> list[Row]:
-    """One shape."""
-    hidden, weight, targets = problem(SHAPES[name])
-    truth = true_entropy(hidden, weight)
-    rows = []
-    for entry in every:
-        torch.cuda.empty_cache()
+    """One shape. Whoever fails is named and left out from there on."""
+    given = problem(SHAPES[name])
+    truth = true_entropy(*given[:2])
+    runners = [Runner(entry, given) for entry in every]
+
+    def attempt(runner: Runner, work: Callable[[], None]) -> None:
         try:
-            rows.append(measure(entry, hidden, weight, targets, truth))
-            print(f"{name:8s} {rows[-1]}", flush=True)
+            work()
         except Exception as error:
-            missing.append(f"{entry.name} at {name}: {type(error).__name__}: {str(error)[:160]}")
+            runners.remove(runner)
+            runner.release()
+            missing.append(f"{runner.entry.name} at {name}: {said(error)}")
             print(missing[-1], flush=True)
-    return rows
+
+    for runner in list(runners):
+        torch.cuda.empty_cache()
+        attempt(runner, partial(runner.once, truth))
+    for column in ("forward", "both"):
+        for turn in range(ROUNDS):
+            for runner in list(runners):
+                slow = (runner.row.ms(column) or 0.0) > SLOW_MS
+                if column in runner.row.mb and not (slow and turn >= SLOW_ROUNDS):
+                    attempt(runner, partial(runner.turn, column))
+    return [runner.row for runner in runners]
 
 
 # Writing.
 
 
+def against(own: Row, other: Row, column: str) -> str:
+    mine, theirs = own.ms(column), other.ms(column)
+    if mine is None or theirs is None:
+        return "not measured"
+    return f"{mine:.2f} / {theirs:.2f} ms ({other.entry.name}) = {mine / theirs:.3f}"
+
+
 def ratio(rows: list[Row], column: str, *, small: bool) -> str:
     """dew against the fastest peer that also gives the entropy; `small`: among those that do not hold all logits."""
-    own = [r for r in rows if r.name == "dew"]
-    peers = [r for r in rows if not r.name.startswith("dew") and r.error is not None and getattr(r, column)]
-    peers = [r for r in peers if not (small and "logits" in r.name)]
+    own = [r for r in rows if r.entry.name == "dew"]
+    peers = [r for r in rows if not r.entry.name.startswith("dew") and not r.entry.sketch and r.error is not None]
+    peers = [r for r in peers if r.ms(column) and not (small and "logits" in r.entry.name)]
     if not own or not peers:
         return "no peer measured"
-    best = min(peers, key=lambda r: float(getattr(r, column)))
-    mine, theirs = getattr(own[0], column), getattr(best, column)
-    return f"{mine:.2f} / {theirs:.2f} ms ({best.name}) = {mine / theirs:.3f}"
+    return against(own[0], min(peers, key=lambda r: r.ms(column) or math.inf), column)
 
 
 def table(name: str, rows: list[Row]) -> str:
@@ -327,17 +386,17 @@ def table(name: str, rows: list[Row]) -> str:
     lines = [f"## {name}: N {n:,}, D {d:,}, V {v:,}", ""]
     lines += ["| | fwd ms | MB | f+b ms | MB | err H |", "|---|---|---|---|---|---|"]
     for r in rows:
-        cells = [
-            show(r.forward, ".2f"),
-            show(r.forward_mb, ",.0f"),
-            show(r.both, ".2f"),
-            show(r.both_mb, ",.0f"),
-        ]
-        lines.append(f"| {r.name} | {' | '.join(cells)} | {show(r.error, '.0e')} |")
+        pairs = ((show(r.ms(c), ".2f"), show(r.mb.get(c), ",.0f")) for c in ("forward", "both"))
+        cells = [cell for pair in pairs for cell in pair]
+        lines.append(f"| {r.entry.name} | {' | '.join(cells)} | {show(r.error, '.0e')} |")
     lines += ["", "dew against the fastest peer that gives the entropy:", ""]
     for title, column in (("forward", "forward"), ("forward and backward", "both")):
         lines.append(f"- {title}, without all logits in memory: {ratio(rows, column, small=True)}")
         lines.append(f"- {title}, any: {ratio(rows, column, small=False)}")
+    for own in (r for r in rows if r.entry.name == "dew"):
+        for r in (r for r in rows if r.entry.sketch):
+            both = [against(own, r, column) for column in ("forward", "both")]
+            lines.append(f"- beside, forward: {'; forward and backward: '.join(both)}")
     return "\n".join([*lines, ""])
 
 
@@ -354,8 +413,9 @@ def document(date: str, packages: str, tables: list[str], missing: list[str]) ->
         f"{date} · {torch.cuda.get_device_name()} · Python {platform.python_version()}, torch {torch.__version__}, "
         f"triton {metadata.version('triton')} · {packages}",
         "",
-        f"bfloat16 inputs, medians of device time over {REPEATS} runs; MB = peak beyond the inputs and the "
-        f"gradients; err H = largest error of the entropy on {SAMPLE} rows against float64. Written by "
+        f"bfloat16 inputs, medians of device time. All take turns: {ROUNDS} rounds ({SLOW_ROUNDS} for those slower "
+        f"than {SLOW_MS:.0f} ms), in each {WARM} runs to warm up and {TIMED} by the clock. MB = peak beyond the inputs "
+        f"and the gradients; err H = largest error of the entropy on {SAMPLE} rows against float64. Written by "
         "`benchmarks/kernels.py`.",
         "",
     ]
@@ -366,6 +426,7 @@ def document(date: str, packages: str, tables: list[str], missing: list[str]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="folder with the peers' packages")
+    parser.add_argument("--also", type=Path, help="Python file with entries() of one's own")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--only", help="measure only implementations whose name contains this")
     parser.add_argument("--date", default="")
@@ -374,14 +435,15 @@ def main() -> None:
     if args.peers:
         site.addsitedir(str(args.peers))  # also what a package's .pth file adds
     missing: list[str] = []
-    every = [e for e in entries(args.peers, missing) if not args.only or args.only in e.name]
+    every = [e for e in entries(args.peers, args.also, missing) if not args.only or args.only in e.name]
     packages = ", ".join(version(p, args.peers) for p in ("trl", "verl", "liger-kernel", "cut-cross-entropy"))
     tables: list[str] = []
     for name in args.shapes:
         tables.append(table(name, run(name, every, missing)))
+        print(tables[-1], flush=True)
         if args.out:
             args.out.write_text(document(args.date, packages, tables, missing))
-    print(document(args.date, packages, tables, missing))
+    print("Left out:", *missing, sep="\n- ")
 
 
 if __name__ == "__main__":

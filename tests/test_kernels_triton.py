@@ -1,4 +1,4 @@
-"""Runs triton_cases.py in a process of its own: Triton decides at import whether it interprets."""
+"""Runs triton_cases.py and hopper_cases.py in their own processes: Triton decides at import whether it interprets."""
 
 import os
 import subprocess
@@ -7,20 +7,25 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).with_name("triton_cases.py")
+HERE = Path(__file__).parent
 
 
-def run_cases(**environment):
+def run_cases(name, **environment):
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-p", "no:cacheprovider", str(CASES)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-p", "no:cacheprovider", HERE / name]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 def test_under_the_interpreter():
-    run_cases(TRITON_INTERPRET="1")
+    run_cases("triton_cases.py", TRITON_INTERPRET="1")
+
+
+def test_the_hopper_kernel_compiles():
+    pytest.importorskip("triton.experimental.gluon")
+    run_cases("hopper_cases.py", TRITON_INTERPRET="0")
 
 
 @pytest.mark.gpu
 def test_on_a_gpu():
-    run_cases(TRITON_INTERPRET="0")
+    run_cases("triton_cases.py", TRITON_INTERPRET="0")

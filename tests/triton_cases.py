@@ -1,12 +1,16 @@
 """What the Triton kernels must show, on a GPU or under Triton's interpreter. Run by test_kernels_triton.py."""
 
+import logging
 import math
 import os
+import sys
 
 import pytest
 import torch
 
+import dew.kernels
 from dew.kernels import linear, linear_logprob_entropy, linear_policy_loss
+from dew.kernels import triton as backend
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -15,6 +19,7 @@ STORED, OTHER = (torch.float32, torch.float16) if INTERPRETED else (torch.bfloat
 SHAPES = [(1, 8, 1), (37, 40, 300), (130, 72, 517)]
 if not INTERPRETED:
     SHAPES += [(1000, 576, 5003), (200, 896, 151_936)]
+HOPPER = not INTERPRETED and torch.cuda.get_device_capability() == (9, 0)
 CASES = [(STORED, shape) for shape in SHAPES] + [(OTHER, (5, 8, 13)), (OTHER, (129, 64, 1024))]
 
 
@@ -52,6 +57,15 @@ def assert_near(got, want, dtype):
 def save(request, monkeypatch):
     monkeypatch.setattr(linear, "_what_to_save", lambda *args: request.param)
     return request.param
+
+
+@pytest.fixture(params=["triton", "hopper"] if HOPPER else ["triton"])
+def kernel(request, monkeypatch):
+    """Which kernel makes the pass without stored weights: on Hopper there are two."""
+    if request.param == "triton":
+        monkeypatch.setattr(backend, "_is_hopper", lambda device: False)
+    yield request.param
+    assert not backend.hopper_failed
 
 
 @pytest.mark.parametrize("dtype, shape", CASES)
@@ -142,6 +156,7 @@ def test_forbidden_entries():
     assert_near(got, want, OTHER)
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("rest", [1, 600])
 @pytest.mark.parametrize("want", [1e-2, 1e-3, 1e-4])
 def test_small_entropies_keep_their_digits(rest, want):
@@ -163,6 +178,7 @@ def test_small_entropies_keep_their_digits(rest, want):
         assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_ignored_rows_are_never_read():
     hidden, weight, targets, _ = problem(300, 40, 517, OTHER)
     want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
@@ -171,12 +187,14 @@ def test_ignored_rows_are_never_read():
         torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_all_rows_ignored():
     hidden, weight, targets, _ = problem(140, 40, 300, OTHER)
     for numbers in linear_logprob_entropy(hidden, weight, torch.full_like(targets, -100), impl="triton"):
         assert not numbers.any()
 
 
+@pytest.mark.usefixtures("kernel")
 def test_targets_outside_the_vocabulary_show():
     """Nothing waits for the device before the kernels are launched, so such rows are NaN; the backward pass raises."""
     hidden, weight, targets, _ = problem(9, 40, 300, OTHER)
@@ -186,6 +204,7 @@ def test_targets_outside_the_vocabulary_show():
     assert logp[2:].isfinite().all() and entropy[2:].isfinite().all()
 
 
+@pytest.mark.usefixtures("kernel")
 def test_equal_scores():
     hidden, weight = (
         torch.zeros(3, 8, device=DEVICE, dtype=OTHER),
@@ -196,6 +215,7 @@ def test_equal_scores():
     assert entropy.tolist() == pytest.approx([math.log(777)] * 3)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_no_rows():
     hidden, weight, targets, _ = problem(0, 16, 50, STORED)
     for frozen in (False, True):
@@ -207,6 +227,45 @@ def test_auto_takes_triton_where_it_can():
     hidden, weight, _, _ = problem(5, 16, 50, OTHER)
     assert linear.backend_for("auto", hidden, weight).__name__ == "dew.kernels.triton"
     assert linear.backend_for("auto", hidden[:, :3].contiguous(), weight).__name__ == "dew.kernels.chunked"
+
+
+def test_without_gluon_another_kernel_is_used_and_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(backend, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(backend, "hopper_failed", [])
+    monkeypatch.setitem(sys.modules, "dew.kernels.hopper", None)
+    monkeypatch.delattr(dew.kernels, "hopper", raising=False)
+    hidden, weight, targets, _ = problem(9, 40, 300, OTHER)
+    want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
+    with caplog.at_level(logging.INFO, "dew"):
+        for _ in range(2):
+            got = linear_logprob_entropy(hidden, weight, targets, impl="triton")
+    assert len(caplog.records) == len(backend.hopper_failed) == 1 and "Hopper" in caplog.text
+    for ours, truth in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
+
+
+if HOPPER:
+
+    @pytest.mark.parametrize("dtype, shape", CASES)
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_values(dtype, shape, temperature, kernel):
+        hidden, weight, targets, _ = problem(*shape, dtype)
+        for y in (targets, targets.clamp_min(0)):
+            got = linear_logprob_entropy(hidden, weight, y, temperature=temperature, impl="triton")
+            want = linear_logprob_entropy(*doubles(hidden, weight), y, temperature=temperature, impl="reference")
+            assert_near(got, want, dtype)
+
+    def test_both_kernels_agree(monkeypatch):
+        """Items of six, five, two and one tile; few and many blocks of rows; one step of depth and more."""
+        for n, d, v in [(32_768, 576, 49_152), (5000, 64, 32_000), (768, 200, 49_152), (130, 128, 777), (63, 192, 9)]:
+            hidden, weight, targets, _ = problem(n, d, v, torch.bfloat16)
+            for y in (targets, targets.clamp_min(0)):
+                got = linear_logprob_entropy(hidden, weight, y, temperature=0.9, impl="triton")
+                with monkeypatch.context() as patch:
+                    patch.setattr(backend, "_is_hopper", lambda device: False)
+                    want = linear_logprob_entropy(hidden, weight, y, temperature=0.9, impl="triton")
+                torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        assert not backend.hopper_failed
 
 
 if not INTERPRETED:

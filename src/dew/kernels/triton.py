@@ -1,317 +1,42 @@
-"""The operator for NVIDIA GPUs: persistent matrix products whose epilogue folds the scores while in registers.
+"""The operator for NVIDIA GPUs: which kernels are launched, on what, and what is done around them.
 
-Scores are those of `dew.kernels.chunked`, centred likewise, one tile of the vocabulary at a time. Each tile leaves
-(m, r, t) of its rows, with z the score before the temperature, q = s (z − m) and s = log2(e) / T:
-
-    m = max z      r = Σ_{v ≠ argmax} 2^q_v      t = Σ_v 2^q_v q_v
-
-Two of them merge, with M = max(m, m'), d = s (m − M), d' = s (m' − M), one of which is 0:
-
-    r ← 2^d r + 2^d' r' + min(2^d, 2^d')        t ← 2^d (t + d (1 + r)) + 2^d' (t' + d' (1 + r'))
-
-An empty tile is m = −1e30, r = −1, t = 0. Without stored weights nothing waits for the host: rows with a target of
-−100 are left out by copying the others together on the device, where there are any.
-
-Stored weights are relative to the target's score, E_v = 2^{s (z_v − z_y)} = p_v / p_y, so that they can be written
-before the row's sum is known: bfloat16 has float32's exponents, and nothing is lost. ∂logp/∂(h Wᵀ) = −(p_y / T) E
-with E_y = 1 − 1/p_y. A row whose target is less likely than 2^−100 is done again, relative to its sum.
+Without stored weights nothing waits for the host: rows with a target of −100 are left out by copying the others
+together on the device, where there are any. On Hopper that pass has a kernel of its own, `dew.kernels.hopper`.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
+import logging
 from functools import cache
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dew.kernels import chunked, reference
+from dew.kernels import triton_kernels as kernels
 from dew.kernels.chunked import Statistics
 from dew.kernels.head import Head
+from dew.kernels.triton_kernels import LOG2E
 
-LOG2E = 1.4426950408889634
-IGNORE = tl.constexpr(reference.IGNORE)
-LOWEST = tl.constexpr(-1e30)
-CLEAR = tl.constexpr(1.015625)
-"""A tile's Σ 2^q from which on float32's rounding of it leaves r = Σ 2^q − 1 four digits or more."""
-FARTHEST = tl.constexpr(100.0)
-"""Largest exponent of a stored weight: 2^100 leaves the products room below float32's 2^127."""
+logger = logging.getLogger("dew")
+
 FAR_LOGP = -100.0 / LOG2E
 FAR_ROWS = 256
 """Rows done again at a time."""
+STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
+STORING: dict[str, Any] = {**STATISTICS}
+GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
+
+SKIPS_IGNORED = True
+"""`statistics` without a store takes targets of −100 and gives 0; other targets outside the vocabulary give NaN."""
+hopper_failed: list[str] = []
+"""Why Hopper's kernel is not used although the device is one, once that is known."""
 
 
 def bytes_per_score(dtype: torch.dtype) -> int:
     """What `gradient_tile` holds for each score: the result alone."""
     return dtype.itemsize
-
-
-@triton.jit
-def _place(work, row_blocks, column_blocks, GROUP: tl.constexpr):
-    """Row block and column block of a work item; GROUP row blocks share a column of the weight in the cache."""
-    per_group = GROUP * column_blocks
-    first = (work // per_group) * GROUP
-    size = min(row_blocks - first, GROUP)
-    within = work % per_group
-    return first + within % size, within // size
-
-
-@triton.jit
-def _scores(x, w, row, column, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """A (BM, BN) tile of h Wᵀ, summed in float32."""
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(steps):
-        a = x.load([row, k * BK])
-        b = w.load([column, k * BK])
-        acc = tl.dot(a, b.T, acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
-def _transform(z, bias, columns, v, cap, BIAS: tl.constexpr, CAP: tl.constexpr):
-    """Bias and soft cap; also tanh, of which the gradient needs the square."""
-    if BIAS:
-        z += tl.load(bias + columns, mask=columns < v, other=0.0).to(tl.float32)[None, :]
-        z = tl.maximum(z, LOWEST)
-    th = z
-    if CAP:
-        th = 2.0 * tl.sigmoid(2.0 * z / cap) - 1.0
-        z = cap * th
-    return z, th
-
-
-@triton.jit
-def _fold(z, s, BM: tl.constexpr, BN: tl.constexpr):
-    """(m, r, t) of a tile's rows, and 2^q."""
-    top = tl.max(z, axis=1)
-    centre = tl.where(top > LOWEST, top * s, 0.0)
-    q = tl.fma(z, tl.full((BM, BN), 1.0, tl.float32) * s, tl.zeros((BM, BN), tl.float32) - centre[:, None])
-    e = tl.exp2(q)
-    total = tl.sum(e, axis=1)
-    off = tl.fma(top, tl.full((BM,), 1.0, tl.float32) * s, -centre)  # what rounding left of q at the maximum
-    t = tl.sum(e * q, axis=1) - off * total
-    r = total - 1.0
-    if tl.min(total, axis=0) < CLEAR:  # rare: the maximum's own term would round the others away
-        rest = tl.sum(tl.where(e < 0.5, e, 0.0), axis=1)
-        r = tl.where(total >= CLEAR, r, tl.where(total > 0.5, rest, -1.0))
-    return top, r, t, e
-
-
-@triton.jit
-def _merge(m, r, t, m2, r2, t2, s):
-    """Two sets of statistics as one."""
-    top = tl.maximum(m, m2)
-    d = (m - top) * s
-    d2 = (m2 - top) * s
-    a = tl.exp2(d)
-    b = tl.exp2(d2)
-    return top, a * r + b * r2 + tl.minimum(a, b), a * (t + d * (1.0 + r)) + b * (t2 + d2 * (1.0 + r2))
-
-
-@triton.jit
-def _target_scores(x, x_stride, w, w_stride, bias, rows, y, live, width, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """z_y of some rows: cheaper to gather than to look for in every tile."""
-    acc = tl.zeros((BM, BK), tl.float32)
-    x_at = x + rows.to(tl.int64)[:, None] * x_stride
-    w_at = w + y.to(tl.int64)[:, None] * w_stride
-    for start in range(0, width, BK):
-        k = start + tl.arange(0, BK)
-        inside = live[:, None] & (k < width)[None, :]
-        a = tl.load(x_at + k[None, :], mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(w_at + k[None, :], mask=inside, other=0.0).to(tl.float32)
-        acc += a * b
-    z = tl.sum(acc, axis=1)
-    if BIAS:
-        z += tl.load(bias + y, mask=live, other=0.0).to(tl.float32)
-    if CAP:
-        z = cap * (2.0 * tl.sigmoid(2.0 * z / cap) - 1.0)
-    return z
-
-
-@triton.jit(do_not_specialize=["n"])
-def _target_kernel(x, x_stride, w, w_stride, bias, y, out, n, width, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """out = z_y."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    live = rows < n
-    target = tl.load(y + rows, mask=live, other=0)
-    z = _target_scores(x, x_stride, w, w_stride, bias, rows, target, live, width, cap, BIAS, CAP, BM, BK)
-    tl.store(out + rows, z, mask=live)
-
-
-@triton.jit(do_not_specialize=["n"])
-def _together_kernel(x, x_stride, place, out, n, width, BM: tl.constexpr, BK: tl.constexpr):
-    """Copy the rows that count to the front of `out`, where any does not; `place` numbers them from 1."""
-    if tl.load(place + n - 1) < n:
-        rows = tl.program_id(0) * BM + tl.arange(0, BM)
-        to = tl.load(place + rows, mask=rows < n, other=0)
-        before = tl.load(place + rows - 1, mask=(rows < n) & (rows > 0), other=0)
-        for start in range(0, width, BK):
-            k = start + tl.arange(0, BK)
-            inside = (to > before)[:, None] & (k < width)[None, :]
-            values = tl.load(x + rows.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside)
-            tl.store(out + (to.to(tl.int64) - 1)[:, None] * width + k[None, :], values, mask=inside)
-
-
-@triton.jit(do_not_specialize=["n"])
-def _statistics_kernel(
-    x, w, store, bias, zy, place, part, n, v, width, s, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr, WHOLE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows].
-
-    Without STORE the number of rows is on the device; WHOLE works only if all count, its twin only if some do not.
-    """
-    count = n
-    if not STORE:
-        count = tl.load(place + n - 1)
-        count = tl.where((count == n) == WHOLE, count, 0)
-    row_blocks = tl.cdiv(count, BM)
-    items = tl.cdiv(v, BN * TILES)
-    steps = tl.cdiv(width, BK)
-    works = tl.maximum(row_blocks * items - tl.program_id(0), 0)
-    m = tl.full((BM,), LOWEST, tl.float32)
-    r = tl.full((BM,), -1.0, tl.float32)
-    t = tl.zeros((BM,), tl.float32)
-    for turn in tl.range(0, tl.cdiv(works, tl.num_programs(0)) * TILES, flatten=True):
-        work = tl.program_id(0) + (turn // TILES) * tl.num_programs(0)
-        tile = turn % TILES
-        row_block, item = _place(work, row_blocks, items, GROUP)
-        row = row_block * BM
-        column = (item * TILES + tile) * BN
-        z = _scores(x, w, row, column, steps, BM, BN, BK)
-        columns = column + tl.arange(0, BN)
-        z, th = _transform(z, bias, columns, v, cap, BIAS, CAP)
-        if RAGGED:
-            z = tl.where((columns < v)[None, :], z, LOWEST)
-        top, r2, t2, e = _fold(z, s, BM, BN)
-        fresh = tile == 0
-        m = tl.where(fresh, LOWEST, m)
-        r = tl.where(fresh, -1.0, r)
-        t = tl.where(fresh, 0.0, t)
-        m, r, t = _merge(m, r, t, top, r2, t2, s)
-        rows = row + tl.arange(0, BM)
-        live = rows < count
-        if STORE:
-            away = (top - tl.load(zy + rows, mask=live, other=0.0)) * s
-            e = e * tl.exp2(tl.minimum(away, FARTHEST))[:, None]
-            if CAP:
-                e = e * (1.0 - th * th)
-            left, right = tl.split(tl.permute(tl.reshape(e.to(store.dtype), (BM, 2, BN // 2)), (0, 2, 1)))
-            store.store([row, column], left)
-            store.store([row, column + BN // 2], right)
-        to = part + item.to(tl.int64) * n + rows  # every tile writes; the item's last one stands
-        stride = items.to(tl.int64) * n
-        tl.store(to, m, mask=live)
-        tl.store(to + stride, r, mask=live)
-        tl.store(to + 2 * stride, t, mask=live)
-
-
-@triton.jit
-def _log1p(r):
-    """log(1 + r) for r ≥ 0 to full float32 accuracy: 2 artanh(r / (2 + r)) where the sum would round r away."""
-    q = r / (2.0 + r)
-    w = q * q
-    small = q * (2.0 + w * (0.6666666667 + w * (0.4 + w * (0.2857142857 + w * (0.2222222222 + w * 0.1818181818)))))
-    return tl.where(r < 0.5, small, tl.log(1.0 + r))
-
-
-@triton.jit(do_not_specialize=["n"])
-def _join_kernel(
-    x, x_stride, w, w_stride, bias, y, zy, place, part, logp, entropy, lse, scale,
-    n, v, width, items, s, inverse_t, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, STORE: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
-):  # fmt: skip
-    """Merge the work items' (m, r, t) of BM rows into their final numbers. With STORE every row counts."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    given = rows < n
-    target = tl.load(y + rows, mask=given, other=0)
-    live = given & (target >= 0) & (target < v)
-    if STORE:
-        at = rows
-        z_y = tl.load(zy + rows, mask=live, other=0.0)
-    else:
-        at = tl.load(place + rows, mask=live, other=1) - 1
-        z_y = _target_scores(x, x_stride, w, w_stride, bias, rows, target, live, width, cap, BIAS, CAP, BM, BK)
-    stride = tl.cast(items, tl.int64) * n
-    m = tl.full((BM,), LOWEST, tl.float32)
-    r = tl.full((BM,), -1.0, tl.float32)
-    t = tl.zeros((BM,), tl.float32)
-    for start in range(0, items, BI):
-        item = start + tl.arange(0, BI)
-        inside = (item < items)[:, None] & live[None, :]
-        some = part + item.to(tl.int64)[:, None] * n + at[None, :]
-        m2 = tl.load(some, mask=inside, other=LOWEST)
-        r2 = tl.load(some + stride, mask=inside, other=-1.0)
-        t2 = tl.load(some + 2 * stride, mask=inside, other=0.0)
-        top = tl.max(m2, axis=0)
-        d = (m2 - top[None, :]) * s
-        a = tl.exp2(d)
-        highest = (m2 == top[None, :]).to(tl.float32)
-        others = tl.sum(a * (1.0 - highest), axis=0) + (tl.sum(highest, axis=0) - 1.0)
-        t2 = tl.sum(a * (t2 + d * (1.0 + r2)), axis=0)
-        m, r, t = _merge(m, r, t, top, tl.sum(a * r2, axis=0) + others, t2, s)
-    rest = _log1p(r)
-    log_y = tl.minimum((z_y - m) * inverse_t - rest, 0.0)
-    none = tl.where(target == IGNORE, 0.0, float("nan"))  # other targets outside the vocabulary show
-    tl.store(logp + rows, tl.where(live, log_y, none), mask=given)
-    h = tl.maximum(rest - t * 0.6931471805599453 / (1.0 + r), 0.0)
-    tl.store(entropy + rows, tl.where(live, h, none), mask=given)
-    tl.store(lse + rows, tl.where(live, m * inverse_t + rest, none), mask=given)
-    tl.store(scale + rows, tl.where(live, tl.exp(log_y) * inverse_t, none), mask=given)
-
-
-@triton.jit(do_not_specialize=["n", "low"])
-def _gradient_kernel(
-    x, w, out, bias, y, lse, logp, entropy, g, ge, n, v, width, low, s, cap, inverse_t,
-    BIAS: tl.constexpr, CAP: tl.constexpr, ENTROPY: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """out = ∂L/∂(h Wᵀ) of columns [low, low + v), as in `chunked.gradient_tile`."""
-    row_blocks = tl.cdiv(n, BM)
-    column_blocks = tl.cdiv(v, BN)
-    steps = tl.cdiv(width, BK)
-    for work in tl.range(tl.program_id(0), row_blocks * column_blocks, tl.num_programs(0), flatten=True):
-        row_block, column_block = _place(work, row_blocks, column_blocks, GROUP)
-        row = row_block * BM
-        column = column_block * BN
-        z = _scores(x, w, row, low + column, steps, BM, BN, BK)
-        columns = tl.arange(0, BN)
-        z, th = _transform(z, bias + low, column + columns, v, cap, BIAS, CAP)
-        rows = row + tl.arange(0, BM)
-        live = rows < n
-        target = tl.load(y + rows, mask=live, other=-1).to(tl.int32) - low - column
-        up = tl.load(g + rows, mask=live, other=0.0) * inverse_t
-        exact = tl.load(logp + rows, mask=live, other=0.0) * up
-        log2p = z * s - (tl.load(lse + rows, mask=live, other=0.0) * 1.4426950408889634)[:, None]
-        p = tl.exp2(log2p)
-        dz = tl.where(columns[None, :] == target[:, None], exact[:, None], -up[:, None] * p)
-        if ENTROPY:
-            up_h = tl.load(ge + rows, mask=live, other=0.0) * inverse_t
-            h = tl.load(entropy + rows, mask=live, other=0.0)
-            dz -= up_h[:, None] * p * (log2p * 0.6931471805599453 + h[:, None])
-        if CAP:
-            dz = dz * (1.0 - th * th)
-        left, right = tl.split(tl.permute(tl.reshape(dz.to(out.dtype), (BM, 2, BN // 2)), (0, 2, 1)))
-        out.store([row, column], left)
-        out.store([row, column + BN // 2], right)
-
-
-STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
-STORING: dict[str, Any] = {**STATISTICS}
-GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
-
-
-SKIPS_IGNORED = True
-"""`statistics` without a store takes targets of −100 and gives 0; other targets outside the vocabulary give NaN."""
 
 
 def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
@@ -333,14 +58,40 @@ def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None
 def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
     """(m, r, t) of every work item and row that counts, those rows first."""
     n, width = hidden.shape
-    part = _room(hidden, head, STATISTICS)
     together = torch.empty_like(hidden)
-    _together_kernel[(triton.cdiv(n, 8),)](
+    kernels.together_kernel[(triton.cdiv(n, 8),)](
         hidden, hidden.stride(0), place, together, n, width, BM=8, BK=_columns(width), num_warps=4
     )
-    for x, whole in ((hidden, True), (together, False)):
-        _launch_statistics(x, head, part, place, place, None, whole)
+    part = _parts_by_hopper(hidden, together, head, place) if _fits_hopper(head, hidden.device) else None
+    if part is None:
+        part = _room(hidden, head, STATISTICS)
+        for x, whole in ((hidden, True), (together, False)):
+            _launch_statistics(x, head, part, place, place, None, whole)
     return part
+
+
+def _fits_hopper(head: Head, device: torch.device) -> bool:
+    """Whether Hopper's kernel takes this head here."""
+    return head.bias is None and head.softcap is None and _is_hopper(device) and not hopper_failed
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _parts_by_hopper(hidden: Tensor, together: Tensor, head: Head, place: Tensor) -> Tensor | None:
+    """The same by Hopper's kernel. Its language is experimental: where this Triton has another, None."""
+    try:
+        from dew.kernels import hopper
+
+        return hopper.parts(hidden, together, head, place, _multiprocessors(hidden.device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        hopper_failed.append(f"{type(error).__name__}: {error}")
+        logger.info("Triton %s cannot compile the Hopper kernel, another is used: %s", triton.__version__, error)
+        return None
 
 
 def _parts_and_weights(hidden: Tensor, head: Head, zy: Tensor, store: Tensor) -> Tensor:
@@ -369,7 +120,7 @@ def _launch_statistics(
     programs = min(_multiprocessors(x.device), triton.cdiv(n, c["BM"]) * part.shape[1])
     rows = _tiles_of(x, c["BM"], c["BK"])
     out = rows if store is None else _tiles_of(store, c["BM"], c["BN"] // 2)
-    _statistics_kernel[(programs,)](
+    kernels.statistics_kernel[(programs,)](
         rows, _tiles_of(head.weight, c["BN"], c["BK"]), out,
         _bias(head), zy, place, part, n, v, width, LOG2E / head.temperature, head.softcap or 1.0,
         BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
@@ -380,7 +131,7 @@ def _launch_statistics(
 def _scores_of(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     n, width = hidden.shape
     out = torch.empty(n, dtype=torch.float32, device=hidden.device)
-    _target_kernel[(triton.cdiv(n, 8),)](
+    kernels.target_kernel[(triton.cdiv(n, 8),)](
         hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, n, width,
         head.softcap or 1.0, BIAS=head.bias is not None, CAP=head.softcap is not None, BM=8, BK=_columns(width),
         num_warps=4,
@@ -394,7 +145,7 @@ def _join(
     """The final numbers; `place` where rows were left out, `zy` where it is known."""
     (n, width), inverse_t = hidden.shape, 1 / head.temperature
     stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(4)))
-    _join_kernel[(triton.cdiv(n, 8),)](
+    kernels.join_kernel[(triton.cdiv(n, 8),)](
         hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets,
         part if zy is None else zy, targets if place is None else place, part, *stats,
         n, head.weight.shape[0], width, part.shape[1], LOG2E * inverse_t, inverse_t, head.softcap or 1.0,
@@ -442,7 +193,7 @@ def gradient_tile(
     (n, width), v = hidden.shape, out.shape[1]
     c = GRADIENT
     programs = min(_multiprocessors(hidden.device), triton.cdiv(n, c["BM"]) * triton.cdiv(v, c["BN"]))
-    _gradient_kernel[(programs,)](
+    kernels.gradient_kernel[(programs,)](
         _tiles_of(hidden, c["BM"], c["BK"]), _tiles_of(head.weight, c["BN"], c["BK"]),
         _tiles_of(out, c["BM"], c["BN"] // 2), _bias(head), targets, stats.lse, -stats.logp.expm1(), stats.entropy,
         g, g if ge is None else ge, n, v, width, low, LOG2E / head.temperature, head.softcap or 1.0,
