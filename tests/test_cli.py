@@ -11,7 +11,10 @@ from rich.console import Console
 from dew.cli import app as command
 from dew.cli import console, watch
 from dew.config import read_run
+from dew.evaluate.sampling import Sampled, Sampling
+from dew.evaluate.scores import Problem, Scores
 from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
+from dew.rewards import Verdict
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,6 +100,30 @@ def test_long_errors_are_cut(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == console.MAX_ERROR_LINES
     assert lines[0] == "error: problem 0" and lines[-1] == "... and 31 more"
+
+
+# ---- eval --------------------------------------------------------------------------------------
+def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
+    """Two problems, two answers each: 2 of 4 correct against 1 of 4."""
+    for name, correct in (("a", [[1, 1], [0, 0]]), ("b", [[1, 0], [0, 0]])):
+        problems = [
+            Problem(
+                f"{n}+{n}?",
+                str(2 * n),
+                [Sampled("x", 1, False)] * 2,
+                [Verdict("correct" if c else "wrong") for c in one],
+            )
+            for n, one in enumerate(correct)
+        ]
+        Scores("sums", name, Sampling(k=2), problems, seconds=1.0).write(tmp_path / f"{name}.json")
+    code, out, err = dew("eval", tmp_path / "a.json", "--vs", tmp_path / "b.json", "--json")
+    found = json.loads(out)
+    assert code == 0 and not err
+    assert found["model"]["scores"]["mean@2"]["value"] == 0.5 and found["vs"]["scores"]["mean@2"]["value"] == 0.25
+    assert found["differences"]["mean@2"]["difference"]["value"] == -0.25
+    (tmp_path / "a.json").write_text("{}")
+    code, _, err = dew("eval", tmp_path / "a.json")
+    assert code == 1 and "--keep" in err
 
 
 # ---- recipes -----------------------------------------------------------------------------------

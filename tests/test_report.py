@@ -258,6 +258,20 @@ def test_blobs_open_without_the_answers(run: Path) -> None:
     assert set(head["runs"][0]["groups"][0]) == {"step", "group", "prompt", "answers", "correct", "tokens"}
 
 
+def test_the_list_of_groups_leaves_out_what_all_prompts_begin_with(tmp_path: Path) -> None:
+    answers = [AnswerRecord(tokens=["a"], correct=True, reward=1.0)]
+    for prompts, shown in (
+        (["<system>\nBe short.\n1+1?", "<system>\nBe short.\n1+2?"], ["1+1?", "1+2?"]),
+        (["1+1?", "1+2?"], ["1+1?", "1+2?"]),
+        (["Sum.\n1+1?"] * 2, ["Sum.\n1+1?"] * 2),
+    ):
+        groups = [GroupRecord(step=1, group=n, prompt=text, answers=answers) for n, text in enumerate(prompts)]
+        write_records(tmp_path, 1, groups)
+        report = report_of(build([tmp_path]))
+        head = json.loads(gzip.decompress(base64.b64decode(blobs(report)[0])))
+        assert [group["prompt"] for group in head["runs"][0]["groups"]] == shown
+
+
 # ── files that are bad ──────────────────────────────────────────────────────────────────────────────────────
 
 

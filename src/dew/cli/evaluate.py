@@ -18,7 +18,7 @@ ENGINES = ("transformers", "vllm")
 
 @app.command("eval")
 def evaluate_(
-    model: Annotated[str, typer.Argument(help="A model folder, a run's folder, a hub name, or `tiny`.")],
+    model: Annotated[str, typer.Argument(help="A model folder, a run's folder, a hub name, `tiny`, or --keep's file.")],
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set or a .jsonl file.")] = "countdown",
     settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
     verifier: Annotated[str | None, typer.Option(help="What judges answers, if not the task's own.")] = None,
@@ -34,7 +34,7 @@ def evaluate_(
     float32: Annotated[
         bool, typer.Option("--float32", help="Keep float32 weights on a GPU; else they sample in bfloat16.")
     ] = False,
-    vs: Annotated[str | None, typer.Option(help="A second model, on the same problems: paired differences.")] = None,
+    vs: Annotated[str | None, typer.Option(help="A second one, on the same problems: paired differences.")] = None,
     suite: Annotated[
         str | None, typer.Option(help="A paper's sets and settings: paper. -n, -k, --max-new-tokens change it.")
     ] = None,
@@ -59,7 +59,10 @@ def evaluate_(
         "seed": seed,
     }
     names = [name for name in (model, vs) if name is not None]
-    scores = [_scores(load_model(name, engine, float32), task, own, verifier, problems, sampling) for name in names]
+    scores = [
+        _kept(name) or _scores(load_model(name, engine, float32), task, own, verifier, problems, sampling)
+        for name in names
+    ]
     if keep is not None:
         for number, score in enumerate(scores):
             score.write(keep if number == 0 else keep.with_stem(f"{keep.stem}-vs"))
@@ -67,6 +70,13 @@ def evaluate_(
         print_json(_as_json(scores))
     else:
         _show(scores, names)
+
+
+def _kept(name: str) -> "Scores | None":
+    """The answers of an earlier evaluation, where `name` is such a file. They are scored as they were sampled."""
+    from dew.evaluate import Scores
+
+    return Scores.read(name) if name.endswith(".json") and Path(name).is_file() else None
 
 
 def _scores(

@@ -63,18 +63,28 @@ def page(content: Json) -> str:
 
 def blobs(content: Json) -> list[str]:
     """First everything but the groups' answers, then one piece per group, so that a page opens without them."""
-    runs = [{**run, "groups": [_heading(group) for group in run["groups"]]} for run in content["runs"]]
     groups = [group for run in content["runs"] for group in run["groups"]]
+    start = _shared({group["prompt"] for group in groups})
+    runs = [{**run, "groups": [_heading(group, start) for group in run["groups"]]} for run in content["runs"]]
     return [_pack({**content, "runs": runs}), *map(_pack, groups)]
 
 
-def _heading(group: Json) -> Json:
+def _shared(prompts: set[str]) -> int:
+    """How many characters all prompts begin with, up to a whole line: a template and a system prompt tell nothing."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(prompts), max(prompts)  # what these two share, all do
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first.rfind("\n", 0, same) + 1
+
+
+def _heading(group: Json, start: int) -> Json:
     """What the list of groups shows of one."""
     answers = group["answers"]
     return {
         "step": group["step"],
         "group": group["group"],
-        "prompt": group["prompt"][:160],
+        "prompt": group["prompt"][start : start + 160],
         "answers": len(answers),
         "correct": sum(answer["correct"] for answer in answers),
         "tokens": sum(len(answer["tokens"]) for answer in answers),
