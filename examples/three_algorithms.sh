@@ -13,7 +13,7 @@ evaluate() { # NAME FOLDER
     for task in gsm8k:1319:300 math500:500:512; do
         IFS=: read -r set problems tokens <<< "$task"
         [ -s "$out/answers/$1-$set.json" ] && continue
-        dew eval "$2" --task "$set" --settings '{template: qwen-boxed}' -n "$problems" -k 4 \
+        dew eval "$2" --task "$set" --settings '{template: qwen-boxed}' -n "$problems" -k 8 \
             --max-new-tokens "$tokens" --seed 1 --keep "$out/answers/$1-$set.json" | tee "$out/answers/$1-$set.txt"
     done
 }
