@@ -66,6 +66,13 @@ def test_every_command_explains_itself(dew, name):
     assert code == 0 and "Usage: dew" in out and len(out.splitlines()) < 80
 
 
+def test_alone_it_shows_its_help_whole(dew):
+    code, out, err = dew()
+    assert (
+        code == 0 and not err and all(f"\n  {name}" in out for name in ("demo", "train", "eval", "recipes", "export"))
+    )
+
+
 # ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "code", "says"),
@@ -129,6 +136,7 @@ def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
 # ---- recipes -----------------------------------------------------------------------------------
 def test_recipes_are_listed_shown_and_copied(dew, tmp_path):
     _, listed, _ = dew("recipes", "ls")
+    assert dew("recipes") == (0, listed, "")
     assert "tiny/countdown" in listed
     _, shown, _ = dew("recipes", "show", "tiny/countdown")
     assert shown.strip() == (ROOT / "recipes/tiny/countdown.yaml").read_text().strip()

@@ -13,7 +13,6 @@ from dew.errors import DewError
 app = typer.Typer(
     name="dew",
     help="Token-level credit for reinforcement learning of language models.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -31,7 +30,7 @@ def main() -> None:
     for module in COMMANDS:
         import_module(f"dew.cli.{module}")
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.Exit as stop:
         code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):

@@ -11,7 +11,7 @@ from dew.cli.console import out
 from dew.config import nearest
 from dew.errors import ConfigError
 
-recipes = typer.Typer(help="Runs that are known: list them, read one, copy one.", no_args_is_help=True)
+recipes = typer.Typer()
 app.add_typer(recipes, name="recipes")
 
 HERE = Path(__file__).parents[1] / "recipes"
@@ -35,6 +35,13 @@ def _get(name: str) -> Path:
     if path is None:
         raise ConfigError(f"No recipe is called {name!r}.{nearest(name, names())}")
     return path
+
+
+@recipes.callback(invoke_without_command=True)
+def plain(context: typer.Context) -> None:
+    """Runs that are known: list them, read one, copy one."""
+    if context.invoked_subcommand is None:
+        ls()
 
 
 @recipes.command("ls")
