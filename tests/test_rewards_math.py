@@ -271,3 +271,29 @@ def test_a_missing_completion_is_an_empty_one():
 def test_what_cannot_work_is_refused_with_advice(call, error, message: str):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "completion, gold, correct",
+    [
+        (r"\boxed{0.\overline{3}}", r"\frac13", True),
+        (r"\boxed{2.1\overline{6}}", r"\frac{13}{6}", True),  # (216 - 21) / 90 = 195 / 90
+        (r"\boxed{-1.\dot{3}}", r"-\frac43", True),
+        (r"\boxed{0.\overline{3}}", "0.3", False),
+        (r"\boxed{\overline{AB}}", r"\overline{AB}", True),
+        (r"\boxed{\text{Answer: } 12}", "12", True),
+        (r"\boxed{\text{The probability is }\frac12}", "0.5", True),
+        ("= 12.", "12", True),
+        (r"\boxed{12~\text{km}}", "12", True),
+        (r"\boxed{Rs. 12}", "12", True),
+        (r"\boxed{\color{red}{12}}", "12", True),
+        (r"\boxed{\underline{12}}", "12", True),
+        (r"\boxed{\large 12}", "12", True),
+        (r"\boxed{\cos 60^\circ}", r"\frac12", True),
+        (r"\boxed{\cos 60}", r"\frac12", False),
+        (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5", False),
+        (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3", True),
+    ],
+)
+def test_what_answers_are_dressed_in(completion, gold, correct):
+    assert math_verdict(completion, gold) is correct

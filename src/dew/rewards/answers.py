@@ -38,7 +38,7 @@ def find_answer(completion: str) -> Answer | None:
     for find in (_after_hashes, _after_answer_is, _bracket_at_the_end):
         if found := find(text):
             return Answer(found, marked=True)
-    text = text.strip()
+    text = text.strip().removeprefix("=").strip()
     if not text:
         return None
     return Answer(text, marked=True) if is_formula(text) else Answer(_tail(text), marked=False)
@@ -86,7 +86,11 @@ def last_boxed(text: str, *, open_end: bool = False) -> str | None:
         if content not in boxes:
             boxes.insert(0, content)
         row_starts = match.start()
-    return ", ".join(boxes) if boxes else None
+    return _LABEL.sub("", ", ".join(boxes)) if boxes else None
+
+
+_LABEL = re.compile(r"\A\\(?:text(?:bf|rm)?|mathrm)\s*\{[^{}]*(?::|=|\bis|\bare)\s*\}(?=.)", re.DOTALL)
+"""`\\text{Answer: }` before the answer, in its box."""
 
 
 def _box_at(text: str, at: int, *, open_end: bool) -> tuple[str, int] | None:

@@ -16,13 +16,17 @@ _FRACTION = re.compile(
     rf"(?:\\[dtc]?frac\s*\{{\s*(?P<a>-?{_DIGITS})\s*\}}\s*\{{\s*(?P<b>{_DIGITS})\s*\}}"
     rf"|\\[dtc]?frac\s*(?P<c>\d)\s*(?P<d>\d)(?!\d)|(?P<e>{_DIGITS})\s*/\s*(?P<f>{_DIGITS}))"
 )
+_RECURRING = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?P<whole>{_DIGITS})?\.(?P<once>\d{{0,60}})\\(?:overline|bar|dot)\s*\{{?(?P<again>\d{{1,60}})\}}?"
+)
 _AROUND = re.compile(r"\A(?:\\\(|\\\[|\\?\$|[€£¥]|\s)+|(?:\\\)|\\\]|\\?\$|[€£¥.]|\s)+\Z")
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
     """(value, whether it was written with decimals), or None if the text is anything but one plain number.
 
-    Reads signs, thousands separators, decimals, fractions and mixed numbers: `-1,000.50`, `\\frac{3}{4}`, `1 1/2`.
+    Reads signs, thousands separators, decimals, fractions and mixed numbers: `-1,000.50`, `\\frac{3}{4}`, `1 1/2`,
+    `0.\\overline{3}`.
     """
     if len(text) > 200:
         return None
@@ -32,6 +36,10 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
         digits = re.sub(r"\D", "", whole)
         value = Fraction(digits + (decimals if len(decimals) > 1 else ""))
         return (-value if match["sign"] == "-" else value), len(decimals) > 1
+    if match := _RECURRING.fullmatch(text):  # 2.1 followed by 6 for ever is (216 - 21) / 90
+        whole, once, again = re.sub(r"\D", "", match["whole"] or "0"), match["once"], match["again"]
+        value = Fraction(int(whole + once + again) - int(whole + once), (10 ** len(again) - 1) * 10 ** len(once))
+        return (-value if match["sign"] == "-" else value), False
     if match := _FRACTION.fullmatch(text):
         over, under = (
             int(re.sub(r"[^\d-]", "", match[a] or match[c] or match[e]))

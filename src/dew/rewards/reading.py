@@ -95,13 +95,19 @@ def _alternatives(text: str) -> list[str]:
 
 
 _UNIT = re.compile(
-    r"(?:\\?\$|[€£¥~≈\s])*(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
+    r"(?:\\?\$|[€£¥~≈\s]|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR)\b)*"
+    r"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
     r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
-    r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}]|\^\{?[23]\}?|\\circ)*+"
+    r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
 )
 """A number and then nothing but words, signs of currency and their powers. Possessive: no way back, no blow-up."""
 
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
+_DECORATION = re.compile(
+    r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|bm|boldsymbol|displaystyle|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
+)
+_DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+_LISTED = re.compile(r"(?<=\d)\s*\\text\s*\{[^{}]*\b(?:and|or)\s*\}\s*(?=[-\d$])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _NAMES = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
 _AND = re.compile(
@@ -111,13 +117,14 @@ _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
      "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "θ": r"\theta ", "％": r"\%",
-     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", " ": " "}
+     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", " ": " ", "~": " "}
 )  # fmt: skip
 
 
 def clean(text: str) -> str:
     """A marked answer as LaTeX that math-verify reads: no delimiters, no decoration, signs spelt out."""
-    text = _BOLD.sub(r"\1", text.translate(_SIGNS)).strip()
+    text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
+    text = _LISTED.sub(", ", _DEGREES.sub(r"\1{\2 \\pi / 180}", text))  # 5 apples and 3 oranges: two values
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
             inner = text[len(left) : -len(right)]
