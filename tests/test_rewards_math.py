@@ -291,6 +291,8 @@ def test_what_cannot_work_is_refused_with_advice(call, error, message: str):
         (r"\boxed{\large 12}", "12", True),
         (r"\boxed{\cos 60^\circ}", r"\frac12", True),
         (r"\boxed{\cos 60}", r"\frac12", False),
+        (r"\boxed{\frac{1}{\sin 30^\circ}}", "2", True),
+        (r"\boxed{\sin^2 {45^{\circ}}}", r"\frac12", True),
         (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5", False),
         (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3", True),
     ],
