@@ -231,7 +231,7 @@ def test_auto_takes_triton_where_it_can():
 
 def test_without_gluon_another_kernel_is_used_and_said_once(monkeypatch, caplog):
     monkeypatch.setattr(backend, "_is_hopper", lambda device: True)
-    monkeypatch.setattr(backend, "hopper_failed", [])
+    monkeypatch.setattr(backend, "hopper_failed", {})
     monkeypatch.setitem(sys.modules, "dew.kernels.hopper", None)
     monkeypatch.delattr(dew.kernels, "hopper", raising=False)
     hidden, weight, targets, _ = problem(9, 40, 300, OTHER)

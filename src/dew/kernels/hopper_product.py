@@ -79,12 +79,12 @@ def _product_kernel(a, b, out, r, m, n, width):
 
 
 def product(a: Tensor, b: Tensor, r: Tensor, out: Tensor, processors: int) -> Tensor:
-    """`out` (M, N) = r ∘ (a b): a (M, K) and b (K, N) in half precision, r (M,) in float32; rows aligned to 16 bytes."""
+    """out (M, N) = r ∘ (a b), a (M, K), b (K, N), r (M,) float32; rows of the others aligned to 16 bytes."""
     (m, n), width = out.shape, a.shape[1]
     blocks = triton.cdiv(m, BM.value) * triton.cdiv(n, BN.value)
     if blocks > 0:
         _product_kernel[(min(processors, blocks),)](
-            tiles_of(a, HALF.value, BK.value), tiles_of(b, BK.value, BN.value), tiles_of(out, HALF.value, BN.value // 2),
-            r.contiguous(), m, n, width, num_warps=4,
+            tiles_of(a, HALF.value, BK.value), tiles_of(b, BK.value, BN.value),
+            tiles_of(out, HALF.value, BN.value // 2), r.contiguous(), m, n, width, num_warps=4,
         )  # fmt: skip
     return out
