@@ -117,16 +117,17 @@ def test_the_policy_loss(dtype, shape):
     assert_near(outs[1], outs[0], dtype)
 
 
+@pytest.mark.parametrize("v, settings", [(300, {}), (1500, {}), (300, {"softcap": 150.0, "temperature": 0.8})])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_targets_that_are_next_to_impossible(frozen, monkeypatch):
+def test_targets_that_are_next_to_impossible(frozen, v, settings, monkeypatch):
     """p_v / p_y does not fit any float: such rows are done again. Scores reach ±50 and beyond."""
     monkeypatch.setattr(linear, "_what_to_save", lambda *args: "slopes" if frozen else "weights")
-    hidden, weight, targets, _ = problem(300, 64, 300, STORED, scale=10.0)
+    hidden, weight, targets, bias = problem(300, 64, v, STORED, scale=10.0, bias=bool(settings))
     g = torch.randn(300, device=DEVICE)
-    x, w = doubles(hidden, weight)
-    want = run(x, w, targets, g, frozen=frozen, impl="reference")
+    x, w, b = doubles(hidden, weight, bias)
+    want = run(x, w, targets, g, bias=b, frozen=frozen, impl="reference", **settings)
     assert (want[0] < -100).sum() > 20 and (want[0] > -20).any()
-    got = run(hidden, weight, targets, g, frozen=frozen, impl="triton")
+    got = run(hidden, weight, targets, g, bias=bias, frozen=frozen, impl="triton", **settings)
     torch.testing.assert_close(got[0].double(), want[0], rtol=1e-5, atol=1e-3)
     for ours, truth in zip(got[2:], want[2:], strict=True):
         assert (ours.double() - truth).norm() <= 1e-2 * truth.norm()

@@ -23,12 +23,12 @@ from dew.kernels.hopper_ring import (
     LOADER_REGISTERS,
     ROWS,
     SCORES,
+    begin,
+    block_of,
     load,
     multiply,
-    block_of,
     ring,
     tiles_of,
-    begin,
 )
 from dew.kernels.triton_kernels import CLEAR, LOG2E, LOWEST
 

@@ -24,12 +24,12 @@ from dew.kernels.triton_kernels import LOG2E
 
 logger = logging.getLogger("dew")
 
-FAR_LOGP = -100.0 / LOG2E
-FAR_ROWS = 256
-"""Rows done again at a time."""
 STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
 STORING: dict[str, Any] = {**STATISTICS}
 GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
+REDO: dict[str, Any] = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
+REDO_COLUMNS = 8
+"""Programs that share a row block: few, since most find nothing to do."""
 
 SKIPS_IGNORED = True
 """`statistics` without a store takes targets of −100 and gives 0; other targets outside the vocabulary give NaN."""
@@ -172,15 +172,15 @@ def _set_targets(store: Tensor, targets: Tensor, value: Tensor, zy: Tensor, head
 
 
 def _redo_far_rows(hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, store: Tensor) -> None:
-    """Weights of rows whose p_v / p_y overflows: p_v itself."""
-    far = (stats.logp < FAR_LOGP).nonzero().squeeze(-1)
-    for rows in far.split(FAR_ROWS) if len(far) else ():
-        some = Statistics(*(column[rows] for column in stats))
-        stats.scale[rows] = 1 / head.temperature
-        g = torch.full_like(some.logp, -head.temperature)
-        tile = torch.empty(len(rows), store.stride(0), dtype=store.dtype, device=store.device)[:, : store.shape[1]]
-        gradient_tile(hidden[rows], head, targets[rows], some, g, None, 0, tile)
-        store[rows] = tile
+    """Weights of rows whose p_v / p_y overflows: p_v itself. Which rows these are the device alone knows."""
+    (n, width), v, c = hidden.shape, head.weight.shape[0], REDO
+    tiles = triton.cdiv(triton.cdiv(v, c["BN"]), REDO_COLUMNS)
+    kernels.redo_kernel[(triton.cdiv(n, c["BM"]), triton.cdiv(v, c["BN"] * tiles))](
+        _tiles_of(hidden, c["BM"], c["BK"]), _tiles_of(head.weight, c["BN"], c["BK"]), store, store.stride(0),
+        _bias(head), targets, stats.logp, stats.lse, stats.scale, n, v, width, tiles,
+        LOG2E / head.temperature, head.softcap or 1.0, 1 / head.temperature,
+        BIAS=head.bias is not None, CAP=head.softcap is not None, **c,
+    )  # fmt: skip
 
 
 def gradient_tile(
