@@ -149,7 +149,8 @@ def _from_weights(
     if grads.hidden is not None:
         backend.scaled_product(store, head.weight, r, grads.hidden[low : low + x.shape[0]])
     if grads.weight is not None:
-        product(store.t(), (x * r[:, None]).to(x.dtype), out=grads.weight, add=add)
+        scaled = torch.mul(x, r[:, None], out=torch.empty_like(x))  # rounded once, and no float32 copy
+        product(store.t(), scaled, out=grads.weight, add=add)
     if grads.bias is not None:
         column = torch.empty(store.shape[1], 1, dtype=grads.bias.dtype, device=x.device)
         product(store.t(), r[:, None].to(store.dtype), out=column)
