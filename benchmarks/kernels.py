@@ -21,6 +21,7 @@ import importlib
 import importlib.util
 import math
 import platform
+import re
 import site
 import statistics
 import sys
@@ -428,14 +429,14 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="folder with the peers' packages")
     parser.add_argument("--also", type=Path, help="Python file with entries() of one's own")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--only", help="measure only implementations whose name contains this")
+    parser.add_argument("--only", help="measure only implementations whose whole name matches this regular expression")
     parser.add_argument("--date", default="")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.peers:
         site.addsitedir(str(args.peers))  # also what a package's .pth file adds
     missing: list[str] = []
-    every = [e for e in entries(args.peers, args.also, missing) if not args.only or args.only in e.name]
+    every = [e for e in entries(args.peers, args.also, missing) if not args.only or re.fullmatch(args.only, e.name)]
     packages = ", ".join(version(p, args.peers) for p in ("trl", "verl", "liger-kernel", "cut-cross-entropy"))
     tables: list[str] = []
     for name in args.shapes:

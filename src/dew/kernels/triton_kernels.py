@@ -13,7 +13,8 @@ An empty tile is m = −1e30, r = −1, t = 0.
 
 Stored weights are relative to the target's score, E_v = 2^{s (z_v − z_y)} = p_v / p_y, so that they can be written
 before the row's sum is known: bfloat16 has float32's exponents, and nothing is lost. ∂logp/∂(h Wᵀ) = −(p_y / T) E
-with E_y = 1 − 1/p_y. A row whose target is less likely than 2^−100 is done again, relative to its sum.
+with E_y = 1 − 1/p_y. A row whose target is less likely than 2^−100 is done again, relative to its sum: E_v = p_v and
+E_y = p_y − 1, which is −1 there.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -250,6 +251,33 @@ def join_kernel(
     tl.store(entropy + rows, tl.where(live, h, none), mask=given)
     tl.store(lse + rows, tl.where(live, m * inverse_t + rest, none), mask=given)
     tl.store(scale + rows, tl.where(live, tl.exp(log_y) * inverse_t, none), mask=given)
+
+
+@triton.jit(do_not_specialize=["n", "tiles"])
+def redo_kernel(
+    x, w, store, store_stride, bias, y, logp, lse, scale, n, v, width, tiles, s, cap, inverse_t,
+    BIAS: tl.constexpr, CAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Rows whose p_v / p_y overflows get p_v and its scale; blocks without any such row do nothing."""
+    row = tl.program_id(0) * BM
+    rows = row + tl.arange(0, BM)
+    far = tl.load(logp + rows, mask=rows < n, other=0.0) * 1.4426950408889634 < -FARTHEST
+    if tl.max(far.to(tl.int32), axis=0) > 0:
+        centre = tl.load(lse + rows, mask=far, other=0.0) * 1.4426950408889634
+        target = tl.load(y + rows, mask=far, other=0)
+        to = store + rows.to(tl.int64)[:, None] * store_stride
+        for tile in range(tiles):
+            column = (tl.program_id(1) * tiles + tile) * BN
+            columns = column + tl.arange(0, BN)
+            z = _scores(x, w, row, column, tl.cdiv(width, BK), BM, BN, BK)
+            z, th = _transform(z, bias, columns, v, cap, BIAS, CAP)
+            p = tl.where(columns[None, :] == target[:, None], -1.0, tl.exp2(z * s - centre[:, None]))
+            if CAP:
+                p = p * (1.0 - th * th)
+            inside = far[:, None] & (columns < v)[None, :]
+            tl.store(to + columns[None, :], p.to(store.dtype.element_ty), mask=inside)
+        if tl.program_id(1) == 0:
+            tl.store(scale + rows, tl.where(far, inverse_t, 0.0), mask=far)
 
 
 @triton.jit(do_not_specialize=["n", "low"])
