@@ -52,13 +52,6 @@ def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> None:
         _widened(a, b, out=out, add=add)
 
 
-def scaled_product(a: Tensor, b: Tensor, r: Tensor, out: Tensor) -> None:
-    """out = r ∘ (a b), rounded once."""
-    total = torch.empty(out.shape, dtype=wide(out.dtype), device=out.device)
-    product(a, b, out=total)
-    torch.mul(total, r[:, None], out=out)
-
-
 def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
     """`product` where no matrix unit turns halves into float32: convert a few columns at a time."""
     kind = wide(a.dtype)

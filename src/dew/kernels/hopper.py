@@ -1,7 +1,14 @@
 """The forward pass on Hopper, in Gluon: the statistics of `dew.kernels.triton_kernels`, with each warp told what to do.
 
-The products are those of `dew.kernels.hopper_ring`; a group folds its scores while the other multiplies. It takes heads
-without a bias or a soft cap and stores no weights.
+One warp loads. Two groups of four warps multiply, 64 rows each, by the same tile of the weight, a few steps apart: one
+folds its scores while the other keeps the matrix units busy.
+
+    loads      a ring of STAGES tiles; `ready` counts their bytes, `empty` the groups that are done with them
+    group 0    products · fold · products · fold · …
+    group 1      products · fold · products · fold · …
+
+It takes heads without a bias or a soft cap and stores no weights. Gluon is an experimental part of Triton: 3.6 and 3.9
+compile this kernel; `dew.kernels.triton` launches its own wherever this one cannot be had.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -11,26 +18,76 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from dew.kernels.head import Head
-from dew.kernels.hopper_ring import (
-    BK,
-    BM,
-    BN,
-    COLUMNS,
-    GROUP_REGISTERS,
-    HALF,
-    LOADER_REGISTERS,
-    ROWS,
-    SCORES,
-    begin,
-    block_of,
-    load,
-    multiply,
-    ring,
-    tiles_of,
-)
 from dew.kernels.triton_kernels import CLEAR, LOG2E, LOWEST
+
+HALF = gl.constexpr(64)
+"""Rows of a group: two of them make a block."""
+BM = gl.constexpr(128)
+BN = gl.constexpr(256)
+BK = gl.constexpr(64)
+STAGES = gl.constexpr(4)
+GROUP = gl.constexpr(16)
+"""Row blocks that share a column of the weight in the cache."""
+LAG = gl.constexpr(2)
+"""Steps that the second group starts after the first; below STAGES, or both would wait for one another."""
+GROUP_REGISTERS = gl.constexpr(232)
+LOADER_REGISTERS = gl.constexpr(24)
+
+_ACCUMULATOR = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16])
+SCORES = gl.constexpr(_ACCUMULATOR)
+ROWS = gl.constexpr(gl.SliceLayout(1, _ACCUMULATOR))
+COLUMNS = gl.constexpr(gl.SliceLayout(0, _ACCUMULATOR))
+
+_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # 3.9, 3.6
+
+
+@gluon.jit
+def _place(work, row_blocks, items):
+    """Row block and item of a piece of work."""
+    per_group = GROUP * items
+    first = (work // per_group) * GROUP
+    size = gl.minimum(row_blocks - first, GROUP)
+    within = work % per_group
+    return first + within % size, within // size
+
+
+@gluon.jit
+def _next(stage, phase):
+    """The stage after this one; the phase turns with the ring."""
+    stage += 1
+    wrap = stage == STAGES
+    return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
+
+
+@gluon.jit
+def _load(x, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES: gl.constexpr):
+    """Keep the ring full."""
+    stage = 0
+    phase = 1
+    for turn in range(turns):
+        work = gl.program_id(0) + (turn // TILES) * gl.num_programs(0)
+        row_block, item = _place(work, row_blocks, items)
+        row = row_block * BM
+        column = (item * TILES + turn % TILES) * BN
+        for k in range(steps):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = ready.index(stage)
+            mbarrier.expect(bar, (BM + BN) * BK * 2)
+            _copy(x, [row, k * BK], bar, xs0.index(stage))
+            _copy(w, [column, k * BK], bar, ws.index(stage))
+            _copy(x, [row + HALF, k * BK], bar, xs1.index(stage))
+            stage, phase = _next(stage, phase)
 
 
 @gluon.jit
@@ -39,9 +96,31 @@ def _load_either(x, together, w, xs0, xs1, ws, ready, empty, n, count, row_block
 ):  # fmt: skip
     """Read the rows where they are if all count, else where those that do were copied."""
     if count == n:
-        load(x, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES, False)
+        _load(x, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES)
     else:
-        load(together, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES, False)
+        _load(together, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES)
+
+
+@gluon.jit
+def _scores(xs, ws, ready, empty, lag, signal, stage, phase, steps):
+    """A (HALF, BN) tile of h Wᵀ. A stage is given back one step after its products were asked for."""
+    acc = gl.full((HALF, BN), 0.0, gl.float32, layout=SCORES)
+    mbarrier.wait(ready.index(stage), phase)
+    acc = warpgroup_mma(xs.index(stage), ws.index(stage).permute((1, 0)), acc, use_acc=False, is_async=True)
+    last = stage
+    stage, phase = _next(stage, phase)
+    for k in range(1, steps):
+        mbarrier.wait(ready.index(stage), phase)
+        acc = warpgroup_mma(xs.index(stage), ws.index(stage).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))
+        mbarrier.arrive(empty.index(last), count=1)
+        if k == signal:
+            mbarrier.arrive(lag, count=1)
+        last = stage
+        stage, phase = _next(stage, phase)
+    z = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    mbarrier.arrive(empty.index(last), count=1)
+    return z, stage, phase
 
 
 @gluon.jit
@@ -74,7 +153,7 @@ def _merge(m, r, t, m2, r2, t2, s):
 
 
 @gluon.jit
-def _statistics(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
+def _multiply(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
     SECOND: gl.constexpr, TILES: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
     """One group's half of every block: products, fold, and after an item's last tile its (m, r, t)."""
@@ -83,13 +162,15 @@ def _statistics(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, ite
     t = gl.full((HALF,), 0.0, gl.float32, layout=ROWS)
     stage = 0
     phase = 0
-    signal = begin(lag, turns, steps, SECOND)
+    start = gl.minimum(LAG, steps - 1)
+    if SECOND:
+        mbarrier.wait(lag, 0, pred=(start > 0) & (turns > 0))  # nobody signals where there is nothing to do
     for turn in range(turns):
         work = gl.program_id(0) + (turn // TILES) * gl.num_programs(0)
         tile = turn % TILES
-        row_block, item = block_of(work, row_blocks, items)
-        at = gl.where(turn == 0, signal, 0)
-        z, stage, phase = multiply(xs, ws, ready, empty, lag, at, stage, phase, steps, False)
+        row_block, item = _place(work, row_blocks, items)
+        signal = 0 if SECOND else gl.where(turn == 0, start, 0)
+        z, stage, phase = _scores(xs, ws, ready, empty, lag, signal, stage, phase, steps)
         if RAGGED:
             columns = (item * TILES + tile) * BN + gl.arange(0, BN, layout=COLUMNS)
             z = gl.where(gl.expand_dims(columns < v, 0), z, LOWEST)
@@ -116,12 +197,22 @@ def _statistics_kernel(x, together, w, place, part, n, v, width, s, TILES: gl.co
     items = gl.cdiv(v, BN * TILES)
     steps = gl.cdiv(width, BK)
     turns = gl.cdiv(row_blocks * items - gl.program_id(0), gl.num_programs(0)) * TILES
-    xs0, xs1, ws, ready, empty, lag = ring(x, w)
+    xs0 = gl.allocate_shared_memory(x.dtype, [STAGES, HALF, BK], x.layout)
+    xs1 = gl.allocate_shared_memory(x.dtype, [STAGES, HALF, BK], x.layout)
+    ws = gl.allocate_shared_memory(w.dtype, [STAGES, BN, BK], w.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    lag = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    mbarrier.init(lag, count=1)
+    fence_async_shared()
     gl.warp_specialize([
-        (_statistics, (xs0, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
-                       0, TILES, RAGGED)),
-        (_statistics, (xs1, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
-                       1, TILES, RAGGED)),
+        (_multiply, (xs0, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
+                     0, TILES, RAGGED)),
+        (_multiply, (xs1, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
+                     1, TILES, RAGGED)),
         (_load_either, (x, together, w, xs0, xs1, ws, ready, empty, n, count, row_blocks, items, turns, steps,
                         TILES)),
     ], [4, 1], [GROUP_REGISTERS, LOADER_REGISTERS])  # fmt: skip
@@ -137,7 +228,7 @@ def parts(hidden: Tensor, together: Tensor, head: Head, place: Tensor, processor
     tiles = _tiles(row_blocks, column_blocks, processors)
     part = torch.empty(3, column_blocks // tiles, n, dtype=torch.float32, device=hidden.device)
     _statistics_kernel[(min(processors, row_blocks * part.shape[1]),)](
-        *(tiles_of(t, HALF.value, BK.value) for t in (hidden, together)), tiles_of(head.weight, BN.value, BK.value),
+        *(_tiles_of(t, HALF.value) for t in (hidden, together)), _tiles_of(head.weight, BN.value),
         place, part, n, v, width, LOG2E / head.temperature,
         TILES=tiles, RAGGED=v % BN.value != 0, num_warps=4,
     )  # fmt: skip
@@ -148,3 +239,8 @@ def _tiles(row_blocks: int, column_blocks: int, processors: int) -> int:
     """How many tiles a work item has: they divide the vocabulary evenly, and leave every processor some items."""
     enough = row_blocks * column_blocks // (4 * processors)
     return next(k for k in (6, 2, 3, 5, 1) if column_blocks % k == 0 and k <= max(1, enough))
+
+
+def _tiles_of(t: Tensor, rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, BK.value], layout)

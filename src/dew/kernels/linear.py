@@ -262,7 +262,7 @@ def _backward(
     with as_written(hidden):
         if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
             x, g, scale = pick(valid, hidden, g, stats[3])
-            grads, rows = passes.kept(backend, saved[:count], x, head, -g * scale, wanted), valid
+            grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
         else:
             x, y, g, ge, *some = pick(rows, hidden, targets, g, ge, *stats)
             grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)

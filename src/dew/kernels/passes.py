@@ -32,8 +32,6 @@ class Backend(Protocol):
 
     def statistics(self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics: ...
 
-    def scaled_product(self, a: Tensor, b: Tensor, r: Tensor, out: Tensor) -> None: ...
-
     def gradient_tile(
         self,
         hidden: Tensor,
@@ -108,14 +106,14 @@ def slopes(backend: Backend, hidden: Tensor, head: Head, targets: Tensor) -> tup
         x, y = hidden[low:high], targets[low:high]
         stats = backend.statistics(x, head, y, store)
         parts.append(stats)
-        _from_weights(backend, store, x, head, -stats.scale, Gradients(u, None, None), low, add=False)
+        _from_weights(store, x, head, -stats.scale, Gradients(u, None, None), low, add=False)
     return _join(parts, hidden), u
 
 
-def kept(backend: Backend, store: Tensor, hidden: Tensor, head: Head, minus_gc: Tensor, want: Want) -> Gradients:
+def kept(store: Tensor, hidden: Tensor, head: Head, minus_gc: Tensor, want: Want) -> Gradients:
     """Backward from E: with r = −g ∘ c,   dh = r ∘ (E W)   dW = Eᵀ (r ∘ h)   db = Eᵀ r."""
     grads = _empty(hidden, head, want, hidden.dtype)
-    _from_weights(backend, store, hidden, head, minus_gc, grads, 0, add=False)
+    _from_weights(store, hidden, head, minus_gc, grads, 0, add=False)
     return grads
 
 
@@ -136,18 +134,18 @@ def policy(
         stats = backend.statistics(x, head, targets[low:high], store)
         parts.append(stats)
         r = -slope(low, high, stats.logp) * stats.scale
-        _from_weights(backend, store, x, head, r, grads, low, add=low > 0)
+        _from_weights(store, x, head, r, grads, low, add=low > 0)
     dw, db = grads.weight, grads.bias
     dw = None if dw is None else dw.to(hidden.dtype)
     return _join(parts, hidden), Gradients(grads.hidden, dw, None if db is None else db.to(hidden.dtype))
 
 
-def _from_weights(
-    backend: Backend, store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradients, low: int, *, add: bool
-) -> None:
+def _from_weights(store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradients, low: int, *, add: bool) -> None:
     """Add one chunk's share; `grads.hidden` holds all rows and this chunk's start at `low`."""
     if grads.hidden is not None:
-        backend.scaled_product(store, head.weight, r, grads.hidden[low : low + x.shape[0]])
+        dh = torch.empty(x.shape, dtype=wide(x.dtype), device=x.device)
+        product(store, head.weight, out=dh)
+        torch.mul(dh, r[:, None], out=grads.hidden[low : low + x.shape[0]])
     if grads.weight is not None:
         scaled = torch.mul(x, r[:, None], out=torch.empty_like(x))  # rounded once, and no float32 copy
         product(store.t(), scaled, out=grads.weight, add=add)

@@ -1,13 +1,10 @@
 """The operator for NVIDIA GPUs: which kernels are launched, on what, and what is done around them.
 
 Without stored weights nothing waits for the host: rows with a target of −100 are left out by copying the others
-together on the device, where there are any. On Hopper that pass has a kernel of its own, `dew.kernels.hopper`, and so
-has the hidden gradient's product, `dew.kernels.hopper_product`.
+together on the device, where there are any. On Hopper that pass has a kernel of its own, `dew.kernels.hopper`.
 """
 
-import importlib
 import logging
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,8 +30,8 @@ REDO_COLUMNS = 8
 
 SKIPS_IGNORED = True
 """`statistics` without a store takes targets of −100 and gives 0; other targets outside the vocabulary give NaN."""
-hopper_failed: dict[str, str] = {}
-"""Why a kernel of Hopper's is not used although the device is one, once that is known."""
+hopper_failed: list[str] = []
+"""Why Hopper's kernel is not used although the device is one, once that is known."""
 
 
 def bytes_per_score(dtype: torch.dtype) -> int:
@@ -65,10 +62,7 @@ def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
     kernels.together_kernel[(triton.cdiv(n, 8),)](
         hidden, hidden.stride(0), place, together, n, width, BM=8, BK=_columns(width), num_warps=4
     )
-    part = None
-    if head.bias is None and head.softcap is None:
-        processors = _multiprocessors(hidden.device)
-        part = _by_hopper("hopper", hidden.device, lambda m: m.parts(hidden, together, head, place, processors))
+    part = _parts_by_hopper(hidden, together, head, place) if _fits_hopper(head, hidden.device) else None
     if part is None:
         part = _room(hidden, head, STATISTICS)
         for x, whole in ((hidden, True), (together, False)):
@@ -76,26 +70,28 @@ def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
     return part
 
 
-def _by_hopper(name: str, device: torch.device, launch: Callable[[Any], Tensor]) -> Tensor | None:
-    """What `launch` makes with one of the modules for Hopper, or None where it cannot be had.
-
-    Their language is experimental: this Triton may have another.
-    """
-    if not _is_hopper(device) or name in hopper_failed:
-        return None
-    try:
-        return launch(importlib.import_module(f"dew.kernels.{name}"))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        hopper_failed[name] = f"{type(error).__name__}: {error}"
-        logger.info("Triton %s cannot compile Hopper's kernel %s, another is used: %s", triton.__version__, name, error)
-        return None
+def _fits_hopper(head: Head, device: torch.device) -> bool:
+    """Whether Hopper's kernel takes this head here."""
+    return head.bias is None and head.softcap is None and _is_hopper(device) and not hopper_failed
 
 
 @cache
 def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _parts_by_hopper(hidden: Tensor, together: Tensor, head: Head, place: Tensor) -> Tensor | None:
+    """The same by Hopper's kernel. Its language is experimental: where this Triton has another, None."""
+    try:
+        from dew.kernels import hopper
+
+        return hopper.parts(hidden, together, head, place, _multiprocessors(hidden.device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        hopper_failed.append(f"{type(error).__name__}: {error}")
+        logger.info("Triton %s cannot compile the Hopper kernel, another is used: %s", triton.__version__, error)
+        return None
 
 
 def _parts_and_weights(hidden: Tensor, head: Head, zy: Tensor, store: Tensor) -> Tensor:
@@ -204,28 +200,6 @@ def gradient_tile(
         1 / head.temperature, BIAS=head.bias is not None, CAP=head.softcap is not None, ENTROPY=ge is not None,
         **c,
     )  # fmt: skip
-
-
-def scaled_product(a: Tensor, b: Tensor, r: Tensor, out: Tensor) -> None:
-    """out = r ∘ (a b), rounded once."""
-    (m, n), processors, done = out.shape, _multiprocessors(a.device), None
-    if _pays(m, n, processors) and _copyable(a, b, out):
-        done = _by_hopper("hopper_product", a.device, lambda m: m.product(a, b, r, out, processors))
-    if done is None:
-        chunked.scaled_product(a, b, r, out)
-
-
-def _pays(m: int, n: int, processors: int) -> bool:
-    """Whether blocks of 128 × 256 waste a tenth of the columns at most and give every processor two of them."""
-    columns = triton.cdiv(n, 256)
-    return 256 * columns <= 1.1 * n and triton.cdiv(m, 128) * columns >= 2 * processors
-
-
-def _copyable(*tensors: Tensor) -> bool:
-    """Whether the copy engine takes these matrices: half precision, rows that start at multiples of 16 bytes."""
-    return all(
-        t.dtype.itemsize == 2 and t.stride(1) == 1 and not (t.data_ptr() % 16 or 2 * t.stride(0) % 16) for t in tensors
-    )
 
 
 def _bias(head: Head) -> Tensor:
