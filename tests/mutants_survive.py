@@ -21,9 +21,9 @@ LIMIT = 300
 """Seconds: without some protections a run would wait for ever, which is noticed too."""
 
 MUTANTS = [
-    ("no fsync", "records.py", "            os.fsync(file.fileno())\n", "", "test_records.py -k names_reach"),
-    ("no folder fsync", "records.py", "        sync(path.parent)\n", "", "test_records.py -k names_reach"),
-    ("no rename", "records.py", "    temporary = path.with_name(f\".{path.name}.{os.getpid()}.tmp\")", "    temporary = path", "test_records.py -k replaced_whole"),
+    ("no fsync", "files.py", "            os.fsync(file.fileno())\n", "", "test_files.py -k names_reach"),
+    ("no folder fsync", "files.py", "        sync(path.parent)\n", "", "test_files.py -k names_reach"),
+    ("no rename", "files.py", "    temporary = path.with_name(f\".{path.name}.{os.getpid()}.tmp\")", "    temporary = path", "test_files.py -k replaced_whole"),
     ("torn line raises", "records.py", " and b\"\\n\" in content:", ":", "test_records.py -k first_line"),
     ("records unbounded", "records.py", "0 < keep < len(files)", "False", "test_records.py -k second_record"),
     ("history unbounded", "alarms.py", "if len(steps) > FIRST + 2 * NEWEST:", "if False:", "test_alarms.py -k long_run"),
@@ -55,7 +55,7 @@ MUTANTS = [
     ("status hides it", "engines/trl/telling.py", "            with suppress(OSError):", "            with suppress(KeyError):", "test_survive_disk.py"),
     ("model in place", "engines/trl/launch.py", "part = folder.with_name(f\".{folder.name}.part\")", "part = folder", "test_survive_kills.py -m slow -k 'half_the_model or half and model'"),
     ("no beginning again", "engines/trl/launch.py", "    if checkpoint is None:\n        if resume:\n", "    if checkpoint is None:\n        if resume:\n            raise SystemExit(3)\n", "test_survive_kills.py -m slow -k 'once and run.json or once and before and scoring'"),
-    ("no sweep", "records.py", "        path.unlink(missing_ok=True)\n\n\ndef finite", "        pass\n\n\ndef finite", "test_survive_kills.py -m slow -k 'once and config'"),
+    ("no sweep", "files.py", "        path.unlink(missing_ok=True)\n\n\ndef is_plain", "        pass\n\n\ndef is_plain", "test_survive_kills.py -m slow -k 'once and config'"),
     ("scores not asked", "engines/trl/launch.py", "is_dir() and scored", "is_dir()", "test_survive_kills.py -m slow -k 'once and scoring and after'"),
     ("report strict", "report/readers/dew_run.py", "        except SchemaError:\n            raise\n        except RecordError as error:", "        except ZeroDivisionError as error:", "test_report.py -k damaged_file"),
 ]  # fmt: skip

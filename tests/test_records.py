@@ -1,28 +1,17 @@
 """Records: what is written is what is read, whatever the text, and a broken file says so in one sentence."""
 
-import contextlib
 import gzip
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dew.errors import DewError, ShapeError
-from dew.records import (
-    AnswerRecord,
-    GroupRecord,
-    RecordError,
-    RunFolder,
-    read_records,
-    record_path,
-    write_atomically,
-    write_records,
-)
+from dew.errors import DewError, RecordError, ShapeError
+from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, record_path, write_records
 
 ANSWER = AnswerRecord(
     tokens=["4", "2"],
@@ -227,43 +216,6 @@ def test_beyond_what_is_kept_every_second_record_goes(tmp_path: Path) -> None:
     for step in range(41, 60):
         run.write_records(step, [GroupRecord(step=step, group=0, prompt="", answers=[])])
     assert len(run.record_files()) == seen[-1] + 19  # 0 keeps them all
-
-
-@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.json"
-    write_atomically(path, b"before")
-    done = []
-
-    def fail(*_: object, **__: object) -> None:
-        done.append(path.read_bytes())
-        raise OSError(28, "No space left on device")
-
-    if moment == "write":
-        inner = Path.open
-
-        def opened(self: Path, *args: Any, **kwargs: Any) -> Any:
-            file = inner(self, *args, **kwargs)
-            return contextlib.nullcontext(type("Full", (), {"write": fail})) if "tmp" in self.name else file
-
-        monkeypatch.setattr(Path, "open", opened)
-    else:
-        monkeypatch.setattr(os, moment, fail)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"after, and longer")
-    monkeypatch.undo()
-    assert done == [b"before"] and path.read_bytes() == b"before"
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_names_reach_the_disk_with_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file before its name, the folder after: a power cut leaves the old or the new."""
-    order: list[str] = []
-    sync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (order.append(os.readlink(f"/proc/self/fd/{fd}")), sync(fd)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("rename"), replace(a, b)))
-    write_atomically(tmp_path / "run.json", b"x")
-    assert order[0].endswith(".tmp") and order[1:] == ["rename", str(tmp_path)]
 
 
 def test_an_alarm_raised_again_by_a_resumed_run_is_told_once(tmp_path: Path) -> None:

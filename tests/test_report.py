@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dew.errors import ConfigError
-from dew.records import AnswerRecord, GroupRecord, RecordError, RunFolder, read_records, write_records
+from dew.errors import ConfigError, RecordError
+from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, write_records
 from dew.report import build, build_from_records
 from dew.report.remarks import remarks
 from dew.report.run import evenly, thin

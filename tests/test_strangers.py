@@ -20,8 +20,9 @@ from dew.config import make_run, parse_yaml, read_run
 from dew.engines.permission import OFF, RUNS_CODE, SENDS, check_permission, wishes
 from dew.engines.trl import launch
 from dew.engines.verl.words import with_words
-from dew.errors import ConfigError, DewError
-from dew.records import AnswerRecord, GroupRecord, RecordError, RunFolder, read_records, stay_inside, write_atomically
+from dew.errors import ConfigError, DewError, RecordError
+from dew.files import stay_inside, write_atomically
+from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "src/dew/tasks/data/tiny"

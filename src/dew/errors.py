@@ -22,3 +22,7 @@ class RewardError(DewError, RuntimeError):
 
 class EngineError(DewError, RuntimeError):
     """A training engine (TRL, verl) that is missing, of the wrong version, or wrongly set up."""
+
+
+class RecordError(DewError, ValueError):
+    """A file of a run that cannot be read, with what to do about it."""

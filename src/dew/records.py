@@ -4,8 +4,8 @@
                 records/step-00000120.jsonl.gz
 
 Engines write these files, the report reads them, and neither needs torch for it; docs/records.md tells every
-field. Whole files appear at once (temporary file, fsync, rename); logs grow by whole lines, and a line torn
-when a run was killed is skipped on reading. Numbers are JSON numbers; NaN and infinities become null.
+field. Whole files appear at once (`dew.files`); logs grow by whole lines, and a line torn when a run was killed is
+skipped on reading. Numbers are JSON numbers; NaN and infinities become null.
 """
 
 import gzip
@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, cast
 
-from dew.errors import DewError, ShapeError
+from dew.errors import RecordError, ShapeError
+from dew.files import is_plain, sync, write_atomically
 
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
@@ -31,10 +32,6 @@ MAX_LISTS = 4_000_000
 """Lists and objects in one line: each costs memory, however short it is written."""
 
 Json = dict[str, Any]
-
-
-class RecordError(DewError, ValueError):
-    """A file of a run that cannot be read, with what to do about it."""
 
 
 class SchemaError(RecordError):
@@ -188,40 +185,6 @@ def _group_from_json(line: Json, number: int) -> GroupRecord:
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The whole of `content` or nothing: a reader never meets half a file, not even after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:  # made anew: never through a link that somebody left there
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Return when the disk holds the file; for a folder, when it holds the names in it."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:  # a folder where the system opens only files
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sweep(folder: Path) -> None:
-    """Remove what `write_atomically` left behind where it was killed."""
-    for path in [*folder.glob(".*.tmp"), *(folder / "records").glob(".*.tmp")]:
-        path.unlink(missing_ok=True)
-
-
 def finite(x: Any) -> Any:
     """JSON has no NaN: null instead, at any depth."""
     if isinstance(x, float):
@@ -271,31 +234,6 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
                 "bytes once unpacked: not token records. Give a file that dew wrote, or split it."
             )
         yield line
-
-
-def is_plain(path: Path) -> bool:
-    """A file as files are: not a pipe or a device, whose reading might never end."""
-    return path.is_file() or not path.exists()
-
-
-def stay_inside(folder: Path) -> None:
-    """Refuse a folder with links that lead out of it: a stranger's run would show, copy or change files of yours."""
-    home = Path(folder).resolve()
-    for place, folders, files in os.walk(home):
-        for name in (*folders, *files):
-            path = Path(place) / name
-            if path.is_symlink() and not _ends_inside(path, home):
-                raise RecordError(
-                    f"{path}: a link that leads out of the run's folder. Nothing was read or written: put the file "
-                    "itself there, or delete the link."
-                )
-
-
-def _ends_inside(path: Path, home: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(home)
-    except (OSError, RuntimeError):  # a link to itself
-        return False
 
 
 def read_records(path: Path) -> list[GroupRecord]:

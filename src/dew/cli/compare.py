@@ -17,7 +17,8 @@ from dew.cli.train import Allow
 from dew.cli.watch import table
 from dew.config import Run, make_run, parse_yaml, read_run, to_yaml
 from dew.errors import ConfigError
-from dew.records import RunFolder, write_atomically
+from dew.files import write_atomically
+from dew.records import RunFolder
 
 if TYPE_CHECKING:
     from dew.evaluate import Comparison

@@ -48,7 +48,8 @@ def explain(
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
-    from dew.records import RunFolder, read_records, stay_inside
+    from dew.files import stay_inside
+    from dew.records import RunFolder, read_records
 
     if source.is_dir():
         stay_inside(source)

@@ -9,7 +9,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out
 from dew.errors import ConfigError
-from dew.records import stay_inside
+from dew.files import stay_inside
 
 
 @app.command()

@@ -12,7 +12,7 @@ from dew.cli.console import out, print_json
 from dew.cli.watch import RunView, screen
 from dew.config import Run, read_run
 from dew.errors import ConfigError
-from dew.records import stay_inside, sweep
+from dew.files import stay_inside, sweep
 
 Allow = Annotated[
     list[str] | None,

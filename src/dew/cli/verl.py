@@ -16,7 +16,8 @@ from dew.engines.verl.plan import plan_of
 from dew.engines.verl.translate import Translation, translate
 from dew.engines.verl.words import with_words
 from dew.errors import EngineError
-from dew.records import RunFolder, write_atomically
+from dew.files import write_atomically
+from dew.records import RunFolder
 
 RECIPE = "verl.yaml"
 """The recipe, as config.yaml is with TRL; the engine writes verl's whole configuration under that name."""

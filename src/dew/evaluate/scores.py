@@ -11,7 +11,7 @@ from dew.errors import ConfigError
 from dew.evaluate.intervals import Interval, mean_interval
 from dew.evaluate.metrics import score_problem
 from dew.evaluate.sampling import Sampled, Sampling
-from dew.records import write_atomically
+from dew.files import write_atomically
 from dew.rewards import Verdict
 
 

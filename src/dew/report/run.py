@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dew.records import GroupRecord, Json, RecordError, read_records
+from dew.errors import RecordError
+from dew.records import GroupRecord, Json, read_records
 
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page: some 6 MB of HTML. Beyond it, groups are sampled and the page says so."""

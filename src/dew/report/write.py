@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dew.records import Json, write_atomically
+from dew.files import write_atomically
+from dew.records import Json
 
 PAGE = Path(__file__).parent / "page"
 VENDOR = PAGE / "vendor" / "uPlot-1.6.32"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError
+from dew.files import is_plain
 from dew.tasks.base import Row
 from dew.tasks.overlap import identity
 
@@ -179,7 +180,7 @@ def _file(path: Path) -> Iterator[tuple[str, Any]]:
         if path.name.endswith(".parquet"):
             yield from _parquet(path)
             return
-        if not path.is_file() and path.exists():
+        if not is_plain(path):
             raise ConfigError(f"{path}: not a file but a pipe or a device, whose reading might never end.")
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
             yield from _lines(path, file) if ".jsonl" in path.name else _whole(path, file)

@@ -16,7 +16,8 @@ from dew.engines.problems import judge_of, training_rows
 from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.config import DewConfig
 from dew.errors import ConfigError
-from dew.records import RunFolder, sweep, sync, write_atomically
+from dew.files import sweep, sync, write_atomically
+from dew.records import RunFolder
 from dew.tasks import model_folder, task
 
 Say = Callable[[str], None]

@@ -11,7 +11,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dew.records import sync, write_atomically
+from dew.files import sync, write_atomically
 
 SEAL = "dew_manifest.json"
 PIECE = 1 << 20

@@ -31,7 +31,7 @@ from dew.engines.verl.losses import entropy_shaped_loss
 from dew.engines.verl.recording import Recorder, record_columns, run_facts
 from dew.engines.verl.settings import MODES, OURS, check, run_settings_of
 from dew.errors import EngineError
-from dew.records import write_atomically
+from dew.files import write_atomically
 
 require_verl()
 plugin.register()

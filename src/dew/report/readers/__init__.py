@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from dew.errors import ConfigError
-from dew.records import read_records, stay_inside
+from dew.files import stay_inside
+from dew.records import read_records
 from dew.report.readers.dew_run import is_dew_run, read_dew_run
 from dew.report.readers.prime_rl import is_prime_rl_run, read_prime_rl_run
 from dew.report.readers.trl_run import is_trl_run, read_trl_run

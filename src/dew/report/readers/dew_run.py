@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dew.records import Json, RecordError, RunFolder, SchemaError
+from dew.errors import RecordError
+from dew.records import Json, RunFolder, SchemaError
 from dew.report.run import Run, read_sample
 
 MOST_CONFIG = 200_000

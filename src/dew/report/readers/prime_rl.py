@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dew.errors import ConfigError
-from dew.records import AnswerRecord, GroupRecord, Json, RecordError
+from dew.errors import ConfigError, RecordError
+from dew.records import AnswerRecord, GroupRecord, Json
 from dew.report.run import Run, read_sample
 
 SCHEMA = 1

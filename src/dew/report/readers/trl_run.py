@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dew.errors import EngineError
-from dew.records import AnswerRecord, GroupRecord, Json, RecordError
+from dew.errors import EngineError, RecordError
+from dew.records import AnswerRecord, GroupRecord, Json
 from dew.report.run import Run, read_sample
 
 NAMES = {

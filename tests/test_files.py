@@ -1,0 +1,47 @@
+"""Files: whole or not at all, whatever fails. Links and pipes that strangers leave are in test_strangers.py."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dew.files import write_atomically
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    write_atomically(path, b"before")
+    done = []
+
+    def fail(*_: object, **__: object) -> None:
+        done.append(path.read_bytes())
+        raise OSError(28, "No space left on device")
+
+    if moment == "write":
+        inner = Path.open
+
+        def opened(self: Path, *args: Any, **kwargs: Any) -> Any:
+            file = inner(self, *args, **kwargs)
+            return contextlib.nullcontext(type("Full", (), {"write": fail})) if "tmp" in self.name else file
+
+        monkeypatch.setattr(Path, "open", opened)
+    else:
+        monkeypatch.setattr(os, moment, fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"after, and longer")
+    monkeypatch.undo()
+    assert done == [b"before"] and path.read_bytes() == b"before"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_names_reach_the_disk_with_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before its name, the folder after: a power cut leaves the old or the new."""
+    order: list[str] = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append(os.readlink(f"/proc/self/fd/{fd}")), sync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("rename"), replace(a, b)))
+    write_atomically(tmp_path / "run.json", b"x")
+    assert order[0].endswith(".tmp") and order[1:] == ["rename", str(tmp_path)]
