@@ -314,6 +314,26 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(run, tmp_path, monkeypatch,
     assert "pipe" in err and code == 0  # the rest of the run is shown, and what is missing is named
 
 
+@pytest.mark.parametrize(
+    "name", ["trainer_state.json", "completions/completions_00001.parquet", "token_exports/step_1/rank_0.jsonl"]
+)
+def test_a_pipe_in_another_trainers_folder_does_not_hang(tmp_path, monkeypatch, capsys, name):
+    path = tmp_path / "theirs" / name
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    _, out, err = dew(monkeypatch, capsys, "report", tmp_path / "theirs", "--out", tmp_path / "r.html")
+    assert "pipe" in out + err and "Traceback" not in err
+
+
+def test_a_verl_run_with_a_link_out_of_its_folder_is_not_resumed(tmp_path, monkeypatch, capsys):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("secret_of_mine: 1")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "verl.yaml").symlink_to(mine)
+    code, out, err = dew(monkeypatch, capsys, "resume", tmp_path / "theirs")
+    assert code == 1 and "leads out" in err and "secret" not in out + err
+
+
 def bomb(megabytes: int, line: bytes = b" " * (1 << 20)) -> bytes:
     packer = zlib.compressobj(9, wbits=31)
     return b"".join([*(packer.compress(line) for _ in range(megabytes)), packer.flush()])

@@ -40,6 +40,13 @@ def sweep(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def read_whole(path: Path, most: int) -> bytes:
+    """The bytes of a file that a stranger may have made: no pipe, no device, and not more than memory can take."""
+    if not is_plain(path) or path.stat().st_size > most:
+        raise RecordError(f"{path}: not a file to read whole (a pipe, a device, or more than {most:,} bytes).")
+    return path.read_bytes()
+
+
 def is_plain(path: Path) -> bool:
     """A file as files are: not a pipe or a device, whose reading might never end."""
     return path.is_file() or not path.exists()

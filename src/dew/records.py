@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from dew.errors import RecordError, ShapeError
-from dew.files import is_plain, sync, write_atomically
+from dew.files import is_plain, read_whole, sync, write_atomically
 
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
@@ -345,13 +345,7 @@ class RunFolder:
     def _read(self, name: str) -> bytes | None:
         """The bytes of a file; None if there is none."""
         path = self.path / name
-        if not path.exists():
-            return None
-        if not is_plain(path) or path.stat().st_size > MAX_FILE:
-            raise RecordError(
-                f"{path}: not a file that dew writes (a pipe, a device, or more than {MAX_FILE:,} bytes)."
-            )
-        return path.read_bytes()
+        return read_whole(path, MAX_FILE) if path.exists() else None
 
     def _log(self, name: str) -> list[Json]:
         path = self.path / name

@@ -65,13 +65,13 @@ def resume(
     """Go on with a run from its last complete checkpoint."""
     from dew.cli import verl
 
+    path = folder / "config.yaml"
+    if not path.is_file() and not (folder / verl.RECIPE).is_file():
+        raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
+    stay_inside(folder)
     if (folder / verl.RECIPE).is_file():
         verl.resume(folder, allow or ())
         return
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
-    stay_inside(folder)
     run = read_run(path)
     if "actor_rollout_ref" in run.settings:
         raise ConfigError(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, RecordError
-from dew.records import AnswerRecord, GroupRecord, Json
+from dew.files import read_whole
+from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json
 from dew.report.run import Run, read_sample
 
 SCHEMA = 1
@@ -67,7 +68,7 @@ def _decoder(tokenizer: str | None) -> Decode:
 def _read_step(folder: Path, decode: Decode) -> list[GroupRecord]:
     by_prompt: dict[tuple[int, ...], list[AnswerRecord]] = {}
     for path in sorted(folder.glob("rank_*.jsonl")):
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        for number, line in enumerate(read_whole(path, MAX_FILE).splitlines(), start=1):
             try:
                 prompt, answer = _sequence(json.loads(line), decode)
             except RecordError as error:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import EngineError, RecordError
-from dew.records import AnswerRecord, GroupRecord, Json
+from dew.files import read_whole
+from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json
 from dew.report.run import Run, read_sample
 
 NAMES = {
@@ -66,7 +67,7 @@ def _read_state(path: Path | None) -> Json:
     if path is None:
         return {}
     try:
-        state = json.loads(path.read_bytes())
+        state = json.loads(read_whole(path, MAX_FILE))
     except (ValueError, RecursionError):
         state = None
     if not isinstance(state, dict):
@@ -107,7 +108,7 @@ def _read_completions(path: Path) -> list[GroupRecord]:
     except ImportError:
         raise EngineError(f"{path} is a Parquet file, and pyarrow is not installed. Run: pip install pyarrow") from None
     try:
-        rows = parquet.read_table(path).to_pylist()
+        rows = parquet.read_table(arrow.BufferReader(read_whole(path, MAX_FILE))).to_pylist()
     except (arrow.ArrowException, OSError) as error:
         raise RecordError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
     runs_of_prompts = groupby(rows, key=lambda row: _text(row.get("prompt")))
