@@ -1,6 +1,7 @@
 """The command `dew` as its user types it. Commands that train are in test_cli_train.py."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,8 +158,11 @@ def test_every_recipe_opens_with_what_it_needs(path):
 def test_explain_shows_a_group_and_how_its_credit_was_made(dew, tmp_path):
     write_records(tmp_path, 3, [group()])
     code, out, _ = dew("explain", tmp_path)
-    assert code == 0 and "✓ correct" in out and "✗ wrong" in out and "3+5=8" in out
+    assert code == 0 and "✓ correct" in out and "✗ wrong" in out and out.count("3+5=8") == 1
+    assert "grpo +0.707   grpo_s" in out  # r = 1, 0: (1 - .5) / (√½ + 1e-4); the same for all tokens of an answer
     assert "\x1b[31m" not in out and "\u202e" not in out  # what a model wrote reaches the terminal as plain text
+    _, rows, _ = dew("explain", tmp_path, "--settings", "{compare: row}")
+    assert re.search(r"✗ wrong +grpo -0\.707 .* gtpo -\d\.\d{3} to -\d\.\d{3}", rows)
     code, out, _ = dew("explain", tmp_path, "--answer", 1)
     assert code == 0 and "+1.100" in out  # alone in O⁺: 1 + .1 · 3/3
 

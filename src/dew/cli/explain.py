@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -112,12 +113,19 @@ def _show_group(group: "GroupRecord", credit: dict[str, Any]) -> None:
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
-    out.print(Text("blue earns, orange pays; each line on its own scale\n", style="dim"))
+    out.print(Text("advantage of each answer's tokens; coloured by gtpo's: blue earns, orange pays\n", style="dim"))
     for i, a in enumerate(group.answers):
-        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong'}")
-        for name in NAMES:
-            out.print(Text(f"  {name:7}") + credited(list(a.tokens), credit[name][i][: len(a.tokens)]))
-    out.print("\nOne answer with the formula and its numbers: --answer N")
+        live = [t for t in range(len(a.tokens)) if a.live is None or a.live[t]]
+        said = "   ".join(f"{name} {_span([credit[name][i][t] for t in live])}" for name in NAMES)
+        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}   {said}")
+        out.print(Padding(credited(list(a.tokens), credit["gtpo"][i][: len(a.tokens)]), (0, 0, 1, 2)))
+    out.print("One answer with the formula and its numbers: --answer N")
+
+
+def _span(values: list[float]) -> str:
+    """One number where all tokens have the same credit, as GRPO's have."""
+    low, high = (f"{end(values, default=0.0):+.3f}" for end in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def _show_answer(
