@@ -170,8 +170,9 @@ def test_a_run_is_finished_when_it_is_scored(tmp_path):
     folder = RunFolder(tmp_path)
     assert not finished(tmp_path)
     folder.write_run({"status": "done"})
-    folder.write_scores([{"when": "before"}])
-    assert not finished(tmp_path)
+    for before in ("before", {"damaged": 1}):
+        folder.write_scores([{"when": before}])
+        assert not finished(tmp_path)
     folder.write_scores([{"when": "before"}, {"when": "after"}])
     assert finished(tmp_path)
     folder.write_run({"status": "stopped"})

@@ -76,7 +76,7 @@ class Child:
 def finished(folder: Path) -> bool:
     """True if a run came to its end and, where it is to be scored, was scored."""
     run = RunFolder(folder)
-    whens = {entry.get("when") for entry in run.scores()}
+    whens = [entry.get("when") for entry in run.scores()]
     return run.run().get("status") == "done" and (not whens or "after" in whens)
 
 
