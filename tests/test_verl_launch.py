@@ -301,6 +301,7 @@ def test_values_in_hydras_grammar():
         (1e-6, "1e-06"),
         ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
         ("true", '"true"'),
+        ("run²", '"run²"'),  # hydra's bare words are ASCII
         ("1e-09_3.0", '"1e-09_3.0"'),
         ('say "x"', r'"say \"x\""'),
         (["a", 1], "[a,1]"),

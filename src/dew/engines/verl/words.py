@@ -12,7 +12,7 @@ from dew.errors import ConfigError
 Overrides = dict[str, Any]
 """verl's key -> value; a leading + where verl's configuration has no such key."""
 
-BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*")
+BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
 """Text that hydra reads as it stands; everything else goes into quotes."""
 
 
