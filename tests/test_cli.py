@@ -129,6 +129,8 @@ def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
     assert code == 0 and not err
     assert found["model"]["scores"]["mean@2"]["value"] == 0.5 and found["vs"]["scores"]["mean@2"]["value"] == 0.25
     assert found["differences"]["mean@2"]["difference"]["value"] == -0.25
+    code, _, err = dew("eval", tmp_path / "a.json", "-k", 4)
+    assert code == 1 and "-k: kept answers" in err
     (tmp_path / "a.json").write_text("{}")
     code, _, err = dew("eval", tmp_path / "a.json")
     assert code == 1 and "--keep" in err

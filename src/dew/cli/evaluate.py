@@ -59,9 +59,13 @@ def evaluate_(
         "seed": seed,
     }
     names = [name for name in (model, vs) if name is not None]
+    kept = [_kept(name) for name in names]
+    if all(kept):
+        typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier}
+        _refuse([flag for flag, value in typed.items() if value is not None])
     scores = [
-        _kept(name) or _scores(load_model(name, engine, float32), task, own, verifier, problems, sampling)
-        for name in names
+        found or _scores(load_model(name, engine, float32), task, own, verifier, problems, sampling)
+        for name, found in zip(names, kept, strict=True)
     ]
     if keep is not None:
         for number, score in enumerate(scores):
@@ -77,6 +81,11 @@ def _kept(name: str) -> "Scores | None":
     from dew.evaluate import Scores
 
     return Scores.read(name) if name.endswith(".json") and Path(name).is_file() else None
+
+
+def _refuse(typed: list[str]) -> None:
+    if typed:
+        raise ConfigError(f"{', '.join(typed)}: kept answers are scored as they were sampled and judged. Leave it out.")
 
 
 def _scores(
