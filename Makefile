@@ -52,12 +52,12 @@ $(VENV)-%/.installed: pyproject.toml locks/%.txt
 	touch $@
 
 test-vllm: $(VENV)-vllm/.installed
-	$(VENV)-vllm/bin/pytest -m slow tests/test_trl_vllm.py
-	$(VENV)-vllm/bin/pytest -m slow tests/test_evaluate_vllm.py
+	$(VENV)-vllm/bin/pytest -m slow tests/trl/test_vllm.py
+	$(VENV)-vllm/bin/pytest -m slow tests/evaluate/test_vllm.py
 
 test-verl: $(VENV)-verl/.installed
-	$(VENV)-verl/bin/pytest tests/test_verl_*.py
-	$(VENV)-verl/bin/pytest -m slow tests/test_verl_*.py
+	$(VENV)-verl/bin/pytest tests/verl
+	$(VENV)-verl/bin/pytest -m slow tests/verl
 
 mutants: install
 	$(BIN)/python tests/mutants.py

@@ -18,16 +18,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS = [
-    "test_golden",
-    "test_gtpo",
-    "test_grpo_s",
-    "test_baseline_credit",
-    "test_losses",
-    "test_rollouts",
-    "test_algorithms",
+    "core/test_golden",
+    "core/test_gtpo",
+    "core/test_grpo_s",
+    "core/test_baseline_credit",
+    "core/test_losses",
+    "core/test_rollouts",
+    "core/test_algorithms",
 ]
 
-VERL_TESTS = ["test_verl_credit", "test_verl_losses", "test_verl_settings", "test_verl_records"]
+VERL_TESTS = ["verl/test_credit", "verl/test_losses", "verl/test_settings", "verl/test_records"]
 """For mutants of the verl engine, which the tests above do not touch."""
 
 MUTANTS = [

@@ -1,11 +1,42 @@
-"""Errors written as advice: what was given, why it cannot work, what to write instead.
+"""Errors as data: each lists `Problem`s, and a problem says what was given, why it cannot work, and what to do.
 
-Each is a `DewError` and also the standard-library class that fits, so that `except ValueError` works too.
+Each error is a `DewError` and also the standard-library class that fits, so `except ValueError` works too.
 """
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. Printed as one paragraph: what, why, remedy."""
+
+    what: str
+    """What was given or found."""
+    why: str = ""
+    """Why that cannot work; empty where it is obvious."""
+    remedy: str = ""
+    """What to write or do instead; empty where nothing helps."""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.what, self.why, self.remedy) if part)
 
 
 class DewError(Exception):
     """Anything dew refuses to do. Its text is for the user; a traceback is not needed to understand it."""
+
+    problems: list[Problem]
+
+    def __init__(self, problems: str | Problem | Iterable[str | Problem], *, source: str | None = None) -> None:
+        """`source` is the file or command that holds the problems; it heads the list."""
+        listed = [problems] if isinstance(problems, str | Problem) else list(problems)
+        self.problems = [problem if isinstance(problem, Problem) else Problem(problem) for problem in listed]
+        if source is None and len(self.problems) == 1:
+            text = str(self.problems[0])
+        else:
+            text = "\n".join([*([f"{source}:"] if source else []), *(f"- {problem}" for problem in self.problems)])
+        super().__init__(text)
 
 
 class ConfigError(DewError, ValueError):
@@ -21,8 +52,24 @@ class RewardError(DewError, RuntimeError):
 
 
 class EngineError(DewError, RuntimeError):
-    """A training engine (TRL, verl) that is missing, of the wrong version, or wrongly set up."""
+    """A training engine (TRL, verl) that is missing, of the wrong version, or set up wrongly."""
 
 
 class RecordError(DewError, ValueError):
-    """A file of a run that cannot be read, with what to do about it."""
+    """A file of a run that cannot be read."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`Did you mean 'gtpo'?`, or nothing when no known word is close."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def not_loaded(what: str, name: str, error: Exception) -> Problem:
+    """A model or data set that a hub or a folder did not give: the first line of a long error, and what to check."""
+    lines = str(error).strip().splitlines()
+    reason = lines[0].rstrip(".") if lines else type(error).__name__
+    return Problem(
+        f"{what}: {name!r} cannot be loaded ({reason}).",
+        remedy="Check the name or the path; without network access, download it first and give its folder.",
+    )

@@ -1,6 +1,6 @@
 """What a process that reads a model's text may not do: run text as code, start a program, write, delete, connect.
 
-The parsers do none of this for any answer that is known (tests/attacks.py asks them a few hundred questions).
+The parsers do none of this for any answer that is known (tests/support/attacks.py asks them a few hundred questions).
 Should one of them ever be talked into it, the interpreter refuses here, once and for all, and the answer is
 `unparsable`. Called in the workers of nursery.py alone: a process cannot be freed again.
 """

@@ -17,7 +17,7 @@ from dew.errors import EngineError
 from groups import batches, pad
 from verl_rows import carried, rows, with_padding
 
-GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
 every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
 
 

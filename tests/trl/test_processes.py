@@ -101,7 +101,7 @@ def test_accelerate_launch(tmp_path):
     """The same through the launcher that people use."""
     script = tmp_path / "script.py"
     script.write_text(
-        f"from pathlib import Path\nimport test_trl_processes as here\nhere.run(Path({str(tmp_path)!r}), 12, 'gtpo')\n"
+        f"from pathlib import Path\nimport test_processes as here\nhere.run(Path({str(tmp_path)!r}), 12, 'gtpo')\n"
     )
     # --cpu would start one process and leave the others to MPI; --multi_gpu starts them all, here on gloo.
     settings = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]

@@ -1,7 +1,7 @@
 """A long run takes no more of anything than a short one: memory, file handles, seconds a step, files.
 
-pytest tests/test_survive_long.py -m slow                     400 steps
-DEW_LONG_STEPS=2000 pytest tests/test_survive_long.py -m slow      as docs/reliability.md tells it
+pytest tests/trl/test_survive_long.py -m slow                     400 steps
+DEW_LONG_STEPS=2000 pytest tests/trl/test_survive_long.py -m slow      as docs/reliability.md tells it
 """
 
 import json
@@ -23,7 +23,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("long") / "run"
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    script = Path(__file__).with_name("long_run.py")
+    script = Path(__file__).parents[1] / "support" / "long_run.py"
     subprocess.run([sys.executable, str(script), str(folder), str(STEPS)], check=True, env=environment)
     return folder
 

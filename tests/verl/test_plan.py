@@ -12,7 +12,7 @@ from dew.engines.verl.batches import Batches
 from dew.engines.verl.translate import translate
 from dew.preflight import verl as preflight
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SEVEN = plan.paper_job("Qwen/Qwen2.5-7B", 8)
 TINY = {"engine": "verl", "model_name_or_path": "tiny", "task": "countdown", "problems": 64, "max_steps": 2,
         "num_generations": 4, "per_device_train_batch_size": 16, "lr_scheduler_type": "constant"}  # fmt: skip

@@ -17,7 +17,7 @@ from dew.rewards.plain import read_number, same_number, write_number
 from dew.rewards.text import chosen, gold_choice, words
 
 pytest.importorskip("math_verify")
-CASES = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[2] / "shared/data") / "verifier_cases.jsonl"
+CASES = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data") / "verifier_cases.jsonl"
 PATIENT = 60.0
 """Seconds where a test is not about time: the machine may be busy."""
 

@@ -14,7 +14,7 @@ import dew.cli.train  # noqa: F401 an app of one command would be called without
 from dew.cli.app import app
 from dew.preflight import installation, machine, passed, versions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VERL = {**dict.fromkeys(versions.PACKAGES), **versions.LOCKS["verl"]}
 LOCK_FILES = sorted((ROOT / "locks").glob("*.txt"))
 

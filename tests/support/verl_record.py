@@ -1,8 +1,8 @@
-"""Makes tests/verl_rollouts.json out of batches that a run of verl left behind: what it sampled and trained on.
+"""Makes tests/support/verl_rollouts.json out of batches that a run of verl left behind: what it sampled and trained on.
 
-    python tests/verl_record.py FOLDER/gtpo/batches/batch-0.pt FOLDER/grpo_s/batches/batch-0.pt
+    python tests/support/verl_record.py FOLDER/gtpo/batches/batch-0.pt FOLDER/grpo_s/batches/batch-0.pt
 
-FOLDER is pytest's --basetemp of `pytest -m slow tests/test_verl_run.py`. The first batch of a run is sampled by the
+FOLDER is pytest's --basetemp of `pytest -m slow tests/verl/test_run.py`. The first batch of a run is sampled by the
 model as it is shipped, so anybody can compute its entropies anew.
 """
 

@@ -17,7 +17,7 @@ from dew.evaluate.scores import Problem, Scores
 from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
 from dew.rewards import Verdict
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

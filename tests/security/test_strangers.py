@@ -24,7 +24,7 @@ from dew.errors import ConfigError, DewError, RecordError
 from dew.files import stay_inside, write_atomically
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = ROOT / "src/dew/tasks/data/tiny"
 SMALL = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4, "per_device_train_batch_size": 8,
          "use_cpu": True, "bf16": False}  # fmt: skip

@@ -18,7 +18,7 @@ from attacks import ATTACKS, FAMILIES, PLACES, completions
 from dew.errors import DewError
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
 
-SOURCES = sorted((Path(__file__).parents[1] / "src" / "dew").rglob("*.py"))
+SOURCES = sorted((Path(__file__).parents[2] / "src" / "dew").rglob("*.py"))
 
 
 def test_the_corpus_is_what_it_claims():

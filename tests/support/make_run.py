@@ -2,7 +2,7 @@
 
 For tests and screenshots of the report. Everything it writes says "synthetic"; no number in it was measured.
 
-    python tests/make_run.py FOLDER [SEED]
+    python tests/support/make_run.py FOLDER [SEED]
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Random files and texts at every door: whatever comes in, only a DewError comes out.
 
-`python tests/fuzz.py 100000` shares that many inputs among the doors and prints what each took and what fell through.
-tests/test_fuzz.py runs a few of each with every test run, and every find that was ever made here.
+`python tests/support/fuzz.py 100000` shares that many inputs among the doors and prints what each took and what fell through.
+tests/security/test_fuzz.py runs a few of each with every test run, and every find that was ever made here.
 """
 
 import atexit

@@ -14,7 +14,7 @@ from dew.errors import EngineError
 from dew.losses import policy_loss
 from groups import pad
 
-GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
 NAMES = {"gtpo": "gtpo", "grpo_s": "grpo_s", "grpo_s_geometric": "grpo_s_geometric_ratio"}
 
 

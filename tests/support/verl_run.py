@@ -75,7 +75,7 @@ def with_rollout_apart(folder: Path) -> list[str]:
 def run_verl(folder: Path, settings: list[str], timeout: int = 1500) -> subprocess.CompletedProcess:
     """`python -m dew.engines.verl.main` in a process of its own; its Ray ends with it. Batches go to folder/batches."""
     (folder / "batches").mkdir(parents=True, exist_ok=True)
-    paths = [str(HERE), str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(HERE), str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),

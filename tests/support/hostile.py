@@ -1,6 +1,6 @@
 """Strings that parsers choke on, drawn without end: towers, nests, avalanches, broken LaTeX, noise.
 
-`python tests/hostile.py 10000 0.5` prints how that many verdicts went under that limit, for docs/rewards.md.
+`python tests/support/hostile.py 10000 0.5` prints how that many verdicts went under that limit, for docs/rewards.md.
 """
 
 import json

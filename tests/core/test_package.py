@@ -15,7 +15,7 @@ import dew.credit
 import dew.losses
 from groups import pad
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments):

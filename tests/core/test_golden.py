@@ -18,7 +18,7 @@ from dew.credit import (
 from dew.losses import policy_loss
 from groups import pad
 
-GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
 PRECISIONS = [(torch.float64, 1e-6), (torch.float32, 1e-4)]
 
 pytestmark = [

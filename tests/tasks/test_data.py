@@ -17,7 +17,7 @@ from dew.tasks.overlap import identity, key, overlap, without_overlap
 from dew.tasks.presets import PRESETS, NamedSet
 from dew.tasks.templates import TEMPLATES, render
 
-SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[2] / "shared/data")
+SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data")
 ROWS = [{"problem": f"What is {i} plus {i + 1}, please?", "answer": 2 * i + 1, "level": i % 3} for i in range(100)]
 
 

@@ -169,7 +169,7 @@ def test_through_accelerate_launch(victim, tmp_path):
     """The launcher ends with an error, nobody is left behind, and somebody has named the one that died."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, sys\nfrom pathlib import Path\nimport test_trl_rollcall as here\n"
+        "import os, sys\nfrom pathlib import Path\nimport test_rollcall as here\n"
         f"folder, rank = Path({str(tmp_path)!r}), int(os.environ['RANK'])\n"
         "(folder / f'pid{rank}').write_text(str(os.getpid()))\n"
         f"here.run(folder, rank, victim={victim})\n"

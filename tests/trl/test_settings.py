@@ -87,7 +87,7 @@ def test_the_final_folder_loads_with_from_pretrained(tmp_path):
 
 def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
     """docs/trl.md shows a subclass that shapes advantages with dew.credit; it is run as printed."""
-    text = (Path(__file__).parents[1] / "docs" / "trl.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text()
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "class Shaped" in block]
     names = {}
     exec(code, names)

@@ -32,7 +32,7 @@ from groups import pad
 from verl_rows import carried, rows, with_padding
 
 plugin.register()  # an installed dew is registered by verl itself; a checkout on PYTHONPATH is not
-GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
 every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
 
 

@@ -16,7 +16,7 @@ from dew.engines.trl import launch
 from dew.errors import ConfigError, EngineError
 from dew.records import RunFolder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 SMALL = {
     "model_name_or_path": "tiny",

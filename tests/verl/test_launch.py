@@ -21,7 +21,7 @@ from dew.engines.verl.words import flat, merged, override, spelled, with_words
 from dew.errors import ConfigError, EngineError
 from dew.records import RunFolder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SMALL = {

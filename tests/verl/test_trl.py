@@ -1,7 +1,8 @@
 """verl and TRL give the same rollouts the same advantages.
 
-verl_rollouts.json is what a run of verl sampled with the shipped model and trained on (tests/verl_record.py). Here the
-TRL engine gets the same completions, judges them, computes the entropies with a pass of its own, and gives credit.
+verl_rollouts.json is what a run of verl sampled with the bundled model and trained on
+(tests/support/verl_record.py). Here the TRL engine gets the same completions, scores them, computes the
+entropies with a pass of its own, and assigns credit.
 """
 
 import json
@@ -16,7 +17,7 @@ import trl_tiny as tiny
 from dew.rewards import verifier
 from dew.tasks.shipped import TINY
 
-ROLLOUTS = json.loads(Path(__file__).with_name("verl_rollouts.json").read_text())
+ROLLOUTS = json.loads((Path(__file__).parents[1] / "support" / "verl_rollouts.json").read_text())
 
 
 def replaying(groups):
