@@ -4,11 +4,11 @@ python scripts/scale_tables.py     prints both tables; a test compares them with
 """
 
 from dew.preflight.machine import GB
-from dew.preflight.verl import GPUS, SHAPES, Job, fit, pace, training_bytes
+from dew.preflight.verl import GPUS, SHAPES, Job, estimate, fits, pace
 
 RUNS = [(model, gpus) for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B") for gpus in (8, 16, 64)]
 TERMS = ("weights", "gradients", "adam", "gathered", "activations", "logits", "entropy")
-"""Column titles for the terms of `training_bytes`, in its order."""
+"""Column titles for the terms of training, in the order of `estimate`."""
 
 
 def paper_job(model: str, gpus: int) -> Job:
@@ -32,9 +32,10 @@ def memory_table() -> str:
     lines = [f"| model, GPUs | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for model, gpus in RUNS:
         job = paper_job(model, gpus)
-        fits = [fit(job, gpu) for gpu in GPUS]
-        numbers = [*training_bytes(job).values(), fits[0].training, *(found.generation for found in fits)]
-        cells = [f"{number / GB:.1f}" for number in numbers] + ["yes" if found.fits else "**no**" for found in fits]
+        terms = list(estimate(job, GPUS[0]).training.values())
+        sampling = [sum(estimate(job, gpu).generation.values()) for gpu in GPUS]
+        cells = [f"{number / GB:.1f}" for number in (*terms, sum(terms), *sampling)]
+        cells += ["yes" if fits(job, gpu) else "**no**" for gpu in GPUS]
         lines.append(f"| {model.removeprefix('Qwen/')}, {gpus} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -47,7 +48,7 @@ def pace_table() -> str:
     ]
     for model, gpus in RUNS:
         job = paper_job(model, gpus)
-        for gpu in (gpu for gpu in GPUS if fit(job, gpu).fits):
+        for gpu in (gpu for gpu in GPUS if fits(job, gpu)):
             for mean in (1024, 4096):
                 found = pace(job, gpu, mean)
                 lines.append(

@@ -23,13 +23,13 @@ TINY = {"engine": "verl", "model_name_or_path": "tiny", "task": "countdown", "pr
 
 # ---- golden ------------------------------------------------------------------------------------
 def test_bytes_by_hand():
-    found = verl.training_bytes(SEVEN)
+    found = verl.estimate(SEVEN, verl.H100).training
     assert found["weights"] == found["gradients"] == 4 * 7.616e9 / 8  # 3.8 GB
     assert found["optimizer"] == 8 * 7.616e9 / 8
     assert found["logits"] == 4 * 16384 * 152064  # bf16 and their gradient: 10 GB
     # 16384 tokens · (2 bytes · 3584 wide · 28 layers + (16·3584 + 6·3584 + 4·512 + 8·18944))
     assert found["activations"] == 16384 * (200_704 + 232_448)
-    sampling = verl.generation_bytes(SEVEN, verl.H100)
+    sampling = verl.estimate(SEVEN, verl.H100).generation
     assert sampling == {"weights": 3.808e9, "optimizer": 7.616e9, "sampler": 32e9}
     assert SEVEN.shape.cache_bytes == 4 * 512 * 28  # 57 kB a token
     assert verl.cache_tokens(SEVEN, verl.H100) == (32e9 - 2 * 7.616e9) / 57_344
@@ -50,18 +50,18 @@ def test_shapes_add_up_to_their_parameters(s):
 # ---- properties --------------------------------------------------------------------------------
 def test_more_gpus_hold_less_each_and_are_not_slower():
     jobs = [paper_job("Qwen/Qwen2.5-32B", n) for n in (8, 16, 64)]
-    totals = [sum(verl.training_bytes(job).values()) for job in jobs]
+    totals = [sum(verl.estimate(job, verl.H200).training.values()) for job in jobs]
     hours = [verl.pace(job, verl.H200, 1024).hours for job in jobs]
     assert totals == sorted(totals, reverse=True) and hours == sorted(hours, reverse=True)
 
 
 def test_offloaded_state_is_not_counted():
     job = paper_job("Qwen/Qwen2.5-32B", 8)
-    assert not verl.fit(job, verl.H100).fits
-    assert verl.fit(replace(job, offload_policy=True), verl.H100).fits
-    held = verl.generation_bytes(replace(job, param_offload=True, optimizer_offload=True), verl.H100)
-    assert held == {"weights": 0, "optimizer": 0, "sampler": 32e9}
-    assert not verl.fit(replace(job, tensor_parallel=1), verl.H200).fits  # 66 GB of weights in 56 GB: no cache at all
+    assert not verl.fits(job, verl.H100)
+    assert verl.fits(replace(job, offload_policy=True), verl.H100)
+    offloaded = replace(job, param_offload=True, optimizer_offload=True)
+    assert verl.estimate(offloaded, verl.H100).generation == {"weights": 0, "optimizer": 0, "sampler": 32e9}
+    assert not verl.fits(replace(job, tensor_parallel=1), verl.H200)  # 66 GB of weights in 56 GB: no cache at all
 
 
 # ---- the docs ----------------------------------------------------------------------------------

@@ -103,12 +103,37 @@ class Shape:
         return self.residual_bytes * self.width * self.layers + A if checkpointing else A * self.layers
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes per term, in each of the two phases of a step."""
+
+    training: Terms
+    generation: Terms
+
+    @property
+    def phase(self) -> str:
+        """The phase that takes more."""
+        return "training" if sum(self.training.values()) >= sum(self.generation.values()) else "generation"
+
+    @property
+    def terms(self) -> Terms:
+        return self.training if self.phase == "training" else self.generation
+
+    @property
+    def largest(self) -> str:
+        return max(self.terms, key=lambda name: self.terms[name])
+
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
+
+
 def training_state(shape: Shape, weight_bytes: float, optimizer_bytes: float) -> Terms:
     """Weights, gradients and optimizer state; `optimizer_bytes` is per trained parameter."""
     return {
         "weights": weight_bytes * shape.parameters,
-        "optimizer": optimizer_bytes * shape.trained,
         "gradients": max(weight_bytes, 2) * shape.trained,
+        "optimizer": optimizer_bytes * shape.trained,
     }
 
 
@@ -219,31 +244,6 @@ def check_context(shape: Shape, prompt: int, completion: int) -> Check:
     room = completion if shape.context is None else shape.context - prompt
     remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
     return graded("context", says, remedy, warn=False, fail=completion > room, **facts)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Bytes per term, in each of the two phases of a step."""
-
-    training: Terms
-    generation: Terms
-
-    @property
-    def phase(self) -> str:
-        """The phase that takes more."""
-        return "training" if sum(self.training.values()) >= sum(self.generation.values()) else "generation"
-
-    @property
-    def terms(self) -> Terms:
-        return self.training if self.phase == "training" else self.generation
-
-    @property
-    def largest(self) -> str:
-        return max(self.terms, key=lambda name: self.terms[name])
-
-    @property
-    def total(self) -> float:
-        return sum(self.terms.values())
 
 
 def estimate(shape: Shape, args: "DewConfig", prompt: int, device_total: float = 0.0) -> Estimate:

@@ -39,7 +39,7 @@ from dew.errors import DewError
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
 from dew.preflight.installation import check_versions
 from dew.preflight.machine import GB, check_folder, gpus, size
-from dew.preflight.memory import Shape, Terms, shape_of, training_state
+from dew.preflight.memory import Estimate, Shape, shape_of, training_state
 
 CHUNK = 2048
 """Tokens whose entropy verl computes at a time."""
@@ -100,29 +100,31 @@ class Job:
     checkpointing: bool = True
 
 
-def training_bytes(job: Job) -> Terms:
-    """On each GPU in the backward pass."""
+def estimate(job: Job, gpu: Gpu) -> Estimate:
+    """Bytes on each GPU in the backward pass, and while answers are sampled, when gradients are freed."""
     s, w, m, N = job.shape, job.weight_bytes, job.micro_batch, job.gpus
-    state = training_state(s, w, 2 * w)
+    state = {name: n / N * (not job.offload_policy) for name, n in training_state(s, w, 2 * w).items()}
     ends = 2 * s.vocabulary * s.width
     layer = (s.parameters - ends) / s.layers
-    return {
-        **{name: 0.0 if job.offload_policy else state[name] / N for name in ("weights", "gradients", "optimizer")},
+    training = {
+        **state,
         "gathered": s.weight_bytes * (2 * layer + ends) if N > 1 else 0.0,
         "activations": m * s.activation_bytes(job.checkpointing),
         "logits": 4 * m * s.vocabulary,
         "entropy": 12 * min(CHUNK, m) * s.vocabulary,
     }
-
-
-def generation_bytes(job: Job, gpu: Gpu) -> Terms:
-    """On each GPU while answers are sampled; gradients are freed."""
-    held = training_bytes(job)
-    return {
-        "weights": 0.0 if job.param_offload else held["weights"],
-        "optimizer": 0.0 if job.optimizer_offload else held["optimizer"],
+    generation = {
+        "weights": state["weights"] * (not job.param_offload),
+        "optimizer": state["optimizer"] * (not job.optimizer_offload),
         "sampler": job.sampler_share * gpu.memory,
     }
+    return Estimate(training, generation)
+
+
+def fits(job: Job, gpu: Gpu) -> bool:
+    """In both phases, with KV cache for at least one answer of full length."""
+    cached = cache_tokens(job, gpu) >= job.prompt_limit + job.answer_limit
+    return cached and estimate(job, gpu).total <= USABLE * gpu.memory
 
 
 def cache_tokens(job: Job, gpu: Gpu) -> float:
@@ -130,27 +132,6 @@ def cache_tokens(job: Job, gpu: Gpu) -> float:
     s, t = job.shape, job.tensor_parallel
     room = job.sampler_share * gpu.memory - s.weight_bytes * s.parameters / t
     return max(0.0, room) * t / s.cache_bytes
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Memory of a job on one kind of GPU."""
-
-    gpu: Gpu
-    training: float
-    generation: float
-    largest: str
-    """The largest term of training."""
-    fits: bool
-    """In both phases, with KV cache for at least one answer of full length."""
-
-
-def fit(job: Job, gpu: Gpu) -> Fit:
-    terms = training_bytes(job)
-    training, generation = sum(terms.values()), sum(generation_bytes(job, gpu).values())
-    cached = cache_tokens(job, gpu) >= job.prompt_limit + job.answer_limit
-    fits = cached and max(training, generation) <= USABLE * gpu.memory
-    return Fit(gpu, training, generation, max(terms, key=lambda name: terms[name]), fits)
 
 
 @dataclass(frozen=True)
@@ -196,9 +177,9 @@ class Plan:
             return {"model": self.model}
         per_gpu = {
             gpu.name: {
-                "fits": fit(self.job, gpu).fits,
-                "training_bytes": training_bytes(self.job),
-                "generation_bytes": generation_bytes(self.job, gpu),
+                "fits": fits(self.job, gpu),
+                "training_bytes": estimate(self.job, gpu).training,
+                "generation_bytes": estimate(self.job, gpu).generation,
                 **asdict(pace(self.job, gpu)),
             }
             for gpu in GPUS
@@ -207,11 +188,11 @@ class Plan:
 
 
 def _line(job: Job, gpu: Gpu) -> str:
-    found = fit(job, gpu)
-    verdict = "fits" if found.fits else f"does NOT fit ({found.largest} takes the most)"
+    found = estimate(job, gpu)
+    verdict = "fits" if fits(job, gpu) else f"does NOT fit ({found.largest} takes the most)"
     return (
-        f"Plan, {job.gpus} x {gpu.name}: {verdict}; training {found.training / GB:.0f} GB, sampling "
-        f"{found.generation / GB:.0f} GB each; about {pace(job, gpu).hours:.1f} h at a mean answer of "
+        f"Plan, {job.gpus} x {gpu.name}: {verdict}; training {sum(found.training.values()) / GB:.0f} GB, sampling "
+        f"{sum(found.generation.values()) / GB:.0f} GB each; about {pace(job, gpu).hours:.1f} h at a mean answer of "
         f"{TYPICAL_ANSWER * job.answer_limit:.0f} tokens (estimated, see docs/scale.md)."
     )
 
@@ -299,19 +280,18 @@ def check_memory(translation: Translation, here: Sequence[dict[str, Any]]) -> Ch
     job = plan.job
     if job is None:
         return skipped("memory", plan.lines()[0])
-    kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else list(GPUS)
-    fits = [fit(job, gpu) for gpu in kinds]
-    each = " ".join(
-        f"{found.gpu.name}: training {size(found.training)}, sampling {size(found.generation)}"
-        f"{'' if found.fits else f', does not fit {USABLE:.0%} of it'}."
-        for found in fits
-    )
-    says = f"Estimated for each of {job.gpus} GPUs: {each}"
-    facts: dict[str, Any] = {f.gpu.name: {"training": f.training, "generation": f.generation} for f in fits}
+    says, facts = f"Estimated for each of {job.gpus} GPUs:", {}
+    kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else GPUS
+    for gpu in kinds:
+        found = estimate(job, gpu)
+        training, generation = sum(found.training.values()), sum(found.generation.values())
+        says += f" {gpu.name}: training {size(training)}, sampling {size(generation)}"
+        says += "." if fits(job, gpu) else f", does not fit {USABLE:.0%} of it."
+        facts[gpu.name] = {"training": training, "generation": generation}
     remedy = "Use more GPUs, or actor_rollout_ref.actor.fsdp_config.offload_policy=true."
-    if fits[-1].largest in ("logits", "activations"):
+    if found.largest in ("logits", "activations"):
         remedy = "Lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu."
-    return graded("memory", says, remedy, warn=not any(found.fits for found in fits), **facts)
+    return graded("memory", says, remedy, warn=not any(fits(job, gpu) for gpu in kinds), fail=False, **facts)
 
 
 def check_data(run: Run, translation: Translation) -> list[Check]:
