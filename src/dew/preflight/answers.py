@@ -38,7 +38,7 @@ class Answers:
     size: int
     """G."""
     outcome: Values
-    """(N,) the reward that decides."""
+    """(N,) the outcome reward, which decides whether an answer is correct."""
     parts: list[Values]
     """(N, R) every reward."""
     extra: list[float]
@@ -157,17 +157,14 @@ def check_entropy(answers: Answers) -> Check:
     return graded("entropy", says, remedy, warn=H < 0.01, **facts)
 
 
-# ── checks of the rewards ───────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks of the rewards look at."""
+    """Input of the checks of the rewards."""
 
     args: DewConfig
     data: Data
     outcome: int
-    """Index of the reward that decides whether an answer is correct."""
+    """Index of the outcome reward."""
     golds: Golds | None = None
     """None if they could not be scored."""
     answers: Answers | None = None
@@ -175,13 +172,13 @@ class Evidence:
 
 
 def find_outcome(args: DewConfig, data: Data) -> tuple[int, Check]:
-    """(index, check) of the reward that decides whether an answer is correct."""
+    """(index, check) of the outcome reward."""
     index = outcome_index(data.names, args.outcome_reward)
     check_weights(data.names, args.reward_weights, index)
     threshold = args.build_algorithm().threshold
     others = ", ".join(name for i, name in enumerate(data.names) if i != index)
-    added = f"; added to it without deciding: {others}" if others else ""
-    return index, ok("outcome", f"{data.names[index]} decides: correct above {threshold:g}{added}.", outcome=index)
+    says = f"{data.names[index]} decides: answers above {threshold:g} are correct"
+    return index, ok("outcome", f"{says}; added to it: {others}." if others else f"{says}.", outcome=index)
 
 
 def check_reward(index: int, evidence: Evidence) -> Check:
@@ -206,8 +203,8 @@ def check_reward(index: int, evidence: Evidence) -> Check:
 def _probe(index: int, evidence: Evidence) -> tuple[Values, Values]:
     """A reward on (correct answers, empty answers).
 
-    For the reward that decides, the correct answer is in the format that it accepted; for any other, in the format
-    that scores highest.
+    For the outcome reward, the correct answer is in the format that it accepted; for any other, in the format that
+    scores highest.
     """
     data, reward = evidence.data, evidence.data.rewards[index]
     rows = data.rows[:PROBED]
@@ -225,7 +222,7 @@ def _probe(index: int, evidence: Evidence) -> tuple[Values, Values]:
 def _check_addition(
     name: str, says: str, probes: set[float], answers: set[float], sampled: bool, facts: dict[str, Any]
 ) -> Check:
-    """A reward that is added to the deciding one should differ between answers."""
+    """A reward that is added to the outcome reward should differ between answers."""
     seen = probes | answers
     if not seen:
         remedy = "Remove it, or find out why it returns None."
@@ -256,9 +253,9 @@ def check_filter(evidence: Evidence) -> Check:
     facts = {"values": values[:20], "different": len(values), "dynamic_sampling": algorithm.dynamic_sampling}
     if len(values) <= 2:
         active = "uses" if algorithm.dynamic_sampling else "is off; it would use"
-        return ok("filter", f"Dynamic sampling {active} {name} alone, which is either right or wrong.", **facts)
+        return ok("filter", f"Dynamic sampling {active} {name} alone, a binary reward.", **facts)
     shown = ", ".join(f"{value:g}" for value in values[:4])
-    says = f"{name} decides, but is not just right or wrong: it returned {len(values)} different values ({shown}, ...)"
+    says = f"{name} decides, but is not binary: it returned {len(values)} different values ({shown}, ...)"
     if answers:
         mixed = sum(len(set(group)) > 1 for group in answers.groups)
         says += f", and {mixed} of {len(answers.signal)} groups look mixed by it"

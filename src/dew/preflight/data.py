@@ -1,4 +1,4 @@
-"""The training data: their columns, and whether the reward that decides accepts the gold answers."""
+"""The training data: their columns, and whether the outcome reward accepts the gold answers."""
 
 import asyncio
 import inspect
@@ -108,7 +108,7 @@ def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) ->
 
 @dataclass(frozen=True)
 class Golds:
-    """What the deciding reward makes of every row's gold answer."""
+    """The gold answer of every row, scored by the outcome reward."""
 
     results: list[str]
     """Per row: the best result over all formats."""

@@ -27,6 +27,8 @@ the terms that verl adds and the sharding over GPUs.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dew.errors import ConfigError, not_loaded
 from dew.evaluate.sampling import prompt_text
 from dew.preflight.check import Check, graded
@@ -36,7 +38,6 @@ if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
     from dew.engines.trl.launch import Parsed
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 LONGEST_TRIED = 256
 """Prompts to tokenize when looking for the longest: those with the most characters."""
 TILE = (4096, 32768)
@@ -194,7 +195,6 @@ def read_shape(parsed: "Parsed") -> Shape:
 
 def _count(config: Any, wanted: Any) -> dict[str, Any]:
     """Counted on a model without memory, on torch's meta device."""
-    import torch
     from transformers import AutoModelForCausalLM
     from trl import get_peft_config
 
@@ -220,7 +220,7 @@ def _weight_bytes(parsed: "Parsed", config: Any, init: dict[str, Any]) -> float:
     dtype = init.get("dtype") or parsed.model.dtype or "float32"
     if dtype == "auto":
         dtype = getattr(config, "dtype", None) or "float32"
-    return BYTES.get(str(dtype).removeprefix("torch."), 4)
+    return getattr(torch, str(dtype).removeprefix("torch."), torch.float32).itemsize
 
 
 def longest_prompt(parsed: "Parsed", rows: list[dict[str, Any]]) -> int:

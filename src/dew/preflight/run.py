@@ -57,7 +57,7 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Say) -> list[Chec
     args = parsed.args
     found, failures = attempt("outcome", find_outcome, args, data)
     if found is None:
-        return [*failures, skipped("gold, rewards, answers", "No reward decides which answers are correct.")]
+        return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
     outcome, check = found
     checks, golds, answers = [check], None, None
     reward = data.rewards[outcome]

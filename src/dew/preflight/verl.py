@@ -241,9 +241,6 @@ def local_shape(model: str) -> Shape | None:
     return replace(s, parameters=s.layers * layer + ends)
 
 
-# ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def preflight_verl(run: Run, words: Sequence[str] = (), allowed: Collection[str] = ()) -> list[Check]:
     """Versions, settings, batches, GPUs, memory, folder, data, verifier."""
     checks = [check_versions("verl")]
