@@ -186,8 +186,8 @@ def _kernel_error() -> float:
 
 def check_memory() -> Check:
     free = free_host_memory()
-    says = f"{size(free)} of memory free; training the tiny model takes about 1 GB."
-    return graded("memory", says, "Close other programs.", warn=free < 1.5 * GB, free=free)
+    remedy = "Close other programs: training the tiny model takes about 1 GB."
+    return graded("memory", f"{size(free)} of memory free.", remedy, warn=free < 1.5 * GB, free=free)
 
 
 def check_disk() -> Check:
