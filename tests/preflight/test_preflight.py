@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from typer.testing import CliRunner
 
 import dew.cli.preflight  # noqa: F401 adds the command
@@ -235,7 +234,7 @@ def test_every_invalid_setting_is_a_check_of_its_own(settings):
 # ---- the command --------------------------------------------------------------------------------
 def test_command_exit_code_and_json(settings, tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(settings))
+    path.write_text(json.dumps(settings))
     good = CliRunner().invoke(app, ["preflight", str(path), "--answers", "0", "--json"])
     assert good.exit_code == 0, good.output
     value = json.loads(good.stdout)
