@@ -56,7 +56,7 @@ test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/pytest -m slow tests/evaluate/test_vllm.py
 
 test-verl: $(VENV)-verl/.installed
-	$(VENV)-verl/bin/pytest tests/verl
+	$(VENV)-verl/bin/pytest tests/verl tests/preflight/test_verl.py
 	$(VENV)-verl/bin/pytest -m slow tests/verl
 
 mutants: install

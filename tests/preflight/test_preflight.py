@@ -1,4 +1,4 @@
-"""dew preflight: runs made to fail, and the check that must say so. One module, so that TRL is imported once."""
+"""dew preflight: valid runs, invalid runs and the checks that must fail. One module, so that TRL is imported once."""
 
 import json
 import shutil
@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from typer.testing import CliRunner
 
 import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
 from dew.config import make_run
-from dew.preflight import answers, disk, gold, memory, passed, preflight
-from dew.preflight.check import failed, from_text, guarded, ok, skipped, warning
-from dew.preflight.data import Data
-from dew.preflight.filter import keeps_noise
-from dew.preflight.model import Model
-from dew.preflight.probe import writings
+from dew.engines.trl.launch import parse
+from dew.errors import ConfigError, Problem
+from dew.preflight import answers, memory, passed, preflight
+from dew.preflight.check import attempt, failed, guarded, ok, skipped, warning
+from dew.preflight.data import Data, check_golds, correct_answers, try_golds
+from dew.preflight.memory import Shape
+from dew.preflight.settings import checkpoints, optimizer_steps
 from dew.rewards import verifier
 from dew.tasks import TINY
 
@@ -77,8 +77,8 @@ def problem_file(folder, rows):
     return str(path)
 
 
-# ---- a run that is right, and the same run made wrong, each in one way --------------------------
-def test_a_good_run_passes_and_says_what_the_first_step_will_see(settings, tmp_path):
+# ---- a valid run, and the same run with one thing wrong --------------------------
+def test_a_good_run_passes_and_reports_what_the_first_step_will_see(settings, tmp_path):
     found = look(settings, answers=32)
     assert passed(list(found.values())), found
     assert found["gold"].facts["correct"] == 32
@@ -109,8 +109,8 @@ def test_exactly_the_bad_golds_are_found():
     rows = [{"prompt": f"{i};+1:", "answer": str(i + 1)} for i in range(200)]
     rows[7]["answer"] = "eight"
     data = Data(rows, [verifier("chain")], ["chain"])
-    golds = gold.judge(verifier("chain"), data, 0.5)
-    said = gold.check(golds, data, "chain", verifier("chain"))
+    golds = try_golds(verifier("chain"), data, 0.5)
+    said = check_golds(golds, data, "chain", verifier("chain"))
     assert said.status == "warning" and said.facts["not_accepted"] == [7], "one in 200 is only worth a warning"
     assert "1 unparsable" in said.says and "row 7: 'eight'" in said.says
 
@@ -119,9 +119,9 @@ def test_a_gold_that_makes_the_verifier_raise_is_found():
     rows = [{"prompt": "2,3>5:", "answer": "5", "numbers": [2, 3], "solution": "2+3=5"} for _ in range(9)]
     rows[4] = {**rows[4], "answer": "five"}
     data = Data(rows, [verifier("countdown")], ["countdown"])
-    said = gold.check(gold.judge(verifier("countdown"), data, 0.5), data, "countdown", verifier("countdown"))
+    said = check_golds(try_golds(verifier("countdown"), data, 0.5), data, "countdown", verifier("countdown"))
     assert said.status == "failed" and said.facts["not_accepted"] == [4] and "1 raised" in said.says
-    assert "no answer can be judged against" in said.remedy
+    assert "'five'" in said.remedy
 
 
 @pytest.mark.parametrize(("name", "value"), [("never", "0"), ("always", "1")])
@@ -141,8 +141,9 @@ def test_a_format_that_the_model_never_writes_is_a_warning(settings):
 
 def test_an_indivisible_batch_fails_with_the_nearest_that_fit(settings):
     found = look({**settings, "per_device_train_batch_size": 6})
-    assert found["batches"].status == "failed" and "groups of 4" in found["batches"].says
-    assert "per_device_train_batch_size=4 or 8" in found["batches"].remedy
+    batches = found["batches"]
+    assert batches.status == "failed" and "groups of 4" in batches.says
+    assert "per_device_train_batch_size=4 or 8" in f"{batches.says} {batches.remedy}"
     assert found["the rest"].status == "skipped"
 
 
@@ -157,7 +158,7 @@ def test_a_filter_on_a_shaped_reward_fails(settings):
     assert chosen.status == "warning" and "correct above 0.6" in chosen.says
 
 
-def test_memory_that_is_not_there_fails_and_nothing_is_loaded(settings, tmp_path):
+def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):
     folder = tmp_path / "giant"
     shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((folder / "config.json").read_text())
@@ -186,18 +187,18 @@ def test_a_folder_that_cannot_be_written_fails(settings, tmp_path):
 
 
 def test_a_full_disk_fails(settings, monkeypatch):
-    monkeypatch.setattr(disk, "free_disk", lambda _: 1_000_000)
+    monkeypatch.setattr("dew.preflight.settings.free_disk", lambda _: 1_000_000)
     found = look(settings)["disk"]
-    assert found.status == "failed" and "1 MB are free" in found.says
+    assert found.status == "failed" and "1 MB free" in found.says
 
 
-def test_an_answer_of_nothing_that_counts_as_correct_fails(settings):
+def test_an_empty_answer_that_counts_as_correct_fails(settings):
     rewards = {"reward_funcs": ["preflight_rewards.generous"], "outcome_reward": "generous"}
     found = look({**settings, **rewards})["reward generous"]
     assert found.status == "failed" and "empty answer counts as correct" in found.says
 
 
-def test_several_rewards_and_no_word_on_which_decides(settings):
+def test_several_rewards_without_an_outcome_reward_fail(settings):
     found = look({**settings, "reward_funcs": ["preflight_rewards.thinks"]})["outcome"]
     assert found.status == "failed" and "2 reward functions" in found.says
 
@@ -218,20 +219,22 @@ def test_a_context_that_is_too_small_fails(settings):
         ({"model_name_or_path": "/no/such/model"}, "model"),
     ],
 )
-def test_what_cannot_be_read_is_one_failed_check(settings, change, name):
+def test_anything_that_cannot_be_loaded_is_one_failed_check(settings, change, name):
     assert look({**settings, **change})[name].status == "failed"
 
 
-def test_every_wrong_setting_is_a_line_of_its_own(settings):
+def test_every_invalid_setting_is_a_check_of_its_own(settings):
     run = make_run({**settings, "per_device_train_batch_size": 6, "epsilon": 0.7, "top_entropy_quantile": 0.5})
+    with pytest.raises(ConfigError) as raised:
+        parse(run)
     problems = [check for check in preflight(run, answers=0, say=print) if check.status == "failed"]
-    assert [check.name for check in problems] == ["batches", "settings", "settings"]
+    assert len(problems) == len(raised.value.problems) and problems[0].name == "batches"
 
 
 # ---- the command --------------------------------------------------------------------------------
 def test_command_exit_code_and_json(settings, tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(settings))
+    path.write_text(json.dumps(settings))
     good = CliRunner().invoke(app, ["preflight", str(path), "--answers", "0", "--json"])
     assert good.exit_code == 0, good.output
     value = json.loads(good.stdout)
@@ -240,10 +243,9 @@ def test_command_exit_code_and_json(settings, tmp_path):
     assert bad.exit_code == 1 and "✗ failed" in bad.stdout and "→" in bad.stdout
 
 
-# ---- checks by hand -----------------------------------------------------------------------------
-MODEL = Model(
+# ---- single checks -----------------------------------------------------------------------------
+MODEL = Shape(
     parameters=1000,
-    trained=1000,
     layers=3,
     width=8,
     inner=20,
@@ -276,7 +278,7 @@ def arguments(**changes):
 
 def test_memory_golden():
     """A = 2 (4+4) 8 + 2·4·8 + 4 (3·8 + 2·4) + 4·4·20 = 128 + 64 + 128 + 320 = 640 bytes; 2 answers x 10 tokens."""
-    assert memory.layer_bytes(MODEL, 10) == 640
+    assert MODEL.layer_bytes(10) == 640
     found = memory.estimate(MODEL, arguments(), prompt=4)
     assert found.training == {
         "weights": 4 * 1000,
@@ -289,7 +291,7 @@ def test_memory_golden():
     assert found.phase == "training" and found.largest == "activations"
 
 
-def test_memory_grows_with_what_it_should():
+def test_memory_grows_with_each_setting():
     plain = memory.estimate(MODEL, arguments(), prompt=4)
     kept = memory.estimate(MODEL, arguments(gradient_checkpointing=True), prompt=4)
     assert kept.training["activations"] == 20 * (4 * 8 * 3 + 640)
@@ -309,18 +311,18 @@ def test_memory_grows_with_what_it_should():
 def test_memory_remedies_name_what_to_change():
     found = memory.estimate(MODEL, arguments(), prompt=4)
     rest = found.total - found.terms["activations"]
-    say = memory.check(found, MODEL, arguments(), "a GPU", 0.9 * found.total)
+    say = memory.check_memory(found, MODEL, arguments(), "a GPU", 0.9 * found.total)
     assert say.status == "failed" and say.remedy == "Set gradient_checkpointing: true."
     args = arguments(gradient_checkpointing=True, gradient_accumulation_steps=4)
-    say = memory.check(found, MODEL, args, "a GPU", (rest + 0.6 * found.terms["activations"]) / memory.ROOM)
+    say = memory.check_memory(found, MODEL, args, "a GPU", (rest + 0.6 * found.terms["activations"]) / memory.ROOM)
     assert "per_device_train_batch_size: 1 and gradient_accumulation_steps: 8" in say.remedy
-    assert memory.check(found, MODEL, arguments(), "a GPU", 1.05 * found.total).status == "warning"
-    assert memory.check(found, MODEL, arguments(), "a GPU", 2 * found.total).status == "ok"
+    assert memory.check_memory(found, MODEL, arguments(), "a GPU", 1.05 * found.total).status == "warning"
+    assert memory.check_memory(found, MODEL, arguments(), "a GPU", 2 * found.total).status == "ok"
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize(("dtype", "mixed"), [("float32", False), ("bfloat16", False), ("float32", True)])
-def test_a_layer_keeps_what_autograd_says_it_keeps(family, dtype, mixed):
+def test_a_layer_keeps_what_autograd_saves(family, dtype, mixed):
     """The oracle: every tensor that a real layer saves for its backward pass, counted once by its storage."""
     import transformers
 
@@ -352,7 +354,7 @@ def test_a_layer_keeps_what_autograd_says_it_keeps(family, dtype, mixed):
     copies = 2 * (2 * D * Q + 2 * D * K + 3 * D * inner) if mixed else 0  # of the weights, a term of their own
     measured = ((kept(3) - kept(1)) / 2 - copies) / (B * T)
     w = 4 if dtype == "float32" else 2
-    model = Model(
+    model = Shape(
         **{
             **vars(MODEL),
             "width": D,
@@ -364,22 +366,22 @@ def test_a_layer_keeps_what_autograd_says_it_keeps(family, dtype, mixed):
             "normed_heads": family == "Qwen3",
         }
     )
-    assert memory.layer_bytes(model, T) == pytest.approx(measured, rel=0.03)
+    assert model.layer_bytes(T) == pytest.approx(measured, rel=0.03)
 
 
 def test_checkpoints_on_the_disk():
     plain = {"save_strategy": "steps", "save_steps": 30, "save_total_limit": None, "num_train_epochs": 2}
-    assert disk.checkpoints(SimpleNamespace(**plain), 100) == 4
-    assert disk.checkpoints(SimpleNamespace(**{**plain, "save_total_limit": 2}), 100) == 3
-    assert disk.checkpoints(SimpleNamespace(**{**plain, "save_strategy": "no"}), 100) == 0
-    assert disk.checkpoints(SimpleNamespace(**{**plain, "save_steps": 0.25}), 100) == 4
+    assert checkpoints(SimpleNamespace(**plain), 100) == 4
+    assert checkpoints(SimpleNamespace(**{**plain, "save_total_limit": 2}), 100) == 3
+    assert checkpoints(SimpleNamespace(**{**plain, "save_strategy": "no"}), 100) == 0
+    assert checkpoints(SimpleNamespace(**{**plain, "save_steps": 0.25}), 100) == 4
     steps = SimpleNamespace(
         max_steps=-1,
         num_train_epochs=3,
         num_iterations=1,
         batches=SimpleNamespace(per_device=8, processes=2, accumulation=2, answers=4),
     )
-    assert disk.optimizer_steps(steps, 80) == 30  # 32 completions = 8 prompts a step, 80 prompts, 3 times
+    assert optimizer_steps(steps, 80) == 30  # 32 completions = 8 prompts a step, 80 prompts, 3 times
 
 
 def drawn(outcome, **changes):
@@ -407,42 +409,46 @@ def test_groups_without_signal():
     assert answers.check_groups(drawn([1.0, 0, 0, 0] + [0.0] * 28)).status == "ok"
 
 
-def test_a_reward_that_does_not_judge():
-    assert answers.check_reward(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
-    assert answers.check_reward(drawn([None] * 8)).status == "failed"
-    assert answers.check_reward(drawn([0.0] * 8)).status == "warning"
+def test_rewards_that_are_missing_or_all_the_same():
+    assert answers.check_mean(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
+    assert answers.check_mean(drawn([None] * 8)).status == "failed"
+    assert answers.check_mean(drawn([0.0] * 8)).status == "warning"
     assert answers.check_entropy(drawn([0.0] * 8, entropy=0.001)).status == "warning"
 
 
-def test_a_filter_that_looks_at_the_sum_is_found_out():
+def test_a_filter_on_the_summed_reward_is_detected():
     class Summed(GTPO):
         def signal(self, rollouts):
             total = rollouts.reward + self.extra(rollouts)
             return total.amax(-1) > total.amin(-1)
 
-    assert keeps_noise(Summed()) and not keeps_noise(GTPO())
+    assert answers.keeps_noise(Summed()) and not answers.keeps_noise(GTPO())
 
 
 def test_a_demonstration_that_contradicts_its_gold_is_a_warning():
     rows = [{"prompt": "1;+1:", "answer": "2", "solution": "1+1=2"} for _ in range(4)]
     rows[1] = {**rows[1], "solution": "1+1=3"}
     data = Data(rows, [verifier("chain")], ["chain"])
-    golds = gold.judge(verifier("chain"), data, 0.5)
-    assert golds.texts[:2] == ["1+1=2", "2+0=2"], "the first writing that was accepted, the demonstration before all"
-    said = gold.check(golds, data, "chain", verifier("chain"))
+    golds = try_golds(verifier("chain"), data, 0.5)
+    assert golds.texts[:2] == ["1+1=2", "2+0=2"], "the first format that is accepted, starting with the demonstration"
+    said = check_golds(golds, data, "chain", verifier("chain"))
     assert said.status == "warning" and said.facts["contradicted"] == [1]
 
 
-def test_writings():
-    assert writings({"prompt": "?"}) == []
-    assert writings({"answer": "7", "solution": "3+4=7"})[0] == "3+4=7"
-    assert "\\boxed{7}" in writings({"answer": "7"})
+def test_correct_answers():
+    assert correct_answers({"prompt": "?"}) == []
+    assert correct_answers({"answer": "7", "solution": "3+4=7"})[0] == "3+4=7"
+    assert "\\boxed{7}" in correct_answers({"answer": "7"})
 
 
 def test_errors_become_checks():
-    assert from_text("x", "- a is 3. Write 4.") == failed("x", "a is 3.", "Write 4.")
-    assert from_text("x", "no b. Did you mean a?") == failed("x", "no b.", "Did you mean a?")
-    assert from_text("x", "no such thing").remedy
-    assert "ZeroDivisionError" in guarded("x", lambda: 1 / 0)[0].says
+    def broken():
+        raise ConfigError([Problem("a is 3.", "It must be even.", "Write 4."), "no b"], source="my.yaml")
+
+    first, second = guarded("x", broken)
+    assert first == failed("x", "a is 3. It must be even.", "Write 4.")
+    assert second.says == "no b" and second.remedy, "a problem without a remedy gets a general one"
+    assert attempt("x", divmod, 7, 2) == ((3, 1), []) and attempt("x", broken) == (None, [first, second])
+    assert "ZeroDivisionError" in guarded("x", divmod, 1, 0)[0].says
     assert passed([ok("a", ""), warning("b", "", ""), skipped("c", "")])
     assert not passed([ok("a", ""), failed("b", "", "")])

@@ -14,7 +14,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="The findings as JS
     from dew.cli.checks import show, summary
     from dew.preflight import doctor as look
     from dew.preflight import passed
-    from dew.preflight.versions import LOCKS, lock_in_use, matrix
+    from dew.preflight.installation import LOCKS, lock_in_use, matrix
 
     checks = look()
     good = passed(checks)

@@ -12,11 +12,11 @@ from dew.config import Run, read_run, to_yaml
 from dew.engines.verl import data
 from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, shown
 from dew.engines.verl.contract import require_verl
-from dew.engines.verl.plan import plan_of
 from dew.engines.verl.translate import Translation, translate
 from dew.engines.verl.words import with_words
 from dew.errors import EngineError
 from dew.files import write_atomically
+from dew.preflight.verl import plan_of
 from dew.records import RunFolder
 
 RECIPE = "verl.yaml"

@@ -1,10 +1,10 @@
-"""What can be known before a run: arithmetic, data, reward, a sample of answers, memory, disk.
+"""Checks before a run: settings, data, rewards, a sample of the model's answers, memory and disk.
 
     from dew.preflight import passed, preflight
 
     checks = preflight(read_run("my.yaml"), answers=128)
 
-Each `Check` has a name, a status, one sentence and one remedy. `doctor` looks at the machine and the installation.
+Each `Check` has a name, a status, one sentence and one remedy. `doctor` checks the machine and the installation.
 """
 
 from importlib import import_module
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "doctor", "passed", "preflight"]
 
-
-WHERE = {"doctor": "dew.preflight.installation", "preflight": "dew.preflight.run"}
+LAZY = {"doctor": "dew.preflight.installation", "preflight": "dew.preflight.run"}
 
 
 def __getattr__(name: str) -> Any:
-    """Each when it is asked for: `doctor` does without TRL, which takes ten seconds to import."""
-    if name in WHERE:
-        return getattr(import_module(WHERE[name]), name)
+    """Import on first use: `doctor` works without TRL, which takes ten seconds to import."""
+    if name in LAZY:
+        return getattr(import_module(LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,14 +1,14 @@
-"""What a check says: a name, how it went, one sentence, one remedy."""
+"""The result of a check: a name, a status, one sentence and one remedy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from dew.errors import DewError
+from dew.errors import DewError, Problem
 
-AGAIN = "Correct it, and run dew preflight again."
-
+T = TypeVar("T")
 Status = Literal["ok", "warning", "failed", "skipped"]
+EMPTY_REMEDY = "Return 0 for an empty answer; otherwise the policy learns to write nothing."
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Check:
     says: str
     """One sentence."""
     remedy: str = ""
-    """What to change; empty where nothing need be."""
+    """What to change; empty if nothing has to change."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The numbers behind the sentence, for programs."""
 
@@ -42,26 +42,35 @@ def skipped(name: str, why: str) -> Check:
     return Check(name, "skipped", why)
 
 
+def graded(name: str, says: str, remedy: str, *, warn: bool, fail: bool = False, **facts: Any) -> Check:
+    """Failed, a warning or ok; the remedy is dropped if it is ok."""
+    return Check(name, "failed" if fail else "warning" if warn else "ok", says, remedy * (warn or fail), facts)
+
+
+def from_problem(name: str, problem: Problem) -> Check:
+    says = " ".join(f"{problem.what} {problem.why}".split())
+    return failed(name, says, problem.remedy or "Fix this, then run dew preflight again.")
+
+
 def passed(checks: Sequence[Check]) -> bool:
-    """Nothing failed; warnings may stand."""
+    """True if no check failed. Warnings are allowed."""
     return all(check.status != "failed" for check in checks)
 
 
-def guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
-    """The checks that `look` makes; if it cannot, that it could not, and why."""
+def attempt(name: str, function: Callable[..., T], *args: Any) -> tuple[T | None, list[Check]]:
+    """(result, []), or (None, the failed checks) if the function raises."""
     try:
-        return look()
+        return function(*args), []
     except DewError as error:
-        return [from_text(name, str(error))]
-    except Exception as error:  # whatever the libraries and the user's own functions raise is a finding, too
+        return None, [from_problem(name, problem) for problem in error.problems]
+    except Exception as error:  # libraries and the user's own functions may raise anything
         reason = str(error).strip().split("\n", maxsplit=1)[0][:300]
-        return [failed(name, f"It ends with {type(error).__name__}: {reason}", "Training would meet the same error.")]
+        return None, [failed(name, f"{type(error).__name__}: {reason}", "Training would stop with the same error.")]
 
 
-def from_text(name: str, text: str) -> Check:
-    """An error is written as advice: what stands last is what to do."""
-    text = " ".join(line.removeprefix("- ") for line in text.strip().splitlines())
-    says, full_stop, remedy = text.rstrip(". ").rpartition(". ")
-    if not full_stop:
-        return failed(name, text, AGAIN)
-    return failed(name, f"{says}.", remedy if remedy.endswith("?") else f"{remedy}.")
+def guarded(name: str, check: Callable[..., Check | list[Check]], *args: Any) -> list[Check]:
+    """The checks that `check` returns, or a failed one if it raises."""
+    result, failures = attempt(name, check, *args)
+    if result is None:
+        return failures
+    return result if isinstance(result, list) else [result]

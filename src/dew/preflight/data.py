@@ -1,21 +1,35 @@
-"""The training data: rows, and the columns that rewards read."""
+"""The training data: their columns, and whether the outcome reward accepts the gold answers."""
 
-from dataclasses import dataclass
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
+from dew.engines.recording import gold_of
 from dew.engines.trl.launch import Parsed, data_of, rewards_of
-from dew.engines.trl.rewards import missing_columns, reward_name
-from dew.preflight.check import Check, failed, ok, warning
+from dew.engines.trl.rewards import checked, missing_columns, reward_name
+from dew.preflight.check import Check, failed, graded, ok, warning
 from dew.rewards import Verifier
+from dew.rewards.verdict import text_of
 
 STREAMED_ROWS = 1000
-"""Of a streamed data set, so many rows are looked at."""
+"""Rows to read from a streamed data set."""
+TOLERATED = 0.01
+"""Share of gold answers that may be rejected with a warning only."""
+EXAMPLES = 3
+BEST_FIRST = ("correct", "raised", "wrong", "timeout", "unparsable", "none")
+"""Results of a gold answer. Of several formats the first in this list counts; none: the row has no gold answer."""
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Data:
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     rewards: list[Any]
     names: list[str]
     """Of the rewards, as TRL calls them."""
@@ -27,38 +41,149 @@ class Data:
         return bool(self.rows) and isinstance(self.rows[0].get("prompt"), list)
 
 
-def read(parsed: Parsed) -> tuple[Data, list[Check]]:
-    """The data and the rewards, and whether they fit each other."""
+def read(parsed: Parsed) -> Data:
     train, _ = data_of(parsed)
     rewards = rewards_of(parsed)
     streamed = not hasattr(train, "__len__")
-    data = Data(
+    return Data(
         rows=[dict(row) for row in (islice(train, STREAMED_ROWS) if streamed else train)],
         rewards=rewards,
-        names=[reward.split("/")[-1] if isinstance(reward, str) else reward_name(reward) for reward in rewards],
+        names=[reward_name(reward) for reward in rewards],
         streamed=streamed,
     )
-    return data, [check_columns(data, train)]
 
 
-def check_columns(data: Data, train: Any) -> Check:
+def check_columns(data: Data) -> Check:
+    """Whether the data have the columns that the trainer and the rewards read."""
     if not data.rows:
-        return failed("columns", "The training data have no rows.", "Name a split that has some.")
+        return failed("columns", "The training data have no rows.", "Choose a split that has rows.")
     columns = list(data.rows[0])
-    problems = missing_columns(train, data.rewards)
-    problems += [
-        f"verifier {reward.name!r} reads the column {wanted!r}, and the data set has {', '.join(columns)}."
-        for reward in data.rewards
-        if isinstance(reward, Verifier)
-        for wanted in reward.columns
-        if wanted not in columns
-    ]
     facts = {"rows": len(data.rows), "columns": columns}
-    if problems:
+    missing = missing_columns(SimpleNamespace(column_names=columns), data.rewards)
+    if missing:
         remedy = "Rename the column, or map it: task_settings {prompt: ..., answer: ...} for a JSONL file."
-        return failed("columns", " ".join(problems), remedy, **facts)
+        return failed("columns", " ".join(map(str, missing)), remedy, **facts)
     empty = sum(not row["prompt"] for row in data.rows)
     if empty:
-        return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Leave those rows out.", **facts)
-    first = f"the first {len(data.rows)} rows" if data.streamed else f"{len(data.rows)} rows"
-    return ok("columns", f"{first} with {', '.join(columns)}.", **facts)
+        return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)
+    first = "the first " if data.streamed else ""
+    return ok("columns", f"{first}{len(data.rows)} rows with {', '.join(columns)}.", **facts)
+
+
+def demonstration(row: Row) -> str | None:
+    """A worked solution, if the row has one besides its gold answer."""
+    gold = gold_of(row)
+    worked = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
+    return next((text for text in worked if text and text != gold), None)
+
+
+def correct_answers(row: Row) -> list[str]:
+    """Correct answers to a row: its demonstration, its gold answer, and the gold answer in the usual formats.
+
+    A user's own reward may expect any format, so all of them are tried.
+    """
+    worked, gold = demonstration(row), gold_of(row)
+    if gold is None:
+        return [worked] if worked else []
+    formatted = [
+        gold,
+        f"\\boxed{{{gold}}}",
+        f"{gold}+0={gold}",
+        f"<answer>{gold}</answer>",
+        f"<think>{worked or gold}</think>\\boxed{{{gold}}}",
+        f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>",
+        f"#### {gold}",
+    ]
+    return [worked, *formatted] if worked else formatted
+
+
+def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> list[float | None]:
+    """One reward per text, called as the trainer calls it; `rows[i]` is the problem that `texts[i]` answers."""
+    columns = {key: [row.get(key) for row in rows] for key in data.rows[0] if key not in ("prompt", "completion")}
+    completions = [[{"role": "assistant", "content": t}] if data.conversational else t for t in texts]
+    given = {"prompts": [row["prompt"] for row in rows], "completion_ids": [[] for _ in texts], **columns}
+    values = checked(reward)(completions=completions, **given)
+    return asyncio.run(values) if inspect.iscoroutine(values) else values
+
+
+@dataclass(frozen=True)
+class Golds:
+    """The gold answer of every row, scored by the outcome reward."""
+
+    results: list[str]
+    """Per row: the best result over all formats."""
+    texts: list[str]
+    """Per row: the format that was accepted, or the first."""
+    contradicted: list[int] = field(default_factory=list)
+    """Rows whose demonstration is wrong according to their gold answer."""
+    errors: list[str] = field(default_factory=list)
+    """Exceptions that the reward raised."""
+
+
+def try_golds(reward: Any, data: Data, threshold: float) -> Golds:
+    """Try the correct answers to each row in turn, the demonstration first, until one is accepted."""
+    tries = [correct_answers(row) for row in data.rows]
+    golds = Golds(["none"] * len(tries), [t[0] if t else "" for t in tries])
+    for turn in range(max(map(len, tries), default=0)):
+        rows = [i for i, t in enumerate(tries) if golds.results[i] != "correct" and turn < len(t)]
+        texts = [tries[i][turn] for i in rows]
+        found = _results(reward, texts, [data.rows[i] for i in rows], data, threshold, golds.errors) if rows else []
+        for i, text, result in zip(rows, texts, found, strict=True):
+            golds.results[i] = min(golds.results[i], result, key=BEST_FIRST.index)
+            if result == "correct":
+                golds.texts[i] = text
+            if result == "wrong" and text == demonstration(data.rows[i]):
+                golds.contradicted.append(i)
+    return golds
+
+
+def _results(
+    reward: Any, texts: list[str], rows: Sequence[Row], data: Data, threshold: float, errors: list[str]
+) -> list[str]:
+    try:
+        if isinstance(reward, Verifier):
+            return [verdict.status for verdict in reward.verdicts(texts, rows)]
+        values = score(reward, texts, rows, data)
+    except Exception as error:  # caused by one of the rows: bisect
+        if len(texts) == 1:
+            errors.append(f"{type(error).__name__}: {error}")
+            return ["raised"]
+        half = len(texts) // 2
+        first = _results(reward, texts[:half], rows[:half], data, threshold, errors)
+        return first + _results(reward, texts[half:], rows[half:], data, threshold, errors)
+    return ["unparsable" if v is None else "correct" if v > threshold else "wrong" for v in values]
+
+
+def check_golds(golds: Golds, data: Data, name: str, reward: Any) -> Check:
+    counts, n = Counter(golds.results), len(data.rows)
+    rejected = [i for i, result in enumerate(golds.results) if result not in ("correct", "none")]
+    facts = {"rows": n, **counts, "not_accepted": rejected[:100], "contradicted": golds.contradicted[:100]}
+    if counts["none"] == n:
+        remedy = "If the reward needs one, name its column answer, gold or solution."
+        return warning("gold", "The rows have no gold answer.", remedy, **facts)
+    if rejected:
+        kinds = ", ".join(f"{counts[kind]} {kind}" for kind in BEST_FIRST[1:-1] if counts[kind])
+        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {_examples(rejected, data)}."
+        if counts["raised"]:
+            remedy = f"Correct or remove those rows: training would stop there ({golds.errors[0]:.120})."
+            return failed("gold", says, remedy, **facts)
+        if not counts["correct"] and not _format_is_known(reward, data):
+            remedy = "Call the reward on an answer that you know is correct: it accepts none of the usual formats."
+            return warning("gold", says, remedy, **facts)
+        remedy = "Correct or remove those rows: no answer to them can be rewarded."
+        return graded("gold", says, remedy, warn=True, fail=len(rejected) > TOLERATED * n, **facts)
+    if golds.contradicted:
+        says = f"{len(golds.contradicted)} of {n} demonstrations are wrong according to their gold answers"
+        remedy = "Check which of the two is right; training uses the gold answer."
+        return warning("gold", f"{says}, e.g. {_examples(golds.contradicted, data)}.", remedy, **facts)
+    return ok("gold", f"{name} accepts all {counts['correct']} gold answers.", **facts)
+
+
+def _format_is_known(reward: Any, data: Data) -> bool:
+    """True if a correct answer is known for certain: a demonstration, or a verifier that reads the gold answer only."""
+    gold_only = isinstance(reward, Verifier) and reward.columns == ("answer",)
+    return gold_only or any(demonstration(row) for row in data.rows)
+
+
+def _examples(rows: list[int], data: Data) -> str:
+    return "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rows[:EXAMPLES])

@@ -1,9 +1,11 @@
-"""What this machine has: memory, disk, a GPU."""
+"""The machine: memory, disk, GPUs, and the folder that a run writes to."""
 
-import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from dew.preflight.check import Check, failed, ok, warning
 
 GB = 1e9
 
@@ -17,30 +19,20 @@ def size(nbytes: float) -> str:
 
 
 def free_host_memory() -> int:
-    """Bytes that a process could still take: of the machine, and of the container around it if there is one."""
-    free = [found for found in (_meminfo("MemAvailable"), _cgroup_free()) if found is not None]
-    return min(free) if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes that a process can still allocate, within the container's limit if there is one."""
+    import psutil
 
-
-def _meminfo(key: str) -> int | None:
+    available = int(psutil.virtual_memory().available)
+    cgroup = Path("/sys/fs/cgroup")
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
-
-
-def _cgroup_free() -> int | None:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        return None if limit == "max" else int(limit) - int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
+        limit, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup, or its limit is "max"
+        return available
+    return min(available, limit - used)
 
 
 def free_device_memory(use_cpu: bool) -> tuple[str, int]:
-    """(the device in words, free bytes) of the device that a run would take."""
+    """(name, free bytes) of the device that a run would use."""
     import torch
 
     if torch.cuda.is_available() and not use_cpu:
@@ -48,8 +40,19 @@ def free_device_memory(use_cpu: bool) -> tuple[str, int]:
     return "this machine", free_host_memory()
 
 
+def gpus() -> list[dict[str, Any]]:
+    import torch
+
+    found = []
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(i)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(i)))
+        found.append({"name": torch.cuda.get_device_name(i), "free": free, "total": total, "capability": capability})
+    return found
+
+
 def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """The path, or its nearest parent that exists."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
@@ -58,17 +61,16 @@ def free_disk(path: Path) -> int:
     return shutil.disk_usage(existing(path)).free
 
 
-def gpus() -> list[dict[str, Any]]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [
-        {
-            "name": torch.cuda.get_device_name(i),
-            "free": torch.cuda.mem_get_info(i)[0],
-            "total": torch.cuda.mem_get_info(i)[1],
-            "capability": ".".join(map(str, torch.cuda.get_device_capability(i))),
-        }
-        for i in range(torch.cuda.device_count())
-    ]
+def check_folder(folder: Path) -> Check:
+    """Whether a run's folder can be created and written to."""
+    parent = existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        says = f"output_dir={str(folder)!r}: cannot write to {parent} ({error.strerror})."
+        return failed("folder", says, "Choose another output_dir, or fix the permissions.")
+    if folder.is_dir() and any(folder.iterdir()):
+        says = f"output_dir={str(folder)!r} is not empty; `dew train` would refuse to use it."
+        return warning("folder", says, f"dew resume {folder}, another output_dir, or --overwrite.")
+    return ok("folder", f"output_dir={str(folder)!r} is writable.")

@@ -1,73 +1,141 @@
-"""Memory of one optimizer step at full length, by arithmetic.
+"""Memory of one step at full length, by arithmetic: the formulas of both engines, and the check for one process.
 
-P parameters, P′ of them trained, w bytes each; L layers of width D with feed-forward width I, queries Q and keys K
-wide; B answers per micro-batch, T tokens of prompt and answer; r and c bytes of the residual stream and of products.
+P parameters, P′ of them trained; L layers of width D with feed-forward width I, queries Q and keys K wide; V vocabulary
+entries. w, r and c are bytes per weight, per element of the residual stream and per element of a matrix product.
 
-    weights        w P              (+ w P for a reference policy, + c P for their copies under mixed precision)
+    weights        w P              (+ w P for a reference policy, + c P for low-precision copies in mixed precision)
     gradients      w P′
-    optimizer      2 w P′           AdamW; 2 P′ in 8 bits
-    activations    B T A L          A is what one layer keeps for its backward pass, per token:
-                                    2 (4 + r) D     two norms: input in 32 bits, normed
-                                    2 c D           their outputs; 5 c D under mixed precision, cast for each product
-                                    c (3 Q + 2 K)   queries, keys, values, attention's output before and after
-                                    (4 + c) (Q + K) where queries and keys are normed
+    optimizer      2 w P′           AdamW; 2 P′ for 8-bit optimizers
+    activations    A L per token    A is what one layer keeps for its backward pass:
+                                    2 (4 + r) D     two norms: input in float32, normalized
+                                    2 c D           their outputs; 5 c D in mixed precision, cast for each product
+                                    c (3 Q + 2 K)   queries, keys, values, attention output before and after
+                                    (4 + c) (Q + K) if queries and keys are normalized
                                     4 c I           gate, up, silu(gate), their product
-                   B T (r D L + A)  with gradient checkpointing, which keeps the inputs of layers and redoes the rest
-    head           4 V D + 4 B T D + a tile of scores: the logits themselves are never held
-    generation     2 c K L per token of cache, for every answer that is sampled at once; 12 V for each one's scores
+                   r D L + A        with gradient checkpointing: the inputs of all layers, one layer recomputed
+    KV cache       2 c K L per token
 
-Gradients and activations are gone while answers are sampled, so the larger of the two phases counts.
+One process on TRL trains on B answers of T tokens per micro-batch and adds
+
+    head           4 V D + 4 B T D + a tile of scores: the logits are never materialized
+    scores         12 V for each answer sampled at once
+
+Gradients and activations are freed before sampling, so the larger of the two phases counts. `dew.preflight.verl` has
+the terms that verl adds and the sharding over GPUs.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dew.engines.trl.config import DewConfig
-from dew.preflight.check import Check, failed, ok, warning
+import torch
+
+from dew.errors import ConfigError, not_loaded
+from dew.evaluate.sampling import prompt_text
+from dew.preflight.check import Check, graded
 from dew.preflight.machine import size
-from dew.preflight.model import Model
 
+if TYPE_CHECKING:  # verl's environment has no TRL
+    from dew.engines.trl.config import DewConfig
+    from dew.engines.trl.launch import Parsed
+
+LONGEST_TRIED = 256
+"""Prompts to tokenize when looking for the longest: those with the most characters."""
 TILE = (4096, 32768)
 """Tokens and vocabulary entries whose scores TRL's fused head holds at a time."""
 ROOM = 0.85
-"""Above this share of the free memory it is tight: allocators leave gaps, and the estimate errs."""
+"""Share of the free memory that a run may use without a warning: allocators fragment, and the estimate is not exact."""
 
 Terms = dict[str, float]
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Dimensions and precision of a transformer. The default precision is bf16."""
+
+    parameters: float
+    layers: int
+    width: int
+    inner: int
+    """I; for a mixture of experts, of the active experts together."""
+    query: int
+    key: int
+    """Q and K: of all heads together. Values are as wide as keys."""
+    vocabulary: int
+    heads: int = 1
+    adapters: float = 0
+    """Parameters of LoRA's adapters, which alone are trained; 0 if all parameters are."""
+    context: int | None = None
+    """Maximum number of positions."""
+    weight_bytes: float = 2
+    """Per parameter; 0.5 if quantized to 4 bits."""
+    compute_bytes: int = 2
+    """Per activation of a matrix product."""
+    eager: bool = False
+    """Eager attention keeps its weights, a (T, T) matrix per head."""
+    normed_heads: bool = False
+    """Queries and keys have norms of their own, as in Qwen3."""
+
+    @property
+    def trained(self) -> float:
+        """P′."""
+        return self.adapters or self.parameters
+
+    @property
+    def residual_bytes(self) -> int:
+        """r."""
+        return max(2, round(self.weight_bytes)) if self.weight_bytes >= 2 else self.compute_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """KV cache per token."""
+        return 2 * max(self.compute_bytes, self.residual_bytes) * self.key * self.layers
+
+    def layer_bytes(self, tokens: int = 0) -> float:
+        """A, per token. Eager attention depends on the length of the sequence in tokens."""
+        r, c, D, Q, K = self.residual_bytes, self.compute_bytes, self.width, self.query, self.key
+        norms = 2 * (4 + r) * D + (2 if c == r else 5) * c * D
+        attention = c * (3 * Q + 2 * K) + (4 + c) * (Q + K) * self.normed_heads
+        scores = self.heads * tokens * (4 + 2 * c) if self.eager else 0
+        return norms + attention + scores + 4 * c * self.inner
+
+    def activation_bytes(self, checkpointing: bool, tokens: int = 0) -> float:
+        """Per token, of all layers."""
+        A = self.layer_bytes(tokens)
+        return self.residual_bytes * self.width * self.layers + A if checkpointing else A * self.layers
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """Bytes by what takes them, in each of the two phases of a step."""
+    """Bytes per term, in each of the two phases of a step."""
 
     training: Terms
     generation: Terms
 
     @property
     def phase(self) -> str:
+        """The phase that takes more."""
         return "training" if sum(self.training.values()) >= sum(self.generation.values()) else "generation"
 
     @property
     def terms(self) -> Terms:
-        """Of the phase that takes more."""
         return self.training if self.phase == "training" else self.generation
-
-    @property
-    def total(self) -> float:
-        return sum(self.terms.values())
 
     @property
     def largest(self) -> str:
         return max(self.terms, key=lambda name: self.terms[name])
 
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
 
-def layer_bytes(model: Model, tokens: int) -> float:
-    """A: what one layer keeps for its backward pass, per token, in sequences of this many tokens."""
-    r, c = model.residual_bytes, model.compute_bytes
-    D, Q, K = model.width, model.query, model.key
-    norms = 2 * (4 + r) * D + (2 if c == r else 5) * c * D
-    attention = c * (3 * Q + 2 * K) + (4 + c) * (Q + K) * model.normed_heads
-    scores = model.heads * tokens * (4 + 2 * c) if model.eager else 0
-    return norms + attention + scores + 4 * c * model.inner
+
+def training_state(shape: Shape, weight_bytes: float, optimizer_bytes: float) -> Terms:
+    """Weights, gradients and optimizer state; `optimizer_bytes` is per trained parameter."""
+    return {
+        "weights": weight_bytes * shape.parameters,
+        "gradients": max(weight_bytes, 2) * shape.trained,
+        "optimizer": optimizer_bytes * shape.trained,
+    }
 
 
 def optimizer_bytes(optim: str, weight_bytes: float) -> float:
@@ -80,100 +148,172 @@ def optimizer_bytes(optim: str, weight_bytes: float) -> float:
     return 2 * max(weight_bytes, 2)
 
 
-def estimate(model: Model, args: DewConfig, prompt: int, device_total: float = 0.0) -> Estimate:
-    """For the longest prompt, with every answer as long as it may be."""
+def shape_of(config: Any, **more: Any) -> Shape:
+    """From the fields of a Hugging Face config; `more` are those fields of Shape that it does not contain."""
+    heads, width = config.num_attention_heads, config.hidden_size
+    head_width = getattr(config, "head_dim", None) or width // heads
+    experts, inner = getattr(config, "num_experts_per_tok", None), getattr(config, "intermediate_size", None)
+    if experts and getattr(config, "moe_intermediate_size", None):
+        inner = experts * config.moe_intermediate_size
+    return Shape(
+        layers=config.num_hidden_layers,
+        width=width,
+        inner=inner or 4 * width,
+        query=heads * head_width,
+        key=(getattr(config, "num_key_value_heads", None) or heads) * head_width,
+        vocabulary=config.vocab_size,
+        heads=heads,
+        context=getattr(config, "max_position_embeddings", None),
+        **more,
+    )
+
+
+def read_shape(parsed: "Parsed") -> Shape:
+    """The shape of a run's model, from its config: no weights are loaded."""
+    from transformers import AutoConfig
+
+    from dew.engines.trl.launch import local_model
+
+    wanted, init = parsed.model, parsed.args.model_init_kwargs or {}
+    folder = local_model(wanted.model_name_or_path)
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, revision=wanted.model_revision, trust_remote_code=parsed.args.trust_remote_code
+        )
+    except Exception as error:  # many kinds, from the hub and from the file system
+        raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
+    weight_bytes = _weight_bytes(parsed, config, init)
+    mixed = parsed.args.bf16 or parsed.args.fp16
+    return shape_of(
+        config.get_text_config(),
+        **_count(config, wanted),
+        weight_bytes=weight_bytes,
+        compute_bytes=2 if mixed or weight_bytes <= 2 else 4,
+        eager=(init.get("attn_implementation") or wanted.attn_implementation) == "eager",
+    )
+
+
+def _count(config: Any, wanted: Any) -> dict[str, Any]:
+    """Counted on a model without memory, on torch's meta device."""
+    from transformers import AutoModelForCausalLM
+    from trl import get_peft_config
+
+    lora = get_peft_config(wanted)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        if lora is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, lora)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "adapters": 0 if lora is None else sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "normed_heads": any(name.endswith("q_norm") for name, _ in model.named_modules()),
+    }
+
+
+def _weight_bytes(parsed: "Parsed", config: Any, init: dict[str, Any]) -> float:
+    if parsed.model.load_in_4bit:
+        return 0.5
+    if parsed.model.load_in_8bit:
+        return 1.0
+    dtype = init.get("dtype") or parsed.model.dtype or "float32"
+    if dtype == "auto":
+        dtype = getattr(config, "dtype", None) or "float32"
+    return getattr(torch, str(dtype).removeprefix("torch."), torch.float32).itemsize
+
+
+def longest_prompt(parsed: "Parsed", rows: list[dict[str, Any]]) -> int:
+    """Tokens of the longest prompt."""
+    from transformers import AutoTokenizer
+
+    from dew.engines.trl.launch import local_model
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        local_model(parsed.model.model_name_or_path), trust_remote_code=parsed.args.trust_remote_code
+    )
+    texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-LONGEST_TRIED:]
+    return max(len(ids) for ids in tokenizer(texts)["input_ids"])
+
+
+def check_context(shape: Shape, prompt: int, completion: int) -> Check:
+    """Whether the longest prompt and the longest answer fit the model's context."""
+    facts = {"prompt": prompt, "completion": completion, "context": shape.context}
+    says = f"The longest prompt has {prompt} tokens; with max_completion_length={completion} that makes "
+    says += f"{prompt + completion}, and the model has {shape.context or 'no fixed number of'} positions."
+    room = completion if shape.context is None else shape.context - prompt
+    remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
+    return graded("context", says, remedy, warn=False, fail=completion > room, **facts)
+
+
+def estimate(shape: Shape, args: "DewConfig", prompt: int, device_total: float = 0.0) -> Estimate:
+    """For the longest prompt and answers of full length."""
     tokens = prompt + int(args.max_completion_length or 0)
-    B = args.per_device_train_batch_size
-    w, c = model.weight_bytes, model.compute_bytes
-    P, trained = model.parameters, model.trained
-    reference = bool(args.build_algorithm().kl_coef) and trained == P
-    fixed = {"weights": w * P * (2 if reference else 1)}
-    fixed["optimizer"] = trained * optimizer_bytes(args.optim, w)
-    A = layer_bytes(model, tokens)
-    kept = model.residual_bytes * model.width * model.layers + A if args.gradient_checkpointing else A * model.layers
-    head_weight = 4 * model.vocabulary * model.width if trained == P else 0
-    tile = c * min(TILE[0], B * tokens) * min(TILE[1], model.vocabulary)
+    B, w, c = args.per_device_train_batch_size, shape.weight_bytes, shape.compute_bytes
+    state = training_state(shape, w, optimizer_bytes(args.optim, w))
+    if args.build_algorithm().kl_coef and not shape.adapters:
+        state["weights"] *= 2  # the reference policy
+    head_weight = 0 if shape.adapters else 4 * shape.vocabulary * shape.width
+    tile = c * min(TILE[0], B * tokens) * min(TILE[1], shape.vocabulary)
     training = {
-        **fixed,
-        "gradients": trained * max(w, 2),
-        "activations": B * tokens * kept,
-        "head": head_weight + 4 * B * tokens * model.width + tile,
+        **state,
+        "activations": B * tokens * shape.activation_bytes(args.gradient_checkpointing, tokens),
+        "head": head_weight + 4 * B * tokens * shape.width + tile,
     }
     if c < w:
-        training["copies in low precision"] = c * P
-    generation = _generation(model, args, tokens, device_total)
+        training["copies in low precision"] = c * shape.parameters
+    sampling = _sampling(shape, args, tokens, device_total)
     if args.use_vllm and not args.vllm_enable_sleep_mode:
-        training.update(generation)  # vLLM keeps what it has taken
-    return Estimate(training, {**fixed, **generation})
+        training.update(sampling)  # vLLM keeps its memory
+    return Estimate(training, {"weights": state["weights"], "optimizer": state["optimizer"], **sampling})
 
 
-def _generation(model: Model, args: DewConfig, tokens: int, device_total: float) -> Terms:
+def _sampling(shape: Shape, args: "DewConfig", tokens: int, device_total: float) -> Terms:
     if args.use_vllm:
         colocated = args.vllm_mode == "colocate"
         return {"vllm": args.vllm_gpu_memory_utilization * device_total if colocated else 0.0}
     algorithm = args.build_algorithm()
     times = algorithm.oversample if algorithm.dynamic_sampling else 1.0
     at_once = times * args.batches.per_device * args.batches.micro_batches
-    cache = at_once * tokens * 2 * model.key * model.layers * max(model.compute_bytes, model.residual_bytes)
-    return {"cache": cache, "scores": 12 * model.vocabulary * at_once}
+    return {"cache": at_once * tokens * shape.cache_bytes, "scores": 12 * shape.vocabulary * at_once}
 
 
-def check(found: Estimate, model: Model, args: DewConfig, device: str, free: float) -> Check:
+def check_memory(found: Estimate, shape: Shape, args: "DewConfig", device: str, free: float) -> Check:
     total, name = found.total, found.largest
-    share = found.terms[name] / total
-    facts: dict[str, Any] = {
-        "bytes": round(total),
-        "free": round(free),
-        "device": device,
-        "phase": found.phase,
-        "largest": name,
-        "terms": {key: round(value) for key, value in found.terms.items()},
-        "parameters": model.parameters,
-        "trained": model.trained,
-    }
-    says = f"About {size(total)} at full length while {_doing(found.phase)}, of which {name} {share:.0%}; "
+    facts: dict[str, Any] = {"bytes": round(total), "free": round(free), "device": device, "phase": found.phase}
+    facts |= {"largest": name, "terms": {key: round(value) for key, value in found.terms.items()}}
+    facts |= {"parameters": shape.parameters, "trained": shape.trained}
+    doing = "training" if found.phase == "training" else "sampling answers"
+    says = f"About {size(total)} at full length while {doing}, {found.terms[name] / total:.0%} of it {name}; "
     says += f"{device} has {size(free)} free."
-    if total <= ROOM * free:
-        return ok("memory", says, **facts)
     sharded = bool(args.deepspeed or args.fsdp)
-    remedy = _remedy(name, args, found, free)
-    if sharded:
-        remedy = f"The estimate is for one unsharded process; what is shared out is not counted off. {remedy}"
-    return (warning if sharded or total <= free else failed)("memory", says, remedy, **facts)
+    hint = "The estimate is for one process without sharding, so the run may still fit. " if sharded else ""
+    remedy = hint + _remedy(found, args, free)
+    return graded("memory", says, remedy, warn=total > ROOM * free, fail=total > free and not sharded, **facts)
 
 
-def _doing(phase: str) -> str:
-    return "training" if phase == "training" else "sampling answers"
+REMEDIES = {
+    "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
+    "optimizer": "Set use_peft: true (LoRA trains about 1 % of the weights), or optim: adamw_8bit.",
+    "gradients": "Set use_peft: true (LoRA trains about 1 % of the weights).",
+    "weights": "Use a smaller model, or dtype: bfloat16 with use_peft: true.",
+    "copies in low precision": "Use a smaller model, or dtype: bfloat16 with use_peft: true.",
+}
 
 
-def _remedy(name: str, args: DewConfig, found: Estimate, free: float) -> str:
-    if name == "activations" and not args.gradient_checkpointing:
+def _remedy(found: Estimate, args: "DewConfig", free: float) -> str:
+    if found.largest in REMEDIES:
+        return REMEDIES[found.largest]
+    if found.largest == "activations" and not args.gradient_checkpointing:
         return "Set gradient_checkpointing: true."
-    if name in ("activations", "head", "cache", "scores"):
-        return _smaller_batch(name, args, found, free)
-    return {
-        "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
-        "optimizer": "Set use_peft: true (LoRA trains a hundredth of the weights), or optim: adamw_8bit.",
-        "gradients": "Set use_peft: true: LoRA trains a hundredth of the weights.",
-    }.get(name, "Take a smaller model, or dtype: bfloat16 with use_peft: true.")
-
-
-def _smaller_batch(name: str, args: DewConfig, found: Estimate, free: float) -> str:
     batch, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    rows = _fitting(found, ROOM * free, batch)
-    if rows is None:
-        return "Set a shorter max_completion_length, or take a larger device."
-    if name in ("cache", "scores"):
-        return f"Sample fewer at once (per_device_train_batch_size: {rows}), or use_vllm: true."
-    accumulation = f"gradient_accumulation_steps: {steps * batch // rows}"
-    return f"Set per_device_train_batch_size: {rows} and {accumulation}, which trains the same."
-
-
-def _fitting(found: Estimate, free: float, batch: int) -> int | None:
-    """The most answers per micro-batch, a power of two below the present one, that fit the memory."""
-    shrinking = {key: value for key, value in found.terms.items() if key in ("activations", "cache", "scores")}
-    rest = found.total - sum(shrinking.values())
-    rows = batch // 2
-    while rows and rest + sum(shrinking.values()) * rows / batch > free:
+    shrinking = sum(value for name, value in found.terms.items() if name in ("activations", "cache", "scores"))
+    rows = batch // 2  # halved until it fits
+    while rows and found.total - shrinking + shrinking * rows / batch > ROOM * free:
         rows //= 2
-    return rows or None if batch % max(rows, 1) == 0 else None
+    if rows == 0 or batch % rows:
+        return "Lower max_completion_length, or use a larger device."
+    if found.largest in ("cache", "scores"):
+        return f"Sample fewer answers at once (per_device_train_batch_size: {rows}), or set use_vllm: true."
+    accumulation = f"gradient_accumulation_steps: {steps * batch // rows}"
+    return f"Set per_device_train_batch_size: {rows} and {accumulation}; the result is the same."

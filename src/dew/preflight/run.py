@@ -1,18 +1,19 @@
-"""All checks of one run, in the order in which they can be made; what cannot be made is said to be skipped."""
+"""All checks of a run on TRL, in order. A check that needs what another one found missing is skipped."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from dew.config import Run
 from dew.engines.trl.launch import Parsed
-from dew.errors import DewError
-from dew.preflight import answers as sampling
-from dew.preflight import batches, data, disk, filter, gold, memory, model, rewards, versions
-from dew.preflight.check import Check, failed, from_text, guarded, passed, skipped
-from dew.preflight.folder import check_folder
-from dew.preflight.machine import free_device_memory
-from dew.preflight.probe import score
+from dew.preflight.answers import Evidence, check_answers, check_filter, check_reward, find_outcome, sample
+from dew.preflight.check import Check, attempt, guarded, passed, skipped
+from dew.preflight.data import Data, check_columns, check_golds, try_golds
+from dew.preflight.data import read as read_data
+from dew.preflight.installation import check_versions
+from dew.preflight.machine import check_folder, free_device_memory
+from dew.preflight.memory import check_context, check_memory, estimate, longest_prompt, read_shape
+from dew.preflight.settings import check_disk
+from dew.preflight.settings import read as read_settings
 
 ANSWERS = 128
 Say = Callable[[str], None]
@@ -21,96 +22,55 @@ Say = Callable[[str], None]
 def preflight(
     run: Run, flags: Sequence[str] = (), *, answers: int = ANSWERS, allowed: Collection[str] = (), say: Say = print
 ) -> list[Check]:
-    """Everything that can be known of a run before it trains. `answers`: how many to sample; 0 samples none."""
-    checks = [versions.check()]
-    parsed, found = batches.read(run, flags, allowed)
-    checks += found
+    """Every check of a run before it trains. `answers`: how many to sample; 0 samples none."""
+    parsed, found = read_settings(run, flags, allowed)
+    checks = [check_versions(), *found]
     if parsed is None:
-        return [
-            *checks,
-            skipped("the rest", "Data, rewards, model and disk are looked at when the settings are right."),
-        ]
-    return checks + _of_the_run(parsed, answers, say)
-
-
-def _of_the_run(parsed: Parsed, count: int, say: Say) -> list[Check]:
-    args = parsed.args
-    checks = guarded("folder", lambda: [check_folder(Path(args.output_dir))])
-    try:
-        problems, found = data.read(parsed)
-    except DewError as error:
-        return [*checks, from_text("data", str(error)), skipped("the rest", "There are no data to look at.")]
-    checks += found
-    if not passed(found):
+        why = "Data, rewards, model and disk are checked once the settings are valid."
+        return [*checks, skipped("the rest", why)]
+    checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
+    data, failures = attempt("data", read_data, parsed)
+    if data is None:
+        return [*checks, *failures, skipped("the rest", "There are no data to check.")]
+    checks.append(check_columns(data))
+    if checks[-1].status == "failed":
         return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
-    checks += _of_the_model(parsed, problems)
-    fits = all(check.status != "failed" or check.name in ("folder", "disk") for check in checks)
-    return checks + _of_the_rewards(parsed, problems, count if fits else 0, say)
+    checks += guarded("model", check_model, parsed, data)
+    trainable = passed([check for check in checks if check.name not in ("folder", "disk")])
+    return checks + check_rewards(parsed, data, answers if trainable else 0, say)
 
 
-def _of_the_model(parsed: Parsed, problems: data.Data) -> list[Check]:
-    """What follows from the model's configuration."""
+def check_model(parsed: Parsed, data: Data) -> list[Check]:
+    """What follows from the model's config: context, memory, disk."""
+    args, shape = parsed.args, read_shape(parsed)
+    prompt = longest_prompt(parsed, data.rows)
+    device, free = free_device_memory(args.use_cpu)
+    return [
+        check_context(shape, prompt, int(args.max_completion_length or 0)),
+        check_memory(estimate(shape, args, prompt, free), shape, args, device, free),
+        check_disk(args, shape, len(data.rows)),
+    ]
+
+
+def check_rewards(parsed: Parsed, data: Data, count: int, say: Say) -> list[Check]:
+    """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
     args = parsed.args
-
-    def look() -> list[Check]:
-        shape = model.read(parsed)
-        prompt = model.longest_prompt(parsed, problems)
-        device, free = free_device_memory(args.use_cpu)
-        found = memory.estimate(shape, args, prompt, free)
-        return [
-            model.check_context(shape, prompt, int(args.max_completion_length or 0)),
-            memory.check(found, shape, args, device, free),
-            disk.check_disk(args, shape, len(problems.rows)),
-        ]
-
-    return guarded("model", look)
-
-
-def _of_the_rewards(parsed: Parsed, problems: data.Data, count: int, say: Say) -> list[Check]:
-    """Gold answers, a sample of the model's, each reward on both, and what the filter looks at."""
-    args = parsed.args
-    threshold = args.build_algorithm().threshold
-    try:
-        outcome, found = filter.find_outcome(args, problems)
-    except DewError as error:
-        remedy = "Name as outcome_reward the one that is 1 for correct and 0 for wrong answers, with weight 1."
-        undecided = skipped("gold, rewards, answers", "Nothing decides what is correct.")
-        return [failed("outcome", str(error), remedy), undecided]
-    checks = [found]
-    decides: Any = problems.rewards[outcome]
-    golds: gold.Golds | None = None
-    drawn: sampling.Answers | None = None
-
-    def try_golds() -> list[Check]:
-        nonlocal golds
-        golds = gold.judge(decides, problems, threshold)
-        return [gold.check(golds, problems, problems.names[outcome], decides)]
-
-    def draw() -> list[Check]:
-        nonlocal drawn
+    found, failures = attempt("outcome", find_outcome, args, data)
+    if found is None:
+        return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
+    outcome, check = found
+    checks, golds, answers = [check], None, None
+    reward = data.rewards[outcome]
+    if callable(reward):
+        golds, failures = attempt("gold", try_golds, reward, data, args.build_algorithm().threshold)
+        checks += failures if golds is None else [check_golds(golds, data, data.names[outcome], reward)]
+    if count:
         say(f"sampling {count} answers ...")
-        drawn = sampling.sample(parsed, problems, count)
-        return sampling.check(drawn, int(args.max_completion_length or 0))
-
-    if callable(decides):
-        checks += guarded("gold", try_golds)
-    checks += (
-        guarded("answers", draw) if count else [skipped("answers", "None sampled: --answers 0, or a failure above.")]
-    )
-    for i, name in enumerate(problems.names):
-        checks += guarded(
-            f"reward {name}",
-            lambda i=i: rewards.check(i, outcome, problems, golds, drawn, threshold),  # type: ignore[misc]
-        )
-    return checks + guarded("filter", lambda: [_filter(parsed, problems, outcome, golds, drawn)])
-
-
-def _filter(
-    parsed: Parsed, problems: data.Data, outcome: int, golds: gold.Golds | None, drawn: sampling.Answers | None
-) -> Check:
-    probes: list[float | None] = []
-    if golds is not None:
-        rows = problems.rows[: rewards.PROBED]
-        texts = [*golds.texts[: rewards.PROBED], *[""] * len(rows)]
-        probes = score(problems.rewards[outcome], texts, [*rows, *rows], problems)
-    return filter.check(parsed.args, problems.names[outcome], probes, drawn)
+        answers, failures = attempt("answers", sample, parsed, data, count)
+        checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
+    else:
+        checks.append(skipped("answers", "None sampled: --answers 0, or a failed check above."))
+    evidence = Evidence(args, data, outcome, golds, answers)
+    for i, name in enumerate(data.names):
+        checks += guarded(f"reward {name}", check_reward, i, evidence)
+    return checks + guarded("filter", check_filter, evidence)

@@ -1,7 +1,30 @@
-"""A run on verl before it trains: what can be known on the machine that one types on, and what cannot."""
+"""A run on verl: its plan (memory, tokens per second, hours) by arithmetic, and the checks before it trains.
 
+The letters are those of `dew.preflight.memory`, in bf16. N GPUs share weights, gradients and optimizer state evenly
+(FSDP2); m tokens are in a micro-batch of one GPU.
+
+    training     weights, gradients, optimizer: 4 + 4 + 8 bytes · P/N     2 + 2 + 4 with model_dtype bf16
+                 gathered    2 · (2 layers + embedding and head)  bf16, one layer in use and one prefetched
+                 activations m · (2 D L + A)                      gradient checkpointing
+                 logits      m · V · 4                            bf16, and their gradient
+                 entropy     2048 · V · 12                        a chunk in float32, its softmax, their product
+    generation   the part of weights and optimizer that is not offloaded, and the sampler's share of the GPU;
+                 a sampler spans t GPUs: weights 2 P/t, the rest is KV cache
+
+Seconds of a step with R answers of mean length n to prompts of length p:
+
+    training     R (p + n) · 10 P / (N · peak · 0.4): 6 P forward and backward, 2 P recomputed, 2 P for the old policy
+    generation   R n / (tokens per second of all samplers), at least the longest answer by itself. Each decoding step
+                 of a sampler reads its weights and the cache of its running answers at 0.6 of the memory bandwidth.
+
+0.4 and 0.6 are assumptions; docs/scale.md compares the result with published runs.
+"""
+
+import json
 from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dew.config import Run
@@ -9,101 +32,288 @@ from dew.engines.problems import judge_of
 from dew.engines.verl.batches import Batches
 from dew.engines.verl.command import check_against_verl
 from dew.engines.verl.data import Data, data_of, load_tokenizer
-from dew.engines.verl.keys import MODEL
-from dew.engines.verl.plan import GPUS, USABLE, Gpu, fit, plan_of
+from dew.engines.verl.keys import ACTOR, FSDP, MODEL, ROLLOUT
 from dew.engines.verl.translate import Translation, translate
 from dew.engines.verl.words import with_words
 from dew.errors import DewError
-from dew.preflight import versions
-from dew.preflight.check import Check, failed, from_text, guarded, ok, skipped, warning
-from dew.preflight.folder import check_folder
-from dew.preflight.machine import gpus, size
+from dew.preflight.check import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
+from dew.preflight.installation import check_versions
+from dew.preflight.machine import GB, check_folder, gpus, size
+from dew.preflight.memory import Estimate, Shape, shape_of, training_state
 
+CHUNK = 2048
+"""Tokens whose entropy verl computes at a time."""
+USABLE = 0.92
+"""Share of a GPU's memory; CUDA, NCCL and fragmentation take the rest."""
+MFU, BANDWIDTH_SHARE = 0.4, 0.6
+SEQUENCES = 256
+"""Maximum number of answers that a sampler decodes at once: verl's max_num_seqs."""
+TYPICAL_ANSWER, TYPICAL_PROMPT = 0.25, 200
+"""Assumed mean length of an answer as a share of the limit, and of a prompt in tokens."""
 PROBED = 64
-"""Rows whose gold and empty answers the verifier is asked about."""
-NOT_LOOKED_AT = skipped(
-    "answers", "On verl no answers are sampled beforehand: truncation, mixed groups and entropy show at the first step."
-)
+"""Rows on whose gold and empty answers the verifier is called."""
+
+SHAPES = {
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(0.494e9, 24, 896, 4864, 896, 128, 151936),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1.544e9, 28, 1536, 8960, 1536, 256, 151936),
+    "Qwen/Qwen2.5-7B": Shape(7.616e9, 28, 3584, 18944, 3584, 512, 152064),
+    "Qwen/Qwen2.5-32B": Shape(32.764e9, 64, 5120, 27648, 5120, 1024, 152064),
+}
+"""From the models' config files, so that a plan needs no download."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory: float
+    peak: float
+    """Dense bf16 operations per second."""
+    bandwidth: float
+
+
+H100 = Gpu("80 GB (H100)", 80 * GB, 989e12, 3.35e12)
+H200 = Gpu("141 GB (H200)", 141 * GB, 989e12, 4.8e12)
+GPUS = (H100, H200)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, and how it is distributed."""
+
+    shape: Shape
+    gpus: int
+    prompts: int
+    answers: int
+    prompt_limit: int
+    answer_limit: int
+    steps: int
+    tensor_parallel: int = 1
+    micro_batch: int = 16384
+    sampler_share: float = 0.5
+    weight_bytes: int = 4
+    """Per parameter of the sharded weights."""
+    param_offload: bool = False
+    optimizer_offload: bool = False
+    """Both: in host memory while answers are sampled."""
+    offload_policy: bool = False
+    """Weights, gradients and optimizer state stay in host memory. The time that this costs is not estimated."""
+    checkpointing: bool = True
+
+
+def estimate(job: Job, gpu: Gpu) -> Estimate:
+    """Bytes on each GPU in the backward pass, and while answers are sampled, when gradients are freed."""
+    s, w, m, N = job.shape, job.weight_bytes, job.micro_batch, job.gpus
+    state = {name: n / N * (not job.offload_policy) for name, n in training_state(s, w, 2 * w).items()}
+    ends = 2 * s.vocabulary * s.width
+    layer = (s.parameters - ends) / s.layers
+    training = {
+        **state,
+        "gathered": s.weight_bytes * (2 * layer + ends) if N > 1 else 0.0,
+        "activations": m * s.activation_bytes(job.checkpointing),
+        "logits": 4 * m * s.vocabulary,
+        "entropy": 12 * min(CHUNK, m) * s.vocabulary,
+    }
+    generation = {
+        "weights": state["weights"] * (not job.param_offload),
+        "optimizer": state["optimizer"] * (not job.optimizer_offload),
+        "sampler": job.sampler_share * gpu.memory,
+    }
+    return Estimate(training, generation)
+
+
+def fits(job: Job, gpu: Gpu) -> bool:
+    """In both phases, with KV cache for at least one answer of full length."""
+    cached = cache_tokens(job, gpu) >= job.prompt_limit + job.answer_limit
+    return cached and estimate(job, gpu).total <= USABLE * gpu.memory
+
+
+def cache_tokens(job: Job, gpu: Gpu) -> float:
+    """Tokens in the KV cache of one sampler."""
+    s, t = job.shape, job.tensor_parallel
+    room = job.sampler_share * gpu.memory - s.weight_bytes * s.parameters / t
+    return max(0.0, room) * t / s.cache_bytes
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds per step, tokens per second of all GPUs, hours of the run."""
+
+    generation: float
+    training: float
+    tokens_per_second: float
+    hours: float
+
+
+def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> Pace:
+    s, t = job.shape, job.tensor_parallel
+    n, p = mean_answer or TYPICAL_ANSWER * job.answer_limit, min(TYPICAL_PROMPT, job.prompt_limit)
+    R = job.prompts * job.answers
+    training = R * (p + n) * 10 * s.parameters / (job.gpus * gpu.peak * MFU)
+    samplers = max(1, job.gpus // t)
+    running = max(1.0, min(SEQUENCES, R / samplers, cache_tokens(job, gpu) / (p + n)))
+    weights, bandwidth = s.weight_bytes * s.parameters, gpu.bandwidth * BANDWIDTH_SHARE
+    decoding_step = (weights + running * (p + n / 2) * s.cache_bytes) / t / bandwidth
+    longest = job.answer_limit * weights / t / bandwidth
+    generation = max(R * n / samplers / running * decoding_step, longest)
+    step = generation + training
+    return Pace(generation, training, R * (p + n) / step, job.steps * step / 3600)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a translated recipe."""
+
+    model: str
+    job: Job | None
+    """None if the shape of the model is not known here."""
+
+    def lines(self) -> list[str]:
+        if self.job is None:
+            return [f"No plan: {self.model} is neither a local folder nor a model whose shape dew knows."]
+        return [_line(self.job, gpu) for gpu in GPUS]
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.job is None:
+            return {"model": self.model}
+        per_gpu = {
+            gpu.name: {
+                "fits": fits(self.job, gpu),
+                "training_bytes": estimate(self.job, gpu).training,
+                "generation_bytes": estimate(self.job, gpu).generation,
+                **asdict(pace(self.job, gpu)),
+            }
+            for gpu in GPUS
+        }
+        return {"model": self.model, "gpus": self.job.gpus, "on": per_gpu}
+
+
+def _line(job: Job, gpu: Gpu) -> str:
+    found = estimate(job, gpu)
+    verdict = "fits" if fits(job, gpu) else f"does NOT fit ({found.largest} takes the most)"
+    return (
+        f"Plan, {job.gpus} x {gpu.name}: {verdict}; training {sum(found.training.values()) / GB:.0f} GB, sampling "
+        f"{sum(found.generation.values()) / GB:.0f} GB each; about {pace(job, gpu).hours:.1f} h at a mean answer of "
+        f"{TYPICAL_ANSWER * job.answer_limit:.0f} tokens (estimated, see docs/scale.md)."
+    )
+
+
+def plan_of(translation: Translation) -> Plan:
+    get, batches = translation.__getitem__, translation.batches
+    model = get(f"{MODEL}.path")
+    shape = SHAPES.get(model) or local_shape(model)
+    if shape is None:
+        return Plan(model, None)
+    job = Job(
+        shape=replace(shape, adapters=lora_parameters(shape, get(f"{MODEL}.lora_rank") or 0)),
+        gpus=batches.gpus,
+        prompts=batches.prompts,
+        answers=batches.answers,
+        prompt_limit=get("data.max_prompt_length"),
+        answer_limit=get("data.max_response_length"),
+        steps=get("trainer.total_training_steps") or 0,
+        tensor_parallel=batches.tensor_parallel,
+        micro_batch=get(f"{ACTOR}.ppo_max_token_len_per_gpu"),
+        sampler_share=get(f"{ROLLOUT}.gpu_memory_utilization") or 0.5,
+        weight_bytes=4 if get(f"{FSDP}.model_dtype") == "fp32" else 2,
+        offload_policy=bool(get(f"{FSDP}.offload_policy")),
+        param_offload=bool(get(f"{FSDP}.param_offload")),
+        optimizer_offload=bool(get(f"{FSDP}.optimizer_offload")),
+        checkpointing=bool(get(f"{MODEL}.enable_gradient_checkpointing")),
+    )
+    return Plan(model, job)
+
+
+def lora_parameters(s: Shape, rank: int) -> int:
+    """Adapters of all linear layers: rank times the sum of both widths of each."""
+    widths = 2 * (s.width + s.query) + 2 * (s.width + s.key) + 3 * (s.width + s.inner)
+    return rank * widths * s.layers
+
+
+def local_shape(model: str) -> Shape | None:
+    """From the config.json of a model folder."""
+    try:
+        config = SimpleNamespace(**json.loads((Path(model).expanduser() / "config.json").read_text()))
+        s = shape_of(config, parameters=0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    layer = 2 * s.width * s.query + 2 * s.width * s.key + 3 * s.width * s.inner
+    ends = s.vocabulary * s.width * (1 if getattr(config, "tie_word_embeddings", False) else 2)
+    return replace(s, parameters=s.layers * layer + ends)
 
 
 def preflight_verl(run: Run, words: Sequence[str] = (), allowed: Collection[str] = ()) -> list[Check]:
     """Versions, settings, batches, GPUs, memory, folder, data, verifier."""
-    checks = [versions.check("verl")]
+    checks = [check_versions("verl")]
     try:
         run = with_words(run, words, allowed)
         translation = translate(run)
-        judged = check_against_verl(translation)
+        composed = check_against_verl(translation)
     except DewError as error:
-        problems = [line for line in str(error).splitlines() if line.startswith("- ")] or [str(error)]
-        checks += [from_text("settings", problem) for problem in problems]
-        return [*checks, skipped("the rest", "Data, GPUs and memory are looked at when the settings are right.")]
-    by = "verl's own configuration knows every key." if judged else "verl is not installed here to judge its own keys."
+        checks += [from_problem("settings", problem) for problem in error.problems]
+        return [*checks, skipped("the rest", "Data, GPUs and memory are checked once the settings are valid.")]
+    by = "verl accepts all of them." if composed else "verl is not installed here, so its own keys are not checked."
     checks.append(ok("settings", f"{len(translation.overrides)} overrides; {by}", unused=translation.unused))
     checks.append(ok("batches", f"{translation.batches}.", **vars(translation.batches)))
-    checks += guarded("gpus", lambda: [check_gpus(translation.batches, gpus())])
-    checks += guarded("memory", lambda: [check_memory(translation, gpus())])
-    checks += guarded("folder", lambda: [check_folder(Path(translation["algorithm.dew_run.folder"]))])
-    checks += guarded("data", lambda: _of_the_data(run, translation))
-    return [*checks, NOT_LOOKED_AT]
+    checks += guarded("gpus", lambda: check_gpus(translation.batches, gpus()))
+    checks += guarded("memory", lambda: check_memory(translation, gpus()))
+    checks += guarded("folder", check_folder, Path(translation["algorithm.dew_run.folder"]))
+    checks += guarded("data", check_data, run, translation)
+    why = "No answers are sampled on verl: truncation, mixed groups and entropy show at the first step."
+    return [*checks, skipped("answers", why)]
 
 
 def check_gpus(batches: Batches, found: Sequence[dict[str, Any]]) -> Check:
-    """This machine against one node of the plan; a cluster's other nodes are not seen from here."""
+    """Compare this machine with one node of the plan; the other nodes of a cluster are not visible from here."""
     n, wanted = len(found), batches.gpus_per_node
-    says = f"{batches.nodes} x {wanted} GPUs are asked for, and this machine has {n}."
-    facts = {"nodes": batches.nodes, "per_node": wanted, "here": n}
-    if n >= wanted:
-        return ok("gpus", says, **facts)
+    says = f"The run asks for {batches.nodes} x {wanted} GPUs; this machine has {n}."
+    facts: dict[str, Any] = {"nodes": batches.nodes, "per_node": wanted, "here": n}
     remedy = f"Run it on a node of the cluster, or set trainer.n_gpus_per_node={n}." if n else "Run it on the cluster."
-    return warning("gpus", says, remedy, **facts)
+    return graded("gpus", says, remedy, warn=n < wanted, **facts)
 
 
 def check_memory(translation: Translation, here: Sequence[dict[str, Any]]) -> Check:
-    """The plan's arithmetic for the GPUs of this machine, or for both kinds that the plan knows."""
-    job = plan_of(translation).job
+    """The plan for the GPUs of this machine or, without any, for the two kinds that dew knows."""
+    plan = plan_of(translation)
+    job = plan.job
     if job is None:
-        return skipped("memory", f"The measures of {translation[f'{MODEL}.path']} are not known here.")
-    kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else list(GPUS)
-    fits = [fit(job, gpu) for gpu in kinds]
-    says = " ".join(
-        f"{found.gpu.name}: training {size(found.training)}, sampling {size(found.generation)}"
-        f"{'' if found.fits else f', which does not fit {USABLE:.0%} of it'}."
-        for found in fits
-    )
-    facts = {found.gpu.name: {"training": found.training, "generation": found.generation} for found in fits}
-    if any(found.fits for found in fits):
-        return ok("memory", f"By arithmetic, on each of {job.gpus} GPUs: {says}", **facts)
-    remedy = {
-        "logits": "Lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu.",
-        "activations": "Lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu.",
-    }.get(fits[-1].largest, "Take more GPUs, or actor_rollout_ref.actor.fsdp_config.offload_policy=true.")
-    return warning("memory", f"By arithmetic, on each of {job.gpus} GPUs: {says}", remedy, **facts)
+        return skipped("memory", plan.lines()[0])
+    says, facts = f"Estimated for each of {job.gpus} GPUs:", {}
+    kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else GPUS
+    for gpu in kinds:
+        found = estimate(job, gpu)
+        training, generation = sum(found.training.values()), sum(found.generation.values())
+        says += f" {gpu.name}: training {size(training)}, sampling {size(generation)}"
+        says += "." if fits(job, gpu) else f", does not fit {USABLE:.0%} of it."
+        facts[gpu.name] = {"training": training, "generation": generation}
+    remedy = "Use more GPUs, or actor_rollout_ref.actor.fsdp_config.offload_policy=true."
+    if found.largest in ("logits", "activations"):
+        remedy = "Lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu."
+    return graded("memory", says, remedy, warn=not any(fits(job, gpu) for gpu in kinds), fail=False, **facts)
 
 
-def _of_the_data(run: Run, translation: Translation) -> list[Check]:
+def check_data(run: Run, translation: Translation) -> list[Check]:
+    """The problems as verl will read them, and the verifier."""
     data = data_of(run, translation, load_tokenizer(translation[f"{MODEL}.path"]))
-    says = f"{len(data.train):,} problems to train on, {len(data.validation):,} to validate with"
-    says += f"; {data.too_long} left out, their prompts being too long." if data.too_long else "."
+    says = f"{len(data.train):,} training problems, {len(data.validation):,} validation problems"
+    says += f"; {data.too_long} left out because their prompts are too long." if data.too_long else "."
     checks = [ok("data", says, train=len(data.train), validation=len(data.validation), too_long=data.too_long)]
-    return checks + guarded("verifier", lambda: [check_verifier(run, data)])
+    return checks + guarded("verifier", check_verifier, run, data)
 
 
 def check_verifier(run: Run, data: Data) -> Check:
-    """On gold answers in a box, and on nothing at all."""
+    """Call the verifier on boxed gold answers and on empty answers."""
     if "reward.custom_reward_function.path" in run.verl:
-        return skipped("verifier", "A reward function of your own is not probed here.")
+        return skipped("verifier", "A reward function of your own is not called here.")
     judge = judge_of(run)
     assert judge is not None
     rows = [row["extra_info"] for row in data.train[:PROBED]]
     empty = sum(verdict.correct for verdict in judge.verdicts([""] * len(rows), rows))
     if empty:
-        remedy = "Let it return 0 where there is no answer: else saying nothing is the best policy."
-        return failed("verifier", f"{judge.name} accepts {empty} of {len(rows)} empty answers.", remedy)
+        return failed("verifier", f"{judge.name} accepts {empty} of {len(rows)} empty answers.", EMPTY_REMEDY)
     if judge.columns != ("answer",):
         return ok("verifier", f"{judge.name} accepts none of {len(rows)} empty answers.")
     boxed = [rf"\boxed{{{row['answer']}}}" for row in rows]
     good = sum(verdict.correct for verdict in judge.verdicts(boxed, rows))
     says = f"{judge.name} accepts {good} of {len(rows)} gold answers and no empty one."
-    if good == len(rows):
-        return ok("verifier", says, gold=good, rows=len(rows))
-    return warning("verifier", says, "Correct those rows or leave them out.", gold=good, rows=len(rows))
+    remedy = "Correct or remove those rows."
+    return graded("verifier", says, remedy, warn=good < len(rows), gold=good, rows=len(rows))

@@ -1,0 +1,108 @@
+"""Versions against the lock files, and `doctor`: only what dew requires can fail."""
+
+import re
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from dew.preflight import installation, machine, passed
+
+ROOT = Path(__file__).parents[2]
+VERL = {**dict.fromkeys(installation.PACKAGES), **installation.LOCKS["verl"]}
+LOCK_FILES = sorted((ROOT / "locks").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", LOCK_FILES, ids=lambda path: path.stem)
+def test_the_matrix_agrees_with_the_lock_files(path):
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", path.read_text(), flags=re.MULTILINE))
+    table = installation.LOCKS[path.stem]
+    assert {name: pins.get(name, pins.get(f"{name}-cpu")) for name in table} == table
+
+
+def test_the_versions_that_verl_requires_on_gpus():
+    assert installation.ON_GPUS == {"torch": "2.11.0", "transformers": "5.9.0", "vllm": "0.24.0"}
+
+
+def test_the_locks_travel_in_the_wheel():
+    assert 'locks = "dew/locks"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_requirements_are_those_of_the_extra():
+    assert "1.14" in installation.requirements("trl")["trl"] and "trl" not in installation.requirements("verl")
+    assert "trl" not in installation.requirements() and "torch" in installation.requirements()
+
+
+def test_every_lock_satisfies_the_requirements():
+    for lock, pins in installation.LOCKS.items():
+        assert all(installation.supported(name, number, lock) for name, number in pins.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({}, "ok", "lock core"),
+        ({"torch": "2.13.0+cu130"}, "ok", "2.13.0+cu130"),
+        ({"trl": "1.15.1"}, "warning", "trl 1.15.1 (tested: 1.16.0)"),
+        ({"trl": "1.13.0"}, "failed", "trl 1.13.0"),
+        ({"trl": "2.0.0"}, "failed", "trl 2.0.0"),
+        ({"trl": None}, "warning", "needs trl"),
+        ({"peft": None}, "ok", "lock core"),
+        ({"vllm": "0.32.0"}, "warning", "transformers 5.22.2 (tested: 5.19.0)"),
+        (VERL, "ok", "verl 0.9.1"),
+        ({**VERL, "torch": "2.11.0+cu130", "vllm": "0.24.0"}, "ok", "lock verl"),
+        ({**VERL, "verl": "0.10.0"}, "failed", "verl 0.10.0"),
+        ({**VERL, "TransferQueue": None}, "warning", "needs TransferQueue"),
+    ],
+)
+def test_versions(monkeypatch, change, status, says):
+    there = {**installation.LOCKS["core"], **change}
+    monkeypatch.setattr(installation, "installed", there.get)
+    found = installation.check_versions()
+    assert found.status == status and says in found.says
+    assert bool(found.remedy) == (status != "ok")
+
+
+def test_a_missing_requirement_fails(monkeypatch):
+    required = dict.fromkeys(("numpy", "nowhere"), SpecifierSet())
+    monkeypatch.setattr(installation, "requirements", lambda extra="": required)
+    checks = {check.name: check for check in installation.doctor()}
+    assert checks["packages"].status == "failed" and checks["packages"].facts["missing"] == ["nowhere"]
+    assert not passed(list(checks.values()))
+
+
+def test_advice_about_threads(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = installation.check_threads()
+    assert found.status == "warning" and "8 threads" in found.says and "OMP_NUM_THREADS=1" in found.remedy
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert installation.check_threads().status == "ok"
+
+
+def test_little_memory_and_disk_are_warnings(monkeypatch):
+    monkeypatch.setattr(installation, "free_host_memory", lambda: 10**9)
+    monkeypatch.setattr(installation, "free_disk", lambda _: 10**8)
+    assert installation.check_memory().status == installation.check_disk().status == "warning"
+    assert "100 MB" in installation.check_disk().says
+
+
+def test_a_kernel_with_a_wrong_result_fails(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(installation, "installed", lambda _: "3.9.0")
+    monkeypatch.setattr(installation, "_kernel_error", lambda: 0.5)
+    assert installation.check_triton().status == "failed"
+    monkeypatch.setattr(installation, "_kernel_error", lambda: 1e-3)
+    assert installation.check_triton().status == "ok"
+
+
+def test_machine():
+    assert machine.size(1.5e9) == "1.5 GB" and machine.size(2e6) == "2 MB" and machine.size(10) == "0.01 kB"
+    assert machine.free_host_memory() > 0
+    assert machine.existing(ROOT / "no" / "such" / "folder") == ROOT
+    assert machine.free_disk(ROOT / "no" / "such" / "folder") > 0
