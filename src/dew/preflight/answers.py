@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+from dew.engines.credit import judge
 from dew.engines.trl.launch import Parsed, build_trainer
 from dew.evaluate import Interval, mean_interval
 from dew.preflight.check import Check, failed, ok, warning
@@ -59,20 +60,20 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
         trainer = build_trainer(replace(parsed, args=_apart(parsed.args, folder)))
         trainer.model.train()
         began = perf_counter()
-        sampled = trainer._sample([dict(row) for row in chosen for _ in range(size)])
+        batch = trainer.sample([dict(row) for row in chosen for _ in range(size)])
         seconds = perf_counter() - began
-        shared, mask = sampled.shared, sampled.shared["mask"]
-        signal = trainer._signal(shared)[::size].tolist()
-        texts = trainer.processing_class.batch_decode(sampled.local["completion_ids"], skip_special_tokens=True)
+        signal = judge(trainer.algorithm, batch).signal[::size].tolist()
+        texts = trainer.processing_class.batch_decode(batch.inputs["completion_ids"], skip_special_tokens=True)
+    assert batch.entropy is not None
     return Answers(
         size=size,
-        outcome=_values(shared["outcome"].tolist()),
-        parts=[_values(row) for row in shared["parts"].tolist()],
-        extra=shared["extra"].tolist(),
+        outcome=_values(batch.outcome.tolist()),
+        parts=[_values(row) for row in batch.parts.tolist()],
+        extra=batch.extra.tolist(),
         signal=signal,
-        truncated=shared["truncated"].tolist(),
-        lengths=shared["length"].tolist(),
-        entropy=float(shared["entropy"][mask].mean()) if mask.any() else 0.0,
+        truncated=batch.truncated.tolist(),
+        lengths=batch.length.tolist(),
+        entropy=float(batch.entropy[batch.mask].mean()) if batch.mask.any() else 0.0,
         texts=texts,
         seconds=seconds,
     )

@@ -7,8 +7,8 @@ nothing too, and the policy is trained on noise.
 import torch
 
 from dew.algorithms import Algorithm
+from dew.engines.credit import Rows, judge
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.credit import Rows, judge
 from dew.engines.trl.rewards import check_weights, outcome_index
 from dew.preflight.answers import Answers
 from dew.preflight.check import Check, failed, ok, warning

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dew.engines.trl.recording import gold_of
+from dew.engines.recording import gold_of
 from dew.preflight.check import Check, failed, ok, warning
 from dew.preflight.data import Data
 from dew.preflight.probe import Row, demonstration, score, writings

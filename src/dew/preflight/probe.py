@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from dew.engines.trl.recording import gold_of
+from dew.engines.recording import gold_of
 from dew.engines.trl.rewards import checked
 from dew.preflight.data import Data
 from dew.rewards.verdict import text_of
