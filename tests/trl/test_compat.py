@@ -10,7 +10,16 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
 from dew.engines.trl import DewTrainer
-from dew.engines.trl.compat import BATCH_KEYS, FUSED_HEAD, GENERATED, IMAGE_KEYS, OPTIONAL_KEYS, OVERRIDDEN
+from dew.engines.trl.compat import BATCH_KEYS, FUSED_HEAD, GENERATED, IMAGE_KEYS
+
+OPTIONAL_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "tool_mask",
+                 "importance_sampling_ratio")  # fmt: skip
+"""Keys that `_generate_and_score_completions` returns when applicable, with one row per completion."""
+
+OVERRIDDEN = ("train", "_get_train_sampler", "_load_optimizer_and_scheduler", "_generate_and_score_completions",
+              "_generate", "_generate_single_turn", "_calculate_rewards", "_get_per_token_logps_and_entropies",
+              "_compute_loss", "training_step", "_get_grad_norm", "log", "_save_checkpoint")  # fmt: skip
+"""The methods that `DewTrainer` overrides. All but `_compute_loss` call TRL's own and work on what it returns."""
 
 
 def changed(what):

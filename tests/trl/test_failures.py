@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew.engines.trl.failures import explain, process_lost
-from dew.errors import ConfigError, EngineError
+from dew.errors import ConfigError, EngineError, RewardError
 from dew.records import RunFolder
 
 MINUTE = 60
@@ -75,6 +75,22 @@ def test_the_survivor_of_a_killed_process_ends_soon_with_advice(victim, survivor
     assert f"Process {survivor} of 2 lost the connection" in text and "dew resume" in text
     if survivor == 0:
         assert RunFolder(tmp_path).run()["status"] == "failed"
+
+
+def test_an_exception_in_one_process_ends_both(tmp_path):
+    """The one that failed raises its own error; the other loses the connection."""
+
+    def reward(completions, trainer_state, **_):
+        if trainer_state.global_step == 2 and os.environ["RANK"] == "1":
+            raise ZeroDivisionError
+        return tiny.has_a(completions)
+
+    def train(rank):
+        with pytest.raises(RewardError if rank == 1 else SystemExit):
+            run(tmp_path, rank, reward=reward)
+
+    assert tiny.in_children(train, count=2) == [0, 0]
+    assert "Process 0 of 2 lost the connection" in (tmp_path / "error0").read_text()
 
 
 @pytest.mark.slow

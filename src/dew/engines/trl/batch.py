@@ -105,7 +105,6 @@ def make_batch(
     count, size, device = len(parts), trainer.group_size, parts.device
     places = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
     prompts = [row.get(("prompt",)) for row in table]
-    gold = None if recorded is None else gather_object([gold_of(row) or "" for row in recorded])
     end_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     columns = {
         "outcome": outcome,
@@ -120,7 +119,7 @@ def make_batch(
         mask=gather_rows(accelerator, mask),
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=None if logp is None or recorded is None else gather_rows(accelerator, logp),
-        gold=None if gold is None else [text or None for text in gold],
+        gold=None if recorded is None else gather_object([gold_of(row) for row in recorded]),
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         table=table,
         answers={name: columns[name] for name in ANSWER_COLUMNS},

@@ -1,4 +1,4 @@
-"""What dew relies on in TRL: versions, keys, return values. A release that changes one of them fails here, by name."""
+"""What dew relies on in TRL: versions, keys, return values. tests/trl/test_compat.py checks these and the methods."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,10 +12,6 @@ TESTED = "Install a release that dew is tested with: pip install 'trl==1.16.0'."
 BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 """Keys that `_generate_and_score_completions` always returns."""
 
-OPTIONAL_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "tool_mask",
-                 "importance_sampling_ratio")  # fmt: skip
-"""Keys that it returns when applicable, with one row per completion."""
-
 IMAGE_KEYS = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
 """Further inputs of vision-language models, passed to the forward pass unchanged."""
@@ -23,11 +19,6 @@ IMAGE_KEYS = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 GENERATED = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "extra_fields", "images",
              "tool_images")  # fmt: skip
 """The eight values that `_generate` returns, in this order."""
-
-OVERRIDDEN = ("train", "_get_train_sampler", "_load_optimizer_and_scheduler", "_generate_and_score_completions",
-              "_generate", "_generate_single_turn", "_calculate_rewards", "_get_per_token_logps_and_entropies",
-              "_compute_loss", "training_step", "_get_grad_norm", "log", "_save_checkpoint")  # fmt: skip
-"""The methods that `DewTrainer` overrides. All but `_compute_loss` call TRL's own and work on what it returns."""
 
 FUSED_HEAD = "_ChunkedLogProbFunction"
 """The name in `trl.trainer.utils` under which TRL's forward finds the autograd function of the fused head."""
@@ -41,13 +32,9 @@ def require_trl() -> None:
         raise EngineError(Problem("TRL is not installed.", remedy="Run: pip install 'dew-rl[trl]'.")) from None
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if not OLDEST <= numbers < TOO_NEW:
-        raise EngineError(
-            Problem(
-                f"TRL {found} is installed; dew works with TRL >= 1.14 and < 2.",
-                "Earlier releases do not average the gradients of the fused head over processes.",
-                "Run: pip install 'trl>=1.14,<2'.",
-            )
-        )
+        what = f"TRL {found} is installed; dew works with TRL >= 1.14 and < 2."
+        why = "Earlier releases do not average the gradients of the fused head over processes."
+        raise EngineError(Problem(what, why, "Run: pip install 'trl>=1.14,<2'."))
 
 
 def check_batch(batch: dict[str, Any]) -> None:

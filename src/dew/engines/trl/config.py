@@ -35,11 +35,9 @@ class Batches:
         return self.completions % self.answers == 0
 
     def __str__(self) -> str:
-        sampled = (
-            f"{self.per_device} per device x {self.processes} process{'es' * (self.processes > 1)} x "
-            f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)} = {self.completions} completions "
-            f"at once"
-        )
+        factors = f"{self.per_device} per device x {self.processes} process{'es' * (self.processes > 1)}"
+        micro_batches = f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
+        sampled = f"{factors} x {micro_batches} = {self.completions} completions at once"
         if not self.fits:
             return f"{sampled}, which is not a whole number of groups of {self.answers}"
         steps = self.micro_batches / self.accumulation
@@ -89,41 +87,27 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         None, "Settings of the algorithm that differ from its defaults, e.g. {'alpha2': 0.2}."
     )
     outcome_reward: str | None = _setting(
-        None,
-        "Name of the reward function that decides whether an answer is correct. Required with several reward "
-        "functions; the others are added to its reward and never decide.",
+        None, "Name of the reward function that decides correctness; the others are added to it and never decide."
     )
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
     reward_memory: float | None = _setting(
         None, "Maximum GiB for the process of a reward function given by path (default: half of the machine's memory)."
     )
-    records_every: int = _setting(
-        20, "Write token records at the first optimizer step and every this many steps; 0 disables them."
-    )
+    records_every: int = _setting(20, "Write token records every this many optimizer steps; 0 disables them.")
     records_groups: int = _setting(4, "Groups in each token record.")
-    records_keep: int = _setting(
-        400, "Maximum number of token records; beyond it every second one is deleted. 0 keeps all."
-    )
+    records_keep: int = _setting(400, "Maximum number of records; beyond it every second one is deleted. 0 keeps all.")
     exact_head: bool = _setting(
-        True,
-        "Compute log-probabilities and entropies with dew's operator, exact in float32 even for bf16 weights; false "
-        "uses TRL's.",
+        True, "Compute log-probabilities and entropies exactly in float32, with dew's operator; false: with TRL's."
     )
     captured_sampling: bool = _setting(
-        True,
-        "On a GPU without vLLM, sample by replaying captured one-token steps, many times faster than generate; false "
-        "uses generate.",
+        True, "On a GPU without vLLM, sample with captured one-token steps, much faster than generate; false: generate."
     )
     guide: str | None = _setting(
-        None,
-        "Mixed policy: a model (path or name), an OpenAI-compatible server (http://...) or a .jsonl file of recorded "
-        "completions that also answers each prompt.",
+        None, "Mixed policy: a model, an OpenAI-compatible server (http://...) or a .jsonl file that also answers."
     )
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
-    guide_failed_weight: float = _setting(
-        1.0, "Weight of the groups in which all of the policy's own answers are wrong."
-    )
+    guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
     guide_timeout: float = _setting(120.0, "Maximum seconds to wait for an answer of the guide's server.")
 
     epsilon: float | None = _set_by_algorithm("clip_low")
@@ -183,16 +167,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if self.num_generations < 2:
             why = "Advantages compare the answers to one prompt with each other."
             return [Problem(f"num_generations={self.num_generations}:", why, "Give at least 2; TRL's default is 8.")]
-        at_once = self.per_device_train_batch_size * self.batches.processes
-        if self.generation_batch_size is not None and self.steps_per_generation is None:
-            low, rest = divmod(self.generation_batch_size, at_once)
-            if rest:
-                what = (
-                    f"generation_batch_size={self.generation_batch_size} is not a multiple of {at_once} (completions "
-                    "per micro-batch on all processes)."
-                )
-                nearest = " or ".join(str(n * at_once) for n in (low, low + 1) if n)
-                return [Problem(what, remedy=f"Nearest: {nearest}.")]
+        at_once, given = self.per_device_train_batch_size * self.batches.processes, self.generation_batch_size
+        if given is not None and self.steps_per_generation is None and given % at_once:
+            what = f"generation_batch_size={given} is not a multiple of {at_once}"
+            nearest = " or ".join(str(n * at_once) for n in (given // at_once, given // at_once + 1) if n)
+            return [Problem(what, "(completions per micro-batch on all processes).", f"Nearest: {nearest}.")]
         if not self.batches.fits:
             return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self.batches.nearest())}.")]
         return []
@@ -200,10 +179,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def _number_problems(self) -> list[Problem]:
         problems = []
         if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
-            what = (
-                f"records_every={self.records_every}, records_groups={self.records_groups}, "
-                f"records_keep={self.records_keep}:"
-            )
+            given = ("records_every", "records_groups", "records_keep")
+            what = f"{', '.join(f'{name}={getattr(self, name)}' for name in given)}:"
             remedy = "give a number of steps (0 disables records), at least one group, and how many to keep (0: all)."
             problems.append(Problem(what, remedy=remedy))
         if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
@@ -295,11 +272,7 @@ def _unsupported(config: DewConfig) -> list[Problem]:
                 Problem(f"{name}={getattr(config, name)!r} is not part of {config.algorithm}.", why, remedy)
             )
     if config.use_liger_kernel:
-        problems.append(
-            Problem(
-                "use_liger_kernel=True:",
-                "TRL has deprecated it, and dew reads log-probabilities and entropy from TRL's own fused head.",
-                "Write model_init_kwargs={'use_kernels': True} for fast layers.",
-            )
-        )
+        why = "TRL has deprecated it, and dew reads log-probabilities and entropy from TRL's own fused head."
+        remedy = "Write model_init_kwargs={'use_kernels': True} for fast layers."
+        problems.append(Problem("use_liger_kernel=True:", why, remedy))
     return problems

@@ -23,14 +23,9 @@ def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
     full = any(text in str(error) for text in FULL)
     if not full and (free >= ALMOST_NOTHING or not isinstance(error, OSError | RuntimeError)):
         return None
-    return EngineError(
-        Problem(
-            f"{folder}: the disk is full, and the run stopped.",
-            "Earlier checkpoints are complete.",
-            f"Free some space, then run: dew resume {folder}. save_total_limit and records_every set how much a run "
-            "keeps.",
-        )
-    )
+    what, why = f"{folder}: the disk is full, and the run stopped.", "Earlier checkpoints are complete."
+    remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
+    return EngineError(Problem(what, why, remedy))
 
 
 def process_lost(error: BaseException, rank: int, processes: int) -> EngineError | None:
@@ -40,14 +35,12 @@ def process_lost(error: BaseException, rank: int, processes: int) -> EngineError
     """
     if processes == 1 or not isinstance(error, RuntimeError) or not DISCONNECTED.search(str(error)):
         return None
-    return EngineError(
-        Problem(
-            f"Process {rank} of {processes} lost the connection to another process, which failed or was killed "
-            f"({str(error).strip().splitlines()[0]:.200}).",
-            remedy="See the output of that process, which the launcher names (signal 9 often means that the machine "
-            "ran out of memory), then resume from the last checkpoint: dew resume, or resume_from_checkpoint=True.",
-        )
+    what = f"Process {rank} of {processes} lost the connection to another process, which failed or was killed."
+    remedy = (
+        "See the output of that process, which the launcher names (signal 9 often means that the machine ran out of "
+        "memory), then resume from the last checkpoint: dew resume, or resume_from_checkpoint=True."
     )
+    return EngineError(Problem(what, remedy=remedy))
 
 
 def explain(error: BaseException, folder: str, rank: int, processes: int) -> EngineError | None:

@@ -131,32 +131,22 @@ class ServerGuide:
         return wanted
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
-        request = {
-            "model": self._model,
-            "n": count,
-            "max_tokens": self._limit,
-            "temperature": self._temperature,
-            "seed": turn,
-        }
-        if isinstance(prompt, str):
-            reply = self._request("/completions", {**request, "prompt": prompt, "logprobs": 1})
-            return [self._answer(c["text"], _plain_logprobs(c), c.get("finish_reason")) for c in reply["choices"]]
-        reply = self._request("/chat/completions", {**request, "messages": prompt, "logprobs": True})
-        return [
-            self._answer(c["message"]["content"] or "", _chat_logprobs(c), c.get("finish_reason"))
-            for c in reply["choices"]
-        ]
+        chat = not isinstance(prompt, str)
+        body = {"messages": prompt, "logprobs": True} if chat else {"prompt": prompt, "logprobs": 1}
+        body |= {"model": self._model, "n": count, "max_tokens": self._limit, "seed": turn}
+        reply = self._request(
+            "/chat/completions" if chat else "/completions", {**body, "temperature": self._temperature}
+        )
+        return [self._answer(choice) for choice in reply["choices"]]
 
-    def _answer(self, text: str, scored: list[tuple[str, float]] | None, finish: str | None) -> GuideAnswer:
+    def _answer(self, choice: dict[str, Any]) -> GuideAnswer:
+        text = choice["text"] if "text" in choice else choice["message"]["content"] or ""
         ids = _encode(self._tokenizer, text)
-        if finish == "length":
+        if choice.get("finish_reason") == "length":
             ids.pop()
-        if scored is None:
-            return _answer(ids, None, self._limit)
-        words = [self._tokenizer.decode([i]) for i in ids]
-        theirs = [word for word, _ in scored]
-        same = theirs in (words, words[:-1])
-        return _answer(ids, [logp for _, logp in scored] if same else None, self._limit)
+        scored, words = _logprobs(choice), [self._tokenizer.decode([i]) for i in ids]
+        same_tokens = [token for token, _ in scored] in (words, words[:-1])
+        return _answer(ids, [logp for _, logp in scored] if scored and same_tokens else None, self._limit)
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -172,16 +162,13 @@ class ServerGuide:
             raise EngineError(Problem(what, remedy="Check that the server is up, or raise guide_timeout.")) from None
 
 
-def _plain_logprobs(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
+def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    """Tokens and log-probabilities of a chat or a plain completion; empty if the server gave none."""
     found = choice.get("logprobs") or {}
-    if not found.get("token_logprobs") or None in found["token_logprobs"]:
-        return None
-    return list(zip(found["tokens"], found["token_logprobs"], strict=True))
-
-
-def _chat_logprobs(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
-    found = (choice.get("logprobs") or {}).get("content")
-    return [(token["token"], token["logprob"]) for token in found] if found else None
+    if found.get("content"):
+        return [(token["token"], token["logprob"]) for token in found["content"]]
+    values = found.get("token_logprobs") or []
+    return [] if None in values else list(zip(found.get("tokens") or [], values, strict=True))
 
 
 class ModelGuide:
@@ -235,14 +222,9 @@ def check_guide(guide: Guide, wanted: int, dataset: Any, tools: bool) -> None:
         raise ConfigError(Problem("guide with tools:", "a guide's answer is text, it calls no tools.", "Use one."))
     lacking = [] if dataset is None else [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted]
     if lacking:
-        raise ConfigError(
-            Problem(
-                f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers, e.g. "
-                f"{lacking[0]!r:.80}.",
-                "With vLLM or several processes every prompt needs as many.",
-                "Record more answers, or remove those prompts from the data set.",
-            )
-        )
+        what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
+        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many."
+        raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
 
 
 def add_authors(inputs: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback, TrainerState
+from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config, get_quantization_config
 from trl import rewards as trl_rewards
 
@@ -318,10 +319,7 @@ def _header() -> list[str]:
 
 def quiet() -> None:
     """Turn off progress bars and telemetry of the libraries, for the output of a command."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
+        os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()

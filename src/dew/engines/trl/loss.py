@@ -32,17 +32,8 @@ class _LogprobEntropy:
     """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
     @staticmethod
-    def apply(
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        temperature: float,
-        _chunk: int,
-        softcap: float | None,
-        scale: float,
-        _outputs: Any,
-    ) -> tuple[Tensor | None, ...]:
+    def apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
+        temperature, _, softcap, scale, _ = rest
         if scale != 1.0 and softcap is None and bias is None:
             temperature = temperature / scale
         elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
@@ -113,18 +104,17 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, t
 
 def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator: Any, args: Any) -> Columns:
     """TRL's inputs with our advantages, and what else the loss needs."""
-    inputs = dict(batch.inputs)
-    verdict = torch.where(credit.scored, credit.correct.long(), -1)
     count = divisor(algorithm, batch, credit, batch.filler)
-    inputs["advantages"] = local_rows(accelerator, credit.advantages, inputs["completion_ids"].size(1))
-    inputs["verdict"] = local_rows(accelerator, verdict)
-    inputs["num_items_in_batch"] = batch.mask.sum()
-    inputs["divisor"] = torch.tensor(count, device=batch.mask.device)
-    if "author" in inputs:
+    added = {
+        "advantages": local_rows(accelerator, credit.advantages, batch.inputs["completion_ids"].size(1)),
+        "verdict": local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1)),
+        "num_items_in_batch": batch.mask.sum(),
+        "divisor": torch.tensor(count, device=batch.mask.device),
+    }
+    if "author" in batch.inputs:
         weights = {"guided": args.guide_weight, "failed": args.guide_failed_weight}
-        per_row = row_weights(algorithm, batch, credit, batch.filler, **weights)
-        inputs["row_weight"] = local_rows(accelerator, per_row)
-    return inputs
+        added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, batch.filler, **weights))
+    return {**batch.inputs, **added}
 
 
 def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) -> float:

@@ -86,15 +86,13 @@ class NonFinite:
             self._row.append(f"step {step}, {found}")
             self._counted = self.generation
         if len(self._row) >= PATIENCE:
-            listed = "\n".join(f"- {line}" for line in self._row)
-            raise EngineError(
-                Problem(
-                    f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged "
-                    f"since.\n{listed}\n",
-                    remedy="Rewards: check the reward function. Logits or gradient: resume from an earlier checkpoint, "
-                    "lower the learning rate, and train in bf16 rather than fp16.",
-                )
+            listed = "".join(f"\n- {line}" for line in self._row)
+            what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
+            remedy = (
+                "Rewards: check the reward function. Logits or gradient: resume from an earlier checkpoint, lower the "
+                "learning rate, and train in bf16 rather than fp16."
             )
+            raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
         return found
 
     def state(self) -> dict[str, Any]:
