@@ -105,11 +105,6 @@ def write_manifest(folder: Path) -> None:
     sync(folder.parent)
 
 
-def remove_manifest(folder: Path) -> None:
-    """Before a checkpoint is written again."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-
-
 def find_damage(folder: Path) -> str | None:
     """What differs from the manifest, in a few words; None where every byte is as it was written."""
     try:

@@ -239,19 +239,14 @@ def add_authors(inputs: dict[str, Any], authors: Sequence[GuideAnswer | None]) -
 
 
 def generate_with_guide(
-    guide: Guide,
-    prompts: list[Any],
-    generate: Callable[[list[Any]], tuple[Any, ...]],
-    *,
-    size: int,
-    wanted: int,
-    turn: int,
-    tokenizer: Any,
+    trainer: Any, guide: Guide, prompts: list[Any], generate: Callable[[list[Any]], tuple[Any, ...]]
 ) -> tuple[tuple[Any, ...], list[GuideAnswer | None]]:
-    """TRL's `_generate` result in which the guide gives the last answers of each group of `size`, up to `wanted`.
+    """TRL's `_generate` result in which the guide gives the last answers of each group, up to `guide_completions`.
 
     `generate` samples the others. The authors have an entry per row: the guide's answer, or None.
     """
+    size, turn, tokenizer = trainer.num_generations, trainer.state.global_step, trainer._tokenizer
+    wanted = trainer.args.guide_completions
     counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
     generated = generate([prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)])
     check_generated(generated)

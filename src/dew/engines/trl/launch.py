@@ -13,7 +13,6 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config, get_quantization_config
-from trl import rewards as trl_rewards
 
 from dew import __version__
 from dew.config import Run, Scoring, check_keys, to_yaml
@@ -133,6 +132,8 @@ def rewards_of(parsed: Parsed) -> list[Any]:
 
 def _reward(name: str, args: DewConfig) -> Any:
     """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
+    from trl import rewards as trl_rewards
+
     from dew.rewards.own import load_reward
     from dew.rewards.parts import is_path, own_path, reward
 
@@ -260,7 +261,7 @@ def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
         return
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
     if state.global_step < state.max_steps:
-        trainer.train(resume_from_checkpoint=checkpoint, verify_checkpoint=False)
+        trainer.train(resume_from_checkpoint=checkpoint, verify=False)
         return
     trainer._load_from_checkpoint(checkpoint)
     trainer.state = state

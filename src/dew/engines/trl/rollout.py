@@ -74,7 +74,7 @@ def fill_batch(
     chosen: list[Batch] = []
     spare: list[Batch] = []
     answers: list[Columns] = []
-    nonfinite, kept, first_round, sampled, mixed = None, 0, 0, 0, 0
+    nonfinite, kept, spares, first_round, sampled, mixed = None, 0, 0, 0, 0, 0
     # The rows of a round must divide evenly among the processes.
     step = accelerator.num_processes // math.gcd(accelerator.num_processes, size)
     while kept < quota and len(answers) < max_rounds:
@@ -82,10 +82,11 @@ def fill_batch(
         everything = replace(batch, inputs=gather_columns(accelerator, batch.inputs, fills))
         signal = has_signal(batch)[::size].tolist()
         with_signal = [group for group, found in enumerate(signal) if found]
+        without = [group for group, found in enumerate(signal) if not found][: quota - spares]
         chosen.append(_groups(everything, with_signal[: quota - kept], size))
-        spare.append(_groups(everything, [g for g in range(len(signal)) if not signal[g]][:quota], size))
+        spare.append(_groups(everything, without, size))
+        kept, spares = min(quota, kept + len(with_signal)), spares + len(without)
         sampled, mixed = sampled + len(signal), mixed + len(with_signal)
-        kept = min(quota, kept + len(with_signal))
         first_round = first_round or kept
         answers.append(batch.answers)
         nonfinite = nonfinite or batch.nonfinite
@@ -178,7 +179,7 @@ class CapturedSampling:
         self._trainer = trainer
         self._copy: SamplingCopy | None = None
         self._decoder: Decoder | None = None
-        self._off = False
+        self._started = False
 
     def generate(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
         """One completion per prompt; None where TRL has to sample (vLLM, `generate`)."""
@@ -190,27 +191,24 @@ class CapturedSampling:
         except RuntimeError as error:
             reason = str(error).split("\n")[0]
             logger.warning("Captured sampling failed (%s); sampling with generate from now on.", reason)
-            self._copy, self._decoder, self._off = None, None, True
+            self._copy, self._decoder = None, None
             return None
 
     def current_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""
-        if self._decoder is None and not self._off:
-            self._start()
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        if not self._started:
+            self._started = True
+            self._start(policy)
         return policy if self._copy is None else self._copy.refresh()
 
-    def _start(self) -> None:
-        trainer = self._trainer
-        policy = trainer.accelerator.unwrap_model(trainer.model)
+    def _start(self, policy: Any) -> None:
+        trainer, args = self._trainer, self._trainer.args
         reason = why_not_captured(trainer) or refusal(policy)
         if reason is not None:
             logger.info("Captured sampling is off: %s.", reason)
-            self._off = True
             return
-        args = trainer.args
-        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        self._copy = SamplingCopy(policy, dtype)
+        self._copy = SamplingCopy(policy, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
         draw = Draw(
             temperature=trainer.temperature,
             top_k=trainer.top_k or 0,

@@ -111,15 +111,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def train(
-        self,
-        resume_from_checkpoint: str | bool | None = None,
-        *args: Any,
-        verify_checkpoint: bool = True,
-        **kwargs: Any,
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, verify: bool = True, **kwargs: Any
     ) -> Any:
         """Train as GRPOTrainer does. True resumes from the newest complete checkpoint.
 
-        `verify_checkpoint=False` skips reading a named checkpoint to compare it with its manifest.
+        `verify=False` does not compare a named checkpoint with its manifest, which reads all of it.
         """
         self._recorder.begin(run_facts(self.args, self.algorithm, self.model, self.train_dataset))
         logger.info("%s", self.args.batches)
@@ -128,7 +124,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 resume_from_checkpoint = self.last_good_checkpoint()
                 if resume_from_checkpoint is None:
                     raise checkpoints.no_checkpoint(self.args.output_dir)
-            elif resume_from_checkpoint and verify_checkpoint and self.accelerator.is_main_process:
+            elif resume_from_checkpoint and verify and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(resume_from_checkpoint))
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
@@ -239,15 +235,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 generated = super()._generate(prompts)
                 check_generated(generated)
             else:
-                generated, authors = generate_with_guide(
-                    self._guide,
-                    prompts,
-                    self._generate_ragged,
-                    size=self.num_generations,
-                    wanted=self.args.guide_completions,
-                    turn=self.state.global_step,
-                    tokenizer=self._tokenizer,
-                )
+                generated, authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
         if self._capture is not None:
             self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
             self._capture.authors = authors
@@ -412,7 +400,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         run = self._get_output_dir(trial=None)
         folder = Path(run) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            checkpoints.remove_manifest(folder)
+            (folder / checkpoints.MANIFEST).unlink(missing_ok=True)  # if the step is saved again
         self.accelerator.wait_for_everyone()
         if not self.args.save_only_model:
             checkpoints.save_state(str(folder), self.accelerator.process_index, self._own_state())
