@@ -9,7 +9,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
 from dew.decoding import Decoder, Draw, SamplingCopy, decoder, refusal
-from dew.engines.trl import DewTrainer, generation
+from dew.engines.trl import DewTrainer, rollout
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -159,13 +159,13 @@ def test_a_model_that_samples_in_its_own_precision_is_not_copied():
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, monkeypatch, bf16):
-    asked = generation._otherwise
-    monkeypatch.setattr(generation, "_otherwise", lambda trainer: None)  # pretend that there is a GPU
+    inner = rollout.why_not_captured
+    monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)  # pretend that there is a GPU
     args = trl_tiny.config(tmp_path, max_steps=3, bf16=bf16, learning_rate=1e-2)
     trainer = DewTrainer(
         trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
     )
-    assert asked(trainer) == "there is no GPU"
+    assert inner(trainer) == "there is no GPU"
     monkeypatch.setattr(trainer.model, "generate", None)  # nobody may call it
     trainer.train()
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -174,7 +174,7 @@ def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, 
 
 
 def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(generation, "_otherwise", lambda trainer: None)
+    monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)
 
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -185,7 +185,7 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
         trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
     )
     trainer.train()
-    told = [record.message for record in caplog.records if "captured sampling failed" in record.message]
+    told = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
     assert len(told) == 1 and "not permitted" in told[0]
 
 

@@ -1,7 +1,7 @@
-"""Moments at which a run may die: each takes a life of a run in a process of its own, by SIGKILL.
+"""Moments at which a run may be killed: each starts the run in a child process that gets a SIGKILL at that moment.
 
-A moment is a function that is called in the child before the run begins and puts something deadly in its way. The
-product has no hooks for this: what is replaced are functions of Python, torch and transformers.
+A moment is a function that is called in the child before the run starts and patches a function of Python, torch or
+transformers, or a method of the trainer, so that it kills the process. dew has no hooks for this.
 """
 
 import json
@@ -185,7 +185,7 @@ MOMENTS = {
     "scoring before": lambda: while_syncing("scores.json"),
     "writing run.json": lambda: while_syncing("run.json"),
     "sampling": lambda: in_training("_generate", 2),
-    "judging": lambda: in_training("_calculate_rewards", 2),
+    "scoring rewards": lambda: in_training("_calculate_rewards", 2),
     "forward": lambda: in_training("_compute_loss", 4),
     "half an update": in_update,
     "between gradient and update": lambda: in_training("_get_grad_norm", 3),
@@ -197,9 +197,9 @@ MOMENTS = {
     "half a checkpoint's own state": lambda: in_optimizer(1),
     "half a checkpoint's optimizer": lambda: in_optimizer(6),
     "half a checkpoint's state": in_state,
-    "half a seal": lambda: while_syncing("dew_manifest", 3),
-    "a seal before its name": lambda: while_renaming("dew_manifest", 1),
-    "a seal after its name": lambda: while_renaming("dew_manifest", 2, after=True),
+    "half a manifest": lambda: while_syncing("dew_manifest", 3),
+    "a manifest before its name": lambda: while_renaming("dew_manifest", 1),
+    "a manifest after its name": lambda: while_renaming("dew_manifest", 2, after=True),
     "half a rotation": in_rotation,
     "half the model": lambda: in_weights(7),
     "the model before its name": at_model,
@@ -216,54 +216,54 @@ def configuration(folder):
     return path
 
 
-def life(folder, moment=None):
-    """One life of a run, in a child: it trains, or goes on where a life before it ended."""
+def child(folder, moment=None):
+    """A function for a child process: it starts the run, or resumes it if it was started before."""
     moment = moment or (lambda: None)
 
-    def live(_):
+    def start(_):
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         moment()
         from dew.cli import main
 
-        begun = (folder / "config.yaml").exists()
-        sys.argv = ["dew", *(["resume", str(folder)] if begun else ["train", str(configuration(folder))])]
+        started = (folder / "config.yaml").exists()
+        sys.argv = ["dew", *(["resume", str(folder)] if started else ["train", str(configuration(folder))])]
         main()
 
-    return live
+    return start
 
 
-def live(folder, moment=None):
-    """Returns how the life ended: 0, or -9."""
-    return tiny.in_children(life(folder, moment))[0]
+def run(folder, moment=None):
+    """Run a child until it ends; returns its exit code: 0, or -9."""
+    return tiny.in_children(child(folder, moment))[0]
 
 
-def live_for(folder, seconds):
-    """A life that is taken from outside after so many seconds, wherever it is then."""
-    child = multiprocessing.get_context("fork").Process(target=tiny._child, args=(life(folder), 0, 1, 0))
-    child.start()
-    child.join(seconds)
-    if child.is_alive():
-        child.kill()
-    child.join()
-    return child.exitcode
+def run_for(folder, seconds):
+    """Run a child that is killed after this many seconds, wherever it is then."""
+    process = multiprocessing.get_context("fork").Process(target=tiny._child, args=(child(folder), 0, 1, 0))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+    process.join()
+    return process.exitcode
 
 
 def kill_at_random(home, kills, seed, check):
-    """Runs that are killed at moments drawn uniformly over a life, again and again, until there were so many kills.
+    """Start runs and kill them at random moments, again and again, until there were `kills` kills.
 
-    Every run that comes to its end is handed to `check`. Returns how many did.
+    Every run that finishes is passed to `check`. Returns the number of runs.
     """
     dice = random.Random(seed)
-    begun = time.monotonic()
-    assert live(home / "timed") == 0
-    whole_life = time.monotonic() - begun
-    taken, runs = 0, 0
-    while taken < kills:
-        folder, lives, runs = home / f"run{runs}", 0, runs + 1
-        while live_for(folder, dice.uniform(0, whole_life)) != 0:
-            taken, lives = taken + 1, lives + 1
-        if not lives:  # it lived out its life: the machine is faster now than it was
-            whole_life *= 0.9
+    start = time.monotonic()
+    assert run(home / "timed") == 0
+    duration = time.monotonic() - start
+    killed, runs = 0, 0
+    while killed < kills:
+        folder, before, runs = home / f"run{runs}", killed, runs + 1
+        while run_for(folder, dice.uniform(0, duration)) != 0:
+            killed += 1
+        if killed == before:  # never killed: the machine is faster now than when it was timed
+            duration *= 0.9
         check(folder)
-        print(f"{taken} kills, {runs} runs", flush=True)
+        print(f"{killed} kills, {runs} runs", flush=True)
     return runs

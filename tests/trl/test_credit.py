@@ -7,7 +7,7 @@ import torch
 
 import trl_tiny as tiny
 from dew import GTPO, Rollouts, get_algorithm
-from dew.engines.trl.credit import Rows, give_credit
+from dew.engines.credit import Rows, give_credit
 
 
 def outcome(completions, **_):
@@ -61,7 +61,7 @@ def test_advantages_are_the_algorithms_on_whole_groups(algorithm, iterations, tm
     torch.testing.assert_close(batch["advantages"], expected, rtol=1e-3, atol=1e-4)
 
 
-# the pass over the tokens
+# the scoring pass
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_advantages_are_the_algorithms_on_whole_groups(algorithm, iterations, tm
         ("grpo", {"records_every": 1}, 1),
     ],
 )
-def test_the_policy_is_never_asked_twice(algorithm, settings, passes, tmp_path):
+def test_tokens_are_scored_at_most_once(algorithm, settings, passes, tmp_path):
     trainer = scripted(tmp_path, algorithm=algorithm, per_device_train_batch_size=8, **settings)
     seen = []
     head = trainer.logprobs_and_entropies
@@ -88,7 +88,7 @@ def test_the_policy_is_never_asked_twice(algorithm, settings, passes, tmp_path):
 def test_the_ratio_is_exactly_one_when_the_sampling_policy_trains(tmp_path):
     trainer = scripted(tmp_path, policy=tiny.model(attention_dropout=0.5))
     trainer._compute_loss(trainer.model, trainer._generate_and_score_completions(tiny.rows(trainer)))
-    stats = trainer._statistics.read(trainer.accelerator)
+    stats, _ = trainer._statistics.read(trainer.accelerator)
     assert stats["ratio/mean"] == stats["ratio/max"] == 1.0
     assert stats["ratio/abs_log"] == 0.0
 
@@ -124,11 +124,11 @@ def test_tool_output_gets_no_credit_and_is_not_compared(tmp_path):
     torch.testing.assert_close(batch["advantages"], rollouts.to_rows(GTPO().advantages(rollouts)), rtol=1e-3, atol=1e-4)
 
 
-def test_an_answer_that_cannot_be_judged_is_left_out_of_its_group(tmp_path):
-    def silent_on_the_third(completions, **_):
+def test_an_answer_without_a_reward_is_excluded_from_its_group(tmp_path):
+    def none_for_the_third(completions, **_):
         return [None if i == 2 else value for i, value in enumerate(outcome(completions))]
 
-    trainer = scripted(tmp_path / "a", silent_on_the_third)
+    trainer = scripted(tmp_path / "a", none_for_the_third)
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
     assert (batch["advantages"][2] == 0).all()
     keep = [0, 1, 3, 4, 5, 6, 7]
@@ -146,7 +146,7 @@ def test_an_answer_that_cannot_be_judged_is_left_out_of_its_group(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "grpo", "dr_grpo"])
-def test_groups_that_are_cut_off_whole_train_nothing(algorithm, tmp_path):
+def test_groups_in_which_all_answers_are_truncated_train_nothing(algorithm, tmp_path):
     endless = functools.partial(tiny.scripted, longest=1)  # one token and no end: every answer is truncated
     trainer = scripted(tmp_path, algorithm=algorithm, mask_truncated_completions=True, others={"rollout_func": endless})
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
@@ -156,10 +156,10 @@ def test_groups_that_are_cut_off_whole_train_nothing(algorithm, tmp_path):
     assert all((p.grad == 0).all() for p in trainer.model.parameters() if p.grad is not None)
 
 
-# who decides
+# which reward decides
 
 
-def test_correctness_is_the_outcome_rewards_alone(tmp_path):
+def test_only_the_outcome_reward_decides_correctness(tmp_path):
     def format_always_high(completions, **_):
         return [10.0] * len(completions)
 
@@ -184,7 +184,7 @@ def test_evaluation_computes_credit_too(tmp_path):
 # groups in any order
 
 
-def test_a_group_is_its_id_not_a_stretch_of_rows():
+def test_rows_of_a_group_need_not_be_contiguous():
     torch.manual_seed(0)
     mask = torch.rand(12, 5) > 0.2
     mask[:, 0] = True
@@ -201,3 +201,30 @@ def test_a_group_is_its_id_not_a_stretch_of_rows():
     torch.testing.assert_close(
         give_credit(GTPO(), shuffled).advantages, give_credit(GTPO(), rows).advantages[order], rtol=1e-5, atol=1e-6
     )
+
+
+# records
+
+
+def test_shaping_is_repeated_only_for_records():
+    rows = Rows(
+        group=torch.zeros(4, dtype=torch.long),
+        mask=torch.ones(4, 3, dtype=torch.bool),
+        outcome=torch.tensor([1.0, 0.0, 1.0, 0.0]),
+        extra=torch.zeros(4),
+        entropy=torch.rand(4, 3) + 0.1,
+        guided=torch.zeros(4, dtype=torch.bool),
+    )
+    plain, recorded = (give_credit(GTPO(), rows, for_records=flag) for flag in (False, True))
+    assert torch.equal(plain.advantages, recorded.advantages) and plain.advantages.abs().max() > 0.1
+    assert plain.shaped is None and plain.extra is None
+    assert recorded.shaped.shape == (4, 3) and recorded.extra.shape == (4,)
+
+
+def test_a_batch_without_a_record_is_shaped_once(tmp_path, monkeypatch):
+    calls = []
+    inner = GTPO._shaped
+    monkeypatch.setattr(GTPO, "_shaped", lambda self, rollouts: calls.append(1) or inner(self, rollouts))
+    trainer = scripted(tmp_path, records_every=0)
+    trainer._generate_and_score_completions(tiny.rows(trainer))
+    assert len(calls) == 1

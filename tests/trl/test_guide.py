@@ -1,4 +1,4 @@
-"""Mixed policy: the guide's answers join the group, with ratios, weights and a batch of their own."""
+"""Mixed policy: the guide's answers join the group, with their own ratios and weights."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ import torch
 
 import trl_tiny as tiny
 from dew import DAPO
-from dew.engines.trl.credit import Rows, give_credit
+from dew.engines.credit import Rows, give_credit
 from dew.engines.trl.guide import GuideAnswer, ModelGuide, RecordedGuide, ServerGuide
 from dew.engines.trl.loss import divisor, micro_batches, row_weights
 from dew.errors import ConfigError, EngineError
@@ -20,16 +20,16 @@ A, B, EOS = 3 + tiny.LETTERS.index("a"), 3 + tiny.LETTERS.index("b"), 1
 
 
 class Always:
-    """A guide that always says the same."""
+    """A guide that always gives the same answer."""
 
     def __init__(self, ids, logps=None):
-        self.said = GuideAnswer(ids, logps)
+        self.fixed = GuideAnswer(ids, logps)
 
     def count(self, prompt, wanted):
         return wanted
 
     def answer(self, prompt, prompt_ids, count, turn):
-        return [self.said] * count
+        return [self.fixed] * count
 
 
 def guided(folder, guide, rewards=tiny.has_a, **settings):
@@ -47,7 +47,7 @@ def guided(folder, guide, rewards=tiny.has_a, **settings):
 # the group
 
 
-def test_guided_answers_take_the_last_places_and_join_the_baseline(tmp_path):
+def test_guided_answers_come_last_in_the_group_and_count_in_its_baseline(tmp_path):
     trainer = guided(tmp_path, Always([A, EOS], [-0.5, -0.25]), guide_completions=2)
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
     assert batch["author"].tolist() == [0, 0, 1, 1] * 2
@@ -59,7 +59,7 @@ def test_guided_answers_take_the_last_places_and_join_the_baseline(tmp_path):
     torch.testing.assert_close(batch["advantages"][:, 0], expected.flatten(), rtol=1e-4, atol=1e-5)
 
 
-def test_accuracy_and_lengths_are_the_policys_own(tmp_path):
+def test_accuracy_and_lengths_are_of_the_policys_answers(tmp_path):
     def only_the_guide(completions, **_):
         return [float(text == "a") for text in completions]
 
@@ -133,7 +133,7 @@ def test_the_ratio_of_a_recorded_token_is_taken_against_the_guide():
     assert stats["ratio/mean"].item() == pytest.approx(1.105171, rel=1e-5)
 
 
-def test_the_ratio_of_an_unrecorded_token_is_shaped():
+def test_the_ratio_of_a_token_without_log_probability_is_shaped():
     """x = 0.4: x / (x + 0.1) = 0.8. Its slope in log x is x·0.1/(x+0.1)² = 0.16."""
     log_x = torch.tensor([[0.4, 0.4]]).log().requires_grad_()
     logp, batch = part([2], [[0.0, 0.0]], log_x)["guide/"]
@@ -143,7 +143,7 @@ def test_the_ratio_of_an_unrecorded_token_is_shaped():
     assert slope.flatten().tolist() == pytest.approx([-0.08, -0.08], rel=1e-5), "−0.16 each, over 2 tokens"
 
 
-def test_own_rows_and_the_guides_are_apart_and_the_correction_is_for_own_rows():
+def test_own_and_guided_rows_are_separate_and_the_sampler_correction_is_for_own_rows():
     parts = part([0, 1], [[0.0] * 2, [-1.0] * 2], [[-1.0] * 2] * 2, weight=0.5, correction=3.0)
     own, others = parts[""][1], parts["guide/"][1]
     assert own.mask.tolist() == [[True, True], [False, False]]
@@ -173,7 +173,7 @@ def test_groups_that_only_the_guide_solved_are_a_batch_of_their_own():
     assert weights.tolist() == [1.0, 1.0, 0.25, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25]
 
 
-def test_a_failed_group_never_touches_the_others():
+def test_a_failed_group_does_not_affect_the_others():
     """scope="batch" compares across groups, but not with one that only the guide solved."""
     from dew import GTPO
 
@@ -185,7 +185,7 @@ def test_a_failed_group_never_touches_the_others():
     )
 
 
-# where a guide comes from
+# kinds of guides
 
 
 def write(path, *lines):
@@ -203,8 +203,12 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
     guide = RecordedGuide(path, tiny.tokenizer(), limit=6)
     assert guide.count("0+0=", 5) == 2 and guide.count("never asked", 5) == 0
     assert guide.answer("0+0=", [], 2, turn=0) == [GuideAnswer([A, B, EOS]), GuideAnswer([A, EOS], [-1.0, -2.0])]
-    assert guide.answer("0+0=", [], 1, turn=1) == [GuideAnswer([A, EOS], [-1.0, -2.0])], "the stock is gone through"
-    assert guide.answer("1+0=", [], 1, turn=0) == [GuideAnswer([A, B, EOS], [-1.0, -2.0, 0.0])], "a certain end"
+    assert guide.answer("0+0=", [], 1, turn=1) == [GuideAnswer([A, EOS], [-1.0, -2.0])], (
+        "recorded answers are cycled through"
+    )
+    assert guide.answer("1+0=", [], 1, turn=0) == [GuideAnswer([A, B, EOS], [-1.0, -2.0, 0.0])], (
+        "the end counts as certain"
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,16 +217,16 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
         ('{"prompt": "a"}', "line 1 is not a recorded completion"),
         ("nonsense", "line 1 is not a recorded completion"),
         ('{"prompt": "a", "completion": "ab", "logprobs": [1]}', "1 logprobs for 3 tokens"),
-        ("", "holds no line"),
+        ("", "is empty"),
     ],
 )
-def test_a_bad_file_is_refused(line, advice, tmp_path):
+def test_a_bad_file_is_rejected(line, advice, tmp_path):
     (tmp_path / "g.jsonl").write_text(line)
     with pytest.raises(ConfigError, match=advice):
         RecordedGuide(str(tmp_path / "g.jsonl"), tiny.tokenizer(), limit=6)
 
 
-def test_a_guide_that_does_not_exist_is_refused(tmp_path):
+def test_a_guide_that_does_not_exist_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         tiny.trainer(tmp_path, guide=str(tmp_path / "none.jsonl"))
     with pytest.raises(ConfigError, match="neither a server"):
@@ -231,7 +235,7 @@ def test_a_guide_that_does_not_exist_is_refused(tmp_path):
         tiny.trainer(tmp_path, guide="http://127.0.0.1:9")
 
 
-def test_prompts_that_the_file_lacks_are_answered_by_the_policy_alone(tmp_path):
+def test_prompts_missing_from_the_file_are_answered_by_the_policy_alone(tmp_path):
     path = write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})
     trainer = tiny.trainer(tmp_path / "run", guide=path, guide_completions=2, algorithm="gtpo")
     trainer.model.train()
@@ -239,7 +243,7 @@ def test_prompts_that_the_file_lacks_are_answered_by_the_policy_alone(tmp_path):
     assert batch["author"].tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
 
 
-def test_a_model_is_its_own_witness():
+def test_a_model_as_guide():
     """Its log-probabilities are those of its own logits at the sampling temperature."""
     model = tiny.model(seed=1)
     guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=0.7, device="cpu")
@@ -294,7 +298,7 @@ def test_an_openai_compatible_server(server):
     guide = ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9, timeout=5)
     same_tokens, other_tokens = guide.answer("1+1=", [], 2, turn=4)
     assert same_tokens == GuideAnswer([A, B, EOS], [-0.1, -0.2, 0.0])
-    assert other_tokens == GuideAnswer([A, B]), "its tokens are not ours: its probabilities cannot be used"
+    assert other_tokens == GuideAnswer([A, B]), "other tokens than the policy's: log-probabilities cannot be used"
     path, body = Server.asked[-1]
     assert path == "/v1/completions"
     assert {"n": 2, "max_tokens": 6, "temperature": 0.9, "prompt": "1+1=", "model": "guide"}.items() <= body.items()

@@ -6,7 +6,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
-from dew.engines.trl.head import OPERATOR, exact_head, obstacle, usable
+from dew.engines.trl.compat import FUSED_HEAD
+from dew.engines.trl.loss import exact_head, exact_head_supported
 
 
 def model(**settings):
@@ -63,17 +64,17 @@ def test_a_scaled_head_is_scaled():
     torch.testing.assert_close(ours.entropy, theirs.entropy)
 
 
-def test_trls_own_is_put_back_even_after_an_error():
-    theirs = getattr(utils, OPERATOR)
+def test_trls_head_is_restored_after_an_error():
+    theirs = getattr(utils, FUSED_HEAD)
     with pytest.raises(RuntimeError), exact_head():
-        assert getattr(utils, OPERATOR) is not theirs
+        assert getattr(utils, FUSED_HEAD) is not theirs
         raise RuntimeError
-    assert getattr(utils, OPERATOR) is theirs
+    assert getattr(utils, FUSED_HEAD) is theirs
 
 
-def test_a_head_that_is_not_linear_says_why(caplog):
+def test_a_head_that_is_not_linear_is_logged(caplog):
     net = model()
-    assert obstacle(net) is None and usable(net)
+    assert exact_head_supported(net)
     net.lm_head = torch.nn.Sequential(net.lm_head)
-    assert "not a plain nn.Linear" in obstacle(net)
-    assert not usable(net) and "TRL's head" in caplog.text
+    assert not exact_head_supported(net)
+    assert "TRL's head" in caplog.text and "not a plain nn.Linear" in caplog.text

@@ -169,7 +169,7 @@ def test_grpo_s_trains_with_the_arithmetic_ratio_when_it_is_off_policy(tmp_path)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-        logp, _, _ = trainer._score(trainer.model, batch)
+        logp, _, _ = trainer._forward(trainer.model, batch)
     loss = trainer._compute_loss(trainer.model, batch).item()
     expected = []
     for i, mask in enumerate(batch["completion_mask"].bool()):

@@ -1,4 +1,4 @@
-"""A reward function from outside in a training run: what hangs is left out, and the run goes on or ends with a word."""
+"""A reward function given by path in a training run: a batch that hangs is left out, and the run continues or stops."""
 
 import pytest
 
@@ -25,19 +25,19 @@ def mine(tmp_path, monkeypatch):
     return lambda name: load_reward(f"mine.py:{name}", timeout=2.0)
 
 
-def test_a_batch_that_hung_trains_nothing_and_the_next_one_does(mine, tmp_path):
+def test_a_batch_whose_reward_hangs_trains_nothing_and_the_next_one_does(mine, tmp_path):
     trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("outcome"), max_steps=3)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     metrics = RunFolder(tmp_path / "run").metrics()
     assert [m["step"] for m in metrics] == [1, 2, 3]
-    assert not metrics[0].get("accuracy")  # nobody was judged
+    assert not metrics[0].get("accuracy")  # nothing was scored
     assert metrics[-1]["accuracy"] >= 0
     assert any(not p.equal(before[name]) for name, p in trainer.model.named_parameters())
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
-def test_a_reward_that_always_hangs_ends_the_run_with_its_name(mine, tmp_path):
+def test_a_reward_that_always_hangs_stops_the_run(mine, tmp_path):
     trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("never"), max_steps=9)
     with pytest.raises(
         RewardError, match=r"The reward never: its process has not answered for 2 s.*3 batches in a row"

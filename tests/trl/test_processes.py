@@ -1,4 +1,4 @@
-"""Two processes are one: the same advantages and the same updated weights, also where a group spans both."""
+"""Two processes train like one: the same advantages and updated weights, also where a group spans both."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def outcome(completions, **_):
 
 
 def run(folder, per_device, algorithm, steps=2, problems=16, **settings):
-    """Train on scripted answers, and leave the advantages of every generation and the weights behind."""
+    """Train on scripted answers, and save the advantages of every generation and the weights."""
     trainer = tiny.trainer(
         folder,
         outcome,
@@ -55,7 +55,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("algorithm", CASES)
-def test_two_processes_are_one(algorithm, tmp_path):
+def test_two_processes_train_like_one(algorithm, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
 
@@ -98,7 +98,7 @@ def test_uneven_last_batches(tmp_path):
 
 @pytest.mark.slow
 def test_accelerate_launch(tmp_path):
-    """The same through the launcher that people use."""
+    """The same with accelerate's launcher."""
     script = tmp_path / "script.py"
     script.write_text(
         f"from pathlib import Path\nimport test_processes as here\nhere.run(Path({str(tmp_path)!r}), 12, 'gtpo')\n"

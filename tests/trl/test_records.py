@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics with fixed names, alarms, token records, facts; and TRL's own table."""
+"""What a run writes: metrics with fixed names, alarms, token records, facts; and TRL's table of completions."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
-from dew.engines.trl import telling
-from dew.engines.trl.recording import due
+from dew.engines.recording import due
+from dew.engines.trl import trainer as trainer_module
 from dew.errors import ConfigError
 from dew.records import RunFolder
 
@@ -44,12 +44,12 @@ def test_every_step_has_every_metric(run):
     assert {line["step"] for line in lines if "learning_rate" in line} == {2, 4}, "what transformers logs"
 
 
-def test_trackers_are_told_the_same_names(run):
+def test_trackers_get_the_same_names(run):
     logged = run[0].state.log_history[0]
     assert (EVERY_STEP - {"seconds/generation", "seconds/scoring", "seconds/credit", "seconds/update"}) <= set(logged)
 
 
-def test_the_metrics_are_what_they_say(run):
+def test_metrics_are_consistent(run):
     for line in run[1].metrics():
         assert 0 <= line["accuracy"] <= 1 and line["accuracy"] == line["reward"] == line["reward/has_a"]
         assert 1 <= line["length/mean"] <= line["length/max"] <= 6
@@ -63,7 +63,7 @@ def test_the_metrics_are_what_they_say(run):
             assert line["entropy"] == pytest.approx(mean, rel=1e-4)
 
 
-def test_the_folder_says_who_ran_what(run):
+def test_facts_of_the_run(run):
     facts = run[1].run()
     assert facts["status"] == "done" and facts["engine"] == "trl"
     assert facts["algorithm"]["name"] == "gtpo" and facts["algorithm"]["settings"]["alpha2"] == 0.1
@@ -72,7 +72,7 @@ def test_the_folder_says_who_ran_what(run):
     assert facts["started"] <= facts["finished"]
 
 
-def test_a_run_that_breaks_says_so(tmp_path):
+def test_a_failed_run_has_the_status_failed(tmp_path):
     def breaks(completions, **_):
         raise OSError("no verifier")
 
@@ -85,20 +85,20 @@ def test_alarms_reach_the_folder(run):
     assert "truncated" in {alarm["alarm"] for alarm in run[1].alarms()}
 
 
-def test_a_reward_that_is_never_right_is_told(tmp_path):
+def test_a_reward_that_is_always_zero_raises_alarms(tmp_path):
     def never(completions, **_):
         return [0.0] * len(completions)
 
     tiny.trainer(tmp_path, never, max_steps=11).train()
-    told = {alarm["alarm"]: alarm for alarm in RunFolder(tmp_path).alarms()}
-    assert {"never_correct", "no_signal", "no_gradient"} <= set(told)
-    assert told["never_correct"]["step"] == 10
+    alarms = {alarm["alarm"]: alarm for alarm in RunFolder(tmp_path).alarms()}
+    assert {"never_correct", "no_signal", "no_gradient"} <= set(alarms)
+    assert alarms["never_correct"]["step"] == 10
 
 
 # token records
 
 
-def test_records_come_on_their_cadence(run):
+def test_records_every_two_steps_and_at_the_first(run):
     assert [path.name for path in run[1].record_files()] == [f"step-{n:08d}.jsonl.gz" for n in (1, 2, 4)]
 
 
@@ -107,11 +107,11 @@ def test_records_come_on_their_cadence(run):
     [(0, 1, []), (1, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (3, 1, [1, 3, 6, 9]), (3, 2, [1, 3, 5, 9]), (3, 4, [1, 5, 9])],
 )
 def test_due(every, per_generation, steps):
-    """Generations begin at steps 1, 1 + n, 1 + 2n, ...; one is recorded if a multiple of `every` falls in it."""
+    """Generations start at steps 1, 1 + n, 1 + 2n, ...; one is recorded if a multiple of `every` falls in it."""
     assert [s for s in range(1, 10, per_generation) if due(s, every, per_generation)] == steps
 
 
-def test_a_record_holds_what_was_trained_on(run):
+def test_a_record_has_what_was_trained_on(run):
     for group in run[1].records():
         assert group.algorithm == "gtpo" and group.settings["alpha1"] == 1.0
         assert len(group.answers) == 8
@@ -148,7 +148,7 @@ def test_algorithms_without_entropy_are_recorded_too(tmp_path):
     assert first.answers[0].entropy is not None and first.answers[0].advantage == first.answers[0].grpo
 
 
-def test_a_verifier_tells_its_findings(tmp_path):
+def test_verdicts_of_a_verifier_are_recorded(tmp_path):
     from dew.rewards import Verdict, Verifier
 
     def check(text, answer):
@@ -191,12 +191,12 @@ def test_callbacks_and_user_metrics_work(tmp_path):
         def on_log(self, args, state, control, logs=None, **_):
             seen.append(logs)
 
-    def talkative(completions, log_metric, log_extra, **_):
+    def logs_metrics(completions, log_metric, log_extra, **_):
         log_metric("verifier/failed_share", 0.5)
         log_extra("length", [len(text) for text in completions])
         return tiny.has_a(completions)
 
-    tiny.trainer(tmp_path, talkative, others={"callbacks": [Spy()]}, algorithm="dapo").train()
+    tiny.trainer(tmp_path, logs_metrics, others={"callbacks": [Spy()]}, algorithm="dapo").train()
     assert seen[0]["verifier/failed_share"] == 0.5
     assert RunFolder(tmp_path).metrics()[0]["verifier/failed_share"] == 0.5
     assert "verifier_fails" in {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
@@ -211,9 +211,9 @@ def test_trackers_get_means_over_all_steps_since_the_last_log(tmp_path):
         assert trainer.state.log_history[0][name] == pytest.approx(mean, rel=1e-3, abs=1e-6), name
 
 
-def test_what_transformers_remembers_is_bounded(tmp_path, monkeypatch):
-    """Its history goes into memory and into every checkpoint; the run's own lines are all there."""
-    monkeypatch.setattr(telling, "LOGS_KEPT", 3)
+def test_the_log_history_of_transformers_is_bounded(tmp_path, monkeypatch):
+    """It is kept in memory and in every checkpoint; metrics.jsonl has every step."""
+    monkeypatch.setattr(trainer_module, "LOGS_KEPT", 3)
     trainer = tiny.trainer(tmp_path, max_steps=6, logging_steps=1)
     trainer.train()
     assert len(trainer.state.log_history) == 3

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed is the run that was not: the same weights bit for bit, the same metrics."""
+"""A run that is killed and resumed gives the same weights, bit for bit, and the same metrics as one that was not."""
 
 import json
 import os
@@ -9,10 +9,9 @@ import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl import resuming
-from dew.engines.trl.checkpoints import last_good, require_good
-from dew.engines.trl.manifest import seal
-from dew.engines.trl.sampling import PromptStream
+from dew.engines.trl import checkpoints
+from dew.engines.trl.checkpoints import check_complete, newest_complete, write_manifest
+from dew.engines.trl.rollout import PromptStream
 from dew.errors import ConfigError
 from dew.records import RunFolder
 
@@ -48,7 +47,7 @@ def make(folder, data, **settings):
     return tiny.trainer(folder, data=tiny.prompts(data), **{**plain, **settings})
 
 
-def told(folder):
+def metrics(folder):
     lines = RunFolder(folder).metrics()
     return [{k: v for k, v in line.items() if not k.startswith(CHANGES_WITH_TIME)} for line in lines]
 
@@ -64,7 +63,7 @@ FIRST = list(zip(SETTINGS, (6, 5, 6, 3), strict=True))
 @pytest.mark.parametrize(
     ("name", "at"), [pytest.param(*case, marks=[] if case in FIRST else pytest.mark.slow) for case in EVERY]
 )
-def test_killed_and_resumed_is_the_run_that_was_not(name, at, tmp_path):
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(name, at, tmp_path):
     whole = make(tmp_path / "whole", **SETTINGS[name])
     whole.train()
 
@@ -75,16 +74,16 @@ def test_killed_and_resumed_is_the_run_that_was_not(name, at, tmp_path):
 
     for parameter, expected in weights(whole).items():
         assert torch.equal(weights(resumed)[parameter], expected), parameter
-    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
     assert RunFolder(tmp_path / "cut").run()["status"] == "done"
 
 
-def sealed(folder, step):
+def checkpoint(folder, step):
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
     for name, text in {"trainer_state.json": '{"epoch": 1.0}', "dew_state_0.pt": "x", "model": "weights"}.items():
         (path / name).write_text(text)
-    seal(path)
+    write_manifest(path)
     return path
 
 
@@ -111,32 +110,32 @@ DAMAGES = [truncated, flipped, empty, missing]
 
 @pytest.mark.parametrize("hurt", DAMAGES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["model", "trainer_state.json", "dew_state_0.pt", "dew_manifest.json"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(hurt, name, tmp_path, caplog):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(hurt, name, tmp_path, caplog):
     for step in (2, 4, 10):
-        sealed(tmp_path, step)
-    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-10") and not caplog.text
+        checkpoint(tmp_path, step)
+    assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-10") and not caplog.text
     hurt(tmp_path / "checkpoint-10" / name)
-    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-4")
+    assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-4")
     assert "checkpoint-10" in caplog.text
     if name != "dew_manifest.json":
         assert name in caplog.text and (tmp_path / "damaged-checkpoint-10").is_dir()
         with pytest.raises(ConfigError, match=name):
-            require_good(str(tmp_path / "damaged-checkpoint-10"))
+            check_complete(str(tmp_path / "damaged-checkpoint-10"))
     assert not (tmp_path / "checkpoint-10").exists()
 
 
-def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path, caplog):
-    """One of dew's lacks its seal; one of plain TRL's, which has none, lacks its last file or has half of it."""
-    sealed(tmp_path, 8)
+def test_an_interrupted_checkpoint_is_skipped(tmp_path, caplog):
+    """One of dew lacks its manifest; one of plain TRL, which has none, lacks its last file or has half of it."""
+    checkpoint(tmp_path, 8)
     (tmp_path / "checkpoint-8" / "dew_manifest.json").unlink()
     for step, state in ((2, '{"epoch": 1.0}'), (4, '{"epoch": 2'), (6, None)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
-    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-2")
+    assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-2")
     assert all(f"checkpoint-{step}" in caplog.text for step in (4, 6, 8))
-    assert last_good(str(tmp_path / "checkpoint-2")) is None
+    assert newest_complete(str(tmp_path / "checkpoint-2")) is None
     with pytest.raises(ConfigError, match="no complete checkpoint"):
         make(tmp_path / "new", data=4).train(resume_from_checkpoint=True)
 
@@ -147,18 +146,18 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
 
     def killed(_):
         trainer = make(tmp_path, **settings)
-        sealing = resuming.seal
+        inner = checkpoints.write_manifest
 
-        def no_longer(folder):
+        def killed_at_three(folder):
             if folder.name == "checkpoint-3":
                 os.kill(os.getpid(), signal.SIGKILL)
-            sealing(folder)
+            inner(folder)
 
-        resuming.seal = no_longer
+        checkpoints.write_manifest = killed_at_three
         trainer.train()
 
     assert tiny.in_children(killed) == [-signal.SIGKILL]
-    assert last_good(str(tmp_path)) == str(tmp_path / "checkpoint-2")
+    assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-2")
     make(tmp_path, **settings).train(resume_from_checkpoint=True)
     assert [path.name for path in tmp_path.glob("*checkpoint-*")] == ["checkpoint-8"]
 
@@ -168,7 +167,7 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
     [pytest.param(hurt, marks=[] if hurt is flipped else pytest.mark.slow) for hurt in DAMAGES],
     ids=lambda f: f.__name__,
 )
-def test_a_run_goes_on_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
+def test_a_run_resumes_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
     settings = SETTINGS["gtpo, several epochs"]
     whole = make(tmp_path / "whole", **settings)
     whole.train()
@@ -181,7 +180,7 @@ def test_a_run_goes_on_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
     assert "checkpoint-5 is damaged: model.safetensors" in caplog.text
     for parameter, expected in weights(whole).items():
         assert torch.equal(weights(resumed)[parameter], expected), parameter
-    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 
 
 def _killed(folder, at, settings):
@@ -190,7 +189,7 @@ def _killed(folder, at, settings):
     trainer.train()
 
 
-def test_the_prompt_stream_neither_repeats_nor_skips():
+def test_the_prompt_stream_visits_each_prompt_once_per_epoch():
     stream = PromptStream(7, seed=3, shuffle=True)
     taken = [i for count in (2, 3, 1, 8) for i in stream.take(count)]
     assert sorted(taken[:7]) == sorted(taken[7:]) == list(range(7))

@@ -1,4 +1,4 @@
-"""What people combine with the trainer: LoRA, accumulation, mini-batches, checkpointing, the hook; and learning."""
+"""Settings that users combine: LoRA, accumulation, mini-batches, gradient checkpointing, bf16, the hook of the docs."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,27 @@ def snapshot(trainer):
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
+def has_abc(completions, **_):
+    return [float(any(letter in text for letter in "abc")) for text in completions]
+
+
+def preference(trainer):
+    """Mean log-probability of the rewarded answers less that of the others, over every token of a fixed batch."""
+    was_training = trainer.model.training
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = trainer.sample(tiny.rows(trainer))
+    with torch.no_grad():
+        logp, _, _ = trainer._forward(trainer.model, batch.inputs)
+    trainer.model.train(was_training)
+    correct, mask = batch.outcome > 0.5, batch.mask
+    assert 0 < correct.sum() < len(correct)
+    return (logp[correct][mask[correct]].mean() - logp[~correct][mask[~correct]].mean()).item()
+
+
 @pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
 def test_learning(algorithm, tmp_path):
-    """The answer is to hold an "a": 0.3 of the first answers do. An untrained or reversed trainer stays there."""
+    """The reward is 1 for answers with an "a", at first 0.3 of them. An untrained or reversed trainer stays there."""
     tiny.trainer(
         tmp_path,
         algorithm=algorithm,
@@ -62,11 +80,13 @@ def test_lora_trains_the_adapter_alone(tmp_path):
     ],
     ids=str,
 )
-def test_it_trains_with(settings, tmp_path):
-    trainer = tiny.trainer(tmp_path, max_steps=4, num_generations=8, **settings)
-    before = snapshot(trainer)
+def test_training_makes_rewarded_answers_likelier(settings, tmp_path):
+    """On the same fixed answers: a trainer whose sign is reversed, or that does not move, fails."""
+    scripted = {"rollout_func": tiny.scripted}
+    trainer = tiny.trainer(tmp_path, has_abc, others=scripted, max_steps=4, num_generations=8, **settings)
+    before = preference(trainer)
     trainer.train()
-    assert moved(trainer, before)
+    assert preference(trainer) > before + 0.1
     lines = RunFolder(tmp_path).metrics()
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     if settings.get("num_iterations"):

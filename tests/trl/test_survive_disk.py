@@ -1,4 +1,4 @@
-"""A disk that is really full: the run says so, what was written before is whole, and with more room it goes on."""
+"""A disk that is really full: the run reports it, earlier files are complete, and it resumes once there is space."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trl_tiny as tiny
-from dew.engines.trl.checkpoints import last_good
+from dew.engines.trl.checkpoints import newest_complete
 from dew.engines.trl.failures import disk_full
 from dew.errors import EngineError
 from dew.records import RunFolder
@@ -17,7 +17,7 @@ NOT_POSSIBLE = 77
 
 
 def mount(folder, kilobytes, flags=0):
-    """A disk of so many kilobytes, which only this process and its children see."""
+    """A disk of this many kilobytes, visible only to this process and its children."""
     options = f"size={kilobytes}k".encode()
     return ctypes.CDLL(None).mount(b"tmpfs", str(folder).encode(), b"tmpfs", flags, options)
 
@@ -51,17 +51,17 @@ SIZES = [1400, 1500, 1600, 1750, 1900, 2100]
     "kilobytes", [pytest.param(size, marks=[] if size == SIZES[0] else pytest.mark.slow) for size in SIZES]
 )
 def test_a_full_disk(kilobytes, tmp_path):
-    """Where it ends differs: in the weights, in the optimizer, in a record, in a line."""
+    """The size decides where writing fails: in the weights, the optimizer, a record, a line of metrics."""
     whole = make(tmp_path / "whole")
     whole.train()
     (tmp_path / "small").mkdir()
 
     def child(_):
         own_disk(tmp_path / "small", kilobytes)
-        with pytest.raises(EngineError, match=r"the disk is full.*Earlier checkpoints are whole") as error:
+        with pytest.raises(EngineError, match="the disk is full") as error:
             make(tmp_path / "small").train()
         assert f"dew resume {tmp_path / 'small'}" in str(error.value)
-        assert last_good(str(tmp_path / "small")) is not None
+        assert newest_complete(str(tmp_path / "small")) is not None
         mount(tmp_path / "small", 100_000, REMOUNT)
         resumed = make(tmp_path / "small")
         resumed.train(resume_from_checkpoint=True)
@@ -70,11 +70,11 @@ def test_a_full_disk(kilobytes, tmp_path):
 
     (code,) = tiny.in_children(child)
     if code == NOT_POSSIBLE:
-        pytest.skip("this system lets nobody mount a disk of his own")
+        pytest.skip("this system does not allow mounting a tmpfs in a user namespace")
     assert code == 0
 
 
-def test_other_errors_are_not_taken_for_a_full_disk(tmp_path):
+def test_other_errors_are_not_mistaken_for_a_full_disk(tmp_path):
     assert disk_full(RuntimeError("CUDA out of memory"), tmp_path) is None
     assert disk_full(OSError(13, "Permission denied"), tmp_path) is None
     for words in ("No space left on device", "Disk quota exceeded", "I/O error: No space left on device (os error 28)"):

@@ -1,4 +1,4 @@
-"""Kill -9 at any moment: whoever resumes ends with the weights, metrics, records and scores of a run left in peace."""
+"""kill -9 at any moment: the resumed run ends with the weights, metrics, records and scores of one without kills."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 import killing
-from dew.engines.trl.manifest import damage
+from dew.engines.trl.checkpoints import find_damage
 from dew.records import RunFolder
 
 CHANGES_WITH_TIME = ("time", "seconds", "tokens_per_second", "step_time")
@@ -21,13 +21,13 @@ FILES = ("model/model.safetensors", "model/tokenizer.json")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking with threads
-        assert killing.live(folder) == 0
-    assert all(line["grad_norm"] > 0 for line in RunFolder(folder).metrics()), "a run that learns nothing"
+        warnings.simplefilter("ignore")  # about forking with threads
+        assert killing.run(folder) == 0
+    assert all(line["grad_norm"] > 0 for line in RunFolder(folder).metrics()), "a run without a gradient proves nothing"
     return folder
 
 
-def told(folder):
+def metrics(folder):
     lines = RunFolder(folder).metrics()
     return [{k: v for k, v in line.items() if not k.startswith(CHANGES_WITH_TIME)} for line in lines]
 
@@ -41,7 +41,7 @@ def scores(folder):
 def assert_same(folder, whole):
     for name in FILES:
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
-    assert told(folder) == told(whole)
+    assert metrics(folder) == metrics(whole)
     assert scores(folder) == scores(whole)
     records, expected = (RunFolder(one).record_files() for one in (folder, whole))
     assert [path.name for path in records] == [path.name for path in expected]
@@ -51,26 +51,26 @@ def assert_same(folder, whole):
     report = json.loads((folder / "report.json").read_text())
     assert report["runs"][0]["notices"] == []
     assert "6" in (folder / "report.html").read_text()
-    assert damage(folder / "checkpoint-6") is None
+    assert find_damage(folder / "checkpoint-6") is None
     assert not [path for path in folder.rglob("*") if path.name.endswith((".tmp", ".part"))]
 
 
 CHAIN = ["writing config.yaml", "half a record", "a torn line of metrics", "half a checkpoint's weights",
-         "a seal before its name", "the model before its name", "half a report"]  # fmt: skip
+         "a manifest before its name", "the model before its name", "half a report"]  # fmt: skip
 
 
-def test_a_run_that_is_killed_time_and_again(whole, tmp_path):
+def test_a_run_that_is_killed_again_and_again(whole, tmp_path):
     for moment in CHAIN:
-        assert killing.live(tmp_path / "run", killing.MOMENTS[moment]) == -signal.SIGKILL, moment
-    assert killing.live(tmp_path / "run") == 0
+        assert killing.run(tmp_path / "run", killing.MOMENTS[moment]) == -signal.SIGKILL, moment
+    assert killing.run(tmp_path / "run") == 0
     assert_same(tmp_path / "run", whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", killing.MOMENTS)
 def test_killed_once(moment, whole, tmp_path):
-    assert killing.live(tmp_path / "run", killing.MOMENTS[moment]) == -signal.SIGKILL
-    assert killing.live(tmp_path / "run") == 0
+    assert killing.run(tmp_path / "run", killing.MOMENTS[moment]) == -signal.SIGKILL
+    assert killing.run(tmp_path / "run") == 0
     assert_same(tmp_path / "run", whole)
 
 
@@ -81,8 +81,8 @@ def test_killed_at_fifty_random_moments(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_runs_of_one_seed_are_one_run(whole, tmp_path):
-    """In a Python of its own, whose sets and dictionaries of text have another order."""
+def test_two_runs_with_the_same_seed_are_identical(whole, tmp_path):
+    """In another Python process with another hash seed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dew.cli", "train", str(killing.configuration(tmp_path / "again"))]
     subprocess.run(command, check=True, env={**environment, "PYTHONHASHSEED": "7"}, stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""A long run takes no more of anything than a short one: memory, file handles, seconds a step, files.
+"""A long run does not use more memory, file handles, seconds per step or files than a short one.
 
 pytest tests/trl/test_survive_long.py -m slow                     400 steps
-DEW_LONG_STEPS=2000 pytest tests/trl/test_survive_long.py -m slow      as docs/reliability.md tells it
+DEW_LONG_STEPS=2000 pytest tests/trl/test_survive_long.py -m slow      as in docs/reliability.md
 """
 
 import json
@@ -48,7 +48,7 @@ def test_file_handles_are_flat(run):
 
 @pytest.mark.slow
 def test_the_work_of_a_step_is_flat(run):
-    """Seconds of the processor's, which a busy machine does not stretch."""
+    """CPU seconds, which do not depend on other load on the machine."""
     first, last = halves(run, "cpu_seconds")
     assert median(last) < 1.25 * median(first)
 

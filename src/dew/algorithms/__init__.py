@@ -1,6 +1,5 @@
 """The algorithms by name. Adding one is a class with a name of its own and a line in `register_algorithm`."""
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
@@ -8,7 +7,7 @@ from dew.algorithms.base import Algorithm
 from dew.algorithms.baselines import DAPO, GRPO, GSPO, DrGRPO
 from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
 from dew.algorithms.entropy_weighted import GRPOS, GTPO
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem, did_you_mean
 
 __all__ = [
     "DAPO",
@@ -20,6 +19,7 @@ __all__ = [
     "DrGRPO",
     "EntropyAdvantage",
     "ForkingTokens",
+    "algorithms_for",
     "get_algorithm",
     "list_algorithms",
     "register_algorithm",
@@ -39,15 +39,20 @@ def list_algorithms() -> list[str]:
     return [cls.name for cls in _BY_NAME.values()]
 
 
+def algorithms_for(setting: str) -> list[str]:
+    """The names of the algorithms that do what a loss setting of another trainer asks for."""
+    return [cls.name for cls in _BY_NAME.values() if setting in cls.replaces]
+
+
 def get_algorithm(name: str, **settings: Any) -> Algorithm:
     """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, and what you say beyond them."""
     cls = _BY_NAME.get(_key(name))
     if cls is None:
-        raise ConfigError(f"algorithm={name!r} is not known.{_nearest(name, list_algorithms())}")
+        raise ConfigError(_unknown(f"algorithm={name!r} is not known.", name, list_algorithms()))
     known = [f.name for f in fields(cls)]
-    unknown = [f"{cls.name} has no setting {s!r}.{_nearest(s, known)}" for s in settings if s not in known]
+    unknown = [_unknown(f"{cls.name} has no setting {s!r}.", s, known) for s in settings if s not in known]
     if unknown:
-        raise ConfigError("\n".join(unknown))
+        raise ConfigError(unknown)
     if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
         settings["entropy_clip"] = tuple(settings["entropy_clip"])
     return cls(**settings)
@@ -57,10 +62,8 @@ def _key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{guess} Known: {', '.join(known)}."
+def _unknown(what: str, word: str, known: list[str]) -> Problem:
+    return Problem(what, remedy=f"{did_you_mean(word, known)} Known: {', '.join(known)}.".lstrip())
 
 
 for _cls in (GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage):

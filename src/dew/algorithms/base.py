@@ -7,6 +7,7 @@ An engine executes these two and does not know which algorithm it runs. `GTPO()`
 types beyond the name is visibly theirs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -50,6 +51,18 @@ class Algorithm:
     ratio: ClassVar[Ratio] = "token"
     reduce: ClassVar[Reduce] = "tokens"
 
+    scale: ClassVar[bool] = True
+    """Whether advantages are divided by the standard deviation of the rewards."""
+
+    fixed_divisor: ClassVar[bool] = False
+    """Whether `divisor` is a constant per answer (the generation budget) instead of the number of live tokens."""
+
+    replaces: ClassVar[tuple[str, ...]] = ()
+    """Loss settings of other trainers that ask for what this algorithm does, e.g. TRL's `top_entropy_quantile`."""
+
+    paper: ClassVar[Mapping[str, str] | None] = None
+    """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
+
     threshold: float = 0.5
     """An answer is correct (O⁺) when its outcome reward lies above this."""
 
@@ -86,7 +99,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         problems = self.problems()
         if problems:
-            raise ConfigError("\n".join([f"{self.name}: {p}" for p in problems]))
+            raise ConfigError([f"{self.name}: {p}" for p in problems])
 
     def problems(self) -> list[str]:
         """Everything that is wrong with the settings, each with what to write instead."""

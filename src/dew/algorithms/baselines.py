@@ -18,7 +18,6 @@ class GRPO(Algorithm):
 
     name: ClassVar[str] = "grpo"
     reduce: ClassVar[Reduce] = "sequences"
-    scale: ClassVar[bool] = True
 
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
@@ -49,6 +48,7 @@ class DrGRPO(GRPO):
     name: ClassVar[str] = "dr_grpo"
     reduce: ClassVar[Reduce] = "tokens"
     scale: ClassVar[bool] = False
+    fixed_divisor: ClassVar[bool] = True
 
     def divisor(self, tokens: int, sequences: int) -> float:
         if self.max_tokens is None:

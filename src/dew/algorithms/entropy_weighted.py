@@ -1,5 +1,6 @@
 """Dynamic Entropy Weighting: GTPO per token, GRPO-S per answer. Tan et al. 2025, arXiv:2508.04349."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -17,6 +18,12 @@ class EntropyWeighted(Algorithm):
     """What GTPO and GRPO-S share besides their mathematics. arXiv:2508.04349."""
 
     needs_entropy: ClassVar[Whose] = "old"
+    paper: ClassVar[Mapping[str, str] | None] = {
+        "title": "GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy",
+        "id": "2508.04349",
+        "citation": "@article{tan2025gtpo, title = {GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with "
+        "Policy Entropy}, author = {Tan and others}, year = 2025, eprint = {arXiv:2508.04349}}",
+    }
 
     average: Literal["arithmetic", "geometric"] = "arithmetic"
     """The mean that a value is compared with. "geometric" is the paper's alternative (v6, Appendix C)."""

@@ -1,4 +1,4 @@
-"""What trains: `dew.engines.trl` from one machine to several nodes, `dew.engines.verl` on clusters.
+"""Training engines: `dew.engines.trl` from one machine to several nodes, `dew.engines.verl` on clusters.
 
-Each engine is imported where it is used. What both do lies here: credit on whole groups, metrics, the run's log.
+Each engine is imported where it is used. What they share is here: credit on whole groups, metrics, the run's log.
 """

@@ -1,10 +1,10 @@
-"""From the rows of a generation to the credit of each of their tokens, on whole groups.
+"""From the rows of a generation to an advantage for each of their tokens, on whole groups.
 
-This is the only place where groups are whole. Micro-batches of the loss mix rows of several groups: a group
+This is the only place where groups are complete. Micro-batches of the loss mix rows of several groups: a group
 statistic taken there is silently wrong, and with one row it is exactly zero.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,36 +15,36 @@ from dew.rollouts import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Every completion of a generation, on all processes."""
+    """What credit reads of every completion of a generation, on all processes."""
 
     group: Tensor
-    """(N,) which group a row belongs to."""
+    """(N,) group id of each row."""
     mask: Tensor
     """(N, T) True on tokens that train."""
     outcome: Tensor
-    """(N,) the outcome reward; NaN where it gave none, and the row is left out of its group."""
+    """(N,) outcome reward; NaN where there is none, which excludes the row from its group."""
     extra: Tensor
-    """(N,) what the other rewards add."""
+    """(N,) sum of the other rewards."""
     entropy: Tensor | None
-    """(N, T) of the policy that sampled."""
+    """(N, T) entropy of the sampling policy."""
     guided: Tensor
     """(N,) True on answers of the guide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What the rows earned. Rows that are left out (no outcome, or a group that trains nothing) have 0 and False."""
+    """What the rows earned. Excluded rows (no outcome, or a group in which nothing trains) have 0 and False."""
 
     advantages: Tensor
     """(N, T)"""
-    shaped: Tensor
-    """(N, T) the token rewards before they were compared with the group."""
-    extra: Tensor
-    """(N,) what was added to the outcome: other rewards and overlong charges."""
+    shaped: Tensor | None
+    """(N, T) token rewards before they are compared with the group; only computed for records."""
+    extra: Tensor | None
+    """(N,) everything added to the outcome: other rewards and overlong penalties; only computed for records."""
     correct: Tensor
     """(N,) True on O⁺."""
     scored: Tensor
-    """(N,) True on rows that belong to O⁺ or O⁻."""
+    """(N,) True on rows of O⁺ or O⁻."""
     signal: Tensor
     """(N,) True on rows of groups with a correct and a wrong answer."""
     failed: Tensor
@@ -52,42 +52,42 @@ class Credit:
 
 
 def judge(algorithm: Algorithm, rows: Rows) -> Credit:
-    """Verdicts alone, by raw correctness: what dynamic sampling keeps. Advantages are 0."""
-    return _credit(algorithm, rows, shape=False)
-
-
-def give_credit(algorithm: Algorithm, rows: Rows) -> Credit:
-    """Verdicts and advantages. Groups that only the guide solved are shaped apart from the others."""
-    return _credit(algorithm, rows, shape=True)
-
-
-def _credit(algorithm: Algorithm, rows: Rows, shape: bool) -> Credit:
-    scored = ~rows.outcome.isnan() & _in_living_group(rows)
-    correct, signal = (torch.zeros_like(scored) for _ in range(2))
+    """Correctness and signal alone, by the outcome reward: what dynamic sampling filters on. Advantages are 0."""
+    scored = ~rows.outcome.isnan() & _in_group_that_trains(rows)
+    correct, signal = torch.zeros_like(scored), torch.zeros_like(scored)
     if scored.any():
         index, rollouts = _rollouts(rows, scored)
-        verdicts = algorithm.correct(rollouts)
-        correct[index] = rollouts.to_rows(verdicts)
-        signal[index] = rollouts.to_rows(algorithm.signal(rollouts)[:, None].expand_as(verdicts))
-    failed = signal & ~_any_in_group(rows.group, correct & ~rows.guided)
-    advantages, shaped = (torch.zeros(rows.mask.shape, device=rows.mask.device) for _ in range(2))
-    extra = torch.zeros_like(rows.extra)
-    if shape:
-        for part in (scored & ~failed, scored & failed):
-            if part.any():
-                index, rollouts = _rollouts(rows, part)
-                advantages[index] = rollouts.to_rows(algorithm.advantages(rollouts)).to(advantages.dtype)
-                shaped[index] = rollouts.to_rows(algorithm.rewards(rollouts)).to(shaped.dtype)
-                extra[index] = rollouts.to_rows(algorithm.extra(rollouts)).to(extra.dtype)
+        is_correct = algorithm.correct(rollouts)
+        correct[index] = rollouts.to_rows(is_correct)
+        signal[index] = rollouts.to_rows(algorithm.signal(rollouts)[:, None].expand_as(is_correct))
     return Credit(
-        advantages=advantages,
-        shaped=shaped,
-        extra=extra,
+        advantages=torch.zeros(rows.mask.shape, device=rows.mask.device),
+        shaped=None,
+        extra=None,
         correct=correct,
         scored=scored,
         signal=signal,
-        failed=failed,
+        failed=signal & ~_any_in_group(rows.group, correct & ~rows.guided),
     )
+
+
+def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = True) -> Credit:
+    """Correctness and advantages. Groups that only the guide solved are shaped apart from the others.
+
+    `for_records` adds `shaped` and `extra`, which repeats the shaping: ask for it only where a record is written.
+    """
+    credit = judge(algorithm, rows)
+    advantages, shaped = credit.advantages, torch.zeros_like(credit.advantages)
+    extra = torch.zeros_like(rows.extra)
+    for part in (credit.scored & ~credit.failed, credit.scored & credit.failed):
+        if not part.any():
+            continue
+        index, rollouts = _rollouts(rows, part)
+        advantages[index] = rollouts.to_rows(algorithm.advantages(rollouts)).to(advantages.dtype)
+        if for_records:
+            shaped[index] = rollouts.to_rows(algorithm.rewards(rollouts)).to(shaped.dtype)
+            extra[index] = rollouts.to_rows(algorithm.extra(rollouts)).to(extra.dtype)
+    return replace(credit, shaped=shaped, extra=extra) if for_records else credit
 
 
 def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
@@ -101,8 +101,8 @@ def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
     )
 
 
-def _in_living_group(rows: Rows) -> Tensor:
-    """A group without a scored row that trains has nothing to say."""
+def _in_group_that_trains(rows: Rows) -> Tensor:
+    """(N,) False on groups in which no scored row has a token to train on."""
     return _any_in_group(rows.group, rows.mask.any(-1) & ~rows.outcome.isnan())
 
 

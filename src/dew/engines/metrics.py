@@ -1,4 +1,4 @@
-"""What all engines tell about answers, entropy and credit, by the names of docs/metrics.md."""
+"""Metrics of answers, entropy and credit that every engine reports, named as in docs/metrics.md."""
 
 import torch
 from torch import Tensor
@@ -11,20 +11,20 @@ Numbers = dict[str, float]
 
 
 def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor, own: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """(sum, count) of the policy's entropy over its own tokens: all, on O⁺ (correct = 1), on O⁻ (correct = 0)."""
+    """(sum, count) of the entropy over the policy's own tokens: all, those of O⁺ (correct = 1), of O⁻ (correct = 0)."""
     mask = mask & own[:, None]
     H = torch.where(mask, entropy.detach(), 0)
-    won, lost = mask & (correct == 1)[:, None], mask & (correct == 0)[:, None]
+    in_correct, in_wrong = mask & (correct == 1)[:, None], mask & (correct == 0)[:, None]
     return {
         "entropy": (H.sum(), mask.sum()),
-        "entropy/correct": ((H * won).sum(), won.sum()),
-        "entropy/wrong": ((H * lost).sum(), lost.sum()),
+        "entropy/correct": ((H * in_correct).sum(), in_correct.sum()),
+        "entropy/wrong": ((H * in_wrong).sum(), in_wrong.sum()),
         "entropy/floor_share": (((H <= H_FLOOR) & mask).sum(), mask.sum()),
     }
 
 
 def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
-    """How credit lies on the tokens of the groups that train something."""
+    """How credit is distributed over the tokens of groups with signal."""
     A, mask = credit.advantages, rows.mask & credit.signal[:, None]
     numbers: dict[str, Tensor] = {}
     for name, side in (("correct", credit.correct), ("wrong", ~credit.correct)):
@@ -44,7 +44,7 @@ def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
 
 
 def answer_metrics(answers: dict[str, Tensor], reward_names: list[str], threshold: float) -> Numbers:
-    """Rewards, verdicts and lengths over every answer that the policy sampled, dropped groups included."""
+    """Rewards, accuracy and lengths over every answer that the policy sampled, dropped groups included."""
     own = ~answers["guided"]
     scored = own & ~answers["outcome"].isnan()
     length, correct = answers["length"].float(), answers["outcome"] > threshold
@@ -67,7 +67,7 @@ def answer_metrics(answers: dict[str, Tensor], reward_names: list[str], threshol
 
 
 def _numbers(tensors: dict[str, Tensor]) -> Numbers:
-    """One trip from the device for all of them."""
+    """Copies all of them from the device at once."""
     if not tensors:
         return {}
     return dict(zip(tensors, torch.stack([x.float() for x in tensors.values()]).tolist(), strict=True))

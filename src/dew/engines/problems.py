@@ -1,4 +1,4 @@
-"""The problems that a run trains on and the verifier that judges them: the same on every engine."""
+"""The problems that a run trains on and the verifier that scores them, the same on every engine."""
 
 import logging
 
@@ -21,11 +21,11 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     usable, bad = usable_rows(rows)
     if bad:
         shown = ", ".join(repr(str(row["answer"])[:40]) for row in bad[:3])
-        logger.warning("%d problems are left out: no answer could match their gold, e.g. %s.", len(bad), shown)
+        logger.warning("%d problems are left out: no answer can match their gold answer, e.g. %s.", len(bad), shown)
     return source, [dict(row) for row in usable]
 
 
 def judge_of(run: Run) -> Verifier | None:
-    """The verifier that decides correctness, where dew knows it."""
+    """The verifier that decides correctness, if the run names one or its task has one."""
     name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
     return verifier(name) if name else None

@@ -1,4 +1,4 @@
-"""What all engines write about a run: where it ran, and who got which credit, token by token."""
+"""What every engine writes about a run: its metrics, the machine it ran on, and the credit of each token."""
 
 import logging
 import os
@@ -23,13 +23,13 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder
 logger = logging.getLogger("dew")
 
 Columns = dict[str, Any]
-"""What is known about every row of a batch, by name: tensors with a row per answer, or lists."""
+"""Columns of a batch by name: tensors or lists with one row per answer."""
 
 GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 
 
 class RunLog:
-    """Metrics and alarms step by step, and the run's state. Only the process that `writes` touches the folder."""
+    """Writes metrics and alarms of each step and the status of the run; does nothing where `writes` is False."""
 
     def __init__(self, folder: str, writes: bool = True) -> None:
         self.folder = RunFolder(folder)
@@ -45,7 +45,7 @@ class RunLog:
             logger.warning("step %d: %s %s", step, alarm["message"], alarm["remedy"])
 
     def resume(self, step: int) -> None:
-        """Go on after `step`: alarms know what the folder says about the steps before."""
+        """Continue after `step`: alarms are restored from the metrics of the steps before it."""
         if self._writes and step:
             self.alarms.restore(self.folder.metrics(), until=step)
 
@@ -60,12 +60,12 @@ class RunLog:
 
 
 def versions(*names: str) -> dict[str, str | None]:
-    """Of dew and of these distributions; None for one that is not installed."""
+    """Versions of dew and of these distributions; None for one that is not installed."""
     return {"dew": __version__, **{name: _version(name) for name in names}}
 
 
 def machine(processes: int) -> dict[str, Any]:
-    """What the run runs on."""
+    """The hardware of the run."""
     return {
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
@@ -90,12 +90,12 @@ def git_commit() -> str | None:
 
 
 def gold_of(row: dict[str, Any]) -> str | None:
-    """The gold answer among a row's columns, for the record."""
+    """The gold answer in a data set row, if one of the usual columns has it."""
     return next((str(row[name]) for name in GOLD_COLUMNS if row.get(name) is not None), None)
 
 
 def due(step: int, every: int, steps_per_generation: float) -> bool:
-    """Whether a record falls on the optimizer steps that begin with `step`: the first, and each multiple of `every`."""
+    """Whether the generation that is trained on from `step` is recorded: the first, and each multiple of `every`."""
     if every == 0:
         return False
     last = step + max(1, round(steps_per_generation)) - 1
@@ -105,7 +105,7 @@ def due(step: int, every: int, steps_per_generation: float) -> bool:
 def group_records(
     step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, judge: str
 ) -> list[GroupRecord]:
-    """The records of some groups, those with signal first. `judge` is the name of the outcome reward."""
+    """Records of at most `groups` groups, those with signal first. `judge` is the name of the outcome reward."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
@@ -130,9 +130,9 @@ def _prompt(columns: Columns, row: int, tokenizer: Any) -> str:
 
 
 def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, judge: str) -> list[AnswerRecord]:
-    total = columns["outcome"] + credit.extra
+    extra = torch.zeros_like(columns["outcome"]) if credit.extra is None else credit.extra
     scored = credit.scored[rows]
-    plain = grpo_advantages(torch.where(scored, total[rows], 0), scored)
+    plain = grpo_advantages(torch.where(scored, (columns["outcome"] + extra)[rows], 0), scored)
     answers = []
     for row, grpo in zip(rows.tolist(), plain.tolist(), strict=True):
         if not credit.scored[row]:
@@ -149,7 +149,7 @@ def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, jud
                 tokens=[tokenizer.decode([i]) for i in columns["completion_ids"][row, :length].tolist()],
                 correct=bool(credit.correct[row]),
                 reward=float(columns["outcome"][row]),
-                extra=float(credit.extra[row]),
+                extra=float(extra[row]),
                 truncated=bool(columns["truncated"][row]),
                 extracted=logged.get(("extra", f"{judge}/extracted")),
                 verdict=logged.get(("extra", f"{judge}/verdict")),

@@ -41,15 +41,12 @@ class Answers:
     """(N,) the outcome reward, which decides whether an answer is correct."""
     parts: list[Values]
     """(N, R) every reward."""
-    extra: list[float]
-    """(N,) what the other rewards add."""
     signal: list[bool]
     """Per group: whether it has both a correct and a wrong answer."""
     truncated: list[bool]
     lengths: list[int]
     entropy: float
     """Mean over tokens, in nats."""
-    texts: list[str]
     seconds: float
 
     @property
@@ -75,21 +72,18 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
         trainer = build_trainer(replace(parsed, args=_isolated(parsed.args, folder)))
         trainer.model.train()
         began = perf_counter()
-        sampled = trainer._sample([dict(row) for row in chosen for _ in range(size)])
+        batch = trainer.sample([dict(row) for row in chosen for _ in range(size)])
         seconds = perf_counter() - began
-        shared, mask = sampled.shared, sampled.shared["mask"]
-        signal = trainer._signal(shared)[::size].tolist()
-        texts = trainer.processing_class.batch_decode(sampled.local["completion_ids"], skip_special_tokens=True)
+        signal = judge(trainer.algorithm, batch).signal[::size].tolist()
+    assert batch.entropy is not None
     return Answers(
         size=size,
-        outcome=_values(shared["outcome"].tolist()),
-        parts=[_values(row) for row in shared["parts"].tolist()],
-        extra=shared["extra"].tolist(),
+        outcome=_values(batch.outcome.tolist()),
+        parts=[_values(row) for row in batch.parts.tolist()],
         signal=signal,
-        truncated=shared["truncated"].tolist(),
-        lengths=shared["length"].tolist(),
-        entropy=float(shared["entropy"][mask].mean()) if mask.any() else 0.0,
-        texts=texts,
+        truncated=batch.truncated.tolist(),
+        lengths=batch.length.tolist(),
+        entropy=float(batch.entropy[batch.mask].mean()) if batch.mask.any() else 0.0,
         seconds=seconds,
     )
 
@@ -151,7 +145,7 @@ def check_mean(answers: Answers) -> Check:
 
 def check_entropy(answers: Answers) -> Check:
     H = answers.entropy
-    says = f"Mean {H:.3f} nats per token; {len(answers.texts)} answers took {answers.seconds:.1f} s."
+    says = f"Mean {H:.3f} nats per token; {len(answers.lengths)} answers took {answers.seconds:.1f} s."
     facts: dict[str, Any] = {"nats": H, "seconds": answers.seconds, "tokens": sum(answers.lengths)}
     remedy = "Raise temperature, or start from a model with more varied answers: identical answers train nothing."
     return graded("entropy", says, remedy, warn=H < 0.01, **facts)

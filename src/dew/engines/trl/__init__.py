@@ -1,14 +1,14 @@
-"""Training on TRL: change one import and one word, and GRPOTrainer trains with GTPO or any of its peers.
+"""Training on TRL: `DewTrainer` is `GRPOTrainer` with GTPO or any other algorithm of dew or of your own.
 
     from dew.engines.trl import DewConfig, DewTrainer
 
     args = DewConfig(output_dir="runs/first", algorithm="gtpo")
     DewTrainer("Qwen/Qwen3-0.6B", reward_funcs=accuracy, args=args, train_dataset=data).train()
 
-For TRL >= 1.14, < 2. What of TRL is leaned on stands in `contract.py`, and a test holds it there.
+Works with TRL >= 1.14, < 2. `compat.py` lists what dew relies on in TRL, and a test checks each item.
 """
 
-from dew.engines.trl.contract import require_trl
+from dew.engines.trl.compat import require_trl
 
 require_trl()
 

@@ -1,104 +1,132 @@
-"""DewConfig: TRL's GRPOConfig, the name of an algorithm, and what a run writes down."""
+"""DewConfig: TRL's GRPOConfig, the name of an algorithm, and what a run records."""
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
-from dew.algorithms import Algorithm, DrGRPO, get_algorithm
-from dew.engines.trl.batches import Batches
-from dew.errors import ConfigError
+from dew.algorithms import Algorithm, algorithms_for, get_algorithm, list_algorithms
+from dew.errors import ConfigError, Problem
 
 
-def _set_by_algorithm(setting: str) -> Any:
-    return field(default=None, metadata={"help": f"Set by the algorithm: write algorithm_kwargs['{setting}']."})
+@dataclass(frozen=True)
+class Batches:
+    """The five numbers that set the batch sizes, and what follows from them."""
+
+    per_device: int
+    """per_device_train_batch_size: completions of one micro-batch on one process."""
+    processes: int
+    accumulation: int
+    """gradient_accumulation_steps: micro-batches in one optimizer step."""
+    micro_batches: int
+    """steps_per_generation: micro-batches that are sampled at once."""
+    answers: int
+    """num_generations: G, the size of a group."""
+
+    @property
+    def completions(self) -> int:
+        """Completions sampled at once, on all processes."""
+        return self.per_device * self.processes * self.micro_batches
+
+    @property
+    def fits(self) -> bool:
+        return self.completions % self.answers == 0
+
+    def __str__(self) -> str:
+        factors = f"{self.per_device} per device x {self.processes} process{'es' * (self.processes > 1)}"
+        micro_batches = f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
+        sampled = f"{factors} x {micro_batches} = {self.completions} completions at once"
+        if not self.fits:
+            return f"{sampled}, which is not a whole number of groups of {self.answers}"
+        steps = self.micro_batches / self.accumulation
+        return (
+            f"{sampled} = {self.completions // self.answers} prompts x {self.answers} answers; "
+            f"{self.per_device * self.processes * self.accumulation} completions per optimizer step, "
+            f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
+        )
+
+    def nearest(self) -> list[str]:
+        """Settings that fit, each by changing a single number as little as possible."""
+        together = self.micro_batches == self.accumulation  # steps_per_generation follows accumulation
+        micro_batches = "gradient_accumulation_steps" if together else "steps_per_generation"
+        settings = {
+            "per_device": "per_device_train_batch_size",
+            "micro_batches": micro_batches,
+            "answers": "num_generations",
+        }
+        found = []
+        for name, setting in settings.items():
+            value, low = getattr(self, name), 2 if name == "answers" else 1
+            for distance in range(1, max(self.answers, self.completions) + 1):
+                tries = [v for v in (value - distance, value + distance) if v >= low]
+                fitting = [v for v in tries if replace(self, **{name: v}).fits]
+                if fitting:
+                    found.append(f"{setting}={' or '.join(map(str, fitting))}")
+                    break
+        return found
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+def _set_by_algorithm(setting: str | None = None) -> Any:
+    return _setting(None, f"Set by the algorithm{f': use algorithm_kwargs[{setting!r}]' if setting else ''}.")
 
 
 @dataclass
 class DewConfig(GRPOConfig):  # type: ignore[misc]
-    """Everything that GRPOConfig has. What an algorithm defines (clipping, KL, loss, scaling) comes from it."""
+    """All settings of GRPOConfig. What the algorithm defines (clipping, KL, loss, scaling) is set from it."""
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
-    algorithm: str = field(
-        default="gtpo",
-        metadata={"help": "gtpo, grpo_s, grpo, dapo, dr_grpo, gspo, forking_tokens, entropy_advantage or your own."},
+    algorithm: str = _setting("gtpo", f"One of {', '.join(list_algorithms())}, or an algorithm that you registered.")
+    algorithm_kwargs: dict[str, Any] | str | None = _setting(  # noqa: RUF009
+        None, "Settings of the algorithm that differ from its defaults, e.g. {'alpha2': 0.2}."
     )
-    algorithm_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Settings beyond the algorithm's own, e.g. {'alpha2': 0.2}."}
+    outcome_reward: str | None = _setting(
+        None, "Name of the reward function that decides correctness; the others are added to it and never decide."
     )
-    outcome_reward: str | None = field(
-        default=None,
-        metadata={
-            "help": "Name of the reward function that decides whether an answer is correct. Needed with several; the "
-            "others are added to its reward and never decide."
-        },
+    reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
+    reward_memory: float | None = _setting(
+        None, "Maximum GiB for the process of a reward function given by path (default: half of the machine's memory)."
     )
-    reward_timeout: float = field(
-        default=600.0, metadata={"help": "Seconds that one of your own reward functions may take for a batch."}
+    records_every: int = _setting(20, "Write token records every this many optimizer steps; 0 disables them.")
+    records_groups: int = _setting(4, "Groups in each token record.")
+    records_keep: int = _setting(400, "Maximum number of records; beyond it every second one is deleted. 0 keeps all.")
+    exact_head: bool = _setting(
+        True, "Compute log-probabilities and entropies exactly in float32, with dew's operator; false: with TRL's."
     )
-    reward_memory: float | None = field(
-        default=None,
-        metadata={"help": "GiB that the process of a reward function given by path may hold; half of the machine's."},
+    captured_sampling: bool = _setting(
+        True, "On a GPU without vLLM, sample with captured one-token steps, much faster than generate; false: generate."
     )
-    records_every: int = field(
-        default=20, metadata={"help": "Write token records every so many optimizer steps, and at the first; 0: never."}
+    guide: str | None = _setting(
+        None, "Mixed policy: a model, an OpenAI-compatible server (http://...) or a .jsonl file that also answers."
     )
-    records_groups: int = field(default=4, metadata={"help": "Groups in each token record."})
-    records_keep: int = field(
-        default=400,
-        metadata={"help": "Token records to keep: beyond them every second one goes. 0: keep all."},
-    )
-    exact_head: bool = field(
-        default=True,
-        metadata={
-            "help": "Log-probabilities and entropies by dew's operator, exact in float32 also for bf16 weights; false: "
-            "by TRL's."
-        },
-    )
-    captured_sampling: bool = field(
-        default=True,
-        metadata={
-            "help": "On a GPU without vLLM: sample by replaying captured one-token steps, many times faster than "
-            "generate; false: by generate."
-        },
-    )
-    guide: str | None = field(
-        default=None,
-        metadata={
-            "help": "Mixed policy: a model (path or name), an OpenAI-compatible server (http://...) or a .jsonl file "
-            "of recorded completions that answers each prompt too."
-        },
-    )
-    guide_completions: int = field(
-        default=1, metadata={"help": "How many of a group's num_generations answers the guide gives."}
-    )
-    guide_weight: float = field(default=1.0, metadata={"help": "Weight of the guide's answers in the loss."})
-    guide_failed_weight: float = field(
-        default=1.0,
-        metadata={"help": "Weight of the batch made of groups in which the policy's own answers all failed."},
-    )
-    guide_timeout: float = field(default=120.0, metadata={"help": "Seconds that a guide's server may take to answer."})
+    guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
+    guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
+    guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
+    guide_timeout: float = _setting(120.0, "Maximum seconds to wait for an answer of the guide's server.")
 
     epsilon: float | None = _set_by_algorithm("clip_low")
     epsilon_high: float | None = _set_by_algorithm("clip_high")
     beta: float | None = _set_by_algorithm("kl_coef")
-    loss_type: str | None = field(default=None, metadata={"help": "Set by the algorithm."})
-    scale_rewards: str | None = field(default=None, metadata={"help": "Set by the algorithm."})
-    importance_sampling_level: str | None = field(default=None, metadata={"help": "Set by the algorithm."})
-    use_bias_correction_kl: bool | None = field(default=None, metadata={"help": "Set by the algorithm."})
+    loss_type: str | None = _set_by_algorithm()
+    scale_rewards: str | None = _set_by_algorithm()
+    importance_sampling_level: str | None = _set_by_algorithm()
+    use_bias_correction_kl: bool | None = _set_by_algorithm()
 
     def __post_init__(self) -> None:
-        if isinstance(self.algorithm, Algorithm):  # from Python, an object says more than a name
-            self.algorithm, self.algorithm_kwargs = self.algorithm.name, _beyond_defaults(self.algorithm)
+        if isinstance(self.algorithm, Algorithm):  # Python code may pass an object instead of a name
+            self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
         problems, algorithm = self._algorithm_problems()
-        problems += self._batch_problems() + self._guide_problems() + _unsupported(self)
+        problems += self._batch_problems() + self._number_problems() + self._guide_problems() + _unsupported(self)
         if algorithm is not None:
             problems += _conflicts(self, algorithm)
         if problems:
-            raise ConfigError("\n".join(f"- {problem}" for problem in problems))
+            raise ConfigError(problems)
         assert algorithm is not None
         for name, value in _trl_settings(algorithm).items():
             setattr(self, name, value)
@@ -111,7 +139,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     @property
     def batches(self) -> Batches:
-        """What is sampled at once and what an optimizer step takes of it."""
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         micro = self.steps_per_generation
         if micro is None and self.generation_batch_size is not None:
@@ -124,86 +151,82 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             answers=self.num_generations,
         )
 
-    def _algorithm_problems(self) -> tuple[list[str], Algorithm | None]:
+    def _algorithm_problems(self) -> tuple[list[Problem], Algorithm | None]:
         if isinstance(self.algorithm_kwargs, str):
             try:
                 self.algorithm_kwargs = json.loads(self.algorithm_kwargs)
             except ValueError:
-                example = '{"alpha2": 0.2}'
-                return [f"algorithm_kwargs={self.algorithm_kwargs!r} is not JSON. Write e.g. '{example}'."], None
+                what = f"algorithm_kwargs={self.algorithm_kwargs!r} is not JSON."
+                return [Problem(what, remedy="""Write e.g. '{"alpha2": 0.2}'.""")], None
         try:
             return [], self.build_algorithm()
         except ConfigError as error:
-            return str(error).splitlines(), None
+            return error.problems, None
 
-    def _batch_problems(self) -> list[str]:
+    def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
-            return [
-                f"num_generations={self.num_generations}: credit compares the answers to one prompt with each other, "
-                "so a group needs at least 2. TRL's default is 8, the GTPO paper has 16."
-            ]
-        problems = []
-        at_once = self.per_device_train_batch_size * self.batches.processes
-        if self.generation_batch_size is not None and self.steps_per_generation is None:
-            rest = self.generation_batch_size % at_once
-            if rest:
-                low = self.generation_batch_size - rest
-                return [
-                    f"generation_batch_size={self.generation_batch_size} is not a multiple of {at_once} (completions "
-                    f"per micro-batch on all processes). Nearest: {f'{low} or ' * (low > 0)}{low + at_once}."
-                ]
+            why = "Advantages compare the answers to one prompt with each other."
+            return [Problem(f"num_generations={self.num_generations}:", why, "Give at least 2; TRL's default is 8.")]
+        at_once, given = self.per_device_train_batch_size * self.batches.processes, self.generation_batch_size
+        if given is not None and self.steps_per_generation is None and given % at_once:
+            what = f"generation_batch_size={given} is not a multiple of {at_once}"
+            nearest = " or ".join(str(n * at_once) for n in (given // at_once, given // at_once + 1) if n)
+            return [Problem(what, "(completions per micro-batch on all processes).", f"Nearest: {nearest}.")]
         if not self.batches.fits:
-            problems.append(f"{self.batches}. Nearest that fit: {'; '.join(self.batches.nearest())}.")
+            return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self.batches.nearest())}.")]
+        return []
+
+    def _number_problems(self) -> list[Problem]:
+        problems = []
         if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
-            problems.append(
-                f"records_every={self.records_every}, records_groups={self.records_groups}, "
-                f"records_keep={self.records_keep}: give a number of steps (0 writes none), at least one group, and "
-                "how many to keep (0: all)."
-            )
+            given = ("records_every", "records_groups", "records_keep")
+            what = f"{', '.join(f'{name}={getattr(self, name)}' for name in given)}:"
+            remedy = "give a number of steps (0 disables records), at least one group, and how many to keep (0: all)."
+            problems.append(Problem(what, remedy=remedy))
         if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
-            problems.append(
-                f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}: give seconds and GiB, both "
-                "more than 0."
-            )
+            what = f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}:"
+            problems.append(Problem(what, remedy="give seconds and GiB, both more than 0."))
         return problems
 
-    def _guide_problems(self) -> list[str]:
+    def _guide_problems(self) -> list[Problem]:
         if self.guide is None:
             return []
         problems = []
         if not 1 <= self.guide_completions < self.num_generations:
-            problems.append(
-                f"guide_completions={self.guide_completions} of num_generations={self.num_generations}: the guide "
-                "gives at least one answer and the policy at least one of its own."
-            )
+            what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"
+            problems.append(Problem(what, "guide and policy must each give at least one of a group's answers."))
         for name in ("guide_weight", "guide_failed_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
-                problems.append(f"{name}={getattr(self, name)}: give a number >= 0; 1 counts them like the others.")
-        if self.batches.per_device * self.batches.micro_batches % self.num_generations:
-            problems.append(
-                f"{self.batches.per_device * self.batches.micro_batches} completions per process do not hold whole "
-                f"groups of {self.num_generations}, which a guide needs. Set per_device_train_batch_size x "
-                "steps_per_generation to a multiple of num_generations."
-            )
+                what = f"{name}={getattr(self, name)}:"
+                problems.append(Problem(what, remedy="give a number >= 0; 1 weights them like the other answers."))
+        per_process = self.batches.per_device * self.batches.micro_batches
+        if per_process % self.num_generations:
+            what = f"{per_process} completions per process are not whole groups of {self.num_generations},"
+            remedy = "Set per_device_train_batch_size x steps_per_generation to a multiple of num_generations."
+            problems.append(Problem(what, "which a guide needs.", remedy))
         if (self.algorithm_kwargs or {}).get("kl_coef"):  # type: ignore[union-attr]
-            problems.append("guide with kl_coef: the KL term is not defined on another policy's answers. Drop one.")
+            why = "the KL term is not defined on another policy's answers."
+            problems.append(Problem("guide with kl_coef:", why, "Use one of them."))
         return problems
 
 
-def _beyond_defaults(algorithm: Any) -> dict[str, Any]:
-    plain = type(algorithm)()
-    return {name: value for name, value in asdict(algorithm).items() if value != getattr(plain, name)}
+def _non_defaults(algorithm: Any) -> dict[str, Any]:
+    default = type(algorithm)()
+    return {name: value for name, value in asdict(algorithm).items() if value != getattr(default, name)}
+
+
+LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
+"""TRL's `loss_type` by what the loss is divided by."""
 
 
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
-    """What TRL calls the algorithm's settings, so that its logs, model card and checks agree with the loss."""
-    by_reduction = {"tokens": "dapo", "sequences": "grpo"}
+    """The algorithm's settings under TRL's names, so that TRL's logs, model card and checks agree with the loss."""
     return {
         "epsilon": algorithm.clip_low,
         "epsilon_high": algorithm.clip_high,
         "beta": algorithm.kl_coef,
-        "loss_type": "dr_grpo" if isinstance(algorithm, DrGRPO) else by_reduction[algorithm.reduce],
-        "scale_rewards": "none" if isinstance(algorithm, DrGRPO) else "group",
+        "loss_type": LOSS_TYPES["fixed" if algorithm.fixed_divisor else algorithm.reduce],
+        "scale_rewards": "group" if algorithm.scale else "none",
         "importance_sampling_level": "token" if algorithm.ratio == "token" else "sequence",
         "use_bias_correction_kl": False,
     }
@@ -212,7 +235,7 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
 DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef"}
 
 
-def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[str]:
+def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     """Settings that the user gave and that the algorithm defines differently."""
     problems = []
     for name, own in _trl_settings(algorithm).items():
@@ -221,32 +244,35 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[str]:
             given = {True: "group", False: "none"}.get(given, given)
         if given is None or given == own:
             continue
-        advice = f"write algorithm_kwargs={{'{DEW_NAMES[name]}': {given}}}" if name in DEW_NAMES else "leave it out"
-        problems.append(
-            f"{name}={given!r}, but {algorithm.name} trains with {own!r}: {advice}, or choose another algorithm."
-        )
+        advice = f"Write algorithm_kwargs={{'{DEW_NAMES[name]}': {given}}}" if name in DEW_NAMES else "Remove it"
+        what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
+        problems.append(Problem(what, remedy=f"{advice}, or choose another algorithm."))
     return problems
 
 
-def _unsupported(config: DewConfig) -> list[str]:
-    """Switches of TRL's loss that would silently do nothing here."""
+NO_EFFECT = {
+    "delta": "The algorithm defines the loss.",
+    "off_policy_mask_threshold": "The algorithm defines the loss.",
+    "top_entropy_quantile": "The algorithm defines the loss.",
+    "entropy_coef": "The loss has no entropy term.",
+    "use_adaptive_entropy": "The loss has no entropy term.",
+    "multi_objective_aggregation": "The outcome reward decides, and the others are added to it.",
+}
+"""Settings of TRL's loss that would silently do nothing, and why."""
+
+
+def _unsupported(config: DewConfig) -> list[Problem]:
     defaults = {f.name: f.default for f in fields(GRPOConfig)}
-    advice = {
-        "delta": "the loss is the algorithm's; leave it out",
-        "off_policy_mask_threshold": "the loss is the algorithm's; leave it out",
-        "top_entropy_quantile": "write algorithm='forking_tokens', algorithm_kwargs={'keep': 0.2}",
-        "entropy_coef": "the loss has no entropy term; algorithm='entropy_advantage' rewards hesitation",
-        "use_adaptive_entropy": "the loss has no entropy term; algorithm='entropy_advantage' rewards hesitation",
-        "multi_objective_aggregation": "the outcome reward decides and the others are added to it; leave it out",
-    }
-    problems = [
-        f"{name}={getattr(config, name)!r} is not part of {config.algorithm}: {what}."
-        for name, what in advice.items()
-        if getattr(config, name, defaults.get(name)) != defaults.get(name)
-    ]
+    problems = []
+    for name, why in NO_EFFECT.items():
+        if getattr(config, name, defaults.get(name)) != defaults.get(name):
+            others = " or ".join(f"algorithm={other!r}" for other in algorithms_for(name))
+            remedy = f"Remove it, or write {others}." if others else "Remove it."
+            problems.append(
+                Problem(f"{name}={getattr(config, name)!r} is not part of {config.algorithm}.", why, remedy)
+            )
     if config.use_liger_kernel:
-        problems.append(
-            "use_liger_kernel=True: TRL has deprecated it, and dew reads log-probabilities and entropy from TRL's own "
-            "fused head. Write model_init_kwargs={'use_kernels': True} for fast layers."
-        )
+        why = "TRL has deprecated it, and dew reads log-probabilities and entropy from TRL's own fused head."
+        remedy = "Write model_init_kwargs={'use_kernels': True} for fast layers."
+        problems.append(Problem("use_liger_kernel=True:", why, remedy))
     return problems

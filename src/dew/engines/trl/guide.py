@@ -1,30 +1,34 @@
-"""Mixed policy: a guide answers each prompt beside the policy.
+"""Mixed policy: a guide answers each prompt in addition to the policy.
 
-Our own reading of the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the paper's
-text was not to be had. A guide is another model, an OpenAI-compatible server, or a file of recorded completions.
+Based on the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the full text was not
+available. A guide is another model, an OpenAI-compatible server, or a file of recorded completions.
 """
 
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from dew.engines.trl.loss import GUIDED, GUIDED_UNSCORED, OWN
-from dew.errors import ConfigError, EngineError
+from dew.engines.trl.compat import check_generated
+from dew.errors import ConfigError, EngineError, Problem, not_loaded
+
+OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2
+"""Author of a row: the policy; a guide with recorded log-probabilities; a guide without."""
 
 
 @dataclass(frozen=True)
 class GuideAnswer:
-    """One completion of the guide's, in the policy's tokens."""
+    """One completion of the guide, in the policy's tokens."""
 
     ids: list[int]
     logps: list[float] | None = None
-    """log π_φ of each token, where it is known."""
+    """log π_φ of each token, if known."""
 
     @property
     def author(self) -> int:
@@ -39,12 +43,12 @@ class Guide(Protocol):
         ...
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
-        """`count` answers. `turn` is the optimizer step, so that a finite stock can be gone through."""
+        """`count` answers. `turn` is the optimizer step, so that a guide can cycle through recorded answers."""
         ...
 
 
 def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
-    """A server by its address, a file by its ending, else a model by its path or name."""
+    """A server if `source` is a URL, recorded completions if it is a .jsonl file, else a model (path or name)."""
     limit = args.max_completion_length
     if source.startswith(("http://", "https://")):
         return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
@@ -54,7 +58,7 @@ def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
 
 
 class RecordedGuide:
-    """Lines of {"prompt", "completion", "token_ids" and "logprobs" if known}; several lines for one prompt."""
+    """Lines of {"prompt", "completion", "token_ids" and "logprobs" if known}; a prompt may have several lines."""
 
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
         self._by_prompt: dict[str, list[GuideAnswer]] = {}
@@ -62,13 +66,14 @@ class RecordedGuide:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(f"guide={path!r} cannot be read ({reason}). Check the path.") from None
+            raise ConfigError(Problem(f"guide={path!r} cannot be read ({reason}).", remedy="Check the path.")) from None
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 prompt, answer = _recorded(path, number, line, tokenizer, limit)
                 self._by_prompt.setdefault(_key(prompt), []).append(answer)
         if not self._by_prompt:
-            raise ConfigError(f"guide={path!r} holds no line. One JSON object a line: prompt and completion.")
+            remedy = "Write one JSON object per line, with prompt and completion."
+            raise ConfigError(Problem(f"guide={path!r} is empty.", remedy=remedy))
 
     def count(self, prompt: Any, wanted: int) -> int:
         return min(wanted, len(self._by_prompt.get(_key(prompt), [])))
@@ -90,20 +95,17 @@ def _recorded(path: str, number: int, line: str, tokenizer: Any, limit: int) -> 
         logps = entry.get("logprobs")
         logps = None if logps is None else [float(logp) for logp in logps]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(
-            f"guide={path!r}, line {number} is not a recorded completion ({error}). Write "
-            '{"prompt": "...", "completion": "..."}, with "token_ids" and "logprobs" where they are known.'
-        ) from None
+        what = f"guide={path!r}, line {number} is not a recorded completion ({error})."
+        remedy = 'Write {"prompt": "...", "completion": "..."}, with "token_ids" and "logprobs" if known.'
+        raise ConfigError(Problem(what, remedy=remedy)) from None
     if logps is not None and not len(ids) - 1 <= len(logps) <= len(ids):
-        raise ConfigError(
-            f"guide={path!r}, line {number}: {len(logps)} logprobs for {len(ids)} tokens of this tokenizer. Record "
-            '"token_ids" too, or leave "logprobs" out.'
-        )
+        what = f"guide={path!r}, line {number}: {len(logps)} logprobs for {len(ids)} tokens of this tokenizer."
+        raise ConfigError(Problem(what, remedy='Record "token_ids" too, or remove "logprobs".'))
     return prompt, _answer(ids, logps, limit)
 
 
 def _answer(ids: list[int], logps: Sequence[float] | None, limit: int) -> GuideAnswer:
-    """Cut to the generation budget. An end that was not recorded counts as certain: π_φ := 1."""
+    """Cut to the generation budget. An end-of-text token without a log-probability counts as certain: π_φ := 1."""
     if logps is None:
         return GuideAnswer(ids[:limit])
     return GuideAnswer(ids[:limit], [*map(float, logps), *[0.0] * (len(ids) - len(logps))][:limit])
@@ -118,45 +120,35 @@ def _key(prompt: Any) -> str:
 
 
 class ServerGuide:
-    """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities count only if its tokens are the policy's."""
+    """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities are used if its tokens are the policy's."""
 
     def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float, timeout: float) -> None:
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._tokenizer, self._limit, self._temperature, self._timeout = tokenizer, limit, temperature, timeout
-        self._model = self._ask("/models")["data"][0]["id"]
+        self._model = self._request("/models")["data"][0]["id"]
 
     def count(self, prompt: Any, wanted: int) -> int:
         return wanted
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
-        request = {
-            "model": self._model,
-            "n": count,
-            "max_tokens": self._limit,
-            "temperature": self._temperature,
-            "seed": turn,
-        }
-        if isinstance(prompt, str):
-            reply = self._ask("/completions", {**request, "prompt": prompt, "logprobs": 1})
-            return [self._answer(c["text"], _plain_logprobs(c), c.get("finish_reason")) for c in reply["choices"]]
-        reply = self._ask("/chat/completions", {**request, "messages": prompt, "logprobs": True})
-        return [
-            self._answer(c["message"]["content"] or "", _chat_logprobs(c), c.get("finish_reason"))
-            for c in reply["choices"]
-        ]
+        chat = not isinstance(prompt, str)
+        body = {"messages": prompt, "logprobs": True} if chat else {"prompt": prompt, "logprobs": 1}
+        body |= {"model": self._model, "n": count, "max_tokens": self._limit, "seed": turn}
+        reply = self._request(
+            "/chat/completions" if chat else "/completions", {**body, "temperature": self._temperature}
+        )
+        return [self._answer(choice) for choice in reply["choices"]]
 
-    def _answer(self, text: str, scored: list[tuple[str, float]] | None, finish: str | None) -> GuideAnswer:
+    def _answer(self, choice: dict[str, Any]) -> GuideAnswer:
+        text = choice["text"] if "text" in choice else choice["message"]["content"] or ""
         ids = _encode(self._tokenizer, text)
-        if finish == "length":
+        if choice.get("finish_reason") == "length":
             ids.pop()
-        if scored is None:
-            return _answer(ids, None, self._limit)
-        words = [self._tokenizer.decode([i]) for i in ids]
-        theirs = [word for word, _ in scored]
-        same = theirs in (words, words[:-1])
-        return _answer(ids, [logp for _, logp in scored] if same else None, self._limit)
+        scored, words = _logprobs(choice), [self._tokenizer.decode([i]) for i in ids]
+        same_tokens = [token for token, _ in scored] in (words, words[:-1])
+        return _answer(ids, [logp for _, logp in scored] if scored and same_tokens else None, self._limit)
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
         try:
@@ -166,22 +158,17 @@ class ServerGuide:
             detail = error.read().decode(errors="replace")[:200]
             raise EngineError(f"guide: {self._base}{path} answered {error.code}: {detail}") from None
         except (OSError, ValueError) as error:
-            raise EngineError(
-                f"guide: {self._base}{path} did not answer within {self._timeout:g} s ({error}). Is the server up? "
-                "guide_timeout gives it longer."
-            ) from None
+            what = f"guide: {self._base}{path} did not answer within {self._timeout:g} s ({error})."
+            raise EngineError(Problem(what, remedy="Check that the server is up, or raise guide_timeout.")) from None
 
 
-def _plain_logprobs(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
+def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    """Tokens and log-probabilities of a chat or a plain completion; empty if the server gave none."""
     found = choice.get("logprobs") or {}
-    if not found.get("token_logprobs") or None in found["token_logprobs"]:
-        return None
-    return list(zip(found["tokens"], found["token_logprobs"], strict=True))
-
-
-def _chat_logprobs(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
-    found = (choice.get("logprobs") or {}).get("content")
-    return [(token["token"], token["logprob"]) for token in found] if found else None
+    if found.get("content"):
+        return [(token["token"], token["logprob"]) for token in found["content"]]
+    values = found.get("token_logprobs") or []
+    return [] if None in values else list(zip(found.get("tokens") or [], values, strict=True))
 
 
 class ModelGuide:
@@ -194,12 +181,11 @@ class ModelGuide:
             try:
                 model = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, trust_remote_code=False)
             except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"guide={model!r} is neither a server (http://...), nor a .jsonl file, nor a model that can be "
-                    f"loaded: {str(error).splitlines()[0]}"
-                ) from None
+                what = f"guide={model!r} is neither a server (http://...) nor a .jsonl file."
+                raise ConfigError([what, not_loaded("guide", model, error)]) from None
         if model.get_input_embeddings().num_embeddings < len(tokenizer):
-            raise ConfigError("guide: the model has fewer tokens than the policy's tokenizer. It must share it.")
+            why = "Guide and policy must share a tokenizer."
+            raise ConfigError(Problem("guide: the model has fewer tokens than the policy's tokenizer.", why))
         self._model = model.to(device).eval()
         self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
 
@@ -231,82 +217,55 @@ class ModelGuide:
 
 
 def check_guide(guide: Guide, wanted: int, dataset: Any, tools: bool) -> None:
-    """What a guide cannot be combined with. `dataset` is given where every prompt needs `wanted` answers."""
+    """Reject what a guide cannot be combined with. `dataset` is given if every prompt needs `wanted` answers."""
     if tools:
-        raise ConfigError("guide with tools: a guide's answer is text, it calls no tools. Drop one of them.")
+        raise ConfigError(Problem("guide with tools:", "a guide's answer is text, it calls no tools.", "Use one."))
     lacking = [] if dataset is None else [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted]
     if lacking:
-        raise ConfigError(
-            f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers, e.g. "
-            f"{lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many: record more, or leave "
-            "those prompts out of the data set."
-        )
+        what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
+        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many."
+        raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
 
 
-def add_authors(batch: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:
-    """Who wrote each row of a batch, and the guide's log-probabilities where they are known."""
-    ids = batch["completion_ids"]
+def add_authors(inputs: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:
+    """Add the author of each row, and the guide's log-probabilities if known."""
+    ids = inputs["completion_ids"]
     logps = torch.zeros(ids.shape, device=ids.device)
     for row, answer in zip(logps, authors, strict=True):
         if answer is not None and answer.logps is not None:
             row[: len(answer.logps)] = torch.tensor(answer.logps)
     codes = [OWN if answer is None else answer.author for answer in authors]
-    batch["author"], batch["guide_logps"] = torch.tensor(codes, device=ids.device), logps
+    inputs["author"], inputs["guide_logps"] = torch.tensor(codes, device=ids.device), logps
 
 
-def places(guide: Guide, prompts: list[Any], size: int, wanted: int) -> list[int]:
-    """How many answers of each group the guide gives: the last ones of the group."""
-    return [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
-
-
-def own_prompts(prompts: list[Any], size: int, guided: list[int]) -> list[Any]:
-    return [prompts[g * size + i] for g, k in enumerate(guided) for i in range(size - k)]
-
-
-def weave(
-    generated: tuple[Any, ...],
-    guide: Guide,
-    prompts: list[Any],
-    size: int,
-    guided: list[int],
-    turn: int,
-    tokenizer: Any,
+def generate_with_guide(
+    trainer: Any, guide: Guide, prompts: list[Any], generate: Callable[[list[Any]], tuple[Any, ...]]
 ) -> tuple[tuple[Any, ...], list[GuideAnswer | None]]:
-    """TRL's `_generate` result for the policy's own rows, with the guide's rows put in their places."""
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, tool_images = generated
-    rows = [[], [], [], [], []]  # type: list[list[Any]]
+    """TRL's `_generate` result in which the guide gives the last answers of each group, up to `guide_completions`.
+
+    `generate` samples the others. The authors have an entry per row: the guide's answer, or None.
+    """
+    size, turn, tokenizer = trainer.num_generations, trainer.state.global_step, trainer._tokenizer
+    wanted = trainer.args.guide_completions
+    counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
+    generated = generate([prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)])
+    check_generated(generated)
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generated
+    own = zip(prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))  # noqa: B905
+    rows: list[tuple[Any, ...]] = []
     authors: list[GuideAnswer | None] = []
-    own = 0
-    for g, k in enumerate(guided):
-        for i in range(own, own + size - k):
-            row = (
-                prompt_ids[i],
-                completion_ids[i],
-                tool_mask and tool_mask[i],
-                completions[i],
-                logprobs and logprobs[i],
-            )
-            for column, value in zip(rows, row, strict=True):
-                column.append(value)
-            authors.append(None)
-        asked, ids = prompts[g * size], prompt_ids[own]
-        for answer in guide.answer(asked, ids, k, turn) if k else []:
+    for g, k in enumerate(counts):
+        group = list(islice(own, size - k))
+        rows += group
+        authors += [None] * len(group)
+        prompt, ids = prompts[g * size], group[0][0]
+        for answer in guide.answer(prompt, ids, k, turn) if k else []:
             text = tokenizer.decode(answer.ids, skip_special_tokens=True)
-            said = text if isinstance(asked, str) else [{"role": "assistant", "content": text}]
-            # None: TRL leaves these tokens out of its correction for the sampler.
-            row = (ids, answer.ids, [1] * len(answer.ids), said, [None] * len(answer.ids))
-            for column, value in zip(rows, row, strict=True):
-                column.append(value)
+            completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            # No log-probabilities: TRL excludes these tokens from its correction for the sampler.
+            rows.append((ids, answer.ids, [1] * len(answer.ids), completion, [None] * len(answer.ids)))
             authors.append(answer)
-        own += size - k
-    woven = (
-        rows[0],
-        rows[1],
-        rows[2] if tool_mask is not None else None,
-        rows[3],
-        rows[4] if logprobs is not None else None,
-        extra,
-        images,
-        tool_images,
-    )
-    return woven, authors
+    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+    columns[2] = None if tool_mask is None else columns[2]
+    columns[4] = None if logprobs is None else columns[4]
+    return (*columns, *rest), authors

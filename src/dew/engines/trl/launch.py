@@ -1,21 +1,28 @@
-"""From a Run to a trained model: TRL's own parser, dew's tasks and rewards, one folder."""
+"""From a `Run` to a trained model in its folder, with dew's tasks and rewards."""
 
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
+from transformers import PrinterCallback, TrainerCallback, TrainerState
+from transformers.utils.logging import disable_progress_bar
+from trl import get_peft_config, get_quantization_config
 
+from dew import __version__
 from dew.config import Run, Scoring, check_keys, to_yaml
 from dew.engines.permission import check_permission
 from dew.engines.problems import judge_of, training_rows
+from dew.engines.recording import git_commit
 from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.config import DewConfig
-from dew.errors import ConfigError
+from dew.engines.trl.trainer import DewTrainer
+from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.records import RunFolder
 from dew.tasks import model_folder, task
@@ -23,7 +30,6 @@ from dew.tasks import model_folder, task
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""TRL's own reward functions."""
 
 
 @dataclass(frozen=True)
@@ -90,47 +96,42 @@ def _check_model(model: Any, run: Run) -> None:
 
 
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
-    """(training data, evaluation data or None), as TRL takes them."""
+    """Training data and evaluation data (or None), as TRL takes them."""
     from datasets import Dataset, load_dataset
 
-    run, script = parsed.run, parsed.script
+    run, script, evaluates = parsed.run, parsed.script, parsed.args.eval_strategy != "no"
     if run.task is not None:
         source, rows = training_rows(run)
-        if parsed.args.eval_strategy == "no":
-            return Dataset.from_list(rows), None
-        held_out = source.rows(run.scores.problems if run.scores else 64, split="held_out")
-        return Dataset.from_list(rows), Dataset.from_list(held_out)
+        held_out = source.rows(run.scores.problems if run.scores else 64, split="held_out") if evaluates else None
+        return Dataset.from_list(rows), Dataset.from_list(held_out) if held_out is not None else None
     if not script.dataset_name:
-        raise ConfigError(
-            f"{run.source or 'configuration'}: nothing to train on. Write `task: countdown` (or chain, or a .jsonl "
-            "file of problems), or `dataset_name:` as TRL has it."
-        )
+        remedy = "Write `task: countdown` (or chain, or a .jsonl file of problems), or TRL's `dataset_name:`."
+        raise ConfigError(Problem(f"{_source(run)}: no training data.", remedy=remedy))
     try:
         data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
-    except Exception as error:  # the hub's many kinds of "not there"
-        reason = str(error).split("\n", maxsplit=1)[0]
-        raise ConfigError(f"dataset_name: {script.dataset_name!r} cannot be loaded ({reason}).") from None
-    evaluation = data[script.dataset_test_split] if parsed.args.eval_strategy != "no" else None
-    return data[script.dataset_train_split], evaluation
+    except Exception as error:  # hubs and file systems raise many kinds
+        raise ConfigError(not_loaded("dataset_name", script.dataset_name, error)) from None
+    return data[script.dataset_train_split], data[script.dataset_test_split] if evaluates else None
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
-    """The reward functions: the verifier first, then those that the file names in TRL's way."""
-    judge = judge_of(parsed.run)
-    functions: list[Any] = [judge] if judge is not None else []
+    """The reward functions: the verifier first, then those of TRL's `reward_funcs` and its reward model."""
+    verifier = judge_of(parsed.run)
+    functions: list[Any] = [verifier] if verifier is not None else []
     functions += [_reward(name, parsed.args) for name in parsed.script.reward_funcs or []]
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
-        raise ConfigError(
-            f"{parsed.run.source or 'configuration'}: no reward. Write `verifier: math` (or countdown, chain), "
-            "`reward_funcs: [accuracy_reward]` as TRL has it, or your own as `[file.py:function]`."
+        remedy = (
+            "Write `verifier: math` (or countdown, chain), TRL's `reward_funcs: [accuracy_reward]`, or your own "
+            "function as `[file.py:function]`."
         )
+        raise ConfigError(Problem(f"{_source(parsed.run)}: no reward.", remedy=remedy))
     return functions
 
 
 def _reward(name: str, args: DewConfig) -> Any:
-    """TRL's by name, one of dew's by name, or one's own: module:function, file.py:function, TRL's module.function."""
+    """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
     from dew.rewards.own import load_reward
@@ -147,23 +148,22 @@ def _reward(name: str, args: DewConfig) -> Any:
     return load_reward(path, args.reward_timeout, memory, args.seed)
 
 
+def _source(run: Run) -> str:
+    return run.source or "configuration"
+
+
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
-    """The DewTrainer of a run, ready to train."""
-    from trl import get_peft_config, get_quantization_config
-
-    from dew.engines.trl.trainer import DewTrainer
-
+def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> DewTrainer:
     args, model = parsed.args, parsed.model
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
-    init["use_safetensors"] = True  # weights in any other form are pickles
+    init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
     train, evaluation = data_of(parsed)
-    judge = judge_of(parsed.run)
-    if judge is not None and args.outcome_reward is None:
-        args.outcome_reward = judge.name
+    verifier = judge_of(parsed.run)
+    if verifier is not None and args.outcome_reward is None:
+        args.outcome_reward = verifier.name
     return DewTrainer(
         local_model(model.model_name_or_path),
         rewards_of(parsed),
@@ -185,28 +185,24 @@ def local_model(name: str) -> str:
 
 
 def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = False, say: Say = print) -> str:
-    """Train. Leaves config.yaml, scores.json and model/ in the run's folder; returns "done" or "stopped".
+    """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped".
 
-    Ctrl-C and SIGTERM end the run after the step at hand, with a checkpoint to go on from.
+    Ctrl-C and SIGTERM end the run after the current step, with a checkpoint to resume from.
     """
-    from transformers import PrinterCallback
-
-    from dew.engines.trl.stopping import StopAtSignal
     from dew.rewards.math import MathVerifier, versions
 
     folder = Path(parsed.args.output_dir)
     trainer = build_trainer(parsed, [StopAtSignal(), *callbacks])
     trainer.remove_callback(PrinterCallback)
-    main = trainer.accelerator.is_main_process
+    main, scoring = trainer.accelerator.is_main_process, parsed.run.scores
     if main:
         sweep(folder)
-    if main and not resume:
-        write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
-    if main and isinstance(judge_of(parsed.run), MathVerifier):
-        RunFolder(folder).write_run({"verifier": versions()})
-    scoring = parsed.run.scores
-    if scoring is not None and main and not (resume and RunFolder(folder).scores()):
-        _score(trainer, parsed, scoring, "before", say)
+        if not resume:
+            write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
+        if isinstance(judge_of(parsed.run), MathVerifier):
+            RunFolder(folder).write_run({"verifier": versions()})
+        if scoring is not None and not (resume and RunFolder(folder).scores()):
+            _score(trainer, parsed, scoring, "before", say)
     trainer.accelerator.wait_for_everyone()
     _train(trainer, folder, resume)
     if trainer.state.global_step < trainer.state.max_steps:
@@ -219,15 +215,62 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     return "done"
 
 
+class StopAtSignal(TrainerCallback):  # type: ignore[misc]
+    """Stops after the current step, with a checkpoint, at Ctrl-C or SIGTERM. A second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._previous: dict[int, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            RunFolder(args.output_dir).write_run({"steps": state.max_steps})
+        try:
+            self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread, which alone can handle signals
+            self._previous = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._requested:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _: Any) -> None:
+        if self._requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._requested = True
+
+
 def finished(run: Run, folder: Path) -> bool:
-    """True if a run came to its end: trained, its model written and, where that was asked for, scored."""
+    """Whether a run is complete: trained, its model saved and, if `scores` is set, scored."""
     files = RunFolder(folder)
     scored = run.scores is None or any(entry.get("when") == "after" for entry in files.scores())
     return files.run().get("status") == "done" and (folder / "model").is_dir() and scored
 
 
-def _save_model(trainer: Any, folder: Path) -> None:
-    """The whole model or none: `model/` appears when all of it is on the disk."""
+def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
+    """Train or resume. Without a checkpoint the run starts again; after the last step only the weights are loaded."""
+    checkpoint = trainer.last_good_checkpoint() if resume else None
+    if checkpoint is None:
+        if resume:
+            logger.warning("%s has no complete checkpoint: starting the run again.", folder)
+        trainer.train()
+        return
+    state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
+    if state.global_step < state.max_steps:
+        trainer.train(resume_from_checkpoint=checkpoint, verify=False)
+        return
+    trainer._load_from_checkpoint(checkpoint)
+    trainer.state = state
+    if trainer.accelerator.is_main_process:
+        RunFolder(folder).write_run({"status": "done"})
+
+
+def _save_model(trainer: DewTrainer, folder: Path) -> None:
+    """All or nothing: `model/` appears when every file is on the disk."""
     part = folder.with_name(f".{folder.name}.part")
     if trainer.accelerator.is_main_process:
         shutil.rmtree(part, ignore_errors=True)
@@ -242,32 +285,14 @@ def _save_model(trainer: Any, folder: Path) -> None:
         sync(folder.parent)
 
 
-def _train(trainer: Any, folder: Path, resume: bool) -> None:
-    """Train, or go on; a run that was killed before its first checkpoint begins again, after its last step it only
-    needs its weights."""
-    checkpoint = trainer.last_good_checkpoint() if resume else None
-    if checkpoint is None:
-        if resume:
-            logger.warning("%s holds no complete checkpoint: the run begins again.", folder)
-        trainer.train()
-        return
-    state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
-    if state.global_step < state.max_steps:
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return
-    trainer._load_from_checkpoint(checkpoint)
-    trainer.state = state
-    if trainer.accelerator.is_main_process:
-        RunFolder(folder).write_run({"status": "done"})
-
-
-def _score(trainer: Any, parsed: Parsed, scoring: Scoring, when: str, say: Say) -> None:
-    """pass@k and mean@k on held-out problems, into scores.json."""
+def _score(trainer: DewTrainer, parsed: Parsed, scoring: Scoring, when: str, say: Say) -> None:
+    """Evaluate pass@k and mean@k on held-out problems, into scores.json."""
     from dew.evaluate import evaluate
 
-    run = parsed.run
+    run, folder = parsed.run, RunFolder(parsed.args.output_dir)
     if run.task is None:
-        raise ConfigError("scores: needs `task:`, whose held-out problems it takes. Use `dew eval` for other data.")
+        why = "It evaluates on the held-out problems of a `task:`."
+        raise ConfigError(Problem("scores without a task.", why, "Use `dew eval` for other data."))
     scores = evaluate(
         trainer.sampling_model(),
         trainer.processing_class,
@@ -279,7 +304,6 @@ def _score(trainer: Any, parsed: Parsed, scoring: Scoring, when: str, say: Say) 
         max_new_tokens=scoring.max_new_tokens or parsed.args.max_completion_length,
         seed=parsed.args.seed,
     )
-    folder = RunFolder(parsed.args.output_dir)
     scores.write(folder.path / f"answers-{when}.json")
     others = [entry for entry in folder.scores() if entry.get("when") != when]
     folder.write_scores([*others, {"when": when, **scores.summary()}])
@@ -288,11 +312,6 @@ def _score(trainer: Any, parsed: Parsed, scoring: Scoring, when: str, say: Say) 
 
 
 def _header() -> list[str]:
-    from importlib.metadata import version
-
-    from dew import __version__
-    from dew.engines.trl.recording import git_commit
-
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "accelerate"))
     lines = ["Run it again: dew train THIS_FILE --output_dir NEW_FOLDER", f"dew {__version__}, {packages}"]
     commit = git_commit()
@@ -300,11 +319,8 @@ def _header() -> list[str]:
 
 
 def quiet() -> None:
-    """Progress bars and telemetry of the libraries below are not for a command's output."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    """Turn off progress bars and telemetry of the libraries, for the output of a command."""
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
+        os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()

@@ -1,20 +1,70 @@
-"""The rows of a micro-batch as `Algorithm.loss` wants them, and what the whole batch is divided by."""
+"""What the loss reads: log-probabilities by dew's operator, the rows of a micro-batch, the divisor of the batch."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from trl.trainer import utils
 
 from dew.algorithms import Algorithm
-from dew.engines.trl.credit import Credit, Rows
-from dew.engines.trl.scoring import loss_mask
+from dew.engines.credit import Credit, Rows
+from dew.engines.trl.batch import Batch, Columns, local_rows, loss_mask
+from dew.engines.trl.compat import FUSED_HEAD
+from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
+from dew.kernels import linear_logprob_entropy, plain_head
+
+logger = logging.getLogger("dew")
 
 UNSCORED_GUIDE = 0.1
 """x / (x + 0.1): the ratio of a guide's token whose probability was not recorded, with x the policy's own."""
 
-OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2
-"""Who wrote a row: the policy; a guide with recorded log-probabilities; a guide without."""
+# ── log-probabilities and entropies ─────────────────────────────────────────────────────────────────────────
+#
+# TRL's patched forward runs the backbone, gathers a sharded head (FSDP2, ZeRO-3), and passes hidden states and head to
+# one autograd function. Only that function is replaced, for the duration of a pass.
+
+
+class _LogprobEntropy:
+    """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
+
+    @staticmethod
+    def apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
+        temperature, _, softcap, scale, _ = rest
+        if scale != 1.0 and softcap is None and bias is None:
+            temperature = temperature / scale
+        elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
+            hidden, bias = hidden * scale, None if bias is None else bias * scale
+        logp, entropy = linear_logprob_entropy(
+            hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap
+        )
+        return logp, entropy, None, None, None
+
+
+@contextmanager
+def exact_head() -> Iterator[None]:
+    """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits."""
+    theirs = getattr(utils, FUSED_HEAD)
+    setattr(utils, FUSED_HEAD, _LogprobEntropy)
+    try:
+        yield
+    finally:
+        setattr(utils, FUSED_HEAD, theirs)
+
+
+def exact_head_supported(model: Any) -> bool:
+    """Whether dew's operator can compute this model's head; if not, the log says why. TRL gathers a sharded head."""
+    head = plain_head(model)
+    if not isinstance(head, str) or "shard" in head:
+        return True
+    logger.warning("Log-probabilities are computed by TRL's head instead of dew's operator: %s.", head)
+    return False
+
+
+# ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -28,11 +78,11 @@ class MicroBatch:
     entropy: Tensor | None
 
 
-def micro_batches(inputs: dict[str, Any], logp: Tensor, entropy: Tensor) -> dict[str, tuple[Tensor, MicroBatch]]:
-    """The log-probabilities to train with and the rows, the policy's own ("") and the guide's ("guide/") apart.
+def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, tuple[Tensor, MicroBatch]]:
+    """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
 
-    Where TRL kept no old log-probabilities the policy that samples is the one that trains, and the ratio is exactly
-    1: it is taken against the very same numbers, detached, not against a second pass that would differ by rounding.
+    Where TRL kept no old log-probabilities, the policy that trains is the one that sampled and the ratio is exactly
+    1: it is taken against the same numbers, detached, because a second pass would differ by rounding.
     """
     old = inputs.get("old_per_token_logps")
     own = MicroBatch(
@@ -46,17 +96,32 @@ def micro_batches(inputs: dict[str, Any], logp: Tensor, entropy: Tensor) -> dict
         return {"": (logp, own)}
     guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
     unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
-    others_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
-    others = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight)
+    guide_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
+    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight)
     own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
-    return {"": (logp, own), "guide/": (others_logp, others)}
+    return {"": (logp, own), "guide/": (guide_logp, guides)}
+
+
+def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator: Any, args: Any) -> Columns:
+    """TRL's inputs with our advantages, and what else the loss needs."""
+    count = divisor(algorithm, batch, credit, batch.filler)
+    added = {
+        "advantages": local_rows(accelerator, credit.advantages, batch.inputs["completion_ids"].size(1)),
+        "verdict": local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1)),
+        "num_items_in_batch": batch.mask.sum(),
+        "divisor": torch.tensor(count, device=batch.mask.device),
+    }
+    if "author" in batch.inputs:
+        weights = {"guided": args.guide_weight, "failed": args.guide_failed_weight}
+        added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, batch.filler, **weights))
+    return {**batch.inputs, **added}
 
 
 def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) -> float:
     """What the loss of the whole generation is divided by: its live tokens, or its answers.
 
-    As in TRL an answer counts even if it is masked or could not be judged. Groups that only a guide solved are a
-    batch of their own and do not count, unless there is nothing else.
+    As in TRL, an answer counts even if it is masked or has no reward. Groups that only a guide solved are a batch of
+    their own and do not count, unless there is nothing else.
     """
     main = ~credit.failed & ~filler
     return _divisor(algorithm, rows, main) or _divisor(algorithm, rows, credit.failed) or 1.0

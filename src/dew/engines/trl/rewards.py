@@ -1,7 +1,6 @@
-"""Reward functions that fail loudly: an exception, a NaN, a hang or a missing column is told by name, at once."""
+"""Reward functions whose failures (an exception, a NaN, a hang, a missing column) are reported by name, at once."""
 
 import asyncio
-import difflib
 import functools
 import inspect
 import logging
@@ -11,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dew.errors import ConfigError, RewardError
+from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards.host import required
 from dew.rewards.own import TIMEOUT, OwnReward
 from dew.rewards.returned import NO_NUMBER, Rewards, as_rewards, told
@@ -23,70 +22,86 @@ GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 )
 
+# ── calling a reward function ───────────────────────────────────────────────────────────────────────────────
+
 
 def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
-    """The same reward function, whose failures are a RewardError and which may take `timeout` seconds for a batch.
+    """The same reward function, but a failure is a RewardError, and a batch may take at most `timeout` seconds.
 
-    Models and names of models pass unchanged. Verifiers and functions given by path have limits of their own.
+    Models and names of models pass unchanged. Verifiers and functions given by path have their own limits.
     """
-    if isinstance(reward, str | nn.Module) or not callable(reward):
+    if _is_model(reward):
         return reward
     name = reward_name(reward)
     limited = hasattr(reward, "verdicts") or isinstance(reward, OwnReward)
     if hasattr(reward, "verdicts"):
-        reward = telling(reward)
+        reward = verifier_reward(reward)
     call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call):
-        scored = _awaiting(reward, name, timeout)
+        scored = _asynchronous(reward, name, timeout)
     else:
-        scored = _calling(reward, name, None if limited else timeout)
+        scored = _synchronous(reward, name, None if limited else timeout)
     scored.__name__ = name
     scored.__wrapped__ = reward  # type: ignore[attr-defined]
     return scored
 
 
-def _calling(reward: Any, name: str, timeout: float | None) -> Callable[..., Rewards]:
+def _is_model(reward: Any) -> bool:
+    return isinstance(reward, str | nn.Module) or not callable(reward)
+
+
+def _synchronous(reward: Any, name: str, timeout: float | None) -> Callable[..., Rewards]:
     def scored(**kwargs: Any) -> Rewards:
         n = len(kwargs["completions"])  # before the function can change the list
         try:
             with nullcontext() if timeout is None else bounded(name, timeout):
                 found = as_rewards(name, reward(**kwargs), n)
         except (Exception, SystemExit) as error:
-            raise _raised(name, error, kwargs) from error
-        return _warned(name, found, kwargs["completions"])
+            raise _failed(name, error, kwargs) from error
+        return _warn(name, found, kwargs["completions"])
 
     return scored
 
 
-def _awaiting(reward: Any, name: str, timeout: float) -> Callable[..., Any]:
+def _asynchronous(reward: Any, name: str, timeout: float) -> Callable[..., Any]:
     async def scored(**kwargs: Any) -> Rewards:
         n = len(kwargs["completions"])
         try:
             values = await asyncio.wait_for(reward(**kwargs), timeout)
         except TimeoutError as error:
-            late = RewardError(f"The reward {name} has not returned for {timeout:g} s; reward_timeout says how long.")
-            raise _raised(name, late, kwargs) from error
+            late = Problem(f"The reward {name} has not returned for {timeout:g} s.", remedy="Raise reward_timeout.")
+            raise _failed(name, RewardError(late), kwargs) from error
         except (Exception, SystemExit) as error:
-            raise _raised(name, error, kwargs) from error
-        return _warned(name, as_rewards(name, values, n), kwargs["completions"])
+            raise _failed(name, error, kwargs) from error
+        return _warn(name, as_rewards(name, values, n), kwargs["completions"])
 
     return scored
 
 
-def _warned(name: str, found: Rewards, completions: Sequence[Any]) -> Rewards:
+def _warn(name: str, found: Rewards, completions: Sequence[Any]) -> Rewards:
     if NO_NUMBER in found:
-        first = completions[found.index(NO_NUMBER)]
         logger.warning(
-            "The reward %s returned an infinity or a NaN for the completion %.200r. The step is skipped: return None "
-            "where it cannot judge, and only that answer is left out.",
+            "The reward %s returned an infinity or a NaN for the completion %.200r. The step is skipped. To leave out "
+            "only an answer that cannot be scored, return None for it.",
             name,
-            first,
+            completions[found.index(NO_NUMBER)],
         )
     return found
 
 
-def telling(verifier: Any) -> Callable[..., list[float]]:
-    """A `dew.rewards.Verifier` that also tells its findings: to the completions table, to records, to the alarms."""
+def _failed(name: str, error: BaseException, given: dict[str, Any]) -> RewardError:
+    completions, prompts = given["completions"], given.get("prompts") or []
+    first = f", the first of them {completions[0]!r:.200}" if completions else ""
+    prompt = f" to the prompt {prompts[0]!r:.120}" if prompts else ""
+    where = f"It was scoring {len(completions)} completions{first}{prompt}."
+    if isinstance(error, RewardError):
+        return RewardError(Problem(str(error), where))
+    remedy = "Catch what can go wrong, and return None for an answer that cannot be scored."
+    return RewardError(Problem(f"The reward {name} raised {told(error)}.", where, remedy))
+
+
+def verifier_reward(verifier: Any) -> Callable[..., list[float]]:
+    """A `dew.rewards.Verifier` as a reward function that logs its verdicts: for the table, records and alarms."""
 
     def reward(
         completions: Sequence[Any], log_extra: Any = None, log_metric: Any = None, **columns: Any
@@ -105,6 +120,17 @@ def telling(verifier: Any) -> Callable[..., list[float]]:
     return reward
 
 
+# ── before training ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None) -> None:
+    """Reject a data set without the columns that are needed, and an unknown outcome reward."""
+    problems = missing_columns(dataset, rewards)
+    if problems:
+        raise ConfigError(problems)
+    outcome_index([reward_name(reward) for reward in rewards], outcome)
+
+
 def reward_name(reward: Any) -> str:
     """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
     while isinstance(reward, functools.partial):
@@ -116,73 +142,50 @@ def reward_name(reward: Any) -> str:
 
 def outcome_index(names: Sequence[str], wanted: str | None) -> int:
     """Which reward function decides whether an answer is correct."""
-    if wanted is None:
-        if len(names) == 1:
-            return 0
-        if not names:
-            raise ConfigError("no reward function: pass reward_funcs=[...], one of which tells right from wrong.")
+    if not names:
+        raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
+    if wanted is None and len(names) > 1:
         raise ConfigError(
-            f"{len(names)} reward functions ({', '.join(names)}): say which one decides that an answer is correct, "
-            f"e.g. outcome_reward={names[0]!r}. The others are added to its reward and never decide."
+            Problem(
+                f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?",
+                "The others are added to its reward and never decide.",
+                f"Write e.g. outcome_reward={names[0]!r}.",
+            )
         )
-    if wanted not in names:
-        near = difflib.get_close_matches(wanted, names, n=1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}.{guess}")
-    return list(names).index(wanted)
+    if wanted is not None and wanted not in names:
+        what = f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}."
+        raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
+    return 0 if wanted is None else list(names).index(wanted)
 
 
 def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome: int) -> None:
     if weights is None or outcome >= len(weights) or weights[outcome] == 1:  # an environment's own reward weighs 1
         return
-    if weights[outcome] <= 0:
-        raise ConfigError(f"reward_weights={list(weights)}: the outcome reward {names[outcome]!r} needs weight 1.")
-    relative = [round(w / weights[outcome], 6) for w in weights]
-    raise ConfigError(
-        f"reward_weights={list(weights)}: the outcome reward {names[outcome]!r} has weight 1 and the others count "
-        f"relative to it. Write reward_weights={relative}."
-    )
+    why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
+    relative = [round(w / weights[outcome], 6) for w in weights] if weights[outcome] > 0 else None
+    remedy = f"Write reward_weights={relative}." if relative else ""
+    raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
 
 
 def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
-    """What the data set lacks: the prompt, or something that a reward function asks for by name."""
+    """What the data set lacks: the prompt, or a column that a reward function asks for by name."""
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list):
         return []
-    problems = []
-    if "prompt" not in columns:
-        problems.append(_no_column("the trainer", "prompt", columns))
+    wanted = [("the trainer", "prompt")]
     for reward in rewards:
-        if isinstance(reward, str | nn.Module) or not callable(reward):
-            continue
-        problems += [
-            _no_column(f"reward function {reward_name(reward)!r}", wanted, columns)
-            for wanted in _required(reward)
-            if wanted not in columns and wanted not in GIVEN_BY_TRL
-        ]
-    return problems
+        if not _is_model(reward):
+            who = f"reward function {reward_name(reward)!r}"
+            wanted += [(who, column) for column in _required(reward) if column not in GIVEN_BY_TRL]
+    return [
+        f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
+        f"{did_you_mean(column, columns)}".rstrip()
+        for who, column in wanted
+        if column not in columns
+    ]
 
 
 def _required(reward: Any) -> list[str]:
     if hasattr(reward, "verdicts"):
         return list(reward.columns)
-    if isinstance(reward, OwnReward):
-        return reward.required
-    return required(reward)
-
-
-def _no_column(who: str, wanted: str, columns: list[str]) -> str:
-    near = difflib.get_close_matches(wanted, columns, n=1)
-    guess = f" Rename {near[0]!r} to it?" if near else ""
-    return f"{who} needs the column {wanted!r}, and the data set has {', '.join(columns) or 'none'}.{guess}"
-
-
-def _raised(name: str, error: BaseException, given: dict[str, Any]) -> RewardError:
-    completions, prompts = given["completions"], given.get("prompts") or []
-    first = f", the first of them {completions[0]!r:.200}" if completions else ""
-    prompt = f" to the prompt {prompts[0]!r:.120}" if prompts else ""
-    asked = f"It was judging {len(completions)} completions{first}{prompt}."
-    if isinstance(error, RewardError):
-        return RewardError(f"{error} {asked}")
-    advice = "Catch what can go wrong and return None where it cannot judge."
-    return RewardError(f"The reward {name} raised {told(error)}. {asked} {advice}")
+    return reward.required if isinstance(reward, OwnReward) else required(reward)

@@ -1,59 +1,61 @@
-"""DewTrainer: GRPOTrainer with an algorithm of dew's. It calls TRL's methods and works on what they return.
+"""DewTrainer: TRL's GRPOTrainer with an algorithm of dew. It calls TRL's methods and works on what they return.
 
-sampling    TRL's                                    _generate_and_score_completions
-credit      the algorithm's, once, on whole groups     "  (after TRL's own)
-loss        the algorithm's                          _compute_loss
+train                            resume from a checkpoint, explain what ended the run
+_generate_and_score_completions  one generation:
+    sample                         TRL generates and scores; dew adds what the sampling policy thought of its tokens
+    _assign_credit                 the algorithm's advantages, once, on whole groups
+    _report                        metrics, token records, TRL's table of completions
+_compute_loss                    the algorithm's loss, per micro-batch
+_get_grad_norm                   skip the step if something is not finite
+_save_checkpoint                 TRL's, then dew's state and a manifest
 """
 
-from contextlib import nullcontext
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
+from transformers.trainer_utils import rotate_checkpoints
+from trl import GRPOTrainer
 
+from dew.engines.credit import give_credit, judge
+from dew.engines.metrics import Numbers
+from dew.engines.recording import due
+from dew.engines.trl import checkpoints, failures
+from dew.engines.trl.batch import Batch, Capture, make_batch
+from dew.engines.trl.compat import IMAGE_KEYS, check_batch, check_generated
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.contract import IMAGE_KEYS, require_generated, require_keys
-from dew.engines.trl.credit import Credit, Rows, give_credit, judge
-from dew.engines.trl.empty import never_empty
-from dew.engines.trl.guide import (
-    Guide,
-    GuideAnswer,
-    add_authors,
-    check_guide,
-    open_guide,
-    own_prompts,
-    places,
-    weave,
-)
-from dew.engines.trl.head import exact_head, usable
-from dew.engines.trl.health import row_faults, token_faults
-from dew.engines.trl.loss import OWN, divisor, micro_batches, row_weights
-from dew.engines.trl.metrics import entropy_sums
-from dew.engines.trl.recording import gold_of
-from dew.engines.trl.rewards import check_weights, checked, missing_columns, outcome_index, reward_name
-from dew.engines.trl.sampling import Columns, PromptStream, Sampled, fill_batch, gather_columns
-from dew.engines.trl.scoring import dropout_off, gather_rows, loss_mask, own_rows
-from dew.engines.trl.tables import last_rows
-from dew.engines.trl.telling import TellingTrainer
-from dew.errors import ConfigError
+from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
+from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
+from dew.engines.trl.metrics import Clock, StepStatistics, generation_metrics
+from dew.engines.trl.nonfinite import NonFinite, finite_only
+from dew.engines.trl.recorder import Recorder, extend_table, last_rows, run_facts, show_trained
+from dew.engines.trl.rewards import check_rewards, check_weights, checked
+from dew.engines.trl.rewards import outcome_index as find_outcome
+from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
+from dew.errors import ConfigError, Problem
+from dew.records import RunFolder
 
-ENTROPY_WEIGHTING = {
-    "title": "GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy",
-    "id": "2508.04349",
-    "citation": "@article{tan2025gtpo, title = {GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy "
-    "Entropy}, author = {Tan and others}, year = 2025, eprint = {arXiv:2508.04349}}",
-}
-"""For the model card."""
+logger = logging.getLogger("dew")
+
+LOGS_KEPT = 1000
+"""Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
 
 
-class DewTrainer(TellingTrainer):
-    """GRPOTrainer that trains with any of dew's algorithms. Takes what GRPOTrainer takes, and a `DewConfig`."""
+class DewTrainer(GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer that trains with any algorithm of dew. Takes the arguments of GRPOTrainer, and a `DewConfig`."""
 
-    _tag_names: ClassVar = ["trl", "grpo", "dew"]
+    _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
     rollout_func: Any
+    _capture: Capture | None = None
+    """Filled by the overrides that TRL calls while `sample` runs; None otherwise."""
 
     def __init__(
         self,
@@ -69,31 +71,30 @@ class DewTrainer(TellingTrainer):
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
-            raise ConfigError(f"args is a {type(args).__name__}: write DewConfig, which takes the same settings.")
+            remedy = "Write DewConfig, which takes the same settings."
+            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
-        if not settings.get("rollout_func") and not settings.get("environment_factory"):
-            problems = missing_columns(train_dataset, rewards)
-            if problems:
-                raise ConfigError("\n".join(f"- {problem}" for problem in problems))
-        if not settings.get("environment_factory"):  # else an environment may bring the reward
-            outcome_index([reward_name(reward) for reward in rewards], args.outcome_reward)
+        if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
+            check_rewards(rewards, None if settings.get("rollout_func") else train_dataset, args.outcome_reward)
         self.algorithm = args.build_algorithm()
         self._name = self.algorithm.name
-        if self.algorithm.name in ("gtpo", "grpo_s"):
-            self._paper = ENTROPY_WEIGHTING
-        bounded = [checked(reward, args.reward_timeout) for reward in rewards]
-        super().__init__(model, bounded, args, train_dataset, *others, **settings)
+        if self.algorithm.paper is not None:
+            self._paper = dict(self.algorithm.paper)
+        rewards = [checked(reward, args.reward_timeout) for reward in rewards]
+        super().__init__(model, rewards, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
-            self.rollout_func = never_empty(self.rollout_func, self.eos_token_ids[0])
-        self._outcome = outcome_index(self.reward_func_names, args.outcome_reward)
-        check_weights(self.reward_func_names, args.reward_weights, self._outcome)
-
-        if hasattr(self, "generation_config"):  # a policy with a NaN samples noise, and the step is skipped
+            self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
+        self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward)
+        check_weights(self.reward_func_names, args.reward_weights, self.outcome_index)
+        if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
-        self._exact_head = args.exact_head and usable(self.model)
-        self._caught: list[tuple[Tensor, Tensor | None]] | None = None
-        self._answers: Columns = {}
-        self._stream = self._prompt_stream()
+
+        self._captured_sampling = CapturedSampling(self)
+        self._exact_head = args.exact_head and exact_head_supported(self.model)
+        self._stream: PromptStream | None = None
+        if self.algorithm.dynamic_sampling:
+            self._stream = PromptStream.over(self.train_dataset, args.seed, bool(self.shuffle_dataset))
+            extend_table(self._logs, math.ceil(self.algorithm.oversample + 1) * args.generation_batch_size)
         if guide is None and args.guide is not None:
             guide = open_guide(args.guide, self._tokenizer, args, self.accelerator.device)
         self._guide = guide
@@ -101,95 +102,173 @@ class DewTrainer(TellingTrainer):
             uniform = self.use_vllm or self.accelerator.num_processes > 1
             check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
 
-    # ── sampling ────────────────────────────────────────────────────────────────────────────────────────────
+        self._clock = Clock()
+        self._statistics = StepStatistics()
+        self._nonfinite = NonFinite()
+        self._recorder = Recorder(args.output_dir, self._clock, self.accelerator.is_main_process)
+        self.add_callback(self._recorder)
+
+    # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, verify: bool = True, **kwargs: Any
+    ) -> Any:
+        """Train as GRPOTrainer does. True resumes from the newest complete checkpoint.
+
+        `verify=False` does not compare a named checkpoint with its manifest, which reads all of it.
+        """
+        self._recorder.begin(run_facts(self.args, self.algorithm, self.model, self.train_dataset))
+        logger.info("%s", self.args.batches)
+        try:
+            if resume_from_checkpoint is True:
+                resume_from_checkpoint = self.last_good_checkpoint()
+                if resume_from_checkpoint is None:
+                    raise checkpoints.no_checkpoint(self.args.output_dir)
+            elif resume_from_checkpoint and verify and self.accelerator.is_main_process:
+                checkpoints.check_complete(str(resume_from_checkpoint))
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
+        except BaseException as error:
+            with suppress(OSError):  # a full disk has no room for this either
+                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+            explained = failures.explain(error, self.args.output_dir, rank, processes)
+            if explained is None:
+                raise
+            raise explained from error
+        self._recorder.end("done")
+        return result
+
+    def last_good_checkpoint(self) -> str | None:
+        """The newest complete checkpoint, verified by the main process for all processes."""
+        found = [checkpoints.newest_complete(self.args.output_dir) if self.accelerator.is_main_process else None]
+        return broadcast_object_list(found)[0]
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self._sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._sampler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        rank, device = self.accelerator.process_index, self.accelerator.device
+        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
+        if checkpoint is None or state is None:
+            return
+        self._step = state["step"]
+        self._buffered_inputs = state["generation"]
+        self._metrics["train"].update(state["metrics"])
+        self._nonfinite.restore(state["health"])
+        if self._stream is not None and state["position"] is not None:
+            self._stream.position = state["position"]
+        for _ in range(checkpoints.epochs_done(checkpoint) if self.shuffle_dataset else 0):
+            torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+
+    # ── a generation: sample, score, credit, report ─────────────────────────────────────────────────────────
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    @property
+    def group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    @property
+    def _record_due(self) -> bool:
+        steps = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
+        return self.model.training and due(self.state.global_step + 1, self.args.records_every, steps)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.model.training:
-            self._health.begin()
-        if self._stream is not None and self.model.training:
-            sampled = self._fill_batch(self._stream)
+            batch = self.sample(inputs) if self._stream is None else self._sample_until_full(self._stream)
+            self._nonfinite.generation = batch.nonfinite
         else:
-            sampled = self._sample(inputs)
-        with self._clock.phase("credit"):
-            rows = self._rows(sampled.shared)
-            credit = give_credit(self.algorithm, rows)
-            batch = self._with_credit(sampled, rows, credit)
-        self._tell(sampled, rows, credit)
-        return batch
+            batch = self.sample(inputs)
+        batch = self._assign_credit(batch)
+        self._report(batch)
+        return batch.inputs
 
-    def _sample(self, inputs: list[dict[str, Any]]) -> Sampled:
-        """One round: TRL samples and judges; what the policy thought of its tokens is kept."""
-        others = self._clock["generation"] + self._clock["reward"]
-        told = self._metrics[self._mode]["reward"]
-        told_before = len(told)
-        self._caught, self._answers = [], {}
+    def _sample_until_full(self, stream: PromptStream) -> Batch:
+        """Dynamic sampling: the prompts come from the stream instead of TRL's data loader."""
+        size, pad, accelerator = self.num_generations, self._tokenizer.pad_token_id, self.accelerator
+
+        def sample(prompts: list[int]) -> Batch:
+            rows = [self.train_dataset[i] for i in prompts for _ in range(size)]
+            count = len(rows) // accelerator.num_processes
+            return self.sample([dict(row) for row in rows[accelerator.process_index * count :][:count]])
+
+        return fill_batch(
+            sample,
+            lambda batch: judge(self.algorithm, batch).signal,
+            stream,
+            accelerator,
+            quota=self.args.generation_batch_size // size,
+            size=size,
+            max_rounds=self.algorithm.max_rounds,
+            oversample=self.algorithm.oversample,
+            fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
+        )
+
+    def sample(self, rows: list[dict[str, Any]]) -> Batch:
+        """Generate and score one answer to each row of the data set; a prompt has as many rows as its group.
+
+        Nothing is trained. The mode of the model decides between the settings of training and of evaluation.
+        """
+        rewards = self._metrics[self._mode]["reward"]
+        before = len(rewards)
+        capture = self._capture = Capture()
         with self._clock.phase("scoring"):
-            batch = super()._generate_and_score_completions(inputs)
-            require_keys(batch)
-            del told[told_before:]  # dew tells its own, without a guide's answers
+            inputs = super()._generate_and_score_completions(rows)
+            check_batch(inputs)
+            del rewards[before:]  # dew reports its own, without the guide's answers
             if self._guide is not None and self.model.training:
-                add_authors(batch, self._authors)
-            entropy, logp = self._old_entropy(batch)
-        self._clock.move("scoring", "others", self._clock["generation"] + self._clock["reward"] - others)
-        faults = gather_rows(self.accelerator, row_faults(logp, entropy, loss_mask(batch)))
-        shared = self._shared(batch, entropy)
-        shared["table"] = last_rows(self._logs, len(shared["group"]))
-        if self.model.training:
-            prompts = [row.get(("prompt",)) for row in shared["table"]]
-            self._health.look(faults, self._unsound, self.reward_func_names, prompts)
-        if self._recording():
-            texts = gather_object([gold_of(row) or "" for row in inputs])
-            shared["gold"] = [text or None for text in texts]
-            if logp is not None:
-                shared["logp"] = gather_rows(self.accelerator, logp)
-        facts = {key: shared[key] for key in ("outcome", "extra", "parts", "length", "truncated", "guided")}
-        groups = len(shared["group"]) // self._group_size
-        signal = int(self._signal(shared).sum()) // self._group_size
-        counts = {"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1, "mixed": signal}
-        return Sampled(local=batch, shared=shared, answers=[facts], groups=counts)
+                add_authors(inputs, capture.authors)
+            entropy, logp = self._old_entropy(inputs)
+        self._capture = None
+
+        table, recorded = last_rows(self._logs, len(capture.parts)), rows if self._record_due else None
+        return make_batch(self, inputs, capture, entropy=entropy, logp=logp, table=table, recorded=recorded)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         authors: list[GuideAnswer | None] = [None] * len(prompts)
         with self._clock.phase("generation"), dropout_off(self.model):
             if self._guide is None or not self.model.training:
                 generated = super()._generate(prompts)
-                require_generated(generated)
+                check_generated(generated)
             else:
-                generated, authors = self._generate_with_guide(self._guide, prompts)
-        completions, tool_mask = generated[1], generated[2]
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        device = self.accelerator.device
-        lengths = [len(ids) for ids in completions]
-        self._answers = {
-            "tokens": torch.tensor(lengths, device=device),
-            "length": torch.tensor(lengths if tool_mask is None else [sum(m) for m in tool_mask], device=device),
-            "truncated": torch.tensor([not ids or ids[-1] not in ends for ids in completions], device=device),
-            "guided": torch.tensor([answer is not None for answer in authors], device=device),
-        }
-        self._authors = authors
+                generated, authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
+        if self._capture is not None:
+            self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
+            self._capture.authors = authors
         return generated
 
-    def _generate_with_guide(self, guide: Guide, prompts: list[Any]) -> tuple[tuple[Any, ...], Any]:
-        """The guide's answers take the last places of each group; the policy samples the others."""
-        size = self.num_generations
-        guided = places(guide, prompts, size, self.args.guide_completions)
-        self.num_generations = 1  # vLLM must not take every `size`-th prompt for a group: groups are ragged now
+    def _generate_ragged(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Groups of any size: vLLM must not take every `num_generations` prompts for a group."""
+        size, self.num_generations = self.num_generations, 1
         try:
-            generated = super()._generate(own_prompts(prompts, size, guided))
+            return super()._generate(prompts)
         finally:
             self.num_generations = size
-        require_generated(generated)
-        return weave(generated, guide, prompts, size, guided, self.state.global_step, self._tokenizer)
+
+    def sampling_model(self) -> Any:
+        """The current weights, in the precision that they are sampled in."""
+        return self._captured_sampling.current_model()
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any = None, *args: Any, **kwargs: Any) -> Any:
+        answers = self._captured_sampling.generate(prompt_ids) if images is None else None
+        if answers is not None:
+            return answers, None
+        return super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         with self._clock.phase("reward"):
             found: Tensor = super()._calculate_rewards(*args, **kwargs)
+        # NaN stands for a function's None ("does not apply"), but a reward model has no None.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
-        self._unsound = found.isinf() | (found.isnan() & models)  # a model's NaN is never "cannot judge"
-        self._parts = found.masked_fill(self._unsound, torch.nan)
-        return self._parts
-
-    # ── what the policy thinks of tokens ────────────────────────────────────────────────────────────────────
+        invalid = found.isinf() | (found.isnan() & models)
+        parts = found.masked_fill(invalid, torch.nan)
+        if self._capture is not None:
+            self._capture.parts, self._capture.invalid = parts, invalid
+        return parts
 
     def logprobs_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
@@ -201,22 +280,22 @@ class DewTrainer(TellingTrainer):
     ) -> tuple[Tensor, Tensor | None, Any]:
         if torch.is_grad_enabled():
             return self.logprobs_and_entropies(model, *args, **kwargs)
-        if model is self.model and self._caught is not None:
-            kwargs["compute_entropy"] = True  # the head has it already; TRL throws it away
+        if model is self.model and self._capture is not None:
+            kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
         with dropout_off(model):
             logp, entropy, aux = self.logprobs_and_entropies(model, *args, **kwargs)
-        if self._caught is not None:
-            self._caught.append((logp, entropy))
+        if self._capture is not None:
+            self._capture.passes.append((logp, entropy))
         return logp, entropy, aux
 
-    def _score(self, model: Any, batch: dict[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
-        """A pass over prompts and completions of a batch."""
-        images = {key: batch[key] for key in IMAGE_KEYS if batch.get(key) is not None}
+    def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
+        """Log-probabilities and entropies of the completions, and the router's loss."""
+        images = {key: inputs[key] for key in IMAGE_KEYS if inputs.get(key) is not None}
         logp, entropy, aux = self._get_per_token_logps_and_entropies(
             model,
-            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-            batch["completion_ids"].size(1),
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
             compute_entropy=True,
             **images,
             **kwargs,
@@ -224,125 +303,45 @@ class DewTrainer(TellingTrainer):
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_entropy(self, batch: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-        """Entropy and log-probability under the policy that sampled: out of TRL's pass if it made one, else of ours."""
-        caught, self._caught = self._caught or [], None
-        old = batch.get("old_per_token_logps")
-        for logp, entropy in caught:
+    def _old_entropy(self, inputs: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+        """Entropy and log-probability under the sampling policy: from TRL's scoring pass if it made one, else ours."""
+        old = inputs.get("old_per_token_logps")
+        for logp, entropy in self._capture.passes if self._capture is not None else []:
             if logp is old:
                 return entropy, logp
-        if self.algorithm.needs_entropy != "old" and not self._recording():
+        if self.algorithm.needs_entropy != "old" and not self._record_due:
             return None, None
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
-            logp, entropy, _ = self._score(self.model, batch, batch_size=rows)
+            logp, entropy, _ = self._forward(self.model, inputs, batch_size=rows)
         return entropy, logp
 
-    # ── credit ──────────────────────────────────────────────────────────────────────────────────────────────
+    def _assign_credit(self, batch: Batch) -> Batch:
+        with self._clock.phase("credit"):
+            credit = give_credit(self.algorithm, batch, for_records=self._record_due)
+            inputs = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
+        return replace(batch, inputs=inputs, credit=credit)
 
-    @property
-    def _group_size(self) -> int:
-        return self.num_generations if self.model.training else self.num_generations_eval
+    def _report(self, batch: Batch) -> None:
+        seconds, threshold = self._clock["generation"], self.algorithm.threshold
+        self._put(generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds))
+        show_trained(self._logs, batch, self.args.generation_batch_size)
+        if self._record_due:
+            self._recorder.record(batch, self)
 
-    def _shared(self, batch: dict[str, Any], entropy: Tensor | None) -> Columns:
-        """What credit needs to know of the rows of all processes: groups may span them."""
-        accelerator, parts = self.accelerator, self._parts
-        weights = self.reward_weights.to(parts.device)
-        outcome = parts[:, self._outcome]
-        shared = {
-            "group": torch.arange(len(parts), device=parts.device) // self._group_size,
-            "mask": gather_rows(accelerator, loss_mask(batch)),
-            "outcome": outcome,
-            "extra": (parts * weights).nansum(1) - outcome.nan_to_num(),
-            "parts": parts,
-            "filler": torch.zeros(len(parts), dtype=torch.bool, device=parts.device),
-            **gather_columns(accelerator, self._answers, {}),
-        }
-        if entropy is not None:
-            shared["entropy"] = gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0))
-        return shared
+    def _put(self, numbers: Numbers) -> None:
+        """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
+        metrics, numbers = self._metrics[self._mode], finite_only(numbers)
+        for name, value in numbers.items():
+            metrics[name].append(value)
+        if self.model.training:
+            self._recorder.put(numbers)
 
-    @staticmethod
-    def _rows(shared: Columns) -> Rows:
-        return Rows(
-            group=shared["group"],
-            mask=shared["mask"],
-            outcome=shared["outcome"],
-            extra=shared["extra"],
-            entropy=shared.get("entropy"),
-            guided=shared["guided"],
-        )
-
-    def _signal(self, shared: Columns) -> Tensor:
-        return judge(self.algorithm, self._rows(shared)).signal
-
-    def _with_credit(self, sampled: Sampled, rows: Rows, credit: Credit) -> dict[str, Any]:
-        """TRL's batch with our advantages, and what the loss needs besides."""
-        batch, filler = dict(sampled.local), sampled.shared["filler"]
-        accelerator, length = self.accelerator, batch["completion_ids"].size(1)
-        verdict = torch.where(credit.scored, credit.correct.long(), -1)
-        divided = divisor(self.algorithm, rows, credit, filler)
-        batch["advantages"] = own_rows(accelerator, credit.advantages, length)
-        batch["verdict"] = own_rows(accelerator, verdict)
-        batch["num_items_in_batch"] = rows.mask.sum()
-        batch["divisor"] = torch.tensor(divided, device=rows.mask.device)
-        if "author" in batch:
-            weights = row_weights(
-                self.algorithm,
-                rows,
-                credit,
-                filler,
-                guided=self.args.guide_weight,
-                failed=self.args.guide_failed_weight,
-            )
-            batch["row_weight"] = own_rows(accelerator, weights)
-        return batch
-
-    # ── dynamic sampling ────────────────────────────────────────────────────────────────────────────────────
-
-    def _prompt_stream(self) -> PromptStream | None:
-        if not self.algorithm.dynamic_sampling:
-            return None
-        dataset = self.train_dataset
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                "dynamic sampling draws further prompts, which a streamed data set cannot give in a repeatable order. "
-                "Load it whole, or write algorithm_kwargs={'dynamic_sampling': False}."
-            )
-        if {"image", "images"} & set(getattr(dataset, "column_names", None) or []):
-            raise ConfigError(
-                "dynamic sampling cannot put together batches with images. Write "
-                "algorithm_kwargs={'dynamic_sampling': False}."
-            )
-        return PromptStream(len(dataset), self.args.seed, bool(self.shuffle_dataset))
-
-    def _fill_batch(self, stream: PromptStream) -> Sampled:
-        size, pad = self.num_generations, self._tokenizer.pad_token_id
-        dataset = self.train_dataset
-
-        def sample(prompts: list[int]) -> Sampled:
-            rows = [dataset[i] for i in prompts for _ in range(size)]
-            local = len(rows) // self.accelerator.num_processes
-            begin = self.accelerator.process_index * local
-            return self._sample([dict(row) for row in rows[begin : begin + local]])
-
-        return fill_batch(
-            sample,
-            self._signal,
-            stream,
-            self.accelerator,
-            quota=self.args.generation_batch_size // size,
-            size=size,
-            max_rounds=self.algorithm.max_rounds,
-            oversample=self.algorithm.oversample,
-            fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
-        )
-
-    # ── loss ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        logp, entropy, aux = self._score(model, inputs, compute_aux_loss=self.aux_loss_enabled)
+        logp, entropy, aux = self._forward(model, inputs, compute_aux_loss=self.aux_loss_enabled)
         # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
@@ -352,18 +351,77 @@ class DewTrainer(TellingTrainer):
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
-        self._note(loss, inputs, logp, entropy)
+        self._statistics.add_update(loss, inputs, logp, entropy)
+        if not self.model.training:
+            numbers, _ = self._statistics.read(self.accelerator)
+            self._put(numbers)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
 
-    def _note(self, loss: Tensor, inputs: Columns, logp: Tensor, entropy: Tensor) -> None:
-        mask, author = loss_mask(inputs), inputs.get("author")
-        own = torch.ones(len(mask), dtype=torch.bool, device=mask.device) if author is None else author == OWN
-        for name, (total, count) in entropy_sums(entropy, mask, inputs["verdict"], own).items():
-            self._statistics.add_sum(name, total, count)
-        self._statistics.add_part("loss", loss)
-        for place, count in token_faults(logp, entropy, mask).items():
-            self._statistics.add_sum(f"faults/{place}", count, torch.ones_like(count))
-        if not self.model.training:
-            self._put(self._statistics.read(self.accelerator))
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            numbers, self._nonfinite.update = self._statistics.read(self.accelerator)
+            self._put(numbers)
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """Called between gradient and update: a step with an infinity or a NaN loses its gradient."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        value = float(norm) if norm is not None else 0.0
+        step, scaler = self.state.global_step + 1, self.accelerator.scaler
+        found = self._nonfinite.check(step, value, scaled=scaler is not None and scaler.get_scale() > 1)
+        if found is not None:
+            self.optimizer.zero_grad()
+            if self.accelerator.is_main_process:
+                logger.warning("Skipping step %d, not finite: %s", step, found)
+        self._put({"steps/skipped": float(found is not None)})
+        if norm is not None:
+            self._recorder.put(finite_only({"grad_norm": value}))
+        return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for metrics in self._metrics.values():
+            for name in list(metrics):
+                metrics[name][:] = [x for x in metrics[name] if math.isfinite(x)]
+                if not metrics[name]:
+                    del metrics[name]
+        for name in set(logs) - set(finite_only(logs)):
+            del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
+        super().log(logs, start_time)
+        del self.state.log_history[:-LOGS_KEPT]
+        self._recorder.logged(self.state.global_step, logs)
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Everything, then the manifest; only then are older checkpoints removed."""
+        run = self._get_output_dir(trial=None)
+        folder = Path(run) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (folder / checkpoints.MANIFEST).unlink(missing_ok=True)  # if the step is saved again
+        self.accelerator.wait_for_everyone()
+        if not self.args.save_only_model:
+            checkpoints.save_state(str(folder), self.accelerator.process_index, self._own_state())
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            RunFolder(run).sync()
+            checkpoints.write_manifest(folder)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _own_state(self) -> dict[str, Any]:
+        """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""
+        every = self.args.steps_per_generation * self.num_iterations
+        return {
+            "step": self._step,
+            "generation": self._buffered_inputs if self._step % every else None,
+            "position": self._stream.position if self._stream is not None else None,
+            "metrics": dict(self._metrics["train"]),
+            "health": self._nonfinite.state(),
+        }

@@ -1,30 +1,51 @@
-"""What dew leans on in TRL, named: a release that moves one of these fails here first."""
+"""What dew relies on in TRL: a release that changes one of these fails here first."""
 
 import inspect
 
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import utils
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
-from dew.engines.trl.contract import BATCH_KEYS, GENERATED, IMAGE_KEYS, OPTIONAL_KEYS, OVERRIDDEN
+from dew.engines.trl import DewTrainer
+from dew.engines.trl.compat import BATCH_KEYS, FUSED_HEAD, GENERATED, IMAGE_KEYS
+
+OPTIONAL_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "tool_mask",
+                 "importance_sampling_ratio")  # fmt: skip
+"""Keys that `_generate_and_score_completions` returns when applicable, with one row per completion."""
+
+OVERRIDDEN = ("train", "_get_train_sampler", "_load_optimizer_and_scheduler", "_generate_and_score_completions",
+              "_generate", "_generate_single_turn", "_calculate_rewards", "_get_per_token_logps_and_entropies",
+              "_compute_loss", "training_step", "_get_grad_norm", "log", "_save_checkpoint")  # fmt: skip
+"""The methods that `DewTrainer` overrides. All but `_compute_loss` call TRL's own and work on what it returns."""
 
 
-def says(what):
-    return f"TRL has moved: {what}. Look at dew/engines/trl/contract.py and at what reads it."
+def changed(what):
+    return f"TRL has changed: {what}. See dew/engines/trl/compat.py and what reads it."
 
 
 @pytest.mark.parametrize("method", OVERRIDDEN)
-def test_the_methods_that_are_wrapped_exist(method):
-    assert callable(getattr(GRPOTrainer, method, None)), says(f"GRPOTrainer.{method} is gone")
+def test_the_overridden_methods_exist(method):
+    assert callable(getattr(GRPOTrainer, method, None)), changed(f"GRPOTrainer.{method} is gone")
+    assert method in vars(DewTrainer), f"DewTrainer does not override {method}"
+
+
+def test_the_list_of_overridden_methods_is_complete():
+    own = {name for name, value in vars(DewTrainer).items() if callable(value) and hasattr(GRPOTrainer, name)}
+    assert own - set(OVERRIDDEN) == {"__init__"}
+
+
+def test_the_fused_head_has_its_name():
+    assert hasattr(utils, FUSED_HEAD), changed(f"trl.trainer.utils.{FUSED_HEAD} is gone")
 
 
 def test_the_head_takes_the_arguments_that_are_passed():
     found = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
     expected = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
-    assert found[:7] == expected, says("arguments of _get_per_token_logps_and_entropies")
-    assert set(IMAGE_KEYS) <= set(found), says("image arguments of _get_per_token_logps_and_entropies")
+    assert found[:7] == expected, changed("arguments of _get_per_token_logps_and_entropies")
+    assert set(IMAGE_KEYS) <= set(found), changed("image arguments of _get_per_token_logps_and_entropies")
 
 
 def test_the_settings_that_an_algorithm_sets_exist():
@@ -32,7 +53,7 @@ def test_the_settings_that_an_algorithm_sets_exist():
     for name in ("epsilon", "epsilon_high", "beta", "loss_type", "scale_rewards", "importance_sampling_level",
                  "use_bias_correction_kl", "delta", "off_policy_mask_threshold", "top_entropy_quantile",
                  "entropy_coef", "multi_objective_aggregation", "steps_per_generation", "num_iterations"):  # fmt: skip
-        assert name in known, says(f"GRPOConfig.{name}")
+        assert name in known, changed(f"GRPOConfig.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +83,21 @@ def test_the_batch_has_the_keys_and_shapes(plain):
     inner = plain._get_per_token_logps_and_entropies
     plain._get_per_token_logps_and_entropies = lambda *a, **k: calls.append(inner(*a, **k)) or calls[-1]
     batch = plain._generate_and_score_completions(tiny.rows(plain))
-    assert set(BATCH_KEYS) <= set(batch), says("keys of the batch")
-    assert set(batch) <= {*BATCH_KEYS, *OPTIONAL_KEYS, *IMAGE_KEYS}, says("a new key of the batch")
-    assert batch["advantages"].shape == (8,), says("shape of advantages")
-    assert batch["num_items_in_batch"].ndim == 0, says("num_items_in_batch")
-    assert len(calls) == 1 and len(calls[0]) == 3, says("the old log-probabilities' pass, or its three values")
-    assert batch["old_per_token_logps"] is calls[0][0], says(
-        "the old log-probabilities are no longer handed on as they are"
+    assert set(BATCH_KEYS) <= set(batch), changed("keys of the batch")
+    assert set(batch) <= {*BATCH_KEYS, *OPTIONAL_KEYS, *IMAGE_KEYS}, changed("a new key of the batch")
+    assert batch["advantages"].shape == (8,), changed("shape of advantages")
+    assert batch["num_items_in_batch"].ndim == 0, changed("num_items_in_batch")
+    assert len(calls) == 1 and len(calls[0]) == 3, changed(
+        "the pass over the old log-probabilities, or its three values"
+    )
+    assert batch["old_per_token_logps"] is calls[0][0], changed(
+        "the old log-probabilities are no longer returned unchanged"
     )
 
 
 def test_generate_returns_eight_values_in_order(plain):
     values = plain._generate(["1+1="] * 4)
-    assert len(values) == len(GENERATED), says(f"_generate returns {len(values)} values")
+    assert len(values) == len(GENERATED), changed(f"_generate returns {len(values)} values")
     named = dict(zip(GENERATED, values, strict=True))
     assert len(named["prompt_ids"]) == len(named["completion_ids"]) == len(named["completions"]) == 4
     assert isinstance(named["completions"][0], str) and isinstance(named["completion_ids"][0], list)
@@ -83,7 +106,7 @@ def test_generate_returns_eight_values_in_order(plain):
 
 def test_rewards_come_back_gathered_one_column_each(plain):
     parts = plain._calculate_rewards(tiny.rows(plain), ["1+1="] * 8, ["a"] * 8, [[3]] * 8)
-    assert parts.shape == (8, 1), says("_calculate_rewards")
+    assert parts.shape == (8, 1), changed("_calculate_rewards")
 
 
 def test_token_advantages_pass_the_shuffle_and_the_split():
@@ -96,7 +119,7 @@ def test_the_logs_and_state_that_are_read_exist(plain):
     for name in ("_logs", "_metrics", "_step", "_buffered_inputs", "reward_func_names", "reward_weights",
                  "eos_token_ids", "_tokenizer", "num_generations", "num_generations_eval", "aux_loss_enabled",
                  "shuffle_dataset", "temperature", "use_vllm", "tools"):  # fmt: skip
-        assert hasattr(plain, name), says(f"GRPOTrainer.{name} is gone")
-    assert {"prompt", "completion", "rewards", "advantages", "extra"} <= set(plain._logs), says("_logs")
+        assert hasattr(plain, name), changed(f"GRPOTrainer.{name} is gone")
+    assert {"prompt", "completion", "rewards", "advantages", "extra"} <= set(plain._logs), changed("_logs")
     sampler = plain._get_train_sampler()
-    assert hasattr(sampler, "generator") and hasattr(sampler, "num_samples"), says("RepeatSampler")
+    assert hasattr(sampler, "generator") and hasattr(sampler, "num_samples"), changed("RepeatSampler")

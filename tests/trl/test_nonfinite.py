@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.health import ENTROPY, LOGITS, Health, row_faults
+from dew.engines.trl.nonfinite import ENTROPY, LOGITS, NonFinite, nonfinite_rows
 from dew.engines.trl.rewards import checked
 from dew.errors import EngineError
 from dew.records import RunFolder
@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 
 class Weights(TrainerCallback):
-    """The weights before every step and after the last, and the optimizer's own count of its steps."""
+    """Records the weights before each step and after the last, and the optimizer's own count of steps."""
 
     def __init__(self):
         self.seen, self.counts = [], []
@@ -37,7 +37,7 @@ class Weights(TrainerCallback):
         return [not torch.equal(a, b) for a, b in zip(self.seen, self.seen[1:], strict=False)]
 
 
-# Where a number that is none enters, by the number of the step in which it does.
+# Where a value that is not finite enters, in which steps.
 
 
 def in_reward(trainer, steps, value):
@@ -51,7 +51,7 @@ def in_reward(trainer, steps, value):
 
 
 def in_scoring(place):
-    """In what the policy that sampled thought of its tokens."""
+    """While the sampling policy is scored."""
 
     def enter(trainer, steps, value):
         inner = trainer.logprobs_and_entropies
@@ -96,7 +96,7 @@ def in_gradient(trainer, steps, value):
 
 
 def some(cases, default):
-    """All of them where there is time; a few in every run of the tests."""
+    """All of them among the slow tests; a few in every run."""
     return [pytest.param(case, marks=[] if case in default else pytest.mark.slow) for case in cases]
 
 
@@ -110,7 +110,7 @@ ENTRIES = {
 }
 
 
-def sick(folder, entry, steps, value=NAN, **settings):
+def broken(folder, entry, steps, value=NAN, **settings):
     plain = {"max_steps": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "records_every": 1}
     trainer = tiny.trainer(folder, has_mixed, **{**plain, **settings})
     ENTRIES[entry](trainer, steps, value)
@@ -125,7 +125,7 @@ def has_mixed(completions, **_):
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path):
-    trainer, weights = sick(tmp_path, entry, {2})
+    trainer, weights = broken(tmp_path, entry, {2})
     trainer.train()
     assert weights.moved() == [True, False, True, True]
     assert weights.counts == [1, 1, 2, 3]
@@ -140,14 +140,14 @@ def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path
 @pytest.mark.parametrize("entry", ["reward", "gradient"])
 def test_infinity_counts_as_nan(entry, value, tmp_path):
     """1e39 is none in float32, which rewards and gradients are."""
-    trainer, weights = sick(tmp_path, entry, {2}, value=value)
+    trainer, weights = broken(tmp_path, entry, {2}, value=value)
     trainer.train()
     assert weights.moved() == [True, False, True, True]
 
 
 @pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "entropy, scored", "gradient"]))
-def test_three_in_a_row_stop_the_run_and_say_where(entry, tmp_path):
-    trainer, weights = sick(tmp_path, entry, {2, 3, 4}, max_steps=8)
+def test_three_in_a_row_stop_the_run_and_report_where(entry, tmp_path):
+    trainer, weights = broken(tmp_path, entry, {2, 3, 4}, max_steps=8)
     with pytest.raises(EngineError, match=r"3 steps in a row(.|\n)*step 2, (.|\n)*step 4, ") as error:
         trainer.train()
     place, _, when = entry.partition(", ")
@@ -158,23 +158,25 @@ def test_three_in_a_row_stop_the_run_and_say_where(entry, tmp_path):
     assert RunFolder(tmp_path).run()["status"] == "failed"
 
 
-def test_two_in_a_row_and_then_a_good_one_begin_anew(tmp_path):
-    trainer, weights = sick(tmp_path, "gradient", {1, 2, 4, 5}, max_steps=6)
+def test_a_good_step_resets_the_count(tmp_path):
+    trainer, weights = broken(tmp_path, "gradient", {1, 2, 4, 5}, max_steps=6)
     trainer.train()
     assert weights.moved() == [False, False, True, False, False, True]
 
 
 def test_a_generation_counts_once_however_many_steps_are_trained_on_it(tmp_path):
-    """Four steps on one generation: a single bad reward is no run that has gone wrong."""
-    trainer, weights = sick(tmp_path, "reward", {1}, max_steps=5, steps_per_generation=4, gradient_accumulation_steps=1)
+    """Four steps on one generation: a single bad reward must not stop the run."""
+    trainer, weights = broken(
+        tmp_path, "reward", {1}, max_steps=5, steps_per_generation=4, gradient_accumulation_steps=1
+    )
     trainer.train()
     assert weights.moved() == [False] * 4 + [True]
 
 
-def test_a_resumed_run_remembers_what_it_saw(tmp_path):
+def test_a_resumed_run_remembers_skipped_steps(tmp_path):
     """Killed after the second bad step: the third stops the run that is resumed, as it would have the whole one."""
     settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6}
-    trainer, _ = sick(tmp_path, "gradient", {2, 3}, **settings)
+    trainer, _ = broken(tmp_path, "gradient", {2, 3}, **settings)
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
@@ -182,7 +184,7 @@ def test_a_resumed_run_remembers_what_it_saw(tmp_path):
 
     trainer.add_callback(Stop())
     trainer.train()
-    resumed, _ = sick(tmp_path, "gradient", {4}, **settings)
+    resumed, _ = broken(tmp_path, "gradient", {4}, **settings)
     with pytest.raises(EngineError, match=r"step 2, (.|\n)*step 3, (.|\n)*step 4, "):
         resumed.train(resume_from_checkpoint=True)
 
@@ -198,8 +200,8 @@ def leaving(path):
 @pytest.mark.parametrize(
     "entry", some(["reward", "logits, scored", "entropy, trained", "gradient"], ["reward", "entropy, trained"])
 )
-def test_two_processes_skip_alike(entry, tmp_path):
-    """Only the second one sees the number; both leave the step out and both stop at the third."""
+def test_two_processes_skip_together(entry, tmp_path):
+    """Only the second one has the value; both skip the step, and both stop at the third."""
 
     def run(rank):
         trainer = tiny.trainer(
@@ -221,16 +223,16 @@ def test_two_processes_skip_alike(entry, tmp_path):
     assert (tmp_path / "error0").read_text() == (tmp_path / "error1").read_text()
 
 
-def test_weights_that_are_lost_do_not_break_sampling(tmp_path):
-    """A NaN in the weights makes every logit one: noise is sampled, and the third step says what is wrong."""
-    trainer, _ = sick(tmp_path, "gradient", set())
+def test_nan_weights_do_not_break_sampling(tmp_path):
+    """A NaN in the weights makes every logit NaN: noise is sampled, and the third step reports the logits."""
+    trainer, _ = broken(tmp_path, "gradient", set())
     with torch.no_grad():
         trainer.model.get_input_embeddings().weight.fill_(NAN)
     with pytest.raises(EngineError, match="step 1, logits"):
         trainer.train()
 
 
-# ── batches with nothing to learn from ──────────────────────────────────────────────────────────────────────
+# ── batches without signal ──────────────────────────────────────────────────────────────────────
 
 
 def answers(ids):
@@ -242,11 +244,11 @@ def answers(ids):
 
 
 ALL_CORRECT, ALL_WRONG = (lambda completions, value=value, **_: [value] * len(completions) for value in (1.0, 0.0))
-UNJUDGED = lambda completions, **_: [None] * len(completions)  # noqa: E731
+UNSCORED = lambda completions, **_: [None] * len(completions)  # noqa: E731
 DEGENERATE = {
     "all correct": {"rewards": ALL_CORRECT},
     "all wrong": {"rewards": ALL_WRONG},
-    "none judged": {"rewards": UNJUDGED},
+    "none scored": {"rewards": UNSCORED},
     "all empty": {"others": {"rollout_func": answers([1])}},
     "all without a single token": {"others": {"rollout_func": answers([])}},
     "one token": {"max_completion_length": 1},
@@ -265,7 +267,7 @@ EVERY = [(case, algorithm) for case in DEGENERATE for algorithm in ALGORITHMS]
     ("case", "algorithm"),
     [pytest.param(*one, marks=[] if one[1] == "gtpo" else pytest.mark.slow) for one in EVERY],
 )
-def test_nothing_to_learn_from_is_no_accident(case, algorithm, tmp_path):
+def test_a_batch_without_signal_is_not_skipped(case, algorithm, tmp_path):
     settings = {"rewards": has_mixed, **DEGENERATE[case]}
     trainer = tiny.trainer(tmp_path, algorithm=algorithm, max_steps=2, records_every=1, **settings)
     before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
@@ -280,12 +282,12 @@ def test_nothing_to_learn_from_is_no_accident(case, algorithm, tmp_path):
     assert all(math.isfinite(x) for log in trainer.state.log_history for x in log.values() if isinstance(x, float))
 
 
-# ── kinds of numbers ────────────────────────────────────────────────────────────────────────────────────────
+# ── dtypes ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("algorithm", some(["gtpo", "grpo_s"], ["gtpo"]))
-def test_every_kind_of_weight_trains(kind, algorithm, tmp_path):
+def test_every_dtype_trains(kind, algorithm, tmp_path):
     policy = tiny.model(initializer_range=0.05).to(getattr(torch, kind))
     trainer = tiny.trainer(
         tmp_path, has_mixed, policy=policy, algorithm=algorithm, max_steps=2, optim="sgd", learning_rate=1.0
@@ -299,26 +301,26 @@ def test_every_kind_of_weight_trains(kind, algorithm, tmp_path):
 
 
 def test_mixed_precision_in_bf16(tmp_path):
-    trainer, weights = sick(tmp_path, "gradient", {2}, bf16=True)
+    trainer, weights = broken(tmp_path, "gradient", {2}, bf16=True)
     trainer.train()
     assert weights.moved() == [True, False, True, True]
 
 
-# ── the parts ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── units ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_padding_is_never_read():
+def test_padding_is_ignored():
     mask = torch.tensor([[True, False], [True, True], [True, True], [True, True]])
     logp = torch.tensor([[-1.0, NAN], [-1, -INF], [-1, -1], [-1, -1]])
     entropy = torch.tensor([[0.5, NAN], [NAN, 1], [1, INF], [1, 1]])
-    assert row_faults(logp, entropy, mask).tolist() == [0, LOGITS, ENTROPY, 0]
-    assert row_faults(None, None, mask).tolist() == [0, 0, 0, 0]
+    assert nonfinite_rows(logp, entropy, mask).tolist() == [0, LOGITS, ENTROPY, 0]
+    assert nonfinite_rows(None, None, mask).tolist() == [0, 0, 0, 0]
 
 
-def test_a_scaled_loss_may_overflow_until_its_scale_is_found():
-    """fp16: the scaler begins at 65536 and halves; its overflows are skipped and counted, and do not stop the run."""
-    health = Health()
-    assert all(health.judge(step, [], INF, scaled=True) for step in range(10))
+def test_overflows_of_the_loss_scaler_do_not_stop_the_run():
+    """fp16: the scaler starts at 65536 and halves; its overflows are skipped and counted, and do not stop the run."""
+    nonfinite = NonFinite()
+    assert all(nonfinite.check(step, INF, scaled=True) for step in range(10))
     with pytest.raises(EngineError, match="step 12"):
         for step in range(10, 20):
-            health.judge(step, [], INF, scaled=False)
+            nonfinite.check(step, INF, scaled=False)

@@ -1,0 +1,197 @@
+"""The batch that flows through a training step, and operations on its rows.
+
+sample -> score -> credit -> report          each step takes a `Batch` and returns one
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from dew.engines.credit import Credit, Rows
+from dew.engines.recording import gold_of
+from dew.engines.trl.guide import GuideAnswer
+from dew.engines.trl.nonfinite import describe, nonfinite_rows
+
+Columns = dict[str, Any]
+"""Tensors or lists with one row per answer, by name."""
+ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
+"""The columns that `answer_metrics` reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Rows):
+    """One generation. Columns (those of `Rows` too) hold the N answers of all processes, group by group."""
+
+    inputs: dict[str, Any]
+    """This process's part of the answers, as TRL returned it and as the loss reads it."""
+    parts: Tensor
+    """(N, F) reward of each reward function, NaN where it gave none."""
+    tokens: Tensor
+    """(N,) number of tokens, tool output included."""
+    length: Tensor
+    """(N,) number of tokens that the policy wrote."""
+    truncated: Tensor
+    """(N,) True on answers that were cut off at the maximum length."""
+    filler: Tensor
+    """(N,) True on masked answers that only fill the batch."""
+    table: list[dict[tuple[str, ...], Any]]
+    """Rows of TRL's table of completions, by column."""
+    logp: Tensor | None = None
+    """(N, T) log-probability under the sampling policy; gathered for records only."""
+    gold: list[str | None] | None = None
+    """Gold answers, for records only."""
+    answers: Columns
+    """What `answer_metrics` reads of every answer that was sampled, those of dropped groups included."""
+    groups: dict[str, int]
+    """Number of groups sampled, kept, dropped, refilled, ..., and of sampling rounds."""
+    nonfinite: str | None = None
+    """Where the first infinity or NaN was found."""
+    credit: Credit | None = None
+
+    @property
+    def columns(self) -> Columns:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in values.items() if isinstance(x, Tensor | list)}
+
+
+@dataclass
+class Capture:
+    """What TRL computes inside `_generate_and_score_completions` and does not return.
+
+    The trainer's overrides fill it while TRL runs, and `DewTrainer.sample` reads it right after.
+    """
+
+    completion_ids: list[list[int]] = field(default_factory=list)
+    tool_mask: list[list[int]] | None = None
+    authors: list[GuideAnswer | None] = field(default_factory=list)
+    """The guide's answer on its rows, None on the policy's."""
+    parts: Tensor = field(default_factory=lambda: torch.empty(0))
+    invalid: Tensor = field(default_factory=lambda: torch.empty(0))
+    """(N, F) True where a reward function returned an infinity or a NaN."""
+    passes: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    """Log-probabilities and entropies of every scoring pass."""
+
+    def answer_columns(self, end_ids: set[int], device: torch.device) -> Columns:
+        """The columns of this process's answers that follow from their tokens."""
+        tokens = [len(ids) for ids in self.completion_ids]
+        columns = {
+            "tokens": tokens,
+            "length": tokens if self.tool_mask is None else [sum(mask) for mask in self.tool_mask],
+            "truncated": [not ids or ids[-1] not in end_ids for ids in self.completion_ids],
+            "guided": [answer is not None for answer in self.authors],
+        }
+        return {name: torch.tensor(values, device=device) for name, values in columns.items()}
+
+
+def make_batch(
+    trainer: Any,
+    inputs: Columns,
+    capture: Capture,
+    *,
+    entropy: Tensor | None,
+    logp: Tensor | None,
+    table: list[dict[tuple[str, ...], Any]],
+    recorded: list[dict[str, Any]] | None,
+) -> Batch:
+    """One call of TRL as a batch: its inputs, and what is gathered from all processes.
+
+    `recorded` has this process's rows of the data set if a token record is due.
+    """
+    accelerator, parts = trainer.accelerator, capture.parts
+    mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
+    count, size, device = len(parts), trainer.group_size, parts.device
+    places = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
+    prompts = [row.get(("prompt",)) for row in table]
+    end_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    columns = {
+        "outcome": outcome,
+        "extra": (parts * trainer.reward_weights.to(device)).nansum(1) - outcome.nan_to_num(),
+        "parts": parts,
+        **gather_columns(accelerator, capture.answer_columns(end_ids, accelerator.device), {}),
+    }
+    return Batch(
+        **columns,
+        inputs=inputs,
+        group=torch.arange(count, device=device) // size,
+        mask=gather_rows(accelerator, mask),
+        entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
+        logp=None if logp is None or recorded is None else gather_rows(accelerator, logp),
+        gold=None if recorded is None else gather_object([gold_of(row) for row in recorded]),
+        filler=torch.zeros(count, dtype=torch.bool, device=device),
+        table=table,
+        answers={name: columns[name] for name in ANSWER_COLUMNS},
+        groups={"sampled": count // size, "kept": count // size, "dropped": 0, "refilled": 0, "rounds": 1},
+        nonfinite=describe(places, capture.invalid, trainer.reward_func_names, prompts),
+    )
+
+
+def loss_mask(inputs: Columns) -> Tensor:
+    """(B, T) True on the tokens that train: sampled by the policy, not tool output, not masked as truncated."""
+    mask = inputs["completion_mask"].bool()
+    return mask & inputs["tool_mask"].bool() if inputs.get("tool_mask") is not None else mask
+
+
+# ── rows of all processes ───────────────────────────────────────────────────────────────────────────────────
+
+LEFT_PADDED = ("prompt_ids", "prompt_mask")
+
+
+def gather_rows(accelerator: Any, x: Tensor, fill: float = 0, left: bool = False) -> Tensor:
+    """The rows of every process, in order of rank, padded to the longest."""
+    dtype = x.dtype
+    if dtype == torch.bool:
+        x = x.to(torch.uint8)
+    if x.ndim > 1:
+        x = accelerator.pad_across_processes(x, dim=1, pad_index=fill, pad_first=left)
+    return accelerator.gather(x.contiguous()).to(dtype)
+
+
+def local_rows(accelerator: Any, x: Any, width: int | None = None) -> Any:
+    """This process's part of gathered rows, cut to its own width."""
+    rows = len(x) // accelerator.num_processes
+    part = x[accelerator.process_index * rows : (accelerator.process_index + 1) * rows]
+    return part if width is None else part[:, :width]
+
+
+def gather_columns(accelerator: Any, columns: Columns, fills: dict[str, float]) -> Columns:
+    return {
+        name: gather_rows(accelerator, x, fills.get(name, 0), left=name in LEFT_PADDED) if has_rows(x) else x
+        for name, x in columns.items()
+    }
+
+
+def has_rows(x: Any) -> bool:
+    return not (isinstance(x, Tensor) and x.ndim == 0)
+
+
+def select_rows(columns: Columns, index: list[int]) -> Columns:
+    return {
+        name: x if not has_rows(x) else x[index] if isinstance(x, Tensor) else [x[i] for i in index]
+        for name, x in columns.items()
+    }
+
+
+def join_columns(parts: list[Columns], fills: dict[str, float]) -> Columns:
+    """The rows of all parts, padded to the longest."""
+    joined: Columns = {}
+    for name, x in parts[0].items():
+        values = [part[name] for part in parts]
+        if not has_rows(x):
+            joined[name] = x
+        elif isinstance(x, Tensor):
+            joined[name] = torch.cat(_same_width(values, fills.get(name, 0), left=name in LEFT_PADDED))
+        else:
+            joined[name] = [value for part in values for value in part]
+    return joined
+
+
+def _same_width(values: list[Tensor], fill: float, left: bool) -> list[Tensor]:
+    if values[0].ndim < 2:
+        return values
+    width = max(x.shape[1] for x in values)
+    return [
+        nn.functional.pad(x, (width - x.shape[1], 0) if left else (0, width - x.shape[1]), value=fill) for x in values
+    ]

@@ -1,0 +1,102 @@
+"""Infinities and NaNs: the step is skipped and counted, and three in a row stop the run.
+
+    found in      when                                                reported with
+    rewards       a generation is scored                              the reward function, the prompt
+    logits        the sampling policy is scored; the update           the prompt, if found while scoring
+    entropy       the same
+    gradient      the update, after it was reduced over processes
+
+Every process looks at the same gathered numbers, so all of them skip together. A skipped step leaves weights and
+optimizer unchanged; the step number, the schedule and the prompts advance.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dew.errors import EngineError, Problem
+
+PATIENCE = 3
+"""Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
+
+LOGITS, ENTROPY = 1, 2
+PLACES = {LOGITS: "logits", ENTROPY: "entropy"}
+
+
+def nonfinite_rows(logp: Tensor | None, entropy: Tensor | None, mask: Tensor) -> Tensor:
+    """(B,) what is not finite on a row's live tokens: 0 (nothing), LOGITS or ENTROPY."""
+    places = torch.zeros(len(mask), dtype=torch.long, device=mask.device)
+    for x, place in ((entropy, ENTROPY), (logp, LOGITS)):  # logits last: entropy comes from them
+        if x is not None:
+            places[(~x.isfinite() & mask).any(-1)] = place
+    return places
+
+
+def nonfinite_tokens(logp: Tensor, entropy: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """How many live tokens of a micro-batch are not finite, by place; stays on the device."""
+    values = {"logits": logp, "entropy": entropy}
+    return {place: (~x.detach().isfinite() & mask).sum() for place, x in values.items()}
+
+
+def describe(places: Tensor, invalid: Tensor, names: Sequence[str], prompts: Sequence[Any]) -> str | None:
+    """What is not finite in a generation: (N,) places of its rows, (N, F) True where a reward is not a number."""
+    rows, functions = (places > 0) | invalid.any(1), invalid.any(0)
+    count, *flags = torch.cat((rows.sum()[None], functions.long())).tolist()  # a single copy from the device
+    if not count:
+        return None
+    first = int(rows.nonzero()[0, 0])
+    place = PLACES.get(int(places[first]))
+    if place is None:
+        place = "reward " + ", ".join(repr(name) for name, flag in zip(names, flags, strict=True) if flag)
+    return f"{place}: {count} of {len(rows)} answers, the first to the prompt {prompts[first]!r:.200}"
+
+
+def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Without infinities and NaNs: one would spoil every mean that it enters."""
+    return {name: x for name, x in numbers.items() if not isinstance(x, float) or math.isfinite(x)}
+
+
+class NonFinite:
+    """Decides which steps are skipped, and stops the run after three in a row."""
+
+    def __init__(self) -> None:
+        self.generation: str | None = None
+        """What is not finite in the current generation."""
+        self.update: list[str] = []
+        """Where the current update has live tokens that are not finite."""
+        self._row: list[str] = []
+        self._counted: str | None = None
+
+    def check(self, step: int, norm: float, *, scaled: bool) -> str | None:
+        """Why the step must be skipped, or None. Raises when it is one too many.
+
+        `scaled`: in fp16 a loss scaler overflows until it has found its scale. Such a step is skipped, but does not
+        count towards stopping the run.
+        """
+        found = self.generation or "; ".join(self.update) or (None if math.isfinite(norm) else f"gradient: norm {norm}")
+        if found is None:
+            self._row, self._counted = [], None
+            return None
+        only_gradient = self.generation is None and not self.update
+        again = self.generation is not None and self.generation == self._counted
+        if not again and not (scaled and only_gradient):
+            self._row.append(f"step {step}, {found}")
+            self._counted = self.generation
+        if len(self._row) >= PATIENCE:
+            listed = "".join(f"\n- {line}" for line in self._row)
+            what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
+            remedy = (
+                "Rewards: check the reward function. Logits or gradient: resume from an earlier checkpoint, lower the "
+                "learning rate, and train in bf16 rather than fp16."
+            )
+            raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {"generation": self.generation, "row": self._row, "counted": self._counted}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.generation, self._row, self._counted = state["generation"], list(state["row"]), state["counted"]

@@ -1,0 +1,234 @@
+"""Sampling: dynamic sampling, rollout functions, and captured steps instead of `generate`.
+
+Dynamic sampling (DAPO) replaces groups without signal by further prompts, until the batch is full. Signal is decided
+by the outcome reward alone: a shaped or summed reward always varies, and a filter on it keeps noise. Every process
+sees the same outcomes, so all of them sample the same number of rounds.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dew.decoding import Decoder, Draw, SamplingCopy, refusal
+from dew.engines.trl.batch import Batch, Columns, gather_columns, has_rows, join_columns, local_rows, select_rows
+from dew.errors import ConfigError, Problem
+
+logger = logging.getLogger("dew")
+
+# ── dynamic sampling ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PromptStream:
+    """Indices of the training prompts, reshuffled for each pass. Its position is all that a checkpoint needs."""
+
+    def __init__(self, size: int, seed: int, shuffle: bool) -> None:
+        self.position = 0
+        self._size, self._seed, self._shuffle = size, seed, shuffle
+        self._epoch, self._order = -1, list[int]()
+
+    @classmethod
+    def over(cls, dataset: Any, seed: int, shuffle: bool) -> "PromptStream":
+        remedy = "Write algorithm_kwargs={'dynamic_sampling': False}."
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            why = "It draws further prompts, and a streamed data set has no repeatable order."
+            raise ConfigError(Problem("dynamic sampling with a streamed data set.", why, f"Load it whole. {remedy}"))
+        if {"image", "images"} & set(getattr(dataset, "column_names", None) or []):
+            raise ConfigError(Problem("dynamic sampling cannot combine batches that have images.", remedy=remedy))
+        return cls(len(dataset), seed, shuffle)
+
+    def take(self, count: int) -> list[int]:
+        places = [divmod(i, self._size) for i in range(self.position, self.position + count)]
+        self.position += count
+        return [self._pass(epoch)[place] for epoch, place in places]
+
+    def _pass(self, epoch: int) -> list[int]:
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self._seed + epoch)
+            shuffled = torch.randperm(self._size, generator=generator).tolist()
+            self._epoch, self._order = epoch, shuffled if self._shuffle else list(range(self._size))
+        return self._order
+
+
+def fill_batch(
+    sample: Callable[[list[int]], Batch],
+    has_signal: Callable[[Batch], Tensor],
+    stream: PromptStream,
+    accelerator: Any,
+    *,
+    quota: int,
+    size: int,
+    max_rounds: int,
+    oversample: float = 1.0,
+    fills: dict[str, float],
+) -> Batch:
+    """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal, at most
+    `max_rounds` times. Masked groups, which train nothing, take the places of missing ones.
+    """
+    chosen: list[Batch] = []
+    spare: list[Batch] = []
+    answers: list[Columns] = []
+    nonfinite, kept, spares, first_round, sampled, mixed = None, 0, 0, 0, 0, 0
+    # The rows of a round must divide evenly among the processes.
+    step = accelerator.num_processes // math.gcd(accelerator.num_processes, size)
+    while kept < quota and len(answers) < max_rounds:
+        batch = sample(stream.take(round_size(math.ceil(oversample * quota), quota - kept, sampled, mixed, step)))
+        everything = replace(batch, inputs=gather_columns(accelerator, batch.inputs, fills))
+        signal = has_signal(batch)[::size].tolist()
+        with_signal = [group for group, found in enumerate(signal) if found]
+        without = [group for group, found in enumerate(signal) if not found][: quota - spares]
+        chosen.append(_groups(everything, with_signal[: quota - kept], size))
+        spare.append(_groups(everything, without, size))
+        kept, spares = min(quota, kept + len(with_signal)), spares + len(without)
+        sampled, mixed = sampled + len(signal), mixed + len(with_signal)
+        first_round = first_round or kept
+        answers.append(batch.answers)
+        nonfinite = nonfinite or batch.nonfinite
+    short = quota - kept
+    if short:
+        chosen.append(_masked(_groups(_join(spare, fills), list(range(short)), size)))
+    batch = _join(chosen, fills)
+    return replace(
+        batch,
+        group=torch.arange(quota, device=batch.group.device).repeat_interleave(size),
+        inputs={name: local_rows(accelerator, x) if has_rows(x) else x for name, x in batch.inputs.items()},
+        answers=join_columns(answers, fills),
+        groups={
+            "sampled": sampled,
+            "kept": kept,
+            "dropped": sampled - kept,
+            "refilled": kept - first_round if len(answers) > 1 else 0,
+            "rounds": len(answers),
+            "short": short,
+            "mixed": mixed,
+        },
+        nonfinite=nonfinite,
+    )
+
+
+def round_size(most: int, missing: int, sampled: int, mixed: int, step: int) -> int:
+    """Prompts to sample next, a multiple of `step`: at first `most`, then the missing ones over the share kept."""
+    wanted = min(most, math.ceil(missing * sampled / mixed)) if mixed else most
+    return math.ceil(wanted / step) * step
+
+
+def _groups(batch: Batch, groups: list[int], size: int) -> Batch:
+    rows = [group * size + i for group in groups for i in range(size)]
+    return replace(batch, inputs=select_rows(batch.inputs, rows), **select_rows(batch.columns, rows))
+
+
+def _join(parts: list[Batch], fills: dict[str, float]) -> Batch:
+    inputs, columns = ([getattr(part, name) for part in parts] for name in ("inputs", "columns"))
+    return replace(parts[0], inputs=join_columns(inputs, fills), **join_columns(columns, fills))
+
+
+def _masked(batch: Batch) -> Batch:
+    hidden = {"completion_mask": torch.zeros_like(batch.inputs["completion_mask"])}
+    mask, filler = torch.zeros_like(batch.mask), torch.ones_like(batch.filler)
+    return replace(batch, inputs={**batch.inputs, **hidden}, mask=mask, filler=filler)
+
+
+# ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Sample and score without dropout. The outermost module keeps its mode, from which TRL reads train or eval."""
+    switched = [module for module in model.modules() if module is not model and module.training]
+    for module in switched:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.training = True
+
+
+def without_empty(rollout: Callable[..., Columns], end: int) -> Callable[..., Columns]:
+    """A rollout function whose empty completions, which TRL cannot pad, become a masked end-of-text token."""
+
+    @functools.wraps(rollout)
+    def filled(*args: Any, **kwargs: Any) -> Columns:
+        output = dict(rollout(*args, **kwargs))
+        answers = output.get("completion_ids")
+        if answers is None:  # TRL reports what is missing
+            return output
+        masks = output.get("env_mask") or [[1] * len(ids) for ids in answers]
+        output["env_mask"] = [mask if ids else [0] for ids, mask in zip(answers, masks, strict=True)]
+        output["completion_ids"] = [ids or [end] for ids in answers]
+        if output.get("logprobs") is not None:
+            output["logprobs"] = [x if ids else [0.0] for ids, x in zip(answers, output["logprobs"], strict=True)]
+        return output
+
+    return filled
+
+
+class CapturedSampling:
+    """Samples by replaying captured one-token steps (`dew.decoding`), from a copy in the sampling precision.
+
+    Starts at the first call, when the model is in its place. Where it cannot be used, the log says why.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._copy: SamplingCopy | None = None
+        self._decoder: Decoder | None = None
+        self._started = False
+
+    def generate(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+        """One completion per prompt; None where TRL has to sample (vLLM, `generate`)."""
+        self.current_model()
+        if self._decoder is None:
+            return None
+        try:
+            return self._decoder.answers(prompt_ids, self._trainer.max_completion_length)
+        except RuntimeError as error:
+            reason = str(error).split("\n")[0]
+            logger.warning("Captured sampling failed (%s); sampling with generate from now on.", reason)
+            self._copy, self._decoder = None, None
+            return None
+
+    def current_model(self) -> Any:
+        """The current weights, in the precision that they are sampled in."""
+        policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        if not self._started:
+            self._started = True
+            self._start(policy)
+        return policy if self._copy is None else self._copy.refresh()
+
+    def _start(self, policy: Any) -> None:
+        trainer, args = self._trainer, self._trainer.args
+        reason = why_not_captured(trainer) or refusal(policy)
+        if reason is not None:
+            logger.info("Captured sampling is off: %s.", reason)
+            return
+        self._copy = SamplingCopy(policy, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
+        draw = Draw(
+            temperature=trainer.temperature,
+            top_k=trainer.top_k or 0,
+            top_p=1.0 if trainer.top_p is None else trainer.top_p,
+            min_p=trainer.min_p or 0.0,
+        )
+        pad = trainer._tokenizer.pad_token_id
+        self._decoder = Decoder(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
+        logger.info("Sampling with captured one-token steps in %s.", next(self._copy.model.parameters()).dtype)
+
+
+def why_not_captured(trainer: Any) -> str | None:
+    args = trainer.args
+    reasons = (
+        (not args.captured_sampling, "captured_sampling is false"),
+        (trainer.use_vllm, "vLLM samples"),
+        (trainer.accelerator.device.type != "cuda", "there is no GPU"),
+        (trainer.use_transformers_continuous_batching, "continuous batching is on"),
+        (bool(args.generation_kwargs) or args.cache_implementation is not None, "generation settings are given"),
+        (trainer.repetition_penalty not in (None, 1.0), "repetition_penalty is set"),
+        (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, "the weights are sharded"),
+    )
+    return next((reason for found, reason in reasons if found), None)

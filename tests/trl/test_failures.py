@@ -1,0 +1,159 @@
+"""When one of several processes fails, the others end soon, and somebody names the one that failed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+import trl_tiny as tiny
+from dew.engines.trl.failures import explain, process_lost
+from dew.errors import ConfigError, EngineError, RewardError
+from dew.records import RunFolder
+
+MINUTE = 60
+
+
+class AtStepThree(TrainerCallback):
+    """Calls a function at the start of step 3."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == 2:
+            self.act()
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_in_generation(trainer):
+    """As in NCCL: the call does not return, whatever happens to the other processes."""
+    inner = trainer._generate
+
+    def generate(prompts):
+        if trainer.state.global_step == 2:
+            time.sleep(600)
+        return inner(prompts)
+
+    trainer._generate = generate
+
+
+def run(folder, rank, *, victim=None, act=die, reward=tiny.has_a, hang=False, data=16, resume=False, **settings):
+    """Train; an error of dew is left in a file."""
+    trainer = tiny.trainer(
+        folder, reward, data=tiny.prompts(data), **{"per_device_train_batch_size": 4, "max_steps": 4, **settings}
+    )
+    if rank == victim:
+        trainer.add_callback(AtStepThree(act))
+    elif hang:
+        hang_in_generation(trainer)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except EngineError as error:
+        (folder / f"error{rank}").write_text(str(error))
+        raise SystemExit(1) from None
+    torch.save([p.detach() for p in trainer.model.parameters()], folder / f"rank{rank}.pt")
+
+
+@pytest.mark.parametrize(("victim", "survivor"), [(1, 0), pytest.param(0, 1, marks=pytest.mark.slow)])
+def test_the_survivor_of_a_killed_process_ends_soon_with_advice(victim, survivor, tmp_path):
+    """Without a launcher: gloo breaks the connection, and the error says what that means."""
+    start = time.monotonic()
+    codes = tiny.in_children(lambda rank: run(tmp_path, rank, victim=victim), count=2)
+    assert codes[victim] == -signal.SIGKILL and codes[survivor] == 1
+    assert time.monotonic() - start < MINUTE
+    text = (tmp_path / f"error{survivor}").read_text()
+    assert f"Process {survivor} of 2 lost the connection" in text and "dew resume" in text
+    if survivor == 0:
+        assert RunFolder(tmp_path).run()["status"] == "failed"
+
+
+def test_an_exception_in_one_process_ends_both(tmp_path):
+    """The one that failed raises its own error; the other loses the connection."""
+
+    def reward(completions, trainer_state, **_):
+        if trainer_state.global_step == 2 and os.environ["RANK"] == "1":
+            raise ZeroDivisionError
+        return tiny.has_a(completions)
+
+    def train(rank):
+        with pytest.raises(RewardError if rank == 1 else SystemExit):
+            run(tmp_path, rank, reward=reward)
+
+    assert tiny.in_children(train, count=2) == [0, 0]
+    assert "Process 0 of 2 lost the connection" in (tmp_path / "error0").read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_resume_after_one_was_killed(tmp_path):
+    """Started again, they end with the same weights, bit for bit, as two that were not killed."""
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "steps_per_generation": 2, "data": 6}
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    assert tiny.in_children(lambda rank: run(tmp_path / "whole", rank, **saving), count=2) == [0, 0]
+    assert tiny.in_children(lambda rank: run(tmp_path / "cut", rank, victim=1, **saving), count=2) == [1, -9]
+    (tmp_path / "cut" / "checkpoint-2" / "rng_state_1.pth").write_bytes(b"")  # and one of its files is damaged
+    again = {**saving, "resume": True}
+    assert tiny.in_children(lambda rank: run(tmp_path / "cut", rank, **again), count=2) == [0, 0]
+    assert (tmp_path / "cut" / "damaged-checkpoint-2").is_dir()
+    for rank in (0, 1):
+        cut, whole = (torch.load(tmp_path / name / f"rank{rank}.pt") for name in ("cut", "whole"))
+        assert all(torch.equal(a, b) for a, b in zip(cut, whole, strict=True))
+
+
+@pytest.mark.slow
+def test_a_slow_process_is_waited_for(tmp_path):
+    slow = {"victim": 1, "act": lambda: time.sleep(6)}
+    assert tiny.in_children(lambda rank: run(tmp_path, rank, **slow), count=2) == [0, 0]
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4]
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state not in (b"Z", b"X")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "hang"), [(0, False), (1, False), (1, True)])
+def test_the_launcher_names_the_killed_process_and_ends_the_others(victim, hang, tmp_path):
+    """accelerate launch, which is torchrun: also where the survivor waits in a call that does not return."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom pathlib import Path\nimport test_failures as here\n"
+        f"folder, rank = Path({str(tmp_path)!r}), int(os.environ['RANK'])\n"
+        "(folder / f'pid{rank}').write_text(str(os.getpid()))\n"
+        f"here.run(folder, rank, victim={victim}, hang={hang})\n"
+    )
+    settings = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "accelerate.commands.launch", *settings, str(script)]
+    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(rf"rank\s*: {victim} ", done.stderr) and "-9" in done.stderr, done.stderr
+    for rank in (0, 1):
+        assert not is_running(int((tmp_path / f"pid{rank}").read_text()))
+
+
+def test_only_a_broken_connection_is_explained():
+    gloo = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
+    nccl = torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
+    for error in (gloo, nccl):
+        assert "lost the connection" in str(process_lost(error, 0, 2))
+        assert process_lost(error, 0, 1) is None, "a single process has nobody to lose"
+    assert process_lost(RuntimeError("CUDA out of memory"), 0, 2) is None
+    assert explain(ConfigError("gloo"), "/", 0, 2) is None, "an error of dew needs no explanation"

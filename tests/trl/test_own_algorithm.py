@@ -1,0 +1,146 @@
+"""The engine does not know algorithms: one that a user registers trains as its class defines it."""
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dew
+import trl_tiny as tiny
+from dew.algorithms import Algorithm, list_algorithms
+from dew.records import RunFolder
+
+MODULE = '''
+"""A module of a user: REINFORCE with a leave-one-out baseline, which only trains the first token of an answer."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from dew import Algorithm, register_algorithm
+
+
+@register_algorithm
+@dataclass(frozen=True, kw_only=True)
+class FirstToken(Algorithm):
+    name: ClassVar[str] = "first_token"
+    scale: ClassVar[bool] = False
+
+    gain: float = 2.0
+    """Factor of every advantage."""
+
+    def advantages(self, rollouts):
+        others = (rollouts.reward.sum(-1, keepdim=True) - rollouts.reward) / (rollouts.reward.shape[-1] - 1)
+        advantages = torch.zeros(rollouts.mask.shape)
+        advantages[..., 0] = self.gain * (rollouts.reward - others)
+        return torch.where(rollouts.mask, advantages, 0)
+
+    def loss(self, logp, part, advantages, *, count=None):
+        loss = -(logp * advantages * part.mask).sum() / count
+        return loss, {"mine/loss": loss.detach()}
+'''
+
+
+@pytest.fixture
+def first_token(tmp_path, monkeypatch):
+    """The class, from a module outside dew; forgotten after the test."""
+    monkeypatch.setattr(dew.algorithms, "_BY_NAME", dict(dew.algorithms._BY_NAME))
+    (tmp_path / "my_algorithms.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("my_algorithms").FirstToken
+    del sys.modules["my_algorithms"]
+
+
+def has_abc(completions, **_):
+    return [float(any(letter in text for letter in "abc")) for text in completions]
+
+
+def trainer_for(folder, **settings):
+    scripted = {"rollout_func": tiny.scripted}
+    trainer = tiny.trainer(folder, has_abc, others=scripted, algorithm="first_token", records_every=0, **settings)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def test_its_advantages_and_loss_are_those_of_the_class(first_token, tmp_path):
+    trainer = trainer_for(tmp_path / "run", algorithm_kwargs={"gain": 3.0})
+    assert isinstance(trainer.algorithm, first_token) and trainer.args.scale_rewards == "none"
+    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    reward = torch.tensor(has_abc(texts)).view(-1, 4)
+    others = (reward.sum(1, keepdim=True) - reward) / 3
+    assert torch.allclose(batch["advantages"][:, 0], 3 * (reward - others).flatten())
+    assert batch["advantages"][:, 0].abs().max() > 0.5 and not batch["advantages"][:, 1:].any()
+
+    loss = trainer._compute_loss(trainer.model, batch)
+    logp, _, _ = trainer._forward(trainer.model, batch)
+    tokens = batch["completion_mask"].sum()
+    torch.testing.assert_close(loss, -(logp[:, 0] * batch["advantages"][:, 0]).sum() / tokens)
+    assert trainer._statistics.read(trainer.accelerator)[0]["mine/loss"] == pytest.approx(loss.item())
+
+
+def test_it_learns_and_is_recorded_under_its_name(first_token, tmp_path):
+    """The first token alone is trained, so the reward asks for an "a" there."""
+
+    def starts_with_a(completions, **_):
+        return [float(text[:1] == "a") for text in completions]
+
+    settings = {"per_device_train_batch_size": 32, "num_generations": 8, "max_steps": 15, "learning_rate": 1e-2}
+    trainer = tiny.trainer(tmp_path / "run", starts_with_a, algorithm="first_token", **settings)
+    trainer.train()
+    folder = RunFolder(tmp_path / "run")
+    accuracy = [line["accuracy"] for line in folder.metrics()]
+    assert sum(accuracy[:2]) / 2 < 0.4 and sum(accuracy[-2:]) / 2 > 0.8
+    assert folder.run()["algorithm"] == {"name": "first_token", "settings": trainer.args.build_algorithm().__dict__}
+    assert all("mine/loss" in line for line in folder.metrics())
+
+
+# ── no algorithm's name or class in the engines ─────────────────────────────────────────────────────────────
+
+ENGINES = Path(dew.__file__).parent / "engines"
+FILES = sorted([*ENGINES.glob("*.py"), *(ENGINES / "trl").glob("*.py")])
+ALLOWED = {("trl/config.py", "gtpo"): 1, ("trl/config.py", "dapo"): 1, ("trl/config.py", "grpo"): 1,
+           ("trl/config.py", "dr_grpo"): 1}  # fmt: skip
+"""The default of `DewConfig.algorithm`, and the names of TRL's losses."""
+
+
+def classes(cls=Algorithm):
+    return {cls.__name__}.union(*(classes(other) for other in cls.__subclasses__())) - {"Algorithm"}
+
+
+def mentions(path):
+    """Words of string literals (docstrings aside) and identifiers that name an algorithm."""
+    tree = ast.parse(path.read_text())
+    documented = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    docstrings = {id(node.value) for node in documented}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found += [word for word in re.findall(r"\w+", node.value.lower()) if word in list_algorithms()]
+        names = [getattr(node, "id", None), getattr(node, "attr", None)]
+        names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        found += [name for name in names if name in classes()]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ENGINES).as_posix())
+def test_no_algorithm_is_named(path):
+    name = path.relative_to(ENGINES).as_posix()
+    found = mentions(path)
+    assert {word: found.count(word) for word in found} == {w: n for (file, w), n in ALLOWED.items() if file == name}
+
+
+def test_a_mention_is_found(tmp_path):
+    source = (
+        '"""gtpo"""\nfrom dew.algorithms import GTPO\nif algorithm.name == "grpo_s": raise ValueError("use dapo")\n'
+    )
+    (tmp_path / "engine.py").write_text(source)
+    assert sorted(mentions(tmp_path / "engine.py")) == ["GTPO", "dapo", "grpo_s"]

@@ -1,0 +1,236 @@
+"""Dynamic sampling and overlong penalties: groups without signal, by the outcome reward alone, are replaced."""
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew.engines.trl.batch import Batch
+from dew.engines.trl.rollout import PromptStream, fill_batch, round_size
+from dew.records import RunFolder
+
+
+class OneProcess:
+    """An accelerator of one process."""
+
+    num_processes, process_index = 1, 0
+
+    def pad_across_processes(self, x, **_):
+        return x
+
+    def gather(self, x):
+        return x
+
+
+def sampler(outcomes, size=2):
+    """A function that samples: prompts are numbers, and the answers to prompt i have the rewards `outcomes[i]`."""
+    rounds = []
+
+    def sample(prompts):
+        rounds.append(prompts)
+        ids = torch.tensor([i for i in prompts for _ in range(size)])
+        correct = torch.tensor([outcomes[i][j] for i in prompts for j in range(size)]).float()
+        width = 1 + len(rounds)  # each round has longer answers than the one before
+        mask = torch.ones(len(ids), width, dtype=torch.bool)
+        none, lengths = torch.zeros(len(ids), dtype=torch.bool), mask.sum(-1)
+        return Batch(
+            inputs={
+                "prompt_ids": ids[:, None].repeat(1, width),
+                "completion_mask": mask.long(),
+                "num_items_in_batch": torch.tensor(1),
+            },
+            group=torch.arange(len(ids)) // size,
+            mask=mask,
+            outcome=correct,
+            extra=torch.zeros(len(ids)),
+            entropy=None,
+            guided=none,
+            parts=correct[:, None],
+            tokens=lengths,
+            length=lengths,
+            truncated=none,
+            filler=none,
+            table=[{("prompt",): i} for i in ids.tolist()],
+            answers={"outcome": correct},
+            groups={},
+            nonfinite=f"round {len(rounds)}" if len(rounds) > 1 else None,
+        )
+
+    return sample, rounds
+
+
+def fill(outcomes, quota, max_rounds, size=2, oversample=1.0):
+    sample, rounds = sampler(outcomes, size)
+
+    def has_signal(batch):
+        by_group = batch.outcome.view(-1, size)
+        return (by_group.amax(1) != by_group.amin(1)).repeat_interleave(size)
+
+    stream = PromptStream(len(outcomes), seed=0, shuffle=False)
+    batch = fill_batch(
+        sample,
+        has_signal,
+        stream,
+        OneProcess(),
+        quota=quota,
+        size=size,
+        max_rounds=max_rounds,
+        oversample=oversample,
+        fills={"prompt_ids": -1},
+    )
+    return batch, rounds, stream
+
+
+MIXED, SOLVED, FAILED = (1, 0), (1, 1), (0, 0)
+
+
+def test_groups_without_signal_are_replaced_by_further_prompts():
+    """Round 1: prompts 0-2, one mixed. Two missing at a third kept: 3 more. Round 2: prompts 3-5, two mixed."""
+    batch, rounds, stream = fill([SOLVED, MIXED, FAILED, MIXED, SOLVED, MIXED, MIXED], quota=3, max_rounds=4)
+    assert rounds == [[0, 1, 2], [3, 4, 5]]
+    assert batch.inputs["prompt_ids"][:, -1].tolist() == [1, 1, 3, 3, 5, 5]
+    assert [row["prompt",] for row in batch.table] == [1, 1, 3, 3, 5, 5]
+    assert batch.group.tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch.groups == {"sampled": 6, "kept": 3, "dropped": 3, "refilled": 2, "rounds": 2, "short": 0, "mixed": 3}
+    assert stream.position == 6
+    assert len(batch.answers["outcome"]) == 12, "answers of dropped groups are reported too"
+    assert batch.nonfinite == "round 2"
+
+
+def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
+    batch, _, _ = fill([SOLVED, MIXED, MIXED], quota=2, max_rounds=4)
+    assert batch.inputs["prompt_ids"].tolist()[0] == [-1, 1, 1]
+    assert batch.inputs["completion_mask"].tolist()[0] == [1, 1, 0]
+    assert batch.inputs["completion_mask"].tolist()[2] == [1, 1, 1]
+    assert batch.mask.tolist()[0] == [True, True, False]
+
+
+def test_a_full_batch_takes_one_round():
+    batch, rounds, _ = fill([MIXED] * 4, quota=3, max_rounds=4)
+    assert rounds == [[0, 1, 2]]
+    assert batch.groups["refilled"] == batch.groups["dropped"] == batch.groups["short"] == 0
+
+
+def test_oversampling_takes_more_prompts_per_round_and_keeps_the_first_with_signal():
+    batch, rounds, stream = fill([SOLVED, MIXED, FAILED, MIXED, MIXED, FAILED], quota=2, max_rounds=4, oversample=2.5)
+    assert rounds == [[0, 1, 2, 3, 4]] and stream.position == 5
+    assert batch.inputs["prompt_ids"][:, -1].tolist() == [1, 1, 3, 3]
+    assert batch.groups == {"sampled": 5, "kept": 2, "dropped": 3, "refilled": 0, "rounds": 1, "short": 0, "mixed": 3}
+
+
+@pytest.mark.parametrize("outcomes", [[SOLVED, MIXED, SOLVED, SOLVED, SOLVED, SOLVED], [SOLVED, FAILED, SOLVED, MIXED]])
+def test_after_the_last_round_missing_groups_are_masked(outcomes):
+    batch, rounds, _ = fill(outcomes, quota=2, max_rounds=2)
+    assert len(rounds) == 2
+    assert batch.groups["short"] == 1 and batch.groups["kept"] == 1 and batch.groups["dropped"] == 3
+    assert batch.filler.tolist() == [False, False, True, True]
+    assert batch.mask.any(-1).tolist() == batch.inputs["completion_mask"].bool().any(-1).tolist()
+    assert batch.mask.any(-1).tolist() == [True, True, False, False]
+
+
+def test_the_size_of_a_round():
+    """At first the maximum; then missing / share kept; always divisible among the processes."""
+    assert round_size(most=4, missing=4, sampled=0, mixed=0, step=1) == 4
+    assert round_size(most=4, missing=2, sampled=4, mixed=2, step=1) == 4
+    assert round_size(most=4, missing=1, sampled=4, mixed=3, step=1) == 2
+    assert round_size(most=4, missing=3, sampled=4, mixed=4, step=2) == 4
+
+
+# in the trainer
+
+
+def shaped_reward(completions, **_):
+    """Varies within every group, and never decides."""
+    return [len(text) / 7 for text in completions]
+
+
+def hard_prompts_fail(prompts, completions, **_):
+    """Odd first digits are never solved: their groups have no signal, however the other reward varies."""
+    return [float(int(p[0]) % 2 == 0 and "abcde".find(c[:1]) >= 0) for p, c in zip(prompts, completions, strict=True)]
+
+
+def train(folder, **settings):
+    plain = {"algorithm": "dapo", "num_generations": 8, "per_device_train_batch_size": 16, "max_steps": 3}
+    trainer = tiny.trainer(
+        folder, [hard_prompts_fail, shaped_reward], outcome_reward="hard_prompts_fail", **{**plain, **settings}
+    )
+    kept = []
+    inner = trainer._compute_loss
+
+    def spy(model, inputs):
+        live = inputs["completion_mask"].bool().any(-1)
+        kept.extend(trainer.processing_class.batch_decode(inputs["prompt_ids"][live], skip_special_tokens=True))
+        return inner(model, inputs)
+
+    trainer._compute_loss = spy
+    trainer.train()
+    return trainer, kept
+
+
+def test_the_filter_reads_the_outcome_reward_alone(tmp_path):
+    _, kept = train(tmp_path)
+    assert kept, "nothing was trained on"
+    assert all(int(prompt[0]) % 2 == 0 for prompt in kept)
+
+
+def test_groups_sampled_kept_dropped_and_refilled_are_reported(tmp_path):
+    trainer, _ = train(tmp_path, log_completions=True)
+    for line in RunFolder(tmp_path).metrics():
+        assert line["groups/sampled"] == line["groups/kept"] + line["groups/dropped"]
+        assert line["groups/kept"] + line["groups/short"] == 2
+        assert line["groups/refilled"] <= line["groups/kept"]
+        assert 1 <= line["groups/rounds"] <= 4
+        assert line["accuracy"] < 0.6, "over all sampled groups, half of which cannot be solved"
+    table = {key: list(trainer._logs[key]) for key in ("prompt", "completion", "advantages")}
+    assert len(table["advantages"]) == len(table["prompt"]) == 16
+    groups = [table["prompt"][i : i + 8] for i in (0, 8)]
+    assert all(len(set(group)) == 1 for group in groups)
+    for i, group in enumerate(groups):  # a kept group has advantages of both signs, a filler has none
+        advantages = table["advantages"][8 * i : 8 * i + 8]
+        solvable = int(group[0][0]) % 2 == 0
+        assert (max(advantages) > 0 > min(advantages)) if solvable else advantages == [0.0] * 8
+
+
+def test_soft_overlong_penalises_length_but_never_decides(tmp_path):
+    """Limit 6, buffer 4: an answer of n tokens is penalised by −(n − 2)/4, at least −1."""
+    trainer = tiny.trainer(
+        tmp_path,
+        others={"rollout_func": tiny.scripted},
+        algorithm="dapo",
+        algorithm_kwargs={"overlong": "soft", "overlong_buffer": 4, "dynamic_sampling": False},
+    )
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    lengths = batch["completion_mask"].sum(1)
+    texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    raw = torch.tensor(tiny.has_a(texts))
+    total = (raw - ((lengths - 2) / 4).clamp(0, 1)).view(-1, 4)
+    expected = (total - total.mean(1, keepdim=True)) / (total.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(batch["advantages"][:, 0], expected.flatten(), rtol=1e-4, atol=1e-5)
+    assert batch["verdict"].tolist() == raw.long().tolist()
+
+
+def test_a_round_that_is_larger_than_the_batch_is_logged_whole(tmp_path):
+    """TRL's table holds a batch; the kept answers of a larger round must not be lost from it, nor their verdicts."""
+    from dew.rewards import Verdict, Verifier
+
+    letters = Verifier(
+        "letters", ("answer",), lambda text, answer: Verdict("correct" if text[:1] < "b" else "wrong", text[:1])
+    )
+    kwargs = {"oversample": 4, "max_rounds": 1}
+    settings = {"algorithm": "dapo", "algorithm_kwargs": kwargs, "log_completions": True, "records_every": 1}
+    trainer = tiny.trainer(tmp_path, letters, max_steps=1, **settings)
+    trainer.train()
+    for column in (
+        trainer._logs["prompt"],
+        trainer._logs["rewards"]["letters"],
+        trainer._logs["extra"]["letters/verdict"],
+    ):
+        assert len(column) == 8 and None not in column
+    assert all(answer.verdict for group in RunFolder(tmp_path).records() for answer in group.answers)
+
+
+@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo"])
+def test_group_overlong_trains(algorithm, tmp_path):
+    trainer = tiny.trainer(tmp_path, algorithm=algorithm, algorithm_kwargs={"overlong": "group"}, num_generations=8)
+    trainer.train()
+    assert len(RunFolder(tmp_path).metrics()) == 2
