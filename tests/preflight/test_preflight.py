@@ -390,12 +390,10 @@ def drawn(outcome, **changes):
         "size": 4,
         "outcome": outcome,
         "parts": [[x] for x in outcome],
-        "extra": [0.0] * n,
         "signal": [0 < sum(x or 0 for x in outcome[i : i + 4]) < 4 for i in range(0, n, 4)],
         "truncated": [False] * n,
         "lengths": [5] * n,
         "entropy": 0.5,
-        "texts": ["x"] * n,
         "seconds": 1.0,
     }
     return answers.Answers(**{**plain, **changes})
