@@ -37,7 +37,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dew.kernels import linear, linear_logprob_entropy, linear_policy_loss
+from dew.kernels import linear, linear_logprob_entropy
 
 SHAPES = {"7B": (16_384, 3_584, 152_064), "32B": (8_192, 5_120, 152_064), "SmolLM2": (32_768, 576, 49_152)}
 TRL_CHUNK = 32_768
@@ -84,13 +84,6 @@ class Row:
 # Ours.
 
 
-def policy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss stands for the log-probabilities: its gradient is that of their weighted sum."""
-    zero = torch.zeros(len(targets), device=hidden.device)
-    out = linear_policy_loss(hidden, weight, targets, zero - 20.0, zero - 1.0)
-    return out.loss, out.entropy
-
-
 def without_keeping(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Four products, whatever memory is free."""
     with patch.object(linear, "KEPT", (0.0, 0, 0)):
@@ -102,7 +95,6 @@ def ours() -> Iterator[Entry]:
     yield Entry("dew, four products", without_keeping, forward=False)
     yield Entry("dew, four products, half of the rows silent", without_keeping, forward=False, silent=0.5)
     yield Entry("dew, frozen head", linear_logprob_entropy, forward=False, frozen=True)
-    yield Entry("dew, linear_policy_loss", policy, forward=False)
 
 
 # Peers.

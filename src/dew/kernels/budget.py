@@ -1,4 +1,4 @@
-"""How much memory one chunk may take, from what the device has free and the shape of the problem."""
+"""How much memory one chunk may use, given the free memory of the device."""
 
 from collections.abc import Iterator
 
@@ -7,20 +7,20 @@ import torch
 MIB = 1 << 20
 GIB = 1 << 30
 HOST_FREE = 8 * GIB
-"""What a device that cannot be asked is assumed to have free."""
+"""Free memory assumed on devices that do not report it."""
 
 TILE = (1 / 64, 32 * MIB, 256 * MIB)
-"""Share of the free memory, least and most bytes: a tile of scores that is used once and overwritten."""
+"""Share of the free memory, minimum and maximum bytes: for a tile of scores that is overwritten after use."""
 KEPT = (1 / 16, 0, 8 * GIB)
-"""Likewise, for weights kept from the forward to the backward pass."""
+"""The same for weights kept from the forward to the backward pass."""
 CHUNK = (1 / 8, 64 * MIB, 8 * GIB)
-"""Likewise, for a chunk of tokens whose gradient is formed while its weights exist."""
+"""The same for a chunk of tokens whose ∂logp/∂h is computed in the forward pass (frozen head)."""
 
 Limit = tuple[float, int, int]
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a new tensor could take, memory that the allocator holds unused included."""
+    """Bytes that a new tensor could use, including memory cached by the allocator."""
     if device.type != "cuda":
         return HOST_FREE
     free, _ = torch.cuda.mem_get_info(device)
@@ -28,18 +28,17 @@ def free_memory(device: torch.device) -> int:
 
 
 def allowed(limit: Limit, device: torch.device) -> int:
-    """Bytes that this limit grants on this device now."""
+    """Bytes that this limit currently permits on this device."""
     share, least, most = limit
     return max(least, min(most, int(share * free_memory(device))))
 
 
 def round_up(n: int, multiple: int) -> int:
-    """The next multiple."""
     return -(-n // multiple) * multiple
 
 
 def spans(length: int, bytes_each: int, nbytes: int, multiple: int) -> Iterator[tuple[int, int]]:
-    """Cut `length` into equal spans, each a multiple long and within `nbytes` where one multiple fits at all."""
+    """Cut `length` into equal spans, multiples of `multiple` that fit into `nbytes` (if a single multiple does)."""
     if length == 0:
         return
     fit = max(1, nbytes // max(1, bytes_each))
