@@ -46,5 +46,5 @@ def test_compiles_for_hopper_without_spills(dtype, tiles, ragged, tmp_path):
     [(32_768, 49_152, 6), (16_384, 152_064, 6), (32_768, 32_000, 5), (768, 49_152, 2), (128, 49_152, 1), (1, 1, 1)],
 )
 def test_tiles_divide_the_vocabulary_and_leave_several_items_per_processor(rows, vocabulary, tiles):
-    """There are 192, 594 and 125 column blocks; 4 · 132 items are enough: 6 row blocks make 192 items of six tiles, 576 of two."""
+    """192, 594 and 125 column blocks. Of 6 · 192 blocks: 192 items of six tiles, 576 of two; 4 · 132 are enough."""
     assert hopper._tiles(-(-rows // 128), -(-vocabulary // 256), 132) == tiles
