@@ -352,7 +352,7 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, con
     path = tmp_path / "step-00000001.jsonl.gz"
     path.write_bytes(content)
     assert len(content) < 300_000
-    with pytest.raises(RecordError, match="once unpacked"):
+    with pytest.raises(RecordError, match="once decompressed"):
         read_records(path)
 
 
