@@ -42,7 +42,7 @@ def answer(correct: bool, tokens: str = "ab", **signals: Any) -> AnswerRecord:
 
 
 def test_share_of_credit_by_entropy() -> None:
-    """Twenty tokens, |credit| 1 on the ten of lowest entropy and 3 on the others, 40 in total: tenths are 2/40 or 6/40."""
+    """Twenty tokens, |credit| 1 on the ten of lowest entropy, 3 on the others, 40 in all: tenths are 2/40 or 6/40."""
     entropy = [0.1 * k for k in range(1, 21)]
     credit = [1.0] * 10 + [3.0] * 10
     order = np.random.default_rng(0).permutation(20)

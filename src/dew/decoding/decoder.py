@@ -135,7 +135,9 @@ class Decoder:
                 tokens = self._run(prompts, max_new_tokens)
         finally:
             self.model.train(training)
-        return self._cut(tokens)
+        ended = torch.isin(tokens, self.ends)
+        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
+        return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
 
     def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
         width = max(len(ids) for ids in prompts)
@@ -147,7 +149,8 @@ class Decoder:
             if n % LOOK == 0 and bool(buffers.ended.all()):
                 break
         tokens = buffers.tokens[: len(prompts), :max_new_tokens].clone()
-        if sum(kept.cache.bytes for kept in self._kept.values()) > KEEP * _memory(self.device):
+        memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
+        if sum(kept.cache.bytes for kept in self._kept.values()) > KEEP * memory:
             self._kept.clear()
         return tokens
 
@@ -166,28 +169,18 @@ class Decoder:
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
         which = torch.tensor([distinct[tuple(ids)] for ids in prompts], device=self.device)
         texts, first = list(distinct), list[Tensor]()
-        for part in _parts(len(texts), max(1, PREFILL // width)):
-            ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in texts[part]], device=self.device)
-            live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in texts[part]], device=self.device)
+        size = max(1, PREFILL // width)
+        for start in range(0, len(texts), size):
+            part = texts[start : start + size]
+            ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in part], device=self.device)
+            live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in part], device=self.device)
             positions = (live.cumsum(1) - 1).clamp_min(0)
             cache = DynamicCache(config=self.model.config)
-            output = self.model(
-                input_ids=ids,
-                attention_mask=live,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            first.append(output.logits[:, -1])
-            rows = ((which >= part.start) & (which < part.stop)).nonzero()[:, 0]
-            buffers.load_prompts(cache, rows, which[rows] - part.start, live)
+            inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
+            first.append(self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1])
+            rows = ((which >= start) & (which < start + size)).nonzero()[:, 0]
+            buffers.load_prompts(cache, rows, which[rows] - start, live)
         buffers.set_first(self.draw(torch.cat(first)[which]), self.ends)
-
-    def _cut(self, tokens: Tensor) -> list[list[int]]:
-        ended = torch.isin(tokens, self.ends)
-        last = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
-        return [row[:n] for row, n in zip(tokens.tolist(), last.tolist(), strict=True)]
 
 
 class _Buffers:
@@ -263,14 +256,9 @@ class _Buffers:
         unseen = self.hidden[:, :visible] | (self._order[:visible] > self.slot)
         bias = torch.zeros(unseen.shape, dtype=self._bias_dtype, device=unseen.device)
         bias.masked_fill_(unseen, -torch.inf)
+        inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
         with _attention(decoder.model):
-            logits = decoder.forward(
-                input_ids=self.token,
-                attention_mask=bias[:, None, None],
-                position_ids=self.position,
-                past_key_values=self.cache,
-                use_cache=True,
-            ).logits[:, -1]
+            logits = decoder.forward(**inputs, past_key_values=self.cache, use_cache=True).logits[:, -1]
         tokens = decoder.draw(logits).masked_fill(self.ended, self.pad)
         self.tokens.index_copy_(1, self.written, tokens[:, None])
         self.ended |= torch.isin(tokens, decoder.ends)
@@ -298,11 +286,3 @@ def _capacity(rows: int) -> int:
     """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few sizes to capture, and more than half of the rows in use."""
     step = max(1, 2 ** (rows.bit_length() - 2))
     return -(-rows // step) * step
-
-
-def _parts(n: int, size: int) -> Iterator[slice]:
-    return (slice(i, min(i + size, n)) for i in range(0, n, size))
-
-
-def _memory(device: torch.device) -> float:
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else float("inf")

@@ -82,12 +82,8 @@ def _check(
 ) -> None:  # fmt: skip
     h, w, y = tuple(hidden.shape), tuple(weight.shape), tuple(targets.shape)
     if len(h) != 2 or len(w) != 2 or h[1] != w[1] or y != h[:1]:
-        raise ShapeError(
-            Problem(
-                f"hidden {h}, weight {w}, targets {y}: expected (N, D), (V, D) and (N,).",
-                remedy="Flatten batches: hidden.flatten(0, 1), targets.flatten().",
-            )
-        )
+        what = f"hidden {h}, weight {w}, targets {y}: expected (N, D), (V, D) and (N,)."
+        raise ShapeError(Problem(what, remedy="Flatten batches: hidden.flatten(0, 1), targets.flatten()."))
     if bias is not None and tuple(bias.shape) != w[:1]:
         raise ShapeError(f"bias {tuple(bias.shape)}: expected one entry for each of weight's {w[0]} rows.")
     if w[0] == 0:
@@ -185,15 +181,9 @@ def _spread(rows: Tensor | None, values: Tensor, n: int) -> Tensor:
 
 @torch.library.custom_op("dew::logprob_entropy", mutates_args=())
 def _forward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    temperature: float,
-    softcap: float | None,
-    save: str,
-    impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,
+    save: str, impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """logp, entropy, lse, scale, and the tensor saved for the backward pass."""
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
@@ -224,20 +214,10 @@ def _(hidden, weight, bias, targets, temperature, softcap, save, impl):  # type:
 
 @torch.library.custom_op("dew::logprob_entropy_backward", mutates_args=())
 def _backward(
-    g: Tensor,
-    ge: Tensor | None,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    stats: list[Tensor],
-    saved: Tensor,
-    temperature: float,
-    softcap: float | None,
-    save: str,
-    impl: str,
+    g: Tensor, ge: Tensor | None, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
+    stats: list[Tensor], saved: Tensor, temperature: float, softcap: float | None, save: str, impl: str,
     want: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias; empty tensors where not wanted: operators return only tensors."""
     n, wanted, hidden = hidden.shape[0], Want(*want), hidden.contiguous()
     backend = backend_for(impl, hidden, weight)

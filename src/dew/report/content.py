@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
+from dew import __version__
 from dew.alarms import Alarms
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 from dew.report.run import Run, evenly
@@ -27,16 +27,9 @@ def content_of(runs: Sequence[Run]) -> Json:
         "schema": SCHEMA,
         "title": " · ".join(run.name for run in runs),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "dew": _version(),
+        "dew": __version__,
         "runs": [_run(run) for run in runs],
     }
-
-
-def _version() -> str:
-    try:
-        return version("dew-rl")
-    except PackageNotFoundError:
-        return "unreleased"
 
 
 def _run(run: Run) -> Json:
@@ -84,15 +77,9 @@ def _six(x: Any) -> float | int | None:
 
 
 def _group(group: GroupRecord) -> Json:
-    return {
-        "step": group.step,
-        "group": group.group,
-        "prompt": group.prompt,
-        "gold": group.gold,
-        "algorithm": group.algorithm,
-        "settings": finite(dict(group.settings)),
-        "answers": [_answer(answer) for answer in group.answers],
-    }
+    names = ("step", "group", "prompt", "gold", "algorithm")
+    out = {name: getattr(group, name) for name in names}
+    return {**out, "settings": finite(dict(group.settings)), "answers": [_answer(a) for a in group.answers]}
 
 
 def _answer(answer: AnswerRecord) -> Json:

@@ -122,19 +122,9 @@ def _trl_run(folder: Path, tokens: int) -> Run:
         what = f"{path}: not the JSON that TRL writes; it is truncated or damaged."
         raise RecordError(Problem(what, remedy="Copy it again."))
     groups, sample, notices = read_sample(_trl_completions(folder), tokens, _trl_groups)
-    return Run(
-        name=folder.resolve().name,
-        kind="trl",
-        facts={
-            "engine": "trl",
-            "steps": state.get("global_step"),
-            "train_batch_size": state.get("train_batch_size"),
-        },
-        metrics=_trl_metrics(state.get("log_history")),
-        groups=groups,
-        sample=sample,
-        notices=notices,
-    )
+    facts = {"engine": "trl", "steps": state.get("global_step"), "train_batch_size": state.get("train_batch_size")}
+    metrics = _trl_metrics(state.get("log_history"))
+    return Run(folder.resolve().name, "trl", facts, metrics=metrics, groups=groups, sample=sample, notices=notices)
 
 
 def _trl_name(name: str) -> str:
@@ -179,12 +169,8 @@ def _trl_groups(path: Path) -> list[GroupRecord]:
 def _trl_answer(row: Json) -> AnswerRecord:
     reward = float(sum(v for k, v in row.items() if k not in NOT_REWARDS and isinstance(v, int | float)))
     advantage = row.get("advantage")
-    return AnswerRecord(
-        tokens=[_chat_text(row.get("completion"))],
-        correct=reward > 0.5,
-        reward=reward,
-        advantage=[float(advantage)] if isinstance(advantage, int | float) else None,
-    )
+    advantages = [float(advantage)] if isinstance(advantage, int | float) else None
+    return AnswerRecord([_chat_text(row.get("completion"))], reward > 0.5, reward, advantage=advantages)
 
 
 def _chat_text(x: Any) -> str:
@@ -197,13 +183,8 @@ def _chat_text(x: Any) -> str:
 # ── prime-rl: token_exports/step_N/rank_R.jsonl, one trained sequence per line, as token ids ────────────────
 
 PRIME_SCHEMA = 1
-PRIME_COLUMNS = {
-    "entropy": "entropy",
-    "trainer_logprobs": "logp",
-    "advantages": "advantage",
-    "importance_ratio": "ratio",
-}
-"""prime-rl's name -> dew's name of a signal."""
+PRIME_NAMES = {"entropy": "entropy", "logp": "trainer_logprobs", "advantage": "advantages", "ratio": "importance_ratio"}
+"""dew's name -> prime-rl's name of a signal."""
 
 
 def _prime_steps(folder: Path) -> list[Path]:
@@ -217,14 +198,8 @@ def _prime_run(folder: Path, tokens: int, tokenizer: str | None) -> Run:
     groups, sample, notices = read_sample(_prime_steps(folder), tokens, lambda step: _prime_groups(step, decode))
     if tokenizer is None:
         notices.append("prime-rl exports token ids: pass the model's tokenizer to see text instead of ⟨ids⟩.")
-    return Run(
-        name=folder.resolve().name,
-        kind="prime-rl",
-        facts={"engine": "prime-rl"},
-        groups=groups,
-        sample=sample,
-        notices=notices,
-    )
+    facts = {"engine": "prime-rl"}
+    return Run(folder.resolve().name, "prime-rl", facts, groups=groups, sample=sample, notices=notices)
 
 
 def _decoder(tokenizer: str | None) -> Callable[[int], str]:
@@ -266,7 +241,7 @@ def _prime_answer(line: Json, decode: Callable[[int], str]) -> tuple[tuple[int, 
     trained: list[bool] = line["loss_mask"]
     start = trained.index(True)
     reward = next((float(r) for r in line["rewards"][start:] if r is not None), 0.0)
-    signals: Json = {ours: _floats(line.get(theirs), start) for theirs, ours in PRIME_COLUMNS.items()}
+    signals: Json = {ours: _floats(line.get(theirs), start) for ours, theirs in PRIME_NAMES.items()}
     tokens = [decode(token) for token in line["token_ids"][start:]]
     answer = AnswerRecord(tokens, correct=reward > 0.5, reward=reward, live=trained[start:], **signals)
     return tuple(line["token_ids"][:start]), answer
