@@ -113,87 +113,50 @@ def _not_finite(history: History) -> Crossed:
     return (bad[0], 0.0) if bad else None
 
 
+# fmt: off
 RULES = (
-    Rule(
-        "never_correct",
-        _stays_below("accuracy", 0.0, 10),
-        "No answer was correct for 10 steps, so there is nothing to learn from.",
-        "Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
-        "correctness, or start with easier problems.",
-    ),
-    Rule(
-        "no_signal",
-        _stays_below("groups/mixed_share", 0.1, 10),
-        "For 10 steps at most {value:.1%} of the groups had both correct and wrong answers; only those train.",
-        "Choose problems that the model solves sometimes, raise num_generations, or enable dynamic_sampling.",
-    ),
-    Rule(
-        "truncated",
-        _above("length/truncated_share", 0.3),
-        "{value:.0%} of the answers were truncated at the length limit.",
-        "Raise max_completion_length, or set overlong='soft' so that the model learns to finish.",
-    ),
-    Rule(
-        "entropy_collapse",
-        _entropy(0.2, below=True),
-        "The policy's entropy fell to {value:.3g} nats, below a fifth of its mean over the first 20 steps.",
-        "Lower the learning rate, or raise clip_high so that unlikely tokens of correct answers can gain probability.",
-    ),
-    Rule(
-        "entropy_explosion",
-        _entropy(3.0, below=False),
-        "The policy's entropy rose to {value:.3g} nats, above three times its mean over the first 20 steps.",
-        "Lower the learning rate or alpha2, and read some answers: they are probably degenerating into noise.",
-    ),
-    Rule(
-        "one_token_takes_all",
-        _one_token_takes_all,
-        "A single token gets {value:.0%} of an answer's credit on average.",
-        "Set entropy_clip to bound the entropy from below, e.g. (0.01, 5), or lower alpha2.",
-    ),
-    Rule(
-        "off_policy",
-        _above("ratio/abs_log", 0.1),
-        "The trained policy has moved away from the sampling policy: mean |log ratio| is {value:.3g}.",
-        "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate.",
-    ),
-    Rule(
-        "clipped",
-        _clipped,
-        "{value:.0%} of the tokens were clipped and got no gradient.",
-        "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate.",
-    ),
-    Rule(
-        "verifier_fails",
-        _above("verifier/failed_share", 0.01),
-        "The verifier timed out or failed on {value:.1%} of the answers, which count as wrong.",
-        "Raise its time limit, or look up the verdicts of these answers in the token records.",
-    ),
-    Rule(
-        "no_gradient",
-        _stays_below("grad_norm", 0.0, 5),
-        "The gradient was exactly 0 for 5 steps, so nothing is learned.",
-        "Check groups/mixed_share and length/truncated_share: without mixed groups every advantage is 0.",
-    ),
-    Rule(
-        "not_finite",
-        _not_finite,
-        "The loss or the gradient is {value}: the weights are or will be corrupted.",
-        "Resume from the last checkpoint with a lower learning rate; use bf16 instead of fp16.",
-    ),
-    Rule(
-        "skipped",
-        _above("steps/skipped", 0.0),
-        "The step was skipped: a reward, a logit, an entropy or the gradient was infinite or NaN.",
-        "Three in a row stop the run. Check the reward function, lower the learning rate, or use bf16 instead of fp16.",
-    ),
-    Rule(
-        "batch_not_full",
-        _above("groups/short", 0.0),
-        "Dynamic sampling stopped at max_rounds with {value:.0f} groups missing; the step trained on the others.",
-        "Raise max_rounds, or choose problems that the model solves sometimes.",
-    ),
+    Rule("never_correct", _stays_below("accuracy", 0.0, 10),
+         "No answer was correct for 10 steps, so there is nothing to learn from.",
+         "Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
+         "correctness, or start with easier problems."),
+    Rule("no_signal", _stays_below("groups/mixed_share", 0.1, 10),
+         "For 10 steps at most {value:.1%} of the groups had both correct and wrong answers; only those train.",
+         "Choose problems that the model solves sometimes, raise num_generations, or enable dynamic_sampling."),
+    Rule("truncated", _above("length/truncated_share", 0.3),
+         "{value:.0%} of the answers were truncated at the length limit.",
+         "Raise max_completion_length, or set overlong='soft' so that the model learns to finish."),
+    Rule("entropy_collapse", _entropy(0.2, below=True),
+         "The policy's entropy fell to {value:.3g} nats, below a fifth of its mean over the first 20 steps.",
+         "Lower the learning rate, or raise clip_high so that unlikely tokens of correct answers can grow."),
+    Rule("entropy_explosion", _entropy(3.0, below=False),
+         "The policy's entropy rose to {value:.3g} nats, above three times its mean over the first 20 steps.",
+         "Lower the learning rate or alpha2, and read some answers: they are probably degenerating into noise."),
+    Rule("one_token_takes_all", _one_token_takes_all,
+         "A single token gets {value:.0%} of an answer's credit on average.",
+         "Set entropy_clip to bound the entropy from below, e.g. (0.01, 5), or lower alpha2."),
+    Rule("off_policy", _above("ratio/abs_log", 0.1),
+         "The trained policy has moved away from the sampling policy: mean |log ratio| is {value:.3g}.",
+         "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
+    Rule("clipped", _clipped,
+         "{value:.0%} of the tokens were clipped and got no gradient.",
+         "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
+    Rule("verifier_fails", _above("verifier/failed_share", 0.01),
+         "The verifier timed out or failed on {value:.1%} of the answers, which count as wrong.",
+         "Raise its time limit, or look up the verdicts of these answers in the token records."),
+    Rule("no_gradient", _stays_below("grad_norm", 0.0, 5),
+         "The gradient was exactly 0 for 5 steps, so nothing is learned.",
+         "Check groups/mixed_share and length/truncated_share: without mixed groups every advantage is 0."),
+    Rule("not_finite", _not_finite,
+         "The loss or the gradient is {value}: the weights are or will be corrupted.",
+         "Resume from the last checkpoint with a lower learning rate; use bf16 instead of fp16."),
+    Rule("skipped", _above("steps/skipped", 0.0),
+         "The step was skipped: a reward, a logit, an entropy or the gradient was infinite or NaN.",
+         "Three in a row stop the run. Check the reward function, lower the learning rate, use bf16 instead of fp16."),
+    Rule("batch_not_full", _above("groups/short", 0.0),
+         "Dynamic sampling stopped at max_rounds with {value:.0f} groups missing; the step trained on the others.",
+         "Raise max_rounds, or choose problems that the model solves sometimes."),
 )
+# fmt: on
 
 
 class Alarms:

@@ -104,9 +104,6 @@ class GroupRecord:
         return sum(len(answer.tokens) for answer in self.answers)
 
 
-# ── group <-> line of JSON ──────────────────────────────────────────────────────────────────────────────────
-
-
 def _number(x: float) -> float | None:
     """Five significant digits; None if not finite."""
     return float(f"{x:.5g}") if math.isfinite(x) else None
@@ -179,9 +176,6 @@ def _check_schema(content: Json, where: str = "") -> None:
         what = f"{where}written with records schema {schema!r}; this dew reads schema {SCHEMA}."
         remedy = "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
         raise SchemaError(Problem(what, remedy=remedy))
-
-
-# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def finite(x: Any) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dew.errors import ConfigError, DewError, ShapeError
-from dew.kernels import budget, chunked, linear, linear_logprob_entropy, passes
+from dew.kernels import chunked, linear, linear_logprob_entropy, passes
 
 SHAPES = [(1, 1, 1), (1, 5, 2), (7, 3, 1), (13, 25, 50), (33, 17, 123), (52, 50, 257)]
 
@@ -371,7 +371,7 @@ def test_memory_is_bounded_by_a_chunk(entropy_grad, monkeypatch):
 @pytest.mark.parametrize("length", [1, 5, 127, 128, 1000, 152_064])
 @pytest.mark.parametrize("nbytes", [1, 1000, 100_000, 1 << 30])
 def test_spans_cover_everything_once(length, nbytes):
-    cuts = list(budget.spans(length, 32, nbytes, 128))
+    cuts = list(chunked.spans(length, 32, nbytes, 128))
     assert cuts[0][0] == 0 and cuts[-1][1] == length
     assert all(a[1] == b[0] for a, b in pairwise(cuts))
     assert all(high - low <= max(1, nbytes // 32) or high - low <= 128 for low, high in cuts)

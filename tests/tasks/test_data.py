@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dew.errors import ConfigError
 from dew.tasks import task
 from dew.tasks.datasets import PRESETS, TEMPLATES, NamedDataset, render
-from dew.tasks.files import problem_columns, read_table
+from dew.tasks.files import columns, read_table
 from dew.tasks.overlap import identity, key, overlap, without_overlap
 
 SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data")
@@ -49,7 +49,7 @@ def test_all_formats_give_the_same_rows(tmp_path):
     data.to_parquet(tmp_path / "shards/data/train-00000-of-00001.parquet")
     expected = [{"problem": row["problem"], "answer": str(row["answer"]), "level": row["level"]} for row in ROWS]
     for source in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "folder", "shards", "saved", "saved_splits"):
-        assert read_table(tmp_path / source, problem_columns(keep=["level"])).rows == expected, source
+        assert read_table(tmp_path / source, columns(keep=["level"])).rows == expected, source
 
 
 def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog):
@@ -67,7 +67,7 @@ def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog):
     path = write(tmp_path / "bad.jsonl", lines)
     path.write_bytes(path.read_bytes() + b"{not json\n\xff\xfe\n\n")
     with caplog.at_level(logging.WARNING, "dew.tasks"):
-        table = read_table(path, problem_columns(), name="bad")
+        table = read_table(path, columns(), name="bad")
     assert [row["problem"] for row in table.rows] == ["How many?"] and table.repeated == 1
     assert [bad.split(" (")[0] for bad in table.bad] == [
         "bad.jsonl:2: no column 'answer'; there are problem",
@@ -87,7 +87,7 @@ def test_nested_columns(tmp_path):
         "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 times 7?"}],
         "reward_model": {"ground_truth": "42", "style": "rule"},
     }
-    read = problem_columns("prompt", "reward_model.ground_truth")
+    read = columns("prompt", "reward_model.ground_truth")
     assert read_table(write(tmp_path / "verl.jsonl", [raw]), read).rows == [
         {"problem": "What is 6 times 7?", "answer": "42"}
     ]
@@ -243,7 +243,7 @@ def test_rows_become_a_data_set(tmp_path):
             lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1),
             "empty: 0 problems, 1 unusable rows",
         ),
-        (lambda p: read_table(p / "a.csv", problem_columns()), "neither a folder, nor a file"),
+        (lambda p: read_table(p / "a.csv", columns()), "neither a folder, nor a file"),
         (lambda p: task("nobody/nothing-at-all").rows(1), "'nobody/nothing-at-all' cannot be loaded"),
     ],
 )

@@ -17,7 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+GROUPED = "dew_grouped"
+"""The name under which transformers finds `grouped_attention`."""
 LOOK = 16
 """Steps between checks whether all rows have ended: each check synchronises with the device."""
 VISIBLE = 256
@@ -115,6 +120,71 @@ def _sharded(parameter: Tensor) -> bool:
     return type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor"
 
 
+class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values, (B, heads, slots, width). A step writes to slot number `slot`."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.slot = keys, values, slot
+        self.visible = keys.shape[2]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The buffers are allocated from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.slot, key_states)
+        self.values.index_copy_(2, self.slot, value_states)
+        return self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.visible, 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are passed with every call
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class FixedCache(Cache):  # type: ignore[misc]
+    """The layers of a model. Attention sees the first `visible` slots."""
+
+    def __init__(self, layers: list[FixedLayer]) -> None:
+        super().__init__(layers=layers)
+
+    def set_visible(self, visible: int) -> None:
+        for layer in self.layers:
+            layer.visible = visible
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for layer in self.layers for x in (layer.keys, layer.values))
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one token. Query heads that share a key head are treated as positions, so keys are not repeated."""
+    rows, heads, one, width = query.shape
+    shared = key.shape[1]
+    grouped = query.reshape(rows, shared, heads // shared * one, width)
+    mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attention_mask, scale=scaling)
+    return mixed.reshape(rows, heads, one, width).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
+
+
 class Decoder:
     """Samples answers to prompts given as token ids. On a CPU the same steps run without graphs."""
 
@@ -164,8 +234,6 @@ class Decoder:
 
     def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
         """Process every distinct prompt once, and sample the first token of each answer."""
-        from transformers import DynamicCache
-
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
         which = torch.tensor([distinct[tuple(ids)] for ids in prompts], device=self.device)
         texts, first = list(distinct), list[Tensor]()
@@ -187,9 +255,6 @@ class _Buffers:
     """What a step reads and writes, at fixed addresses: cache, last tokens, position of each row."""
 
     def __init__(self, model: Any, rows: int, slots: int, pad: int) -> None:
-        from dew.decoding.cache import FixedCache, FixedLayer, register
-
-        register()
         config = model.config.get_text_config()
         weight = model.get_input_embeddings().weight
         device, dtype = weight.device, weight.dtype
@@ -271,8 +336,6 @@ class _Buffers:
 @contextmanager
 def _attention(model: Any) -> Iterator[None]:
     """Use `grouped_attention` for single tokens; prompts and training use the model's own attention."""
-    from dew.decoding.cache import GROUPED
-
     config = model.config.get_text_config()
     own = config._attn_implementation
     config._attn_implementation_internal = GROUPED

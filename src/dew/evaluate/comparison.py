@@ -116,16 +116,12 @@ class Comparison:
         return float(np.mean([r.groups for r in self.results if r.algorithm == algorithm]))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "baseline": self.baseline,
-            "runs": [
-                {"algorithm": r.algorithm, "seed": r.seed, "groups": r.groups, "scores": {s: r[s] for s in r.problems}}
-                for r in self.results
-            ],
-            "differences": [
-                {**asdict(d), "within_noise": d.within_noise, "verdict": d.verdict} for d in self.differences
-            ],
-        }
+        runs = [
+            {"algorithm": r.algorithm, "seed": r.seed, "groups": r.groups, "scores": {s: r[s] for s in r.problems}}
+            for r in self.results
+        ]
+        found = [{**asdict(d), "within_noise": d.within_noise, "verdict": d.verdict} for d in self.differences]
+        return {"baseline": self.baseline, "runs": runs, "differences": found}
 
 
 def compare_runs(results: Sequence[Result], baseline: str) -> Comparison:

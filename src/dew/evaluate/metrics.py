@@ -16,9 +16,6 @@ RESAMPLES = 4000
 PAIRED_RESAMPLES = 20_000
 
 
-# ── one problem ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def pass_at_k(n: int, c: int, k: int) -> float:
     """The probability that k of n answers, drawn without replacement, include one of the c correct ones.
 
@@ -71,9 +68,6 @@ def area(steps: Sequence[float], values: Sequence[float]) -> float:
     if len(values) == 1:
         return float(values[0])
     return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
-
-
-# ── intervals ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,9 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     plain = bool(prompts) and isinstance(prompts[0], str)  # a chat template adds the special tokens itself
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    ends = _ends(model, tokenizer)
+    eos = model.generation_config.eos_token_id
+    eos = tokenizer.eos_token_id if eos is None else eos
+    ends = set(eos) if isinstance(eos, list | tuple) else {eos}
     draw = _drawing(model, tokenizer, sampling, ends)
     was_training = model.training
     model.eval()
@@ -135,13 +137,6 @@ def _generate(model: Any, tokenizer: Any, ids: list[list[int]], k: int, sampling
     return output[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-def _ends(model: Any, tokenizer: Any) -> set[int]:
-    """End-of-sequence tokens."""
-    ids = model.generation_config.eos_token_id
-    ids = tokenizer.eos_token_id if ids is None else ids
-    return set(ids) if isinstance(ids, list | tuple) else {ids}
-
-
 def _cut(rows: list[list[int]], tokenizer: Any, ends: set[int]) -> list[Sampled]:
     lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), None) for row in rows]
     texts = tokenizer.batch_decode(
@@ -151,9 +146,6 @@ def _cut(rows: list[list[int]], tokenizer: Any, ends: set[int]) -> list[Sampled]
         Sampled(text, length or len(row), truncated=length is None)
         for text, row, length in zip(texts, rows, lengths, strict=True)
     ]
-
-
-# ── vLLM ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load_vllm(folder: str, **settings: Any) -> Any:
@@ -191,9 +183,6 @@ def sample_with_vllm(llm: Any, tokenizer: Any, prompts: Sequence[Any], sampling:
         for result in results
     ]
     return Samples(answers, perf_counter() - start)
-
-
-# ── entropy ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def token_entropy(model: Any, tokenizer: Any, prompt: Any, answer: str) -> tuple[list[str], list[float]]:

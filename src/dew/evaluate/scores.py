@@ -3,7 +3,8 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,10 @@ class ScoredProblem:
     gold: str | None
     answers: list[Sampled]
     verdicts: list[Verdict]
-    scores: dict[str, float] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scores", score_problem(self.verdicts))
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        return score_problem(self.verdicts)
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,12 @@ class Scores:
     sampling: Sampling
     problems: list[ScoredProblem]
     seconds: float
-    scores: dict[str, Interval] = field(init=False)
-    """pass@1 ... pass@k, mean@k and maj@k, each a mean over problems with its 95 % interval."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def scores(self) -> dict[str, Interval]:
+        """pass@1 ... pass@k, mean@k and maj@k, each a mean over problems with its 95 % interval."""
         names = self.problems[0].scores
-        means = {name: mean_interval([p.scores[name] for p in self.problems]) for name in names}
-        object.__setattr__(self, "scores", means)
+        return {name: mean_interval([p.scores[name] for p in self.problems]) for name in names}
 
     def __getitem__(self, name: str) -> Interval:
         return self.scores[name]

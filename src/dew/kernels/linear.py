@@ -8,7 +8,8 @@ import importlib
 import importlib.util
 import os
 from functools import cache
-from typing import Any, Literal, cast
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -16,10 +17,9 @@ from torch import Tensor
 
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.kernels import passes, reference
-from dew.kernels.budget import KEPT, allowed
-from dew.kernels.chunked import Statistics, wide
+from dew.kernels.chunked import KEPT, Statistics, allowed, wide
 from dew.kernels.head import Head
-from dew.kernels.passes import Backend, Want
+from dew.kernels.passes import Want
 from dew.kernels.reference import IGNORE
 
 Impl = Literal["auto", "triton", "chunked", "reference"]
@@ -56,7 +56,7 @@ def linear_logprob_entropy(
     _check(hidden, weight, targets, bias, temperature, softcap, impl)
     if impl == "reference":
         head = Head(weight, bias, temperature, softcap)
-        with _no_autocast(hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
             return reference.logprob_entropy(hidden, head, targets, entropy_grad=entropy_grad)
     save = _what_to_save(hidden, weight, bias, entropy_grad)
     logp, entropy, _, _, _ = _forward(hidden, weight, bias, targets, temperature, softcap, save, impl)
@@ -70,10 +70,6 @@ def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tens
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def _no_autocast(t: Tensor) -> torch.autocast:
-    return torch.autocast(t.device.type, enabled=False)
 
 
 def _check(
@@ -115,14 +111,14 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
     return "weights" if size <= allowed(KEPT, hidden.device) else "scores"
 
 
-def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> Backend:
+def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> ModuleType:
     """The module that computes the scores."""
     obstacle = _obstacle(hidden, weight) if impl != "chunked" else ""
     if impl == "triton" and obstacle:
         remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
         raise ConfigError(Problem(f'impl="triton": {obstacle}.', remedy=remedy))
     name = "chunked" if impl == "chunked" or obstacle else "triton"
-    return cast(Backend, importlib.import_module(f"dew.kernels.{name}"))
+    return importlib.import_module(f"dew.kernels.{name}")
 
 
 def _obstacle(hidden: Tensor, weight: Tensor) -> str:
@@ -192,7 +188,7 @@ def _forward(
     rows = None if direct else _live_rows(targets, weight.shape[0])
     x, y = _pick(rows, hidden, targets)
     saved = hidden.new_empty(0)
-    with _no_autocast(hidden):
+    with torch.autocast(hidden.device.type, enabled=False):
         if save == "slopes":
             stats, u = passes.slopes(backend, x, head, y)
             saved = _spread(rows, u, n)
@@ -228,7 +224,7 @@ def _backward(
     rows = _live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
     valid = _live_rows(targets, weight.shape[0]) if save == "weights" and rows is not None else rows
     count = n if valid is None else len(valid)
-    with _no_autocast(hidden):
+    with torch.autocast(hidden.device.type, enabled=False):
         if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
             x, g, scale = _pick(valid, hidden, g, stats[3])
             grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid

@@ -3,37 +3,23 @@
 recompute   compute the scores again, one slice of the vocabulary at a time; the weight's gradient is written once
 kept        E was stored by the forward pass: ∂logp/∂(h Wᵀ) = −c ∘ E, only two products
 slopes      frozen head: the forward pass computes u = ∂logp/∂h = −c ∘ (E W); the backward pass is g ∘ u
+
+A backend is a module: `dew.kernels.chunked` or `dew.kernels.triton`.
 """
 
-from typing import NamedTuple, Protocol
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dew.kernels.budget import CHUNK, TILE, allowed, round_up, spans
-from dew.kernels.chunked import Statistics, product, wide
+from dew.kernels.chunked import CHUNK, TILE, Statistics, allowed, product, round_up, spans, wide
 from dew.kernels.head import Head
 
 ALIGN = 16
 """Rows of stored weights start at multiples of this many entries, as the GPU's copy engine requires."""
 BLOCK = 128
 """Chunks and slices are multiples of this, so that matrix units run full tiles."""
-
-
-class Backend(Protocol):
-    """A module that computes scores: `dew.kernels.chunked` or `dew.kernels.triton`."""
-
-    SKIPS_IGNORED: bool
-    """Whether `statistics` without a store accepts targets of −100."""
-
-    def bytes_per_score(self, dtype: torch.dtype) -> int: ...
-
-    def statistics(self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics: ...
-
-    def gradient_tile(
-        self, hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None,
-        low: int, out: Tensor,
-    ) -> None: ...  # fmt: skip
 
 
 class Want(NamedTuple):
@@ -59,7 +45,7 @@ def empty_weights(rows: int, head: Head, dtype: torch.dtype) -> Tensor:
 
 
 def recompute(
-    backend: Backend, hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None,
+    backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None,
     want: Want,
 ) -> Gradients:  # fmt: skip
     """Backward with the scores computed again."""
@@ -83,7 +69,7 @@ def recompute(
     return grads._replace(hidden=None if total is None else total.to(hidden.dtype))
 
 
-def slopes(backend: Backend, hidden: Tensor, head: Head, targets: Tensor) -> tuple[Statistics, Tensor]:
+def slopes(backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor) -> tuple[Statistics, Tensor]:
     """Forward for a frozen head: the statistics, and u = ∂logp/∂h (N, D)."""
     (n, _), v = hidden.shape, head.weight.shape[0]
     chunks = list(spans(n, v * hidden.dtype.itemsize, allowed(CHUNK, hidden.device), BLOCK))

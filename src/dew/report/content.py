@@ -101,9 +101,6 @@ def _short(values: Sequence[float], digits: int) -> list[float | None] | float |
     return short[0] if len(short) > 1 and all(x == short[0] for x in short) else short
 
 
-# ── alarms that the run did not raise itself ────────────────────────────────────────────────────────────────
-
-
 def remarks(metrics: Sequence[Json], alarms: Sequence[Json]) -> list[Json]:
     """The first alarm of each rule, checked afterwards (other trainers have no alarms), and a flat reward."""
     rules = Alarms()

@@ -49,14 +49,9 @@ def task(name: str, **settings: Any) -> Task:
 
 def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
     known = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    unknown = [
-        Problem(
-            f"Task {name} has no setting {key!r}.",
-            remedy=did_you_mean(key, known) or f"Its settings are: {', '.join(known)}.",
-        )
-        for key in settings
-        if key not in known
-    ]
+    every = f"It has {', '.join(known)}."
+    unknown = [key for key in settings if key not in known]
     if unknown:
-        raise ConfigError(unknown)
+        what = f"Task {name} has no setting"
+        raise ConfigError([Problem(f"{what} {key!r}.", remedy=did_you_mean(key, known) or every) for key in unknown])
     return kind(**given, **settings)

@@ -1,19 +1,16 @@
 """The task interface: a source of problems, split once and for all into training and held-out problems."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from hashlib import blake2b
-from random import Random
 from typing import Any, Literal, Protocol
 
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError
 
 Row = dict[str, Any]
 """One problem: `prompt`, gold `answer`, further gold columns, a worked `solution` if known."""
 Split = Literal["train", "held_out"]
 
 HELD_OUT_SHARE = 1 / 8
-MAX_MISSES = 20_000
-"""Stop generating after this many draws in a row without a new problem."""
 
 
 class Task(Protocol):
@@ -37,28 +34,6 @@ def check_split(split: Split) -> Split:
     if split not in ("train", "held_out"):
         raise ConfigError(f"split={split!r}: a task has the splits 'train' and 'held_out'.")
     return split
-
-
-def distinct(
-    draw: Callable[[Random], tuple[Hashable, Row] | None], n: int, *, split: Split, rng: Random, name: str
-) -> list[Row]:
-    """Call `draw` until it has returned n distinct problems. It returns (identity, row), or None for a miss."""
-    check_split(split)
-    rows: dict[Hashable, Row] = {}
-    misses = 0
-    while len(rows) < n and misses < MAX_MISSES:
-        before = len(rows)
-        if (drawn := draw(rng)) is not None:
-            rows.setdefault(*drawn)
-        misses = misses + 1 if len(rows) == before else 0
-    if len(rows) < n:
-        raise ConfigError(
-            Problem(
-                f"{name}: only {len(rows)} of {n} distinct {split} problems exist or were found with these settings.",
-                remedy="Ask for fewer, or make the problems harder.",
-            )
-        )
-    return list(rows.values())
 
 
 def demonstrations(task: Task, n: int, *, seed: int = 0) -> list[Row]:

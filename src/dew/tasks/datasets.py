@@ -16,18 +16,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.tasks.base import Row, Split, check_split, split_of
-from dew.tasks.files import (
-    SUFFIXES,
-    Read,
-    Table,
-    log,
-    problem_columns,
-    prompt_columns,
-    read_table,
-    row_key,
-    split_files,
-    text_of,
-)
+from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files, text_of
 from dew.tasks.overlap import without_overlap
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +182,7 @@ def _test_rows(name: str) -> list[Row]:
     """The held-out problems of a named set; all problems of a file (columns `problem` and `answer`)."""
     if name in PRESETS:
         return NamedDataset(name).table("held_out").rows
-    return read_table(name, problem_columns(), name=name).rows
+    return read_table(name, columns(), name=name).rows
 
 
 @dataclass(frozen=True)
@@ -283,9 +272,7 @@ class CustomDataset(_Dataset):
         return "prompt" if self.prompt else "problem"
 
     def table(self, split: Split) -> Table:
-        read = problem_columns(self.problem, self.answer, self.keep)
-        if self.prompt:
-            read = prompt_columns(self.prompt, self.answer)
+        read = columns(self.problem, self.answer, self.keep, self.prompt)
         wanted = self.held_out if split == "held_out" and self.held_out else self.train
         table = read_table(self.path, read, split=wanted, config=self.config, name=self.name, column=self.column)
         return table if self.held_out else self._part(table, split)

@@ -111,22 +111,24 @@ def row_key(row: Row, column: str) -> str:
 # ── columns ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def problem_columns(problem: str = "problem", answer: str = "answer", keep: Iterable[str] = ()) -> Read:
-    """Read the named columns; a dot selects inside a column: `reward_model.ground_truth`. `keep` names further ones."""
+def columns(
+    problem: str = "problem", answer: str = "answer", keep: Iterable[str] = (), prompt: str | None = None
+) -> Read:
+    """Read the named columns; a dot selects inside a column: `reward_model.ground_truth`. `keep` names further ones.
+
+    With `prompt`, that column is used as it is (text or chat messages) and all others are kept.
+    """
 
     def read(raw: Row) -> Row:
-        named = {"problem": text_of(cell(raw, problem)), "answer": text_of(cell(raw, answer))}
-        return {**named, **{name: text_of(cell(raw, name)) for name in keep}}
+        if prompt:
+            return {**raw, "prompt": _cell(raw, prompt), "answer": _cell(raw, answer)}
+        named = {"problem": problem, "answer": answer} | {name: name for name in keep}
+        return {ours: text_of(_cell(raw, theirs)) for ours, theirs in named.items()}
 
     return read
 
 
-def prompt_columns(prompt: str, answer: str) -> Read:
-    """Rename the two columns to `prompt` (text or chat messages) and `answer`, and keep all others."""
-    return lambda raw: {**raw, "prompt": cell(raw, prompt), "answer": cell(raw, answer)}
-
-
-def cell(raw: Row, name: str) -> Any:
+def _cell(raw: Row, name: str) -> Any:
     value: Any = raw
     for part in [name] if name in raw else name.split("."):
         if not isinstance(value, dict) or part not in value:

@@ -10,10 +10,12 @@ from pathlib import Path
 from random import Random
 
 from dew.errors import ConfigError, Problem
-from dew.tasks.base import Row, Split, distinct, split_of
+from dew.tasks.base import Row, Split, check_split, split_of
 
 TINY = Path(__file__).parent / "data" / "tiny"
 """The bundled model; data/tiny/README.md describes it."""
+MAX_MISSES = 20_000
+"""Stop generating after this many draws in a row without a new problem."""
 
 
 def model_folder(name: str) -> str:
@@ -21,8 +23,31 @@ def model_folder(name: str) -> str:
     return str(TINY) if name == "tiny" else name
 
 
+class _Game:
+    name: str
+
+    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
+        """n distinct problems, determined by the arguments; fewer rows are a prefix of more."""
+        rng = Random(f"{self}-{check_split(split)}-{seed}")
+        rows: dict[Hashable, Row] = {}
+        misses = 0
+        while len(rows) < n and misses < MAX_MISSES:
+            before = len(rows)
+            if (drawn := self._draw(rng, split)) is not None:
+                rows.setdefault(*drawn)
+            misses = misses + 1 if len(rows) == before else 0
+        if len(rows) < n:
+            what = f"{self.name}: only {len(rows)} of {n} distinct {split} problems exist with these settings."
+            raise ConfigError(Problem(what, remedy="Ask for fewer, or make the problems harder."))
+        return list(rows.values())
+
+    def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
+        """What identifies a random problem, and its row; None if it belongs to the other split or is invalid."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Countdown:
+class Countdown(_Game):
     """Every number is used exactly once. Problems are held out by their numbers, regardless of order and target.
 
     A problem is generated from its solution: random numbers, random steps, and the last result is the target.
@@ -42,17 +67,8 @@ class Countdown:
             what = f"countdown numbers={self.numbers}: a step takes two numbers."
             raise ConfigError(Problem(what, remedy="Write 3 to 6."))
         if not 2 <= self.largest <= self.ceiling:
-            raise ConfigError(
-                Problem(
-                    f"countdown largest={self.largest}, ceiling={self.ceiling}: `largest` must be at least 2 and at "
-                    "most `ceiling`.",
-                    remedy="The defaults are largest=13, ceiling=99.",
-                )
-            )
-
-    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        rng = Random(f"{self}-{split}-{seed}")
-        return distinct(lambda r: self._draw(r, split), n, split=split, rng=rng, name=self.name)
+            what = f"countdown largest={self.largest}, ceiling={self.ceiling}: needs 2 ≤ largest ≤ ceiling."
+            raise ConfigError(Problem(what, remedy="The defaults are largest=13, ceiling=99."))
 
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
         numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
@@ -75,7 +91,7 @@ class Countdown:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(_Game):
     """One mistake makes every later value wrong, so length sets the difficulty. Held out by the whole prompt.
 
     A solution has about 60 to 140 characters by default, and up to 200 with steps=(12, 22).
@@ -97,10 +113,6 @@ class Chain:
         if self.ceiling < 2:
             what = f"chain ceiling={self.ceiling}: too low for any operation."
             raise ConfigError(Problem(what, remedy="The default is 99."))
-
-    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        rng = Random(f"{self}-{split}-{seed}")
-        return distinct(lambda r: self._draw(r, split), n, split=split, rng=rng, name=self.name)
 
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
         value = rng.randint(1, self.ceiling)
