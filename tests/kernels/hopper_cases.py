@@ -30,7 +30,7 @@ def compiled(dtype, *, tiles, ragged):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
-@pytest.mark.parametrize("dtype, tiles, ragged", [("bf16", 6, False), ("bf16", 1, True), ("fp16", 2, True)])
+@pytest.mark.parametrize("dtype, tiles, ragged", [("bf16", 6, False), ("fp16", 1, True)])
 def test_compiles_for_hopper_without_spills(dtype, tiles, ragged, tmp_path):
     kernel = compiled(dtype, tiles=tiles, ragged=ragged)
     assert kernel.metadata.shared <= SHARED_MEMORY

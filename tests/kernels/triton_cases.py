@@ -100,13 +100,14 @@ def test_frozen_head(dtype, shape):
     assert_near(got, run(x, w, targets, g, frozen=True, impl="reference", temperature=0.8), dtype)
 
 
-@pytest.mark.parametrize("v, settings", [(300, {}), (1500, {}), (300, {"softcap": 150.0, "temperature": 0.8})])
+@pytest.mark.parametrize("v, settings", [(1100, {}), (300, {"softcap": 150.0, "temperature": 0.8})])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_very_unlikely_targets(frozen, v, settings, monkeypatch):
     """p_v / p_y overflows: such rows are redone. Scores reach ±50 and beyond."""
     monkeypatch.setattr(linear, "_what_to_save", lambda *args: "slopes" if frozen else "weights")
-    hidden, weight, targets, bias = problem(300, 64, v, STORED, scale=10.0, bias=bool(settings))
-    g = torch.randn(300, device=DEVICE)
+    n = 140 if INTERPRETED else 300  # more than one block of rows
+    hidden, weight, targets, bias = problem(n, 64, v, STORED, scale=10.0, bias=bool(settings))
+    g = torch.randn(n, device=DEVICE)
     x, w, b = doubles(hidden, weight, bias)
     want = run(x, w, targets, g, bias=b, frozen=frozen, impl="reference", **settings)
     assert (want[0] < -100).sum() > 20 and (want[0] > -20).any()
