@@ -1,6 +1,5 @@
-"""The algorithms by name. Adding one is a class with a name of its own and a line in `register_algorithm`."""
+"""The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
@@ -8,7 +7,7 @@ from dew.algorithms.base import Algorithm
 from dew.algorithms.baselines import DAPO, GRPO, GSPO, DrGRPO
 from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
 from dew.algorithms.entropy_weighted import GRPOS, GTPO
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem, did_you_mean
 
 __all__ = [
     "DAPO",
@@ -29,26 +28,26 @@ _BY_NAME: dict[str, type[Algorithm]] = {}
 
 
 def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
-    """Make an algorithm known by its name. Usable as a decorator on a class of your own."""
+    """Register an algorithm under its name. Also works as a class decorator."""
     _BY_NAME[_key(cls.name)] = cls
     return cls
 
 
 def list_algorithms() -> list[str]:
-    """The names that `get_algorithm` knows."""
+    """Names of the registered algorithms."""
     return [cls.name for cls in _BY_NAME.values()]
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:
-    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, and what you say beyond them."""
+    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, with some replaced."""
     cls = _BY_NAME.get(_key(name))
     if cls is None:
-        raise ConfigError(f"algorithm={name!r} is not known.{_nearest(name, list_algorithms())}")
+        raise ConfigError(Problem(f"Unknown algorithm {name!r}.", remedy=_nearest(name, list_algorithms())))
     known = [f.name for f in fields(cls)]
-    unknown = [f"{cls.name} has no setting {s!r}.{_nearest(s, known)}" for s in settings if s not in known]
+    unknown = [s for s in settings if s not in known]
     if unknown:
-        raise ConfigError("\n".join(unknown))
-    if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
+        raise ConfigError([Problem(f"{cls.name} has no setting {s!r}.", remedy=_nearest(s, known)) for s in unknown])
+    if isinstance(settings.get("entropy_clip"), list):  # YAML has lists, not tuples
         settings["entropy_clip"] = tuple(settings["entropy_clip"])
     return cls(**settings)
 
@@ -58,9 +57,7 @@ def _key(name: str) -> str:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{guess} Known: {', '.join(known)}."
+    return " ".join(filter(None, [did_you_mean(word, known), f"Known: {', '.join(known)}."]))
 
 
 for _cls in (GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage):
