@@ -1,6 +1,6 @@
-"""The page in a real browser: Debian's Chromium, headless, driven by Playwright. Nothing here needs a network.
+"""The page in a headless Chromium, driven by Playwright. No network needed.
 
-Needs `apt-get install chromium` (or CHROMIUM=/path/to/one) and `pip install playwright`; without them, skipped aloud.
+Needs `apt-get install chromium` (or CHROMIUM=/path/to/one) and `pip install playwright`; skipped without them.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 
 class Page:
-    """A page that must stay silent: no console error, no exception, no request beyond its own file."""
+    """A page without console errors, exceptions or requests other than its own file."""
 
     def __init__(self, browser: Any, path: Path, address: str = "", **options: Any) -> None:
         self.noise: list[str] = []
@@ -53,7 +53,7 @@ class Page:
         self.path = path
 
     def settle(self) -> None:
-        """Two frames: what scrolling, drawing and laying out had in store has happened."""
+        """Wait two frames, until scrolling, drawing and layout are done."""
         self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def texts(self, selector: str) -> list[str]:
@@ -92,7 +92,7 @@ def report(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(run: Path) -> GroupRecord:
-    """A recorded group with several right and several wrong answers."""
+    """A recorded group with several correct and several wrong answers."""
     return next(g for g in RunFolder(run).records() if 2 <= sum(a.correct for a in g.answers) <= len(g.answers) - 2)
 
 
@@ -117,7 +117,7 @@ SETTINGS = [
 
 
 def ragged(seed: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One group for both sides: as the page has it, and as padded tensors. Some tokens do not train."""
+    """One group, as data of the page and as padded tensors. Some tokens do not train."""
     rng = torch.Generator().manual_seed(seed)
     entropy = torch.rand(len(LENGTHS), max(LENGTHS), generator=rng, dtype=torch.float64) ** 3 * 3
     mask = torch.tensor([[t < n for t in range(max(LENGTHS))] for n in LENGTHS])
@@ -280,7 +280,7 @@ def test_three_methods_side_by_side(report: Path, mixed: GroupRecord, opened: An
     page.tab.keyboard.press("Tab")
     assert len(depths("GTPO")) == 1  # without its weight, GTPO is flat too
     assert page.texts(".compared.right .method-name .quiet") != before
-    page.tab.click("text=As the run had it")
+    page.tab.click("text=Settings of the run")
     assert page.texts(".compared.right .method-name .quiet") == before
 
 
@@ -333,7 +333,7 @@ def test_views_open_by_tab_and_address(report: Path, opened: Any) -> None:
 
 def test_overview_tells_scores_alarms_and_what_was_run(report: Path, opened: Any) -> None:
     text = opened(report).tab.inner_text("#view-overview")
-    for part in ("synthetic-gtpo-seed0", "71.0 % [66.0 %, 76.0 %]", "What to do: Raise max_completion_length", "gtpo"):
+    for part in ("synthetic-gtpo-seed0", "71.0 % [66.0 %, 76.0 %]", "Remedy: Raise max_completion_length", "gtpo"):
         assert part in text
 
 
@@ -341,7 +341,7 @@ def test_overview_tells_scores_alarms_and_what_was_run(report: Path, opened: Any
 
 
 def has_colour(page: Page, chart: int, name: str) -> bool:
-    """Whether a chart's canvas holds pixels of a run's colour."""
+    """Whether a chart's canvas has pixels of a run's colour."""
     code = """([chart, name]) => {
       const canvas = document.querySelectorAll('.chart canvas')[chart];
       const wanted = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -567,11 +567,11 @@ def test_records_with_little_in_them(tmp_path: Path, opened: Any, line: str) -> 
         page.tab.click(f"[data-mode={mode}]")
         if page.tab.locator(".group .t").count():
             page.tab.locator(".group .t").first.click()
-            assert page.tab.locator(".panel").text_content().startswith("✕How the credit was made")
+            assert page.tab.locator(".panel").text_content().startswith("✕How the credit was computed")
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path, opened: Any) -> None:
-    RunFolder(tmp_path).write_run({"name": "just begun", "status": "running"})
+    RunFolder(tmp_path).write_run({"name": "just started", "status": "running"})
     page = opened(build([tmp_path]))
     for name in ("curves", "groups", "credit", "overview"):
         page.tab.click(f"#tab-{name}")
@@ -580,7 +580,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path, opened: Any) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_five_hundred_steps(tmp_path: Path, opened: Any) -> None:
-    """500 steps, 200 groups of 16: the page opens and every group can be walked through."""
+    """500 steps, 200 groups of 16: the page opens and every group can be visited."""
     page = opened(build([make_run(tmp_path / "run")]), "#groups")
     for _ in range(40):
         page.tab.keyboard.press("j")
