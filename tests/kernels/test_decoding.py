@@ -185,8 +185,8 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
         trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
     )
     trainer.train()
-    told = [record.message for record in caplog.records if "captured sampling failed" in record.message]
-    assert len(told) == 1 and "not permitted" in told[0]
+    warnings = [record.message for record in caplog.records if "captured sampling failed" in record.message]
+    assert len(warnings) == 1 and "not permitted" in warnings[0]
 
 
 # ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────
