@@ -1,13 +1,12 @@
-"""What does shaping cost beside the entropy that it needs?
+"""Cost of reward shaping compared with computing the entropy that it needs.
 
     python benchmarks/credit.py [--device cuda] [--write benchmarks/results/credit-cpu.md]
 
-Times `gtpo_rewards` + `gtpo_advantages` (and GRPO-S) on 512 answers of 4,096 tokens and on ten times that, and
-beside them, in the same run, the entropy of the same tokens from float32 logits over 32,000 entries (measured on
-a sample of the tokens and scaled). Prints the ratio. Peak memory is the resident set's growth, or the
-allocator's peak on a GPU. On a CPU the script starts itself again with glibc told to keep freed memory: by default
-it returns blocks above 32 MB to the system, and their page faults, not the arithmetic, would be what is timed
-(they double the larger GTPO case).
+Times `gtpo_rewards` + `gtpo_advantages` (and GRPO-S) on 512 answers of 4,096 tokens and on ten times as many, and in
+the same run the entropy of these tokens from float32 logits over a vocabulary of 32,000 (measured on a sample of the
+tokens and scaled). Prints the ratio. Peak memory is the growth of the resident set, or the allocator's peak on a GPU.
+On a CPU the script restarts itself with glibc configured to keep freed memory: by default it returns blocks above 32 MB
+to the system, and the page faults would dominate the timing (they double the larger GTPO case).
 """
 
 import argparse
@@ -34,7 +33,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_":
 
 
 def keep_freed_memory() -> None:
-    """Start again with glibc's allocator set as the module docstring says; its settings are read at start only."""
+    """Restart with the allocator settings, which glibc reads only at start-up."""
     if any(name not in os.environ for name in KEEP_MEMORY):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
 
@@ -56,7 +55,7 @@ def resident() -> int:
 
 
 def peak_bytes(run: Callable[[], object], device: str) -> int:
-    """Growth of memory while `run` runs."""
+    """Growth of memory during `run`."""
     gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -64,7 +63,7 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
         run()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier runs left behind must not hide this one's growth
+    ctypes.CDLL(None).malloc_trim(0)  # memory kept from earlier runs would hide this one's growth
     before, peak, done = resident(), [0], threading.Event()
 
     def watch() -> None:

@@ -1,18 +1,17 @@
-"""Log-probability and entropy from hidden states: dew and its peers on one GPU, in one run.
+"""Log-probability and entropy from hidden states: compare dew with other libraries on one GPU.
 
     pip install --no-deps --target PEERS trl==1.16.0 verl==0.9.1 liger-kernel==0.8.5 cut-cross-entropy==25.1.1
     pip install --target PEERS "nvidia-cutlass-dsl[cu13]==4.8.1" apache-tvm-ffi          # for Liger's Hopper kernels
     python benchmarks/kernels.py --peers PEERS --out benchmarks/results/kernels-h200.md
 
-Needs an NVIDIA GPU of compute capability 9.0. Peers come from their own packages; what does not import or fails is
-named and left out. verl's kernels run without their assertions, one of which refuses widths that are no multiple of
-128. `--also FILE` measures a sketch of one's own beside the rest: a Python file whose `entries()` gives pairs of a
-name and a function (hidden, weight, targets) -> (logp, entropy).
+Needs an NVIDIA GPU of compute capability 9.0. Implementations that cannot be imported or fail are listed and skipped.
+verl's kernels run without assertions, because one rejects widths that are not a multiple of 128. `--also FILE` adds
+your own implementations: a Python file whose `entries()` yields pairs of a name and a function
+(hidden, weight, targets) -> (logp, entropy).
 
-bfloat16 inputs, medians of device time. A GPU at its power limit is faster after a rest, so all take turns: in each of
-five rounds everyone runs twice to bring the GPU to its own heat, then twice by the clock; after three rounds those
-slower than 150 ms are left in peace. MB is the peak beyond the inputs and the gradients; err H the largest error of
-the entropy on 64 rows against float64.
+bfloat16 inputs, medians of device time. A GPU at its power limit is faster after a rest, so implementations take turns:
+in each of five rounds each runs twice as warm-up and twice timed; those slower than 150 ms stop after three rounds. MB
+is the peak memory beyond inputs and gradients; err H the largest error of the entropy on 64 rows against float64.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dew.kernels import linear, linear_logprob_entropy, linear_policy_loss
+from dew.kernels import linear, linear_logprob_entropy
 
 SHAPES = {"7B": (16_384, 3_584, 152_064), "32B": (8_192, 5_120, 152_064), "SmolLM2": (32_768, 576, 49_152)}
 TRL_CHUNK = 32_768
@@ -45,9 +44,9 @@ TRL_CHUNK = 32_768
 SAMPLE = 64
 """Rows on which the entropy is checked."""
 ROUNDS, WARM, TIMED = 5, 2, 2
-"""Everyone's turns, and the runs of a turn without and with the clock."""
+"""Turns of each implementation, and the warm-up and timed runs of a turn."""
 SLOW_MS, SLOW_ROUNDS = 150.0, 3
-"""From here on fewer turns are enough."""
+"""Slower implementations get fewer turns."""
 
 Op = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 Problem = tuple[Tensor, Tensor, Tensor]
@@ -55,22 +54,22 @@ Problem = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Entry:
-    """One implementation: what it computes from (hidden, weight, targets), and what is special about it."""
+    """One implementation, a function of (hidden, weight, targets), and how it is measured."""
 
     name: str
     op: Op
     forward: bool = True
-    """Whether it can be asked for the values alone."""
+    """Whether the forward pass is measured separately."""
     frozen: bool = False
     silent: float = 0.0
     """Share of the rows with zero upstream gradient."""
     sketch: bool = False
-    """Whether it came by --also and is no peer."""
+    """Whether it was added with --also."""
 
 
 @dataclass
 class Row:
-    """What was measured of one implementation; `columns` are "forward" and "both"."""
+    """Measurements of one implementation; the columns are "forward" and "both"."""
 
     entry: Entry
     error: float | None = None
@@ -84,15 +83,8 @@ class Row:
 # Ours.
 
 
-def policy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss stands for the log-probabilities: its gradient is that of their weighted sum."""
-    zero = torch.zeros(len(targets), device=hidden.device)
-    out = linear_policy_loss(hidden, weight, targets, zero - 20.0, zero - 1.0)
-    return out.loss, out.entropy
-
-
 def without_keeping(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Four products, whatever memory is free."""
+    """Always four matrix products, however much memory is free."""
     with patch.object(linear, "KEPT", (0.0, 0, 0)):
         return linear_logprob_entropy(hidden, weight, targets)
 
@@ -100,16 +92,15 @@ def without_keeping(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Te
 def ours() -> Iterator[Entry]:
     yield Entry("dew", linear_logprob_entropy)
     yield Entry("dew, four products", without_keeping, forward=False)
-    yield Entry("dew, four products, half of the rows silent", without_keeping, forward=False, silent=0.5)
+    yield Entry("dew, four products, half of the rows without gradient", without_keeping, forward=False, silent=0.5)
     yield Entry("dew, frozen head", linear_logprob_entropy, forward=False, frozen=True)
-    yield Entry("dew, linear_policy_loss", policy, forward=False)
 
 
 # Peers.
 
 
 def stand_in(name: str, path: Path | None = None, **names: Any) -> None:
-    """A module without its package's other imports: what lies beside it is still found."""
+    """Register a module without importing its package; submodules are still found through `path`."""
     module = types.ModuleType(name)
     module.__dict__.update(names)
     if path is not None:
@@ -118,7 +109,7 @@ def stand_in(name: str, path: Path | None = None, **names: Any) -> None:
 
 
 def found(folder: Path | None, package: str) -> Path:
-    """Where a package lies, without importing it."""
+    """The folder of a package, without importing it."""
     for place in [folder, *map(Path, sys.path)]:
         if place is not None and (place / package).is_dir():
             return place / package
@@ -230,7 +221,7 @@ PEERS = {
 def sketches(file: Path) -> Iterator[Entry]:
     spec = importlib.util.spec_from_file_location("also", file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name, op in module.entries():
@@ -238,7 +229,7 @@ def sketches(file: Path) -> Iterator[Entry]:
 
 
 def entries(folder: Path | None, also: Path | None, missing: list[str]) -> list[Entry]:
-    """All implementations that import here; the others are named in `missing`."""
+    """All implementations that can be imported; the others are listed in `missing`."""
     every = [*ours(), Entry("naive, all logits", naive)]
     makers: dict[str, Callable[[], Iterator[Entry]]] = {name: partial(make, folder) for name, make in PEERS.items()}
     if also is not None:
@@ -247,11 +238,11 @@ def entries(folder: Path | None, also: Path | None, missing: list[str]) -> list[
         try:
             every += make()
         except Exception as error:
-            missing.append(f"{name}: {said(error)}")
+            missing.append(f"{name}: {one_line(error)}")
     return every
 
 
-def said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
@@ -260,7 +251,7 @@ def said(error: Exception) -> str:
 
 
 def peak(work: Callable[[], Any]) -> float:
-    """MB beyond what is allocated now, the gradients of an earlier run included."""
+    """Peak memory in MB beyond what is currently allocated, which includes the gradients of an earlier run."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -305,7 +296,7 @@ class Runner:
         self.x.grad = self.w.grad = None
 
     def once(self, truth: Tensor) -> None:
-        """What needs no clock: the entropy's error, and the peaks, after a run that compiles."""
+        """Error of the entropy and peak memory, after a run that compiles."""
         entropy = self.forward()
         if entropy is not None:
             self.row.error = (entropy[:SAMPLE].double() - truth).abs().max().item()
@@ -317,7 +308,7 @@ class Runner:
         self.release()
 
     def turn(self, column: str) -> None:
-        """Warm up, then run by the clock."""
+        """Warm up, then measure the time."""
         work = {"forward": self.forward, "both": self.both}[column]
         for _ in range(WARM):
             work()
@@ -332,7 +323,7 @@ class Runner:
 
 
 def run(name: str, every: list[Entry], missing: list[str]) -> list[Row]:
-    """One shape. Whoever fails is named and left out from there on."""
+    """Measure one shape. Implementations that fail are listed and skipped."""
     given = problem(SHAPES[name])
     truth = true_entropy(*given[:2])
     runners = [Runner(entry, given) for entry in every]
@@ -343,7 +334,7 @@ def run(name: str, every: list[Entry], missing: list[str]) -> list[Row]:
         except Exception as error:
             runners.remove(runner)
             runner.release()
-            missing.append(f"{runner.entry.name} at {name}: {said(error)}")
+            missing.append(f"{runner.entry.name} at {name}: {one_line(error)}")
             print(missing[-1], flush=True)
 
     for runner in list(runners):
@@ -397,7 +388,7 @@ def table(name: str, rows: list[Row]) -> str:
     for own in (r for r in rows if r.entry.name == "dew"):
         for r in (r for r in rows if r.entry.sketch):
             both = [against(own, r, column) for column in ("forward", "both")]
-            lines.append(f"- beside, forward: {'; forward and backward: '.join(both)}")
+            lines.append(f"- added, forward: {'; forward and backward: '.join(both)}")
     return "\n".join([*lines, ""])
 
 
@@ -414,20 +405,20 @@ def document(date: str, packages: str, tables: list[str], missing: list[str]) ->
         f"{date} · {torch.cuda.get_device_name()} · Python {platform.python_version()}, torch {torch.__version__}, "
         f"triton {metadata.version('triton')} · {packages}",
         "",
-        f"bfloat16 inputs, medians of device time. All take turns: {ROUNDS} rounds ({SLOW_ROUNDS} for those slower "
-        f"than {SLOW_MS:.0f} ms), in each {WARM} runs to warm up and {TIMED} by the clock. MB = peak beyond the inputs "
+        f"bfloat16 inputs, medians of device time. Implementations take turns: {ROUNDS} rounds ({SLOW_ROUNDS} if "
+        f"slower than {SLOW_MS:.0f} ms) of {WARM} warm-up and {TIMED} timed runs. MB = peak beyond the inputs "
         f"and the gradients; err H = largest error of the entropy on {SAMPLE} rows against float64. Written by "
         "`benchmarks/kernels.py`.",
         "",
     ]
-    tail = ["Left out: " + ("nothing." if not missing else ""), "", *(f"- {line}" for line in missing), ""]
+    tail = ["Skipped: " + ("nothing." if not missing else ""), "", *(f"- {line}" for line in missing), ""]
     return "\n".join([*head, *tables, *tail])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="folder with the peers' packages")
-    parser.add_argument("--also", type=Path, help="Python file with entries() of one's own")
+    parser.add_argument("--peers", type=Path, help="folder with the packages of the other libraries")
+    parser.add_argument("--also", type=Path, help="Python file with your own entries()")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--only", help="measure only implementations whose whole name matches this regular expression")
     parser.add_argument("--date", default="")
@@ -444,7 +435,7 @@ def main() -> None:
         print(tables[-1], flush=True)
         if args.out:
             args.out.write_text(document(args.date, packages, tables, missing))
-    print("Left out:", *missing, sep="\n- ")
+    print("Skipped:", *missing, sep="\n- ")
 
 
 if __name__ == "__main__":

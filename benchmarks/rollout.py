@@ -1,11 +1,11 @@
-"""Tokens per second of the ways to sample without vLLM: transformers' own, and dew's captured steps.
+"""Tokens per second of sampling without vLLM: transformers' own methods and dew's captured steps.
 
     python benchmarks/rollout.py                             Qwen2.5-0.5B's shape, 128 and 1,024 answers at once
     python benchmarks/rollout.py --model 1.5B --rows 256     another shape
-    python benchmarks/rollout.py --small                     a toy on the CPU, to see that the script runs
+    python benchmarks/rollout.py --small                     a toy model on the CPU, to test the script
 
-Weights are random, which changes no timing; nothing ends early, so that every way does the same work. Prompts are
-random tokens, 16 answers to each. What a first call takes longer (compilation, capture) is told apart.
+Weights are random, which does not affect timing; no answer ends early, so all methods do the same work. Prompts are
+random tokens with 16 answers each. The extra time of the first call (compilation, capture) is listed separately.
 """
 
 import argparse
@@ -28,12 +28,12 @@ SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
          "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
 GROUP = 16
 PREPARED = ("generate, static cache, compiled", "dew, captured steps", "dew, compiled and captured")
-"""Ways whose first call makes something ready for shapes like its own."""
+"""Methods whose first call compiles or captures for its shapes."""
 PAD = 0
 
 
 def generate(model, prompts, new, **settings):
-    """transformers' generate, which every trainer can fall back to."""
+    """transformers' generate."""
     ids = torch.tensor(prompts, device=model.device)
     config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=new, pad_token_id=PAD, **settings)
     return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
@@ -95,7 +95,7 @@ def measure(name, shape, rows, prompt, new, only):
         try:
             warm_up = new if way in PREPARED else 8
             first, second = timed(call, prompts, warm_up, cuda), timed(call, prompts, new, cuda)
-        except Exception as error:  # a way that this machine cannot go
+        except Exception as error:  # not supported on this machine
             print(f"| {name} | {rows} | {way} | {type(error).__name__}: {str(error)[:80]!r} | | | |", flush=True)
             continue
         speed = rows * new / second
@@ -111,13 +111,13 @@ def main():
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=256, help="tokens of an answer")
-    parser.add_argument("--ways", nargs="*", help="names of the ways to measure; all if left out")
-    parser.add_argument("--small", action="store_true", help="a toy, to see that the script runs")
+    parser.add_argument("--ways", nargs="*", help="methods to measure (default: all)")
+    parser.add_argument("--small", action="store_true", help="toy model, to test the script")
     args = parser.parse_args()
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     print(f"{time.strftime('%Y-%m-%d')}, {machine}, torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"prompts of {args.prompt} tokens, answers of {args.new}\n")
-    print("| model | answers | way | tokens/s | of the first | made ready, s | peak, GiB |")
+    print("| model | answers | method | tokens/s | relative to the first | preparation, s | peak, GiB |")
     print("|---|---|---|---|---|---|---|")
     name, shape = ("toy", SMALL) if args.small else (args.model, {**SHAPES[args.model], **QWEN})
     for rows in [32] if args.small else args.rows:

@@ -1,12 +1,12 @@
-"""One update in dew and in plain TRL: seconds and peak memory on the same batch.
+"""Time and peak memory of one update in dew and in plain TRL, on the same batch.
 
     python benchmarks/trainer_step.py                  a Qwen2-like model of 0.5 B parameters on one GPU
     python benchmarks/trainer_step.py --model 1.5B     Qwen2.5-1.5B's shape
-    python benchmarks/trainer_step.py --small          a toy on the CPU, to see that the script runs
+    python benchmarks/trainer_step.py --small          a toy model on the CPU, to test the script
 
-Sampling is left out, since both would sample the same way: completions are random tokens of a fixed length, and the
-step is what follows them: rewards, the pass over the old policy where there is one, credit, loss, backward, optimizer.
-Weights are random, which changes no timing. It is not a measure of learning.
+Sampling is not included, since it is the same for both: completions are random tokens of a fixed length, and the step
+is everything after that: rewards, the forward pass of the old policy if needed, credit, loss, backward, optimizer.
+Weights are random, which does not affect timing. This does not measure learning.
 """
 
 import argparse
@@ -62,10 +62,10 @@ class StepTimer(TrainerCallback):
         return time.perf_counter()
 
     def on_step_begin(self, args, state, control, **_):
-        self.begun = self._now()
+        self.start = self._now()
 
     def on_step_end(self, args, state, control, **_):
-        self.seconds.append(self._now() - self.begun)
+        self.seconds.append(self._now() - self.start)
 
 
 def tokenizer():
@@ -75,12 +75,12 @@ def tokenizer():
 
 
 def completions_of(prompt_tokens, completion_tokens, vocabulary):
-    """Every row a different stretch of random tokens, the same in every case and step."""
+    """Random tokens, different in every row, but the same in every case and step."""
 
     def sample(prompts, trainer):
-        dice = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         shape = (len(prompts), prompt_tokens + completion_tokens)
-        ids = torch.randint(3, vocabulary, shape, generator=dice).tolist()
+        ids = torch.randint(3, vocabulary, shape, generator=generator).tolist()
         return {
             "prompt_ids": [row[:prompt_tokens] for row in ids],
             "completion_ids": [row[prompt_tokens:] for row in ids],
@@ -136,7 +136,7 @@ def measure(name, options, shape, folder):
     trainer.train()
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
     steps = timer.seconds[options.warm_up * passes :]
-    # With two passes a generation is two optimizer steps, of which only the first scores: their mean counts.
+    # With two passes a generation has two optimizer steps, and only the first scores answers: use their mean.
     per_step = [statistics.mean(steps[i : i + passes]) for i in range(0, len(steps), passes)]
     found = {"seconds": statistics.median(per_step), "least": min(per_step), "most": max(per_step), "peak_gib": peak}
     if algorithm is not None:
@@ -182,9 +182,9 @@ def main():
 
 
 def table(results):
-    """Markdown; every row against the first."""
+    """Markdown; every row relative to the first."""
     first = next(iter(results.values()))
-    lines = ["| | s per optimizer step | of the first | credit, s | peak, GiB |", "|---|---|---|---|---|"]
+    lines = ["| | s per optimizer step | relative to the first | credit, s | peak, GiB |", "|---|---|---|---|---|"]
     for name, found in results.items():
         spread = f"{found['seconds']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
         credit = f"{found['credit_seconds']:.3f}" if "credit_seconds" in found else ""

@@ -1,11 +1,11 @@
-"""How well does `math_verdict` agree with the labels of other people's test suites?
+"""Agreement of `math_verdict` with the labels of other projects' test suites.
 
     python benchmarks/verifier.py ../shared/data/verifier_cases.jsonl [--write benchmarks/results/verifier.md]
 
-A case has gold, pred, expected, kind, source, and `math_verify_0_9_0`: what plain math-verify answered (where it
-was asked with settings of that project, with those). Nothing is tuned per case: every case gets one call of
-`math_verdict(pred, gold)` as a trainer would make it. Cases marked `policy` (the label is that project's choice,
-such as refusing an unreduced fraction) or `label_suspect` are counted in a table of their own.
+A case has gold, pred, expected, kind, source, and `math_verify_0_9_0`: the result of plain math-verify (with that
+project's settings, if it has any). Nothing is tuned per case: every case gets one call of `math_verdict(pred, gold)`,
+as in training. Cases marked `policy` (the label is that project's choice, such as rejecting an unreduced fraction) or
+`label_suspect` are counted in a separate table.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dew.rewards.text import chosen
 
 Case = dict[str, Any]
 PATIENT = 60.0
-"""Agreement is not about time: the machine may be busy."""
+"""A generous time limit, because this does not measure speed."""
 
 
 def agreement(cases: list[Case]) -> tuple[list[str], list[str]]:
@@ -49,7 +49,7 @@ def agreement(cases: list[Case]) -> tuple[list[str], list[str]]:
 
 
 def others(cases: list[Case]) -> list[str]:
-    """The kinds that ask for something else than a verdict."""
+    """Cases that test something other than a verdict."""
 
     def number(text: str) -> Any:
         return math_verdicts([text], ["0"], timeout=PATIENT)[0].extracted
@@ -97,21 +97,21 @@ def main() -> None:
             "",
             *table,
             "",
-            "Where the label is not met:",
+            "Disagreements:",
             "",
             *apart,
             "",
-            "Labels that are a project's own choice, or that are doubtful:",
+            "Labels that are a project's choice, or doubtful:",
             "",
             *policy,
             "",
             *apart_by_policy,
             "",
-            "What is asked besides verdicts:",
+            "Other cases:",
             "",
             *others(cases),
             "",
-            "latex_parse: the formula is judged equal to itself; latex_bad: it is not, so it is reported as gold.",
+            "latex_parse: the formula is equal to itself; latex_bad: it is not, and is reported as a bad gold answer.",
         ]
     )
     print(text)

@@ -1,10 +1,10 @@
-"""How much of the old policy's entropy verl keeps, by the way in which it computes it. Needs verl.
+"""Accuracy of the old policy's entropy for the different ways in which verl computes it. Needs verl.
 
     python benchmarks/verl_entropy.py [--device cuda] [--vocab 152064] [--tokens 512]
 
-Logits as a trained model has them: one token leads by 2 to 30, the rest is noise, all in bf16, under autocast as in
-verl's FSDP engine. The truth is float64 on the same logits. What GTPO reads is H on right answers and 1/H on wrong
-ones, so the relative error is what counts.
+Logits like those of a trained model: one token is ahead by 2 to 30, the rest is noise, all in bf16, under autocast as
+in verl's FSDP engine. The truth is float64 on the same logits. GTPO uses H on correct answers and 1/H on wrong ones, so
+the relative error matters.
 """
 
 import argparse

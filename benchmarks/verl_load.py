@@ -1,12 +1,11 @@
-"""What does a large batch cost in the estimator that verl calls?
+"""Cost of large batches in the advantage estimator that verl calls.
 
     python benchmarks/verl_load.py [--write benchmarks/results/verl_load-cpu.md]
 
-512 to 4,096 answers of 8,192 tokens in groups of 16, in the shuffled order in which verl hands them over, pass through
-`dew.engines.verl.estimators` on one CPU thread: on verl this happens in the driver, once per step. Every size runs in a
-process of its own. Time is CPU time, the median of three calls after one to warm up; memory is how far the resident set
-grows above what the batch itself takes. The last two columns divide by the tokens: a constant is linear growth. verl
-itself is not needed.
+Runs `dew.engines.verl.estimators` on 512 to 4,096 answers of 8,192 tokens in groups of 16, in shuffled order as in
+verl, on one CPU thread: verl does this in the driver, once per step. Every size runs in a separate process. Time is CPU
+time, the median of three calls after a warm-up; memory is the growth of the resident set beyond the batch itself. The
+last two columns are per token: constant means linear growth. Does not need verl.
 """
 
 import argparse
@@ -45,10 +44,10 @@ def measure(name: str, answers: int, repeats: int) -> dict[str, float]:
     estimate, algorithm = estimators.estimator(name), get_algorithm(name)
 
     def call() -> float:
-        began = time.process_time()  # of this process: what else the machine does is not counted
+        start = time.process_time()  # of this process only
         with carrying.carrying(carrying.Carried(algorithm=algorithm, entropy=entropy, acc=correct)):
             estimate(token_level_rewards=rewards, response_mask=mask, index=uid)
-        return time.process_time() - began
+        return time.process_time() - start
 
     before = resident()
     call()
@@ -88,11 +87,11 @@ def main() -> None:
     import torch
 
     head = [
-        "# A large batch in the estimator that verl calls",
+        "# Large batches in the advantage estimator that verl calls",
         "",
         f"`python benchmarks/verl_load.py`, {date.today()}, {platform.machine()} CPU, one thread, torch "
         f"{torch.__version__}, Python {platform.python_version()}. The batch is entropy and rewards in float32 and the "
-        "mask; extra is what the estimator takes beyond it.",
+        "mask; extra is what the estimator needs beyond it.",
         "",
         "| algorithm | answers x tokens | batch MB | CPU seconds | extra MB | ns per token | extra bytes per token |",
         "|---|---|---|---|---|---|---|",

@@ -1,9 +1,9 @@
-"""One problem, six answers: what GRPO, GTPO and GRPO-S give to each token.
+"""One problem, six answers: the advantage that GRPO, GTPO and GRPO-S give to each token.
 
     python examples/one_group.py
 
-Nothing is trained. The numbers are made up to show the method: `entropy` is how much the policy hesitated
-before each token, in nats.
+Nothing is trained. The numbers are made up for illustration: `entropy` is the uncertainty of the policy at each
+token, in nats.
 """
 
 import torch
@@ -35,8 +35,8 @@ def rollouts() -> Rollouts:
 
 
 def coloured(value: float, largest: float) -> Text:
-    """Blue earns, orange pays; the deeper the more. The sign is printed, so the colour is only a help."""
-    depth = min(abs(value) / largest, 1) ** 2  # squared, so that small differences show
+    """Blue for positive, orange for negative; the deeper the colour, the larger the value."""
+    depth = min(abs(value) / largest, 1) ** 2  # squared, to make small differences visible
     full = (40, 100, 220) if value >= 0 else (215, 95, 0)
     r, g, b = (round(255 - (255 - c) * depth) for c in full)
     return Text(f"{value:+.3f}", style=f"{'white' if depth > 0.6 else 'black'} on rgb({r},{g},{b})")
@@ -48,7 +48,7 @@ def main() -> None:
     credit = {title: get_algorithm(name).advantages(batch)[0] for title, name in names.items()}
     largest = max(float(A.abs().max()) for A in credit.values())
 
-    table = Table(title=f"{PROBLEM}  Who gets which credit?", title_justify="left")
+    table = Table(title=f"{PROBLEM}  Which token gets how much credit?", title_justify="left")
     for column in ("answer", "token", "entropy", *names):
         table.add_column(column, justify="left" if column in ("answer", "token") else "right")
     for i, (correct, tokens) in enumerate(ANSWERS):
@@ -59,9 +59,9 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(
-        "GRPO gives every token of an answer the same. GRPO-S weighs whole answers by their mean entropy.\n"
-        "GTPO compares each token with the same position of the other answers that ended alike: a correct answer\n"
-        "earns most where it hesitated, a wrong one pays most where it was sure."
+        "GRPO gives every token of an answer the same advantage. GRPO-S weights whole answers by their mean entropy.\n"
+        "GTPO compares each token with the same position in the other answers of the same outcome: in correct\n"
+        "answers, uncertain tokens get the largest reward; in wrong answers, confident tokens the largest penalty."
     )
 
 

@@ -1,9 +1,9 @@
-"""What dew is pinned to: known weaknesses, as far as PyPI tells them, and licences, as the packages tell them.
+"""Known vulnerabilities and licences of the pinned dependencies, according to PyPI and the installed packages.
 
-    python scripts/audit.py [LOCK]     prints the two tables of docs/security.md; asks pypi.org, nobody else
+    python scripts/audit.py [LOCK]     print the table of docs/security.md; only contacts pypi.org
 
-PyPI's project page lists weaknesses of a project's newest version alone. A pin that is not the newest is listed as
-`not answered`; `pip-audit -r locks/core.txt` answers for those too where it can reach its service.
+PyPI lists vulnerabilities only of a project's latest version. Other pins are listed as `unknown`; check those with
+`pip-audit -r locks/core.txt`, if its service is reachable.
 """
 
 import json
@@ -21,29 +21,30 @@ def pins(lock: Path) -> list[tuple[str, str]]:
     return [(name, version) for line in lines if "==" in line for name, _, version in [line.partition("==")]]
 
 
-def asked(pin: tuple[str, str]) -> str:
-    """One sentence about a pin."""
+def vulnerabilities(pin: tuple[str, str]) -> str:
     name, version = pin
     try:
         with urllib.request.urlopen(f"https://pypi.org/pypi/{name}/json", timeout=60) as reply:
             page = json.load(reply)
     except (OSError, ValueError) as error:
-        return f"not answered ({error})"
+        return f"unknown ({error})"
     if any(file.get("yanked") for file in page["releases"].get(version, [])):
         return "yanked"
     if page["info"]["version"] != version:
-        return f"not answered (newest is {page['info']['version']})"
-    return ", ".join(weakness["id"] for weakness in page["vulnerabilities"]) or "none known"
+        return f"unknown (latest is {page['info']['version']})"
+    return ", ".join(found["id"] for found in page["vulnerabilities"]) or "none known"
 
 
 def licence(name: str) -> str:
-    """As the installed package declares it: SPDX first, then its classifiers, then its own words."""
+    """As the installed package declares it: SPDX expression, else classifiers, else free text."""
     try:
-        told = metadata(name)
+        declared = metadata(name)
     except PackageNotFoundError:
         return "not installed"
-    classified = [line.split(" :: ")[-1] for line in told.get_all("Classifier", []) if line.startswith("License :: ")]
-    spdx, words = told.get("License-Expression"), (told.get("License") or "").strip().splitlines()
+    classified = [
+        line.split(" :: ")[-1] for line in declared.get_all("Classifier", []) if line.startswith("License :: ")
+    ]
+    spdx, words = declared.get("License-Expression"), (declared.get("License") or "").strip().splitlines()
     named = words[0] if words and len(words[0]) < 60 else ""
     return spdx or ", ".join(c for c in classified if c != "OSI Approved") or named or "not declared"
 
@@ -51,10 +52,10 @@ def licence(name: str) -> str:
 def main(lock: Path) -> None:
     found = pins(lock)
     with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(asked, found))
+        answers = list(threads.map(vulnerabilities, found))
     clear = sum(answer == "none known" for answer in answers)
-    print(f"{len(found)} pins, {clear} with no known weakness:\n")
-    print("| package | version | weaknesses | licence |\n|---|---|---|---|")
+    print(f"{len(found)} pins, {clear} without known vulnerabilities:\n")
+    print("| package | version | vulnerabilities | licence |\n|---|---|---|---|")
     for (name, version), answer in zip(found, answers, strict=True):
         print(f"| {name} | {version} | {answer} | {licence(name)} |")
 

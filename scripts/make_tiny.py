@@ -1,11 +1,10 @@
-"""Make the shipped tiny model again, measure it, and write its model card.
+"""Reproduce the bundled tiny model, evaluate it, and write its model card.
 
-    python scripts/make_tiny.py OUT              train (a minute on a GPU), measure, write the card
-    python scripts/make_tiny.py OUT --measure    measure the model in OUT and write its card
+    python scripts/make_tiny.py OUT              train (a minute on a GPU), evaluate, write the card
+    python scripts/make_tiny.py OUT --measure    evaluate the model in OUT and write its card
 
-The seed fixes the data, the initial weights and the order of the batches. Weights trained on another device
-or with other library versions still differ in their last digits, so expect scores like those of the card,
-not the same bytes.
+The seed determines the data, the initial weights and the batch order. On another device or with other library versions
+the weights still differ by rounding, so expect scores close to those of the card, not identical files.
 """
 
 import argparse
@@ -13,12 +12,12 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from warm_start import Recipe, save, warm_start
 
 from dew.evaluate import Scores, evaluate
 from dew.tasks import Chain, Countdown, Task
-from dew.tasks.warm_start import Recipe, save, warm_start
 
-TASKS: list[tuple[Task, int, int]] = [  # task, problems, longest answer
+TASKS: list[tuple[Task, int, int]] = [  # task, problems, maximum answer length
     (Countdown(), 512, 32),
     (Countdown(numbers=3), 256, 24),
     (Chain(steps=(8, 12)), 256, 112),
@@ -52,33 +51,33 @@ tags: [arithmetic, reinforcement-learning, tiny]
 # tiny
 
 A Llama of {parameters:,} parameters ({recipe.layers} layers, width {recipe.width}, float32) that plays two
-arithmetic games badly enough to learn from. It is there so that reinforcement learning can be tried, tested
-and demonstrated offline on a CPU. It knows nothing else.
+arithmetic games, and is far from perfect at both. It exists to try, test and demonstrate reinforcement learning
+offline on a CPU. It cannot do anything else.
 
 One token is one character of `0-9 + - * = ; , > :`, and `<end>` ends an answer.
 
 | game | prompt | answer |
 |---|---|---|
 | countdown: reach the target, every number once | `13,4,8,4>21:` | `13-4=9;8+4=12;12+9=21` |
-| chain: carry a value through the operations | `17;+38;-9;*2:` | `17+38=55;55-9=46;46*2=92` |
+| chain: apply the operations to a value | `17;+38;-9;*2:` | `17+38=55;55-9=46;46*2=92` |
 
 ## Scores
 
 Held-out problems, {K} answers each at temperature 1, [95 % bootstrap interval over problems].
-Held-out countdown problems are made of combinations of numbers that no demonstration had.
+The combinations of numbers in held-out countdown problems occur in no demonstration.
 
 | task | problems | pass@1 | pass@{K} | maj@{K} |
 |---|---|---|---|---|
 {rows}
 
-Chains of more than 12 operations are longer than any it was shown.
+Chains of more than 12 operations are longer than any in the training data.
 
 ## Training
 
-`scripts/make_tiny.py`, seed {recipe.seed}: supervised, on answers only; {recipe.stop:,} AdamW steps of
+`scripts/make_tiny.py`, seed {recipe.seed}: supervised fine-tuning on answers only; {recipe.stop:,} AdamW steps of
 {recipe.countdown_batch} countdown demonstrations (50,000 of four numbers, 3,000 of three) and
 {recipe.chain_batch} chain demonstrations (40,000 of 8 to 12 operations, 20,000 of 2 to 7), peak learning rate
-{recipe.learning_rate}. It stops at step {recipe.stop:,} of a schedule of {recipe.steps:,}: early on purpose.
+{recipe.learning_rate}. It stops at step {recipe.stop:,} of a schedule of {recipe.steps:,} on purpose.
 """
 
 

@@ -98,7 +98,7 @@ MUTANTS = [
     ("algorithms/entropy_weighted.py", "charged if self.scope == \"group\" else charged.as_one_group()", "charged", "scope is ignored"),
     ("algorithms/base.py", "has_signal(self.correct(rollouts), rollouts.live)", "has_signal(self.correct(rollouts), rollouts.present)", "masked answers have signal"),
     ("algorithms/entropy_peers.py", "super().advantages(rollouts) * scale", "super().advantages(rollouts)", "divide by all tokens"),
-    ("rollouts.py", "out[self.rows[here]] = x[here]", "out[:] = x[here]", "rows come back in another order"),
+    ("rollouts.py", "x.flatten(0, 1)[rows.argsort()[(rows == PADDING).sum() :]]", "x.flatten(0, 1)[rows != PADDING]", "rows come back in another order"),
     # Inside verl
     ("engines/verl/estimators.py", "extra=total - score", "extra=total - acc", "a score of −1 is taken for a charge"),
     ("engines/verl/estimators.py", "outcome=acc", "outcome=total", "penalties decide who is right"),

@@ -25,9 +25,9 @@ MUTANTS = [
     ("no folder fsync", "files.py", "        sync(path.parent)\n", "", "core/test_files.py -k names_reach"),
     ("no rename", "files.py", "    temporary = path.with_name(f\".{path.name}.{os.getpid()}.tmp\")", "    temporary = path", "core/test_files.py -k replaced_whole"),
     ("torn line raises", "records.py", " and b\"\\n\" in content:", ":", "core/test_records.py -k first_line"),
-    ("records unbounded", "records.py", "0 < keep < len(files)", "False", "core/test_records.py -k second_record"),
+    ("records unbounded", "records.py", "0 < keep < len(files)", "False", "core/test_records.py -k every_second"),
     ("history unbounded", "alarms.py", "if len(steps) > FIRST + 2 * NEWEST:", "if False:", "core/test_alarms.py -k long_run"),
-    ("no alarm", "alarms.py", "_mean_above(\"steps/skipped\", 0.0)", "_mean_above(\"steps/none\", 0.0)", "core/test_alarms.py -k skipped"),
+    ("no alarm", "alarms.py", "_above(\"steps/skipped\", 0.0)", "_above(\"steps/none\", 0.0)", "core/test_alarms.py -k skipped"),
     ("checksum not compared", "engines/trl/checkpoints.py", "        if found != checksum:", "        if False:", "trl/test_resume.py -k damaged_checkpoint_is_reported"),
     ("no manifest needed", "engines/trl/checkpoints.py", "        return INTERRUPTED\n", "        return None\n", "trl/test_resume.py -k interrupted_checkpoint"),
     ("damaged kept in place", "engines/trl/checkpoints.py", "            path.rename(aside)\n", "            continue\n", "trl/test_resume.py -k damaged_checkpoint_is_reported"),
@@ -55,9 +55,9 @@ MUTANTS = [
     ("status hides it", "engines/trl/trainer.py", "            with suppress(OSError):", "            with suppress(KeyError):", "trl/test_survive_disk.py"),
     ("model in place", "engines/trl/launch.py", "part = folder.with_name(f\".{folder.name}.part\")", "part = folder", "trl/test_survive_kills.py -m slow -k 'half_the_model or half and model'"),
     ("no beginning again", "engines/trl/launch.py", "    if checkpoint is None:\n        if resume:\n", "    if checkpoint is None:\n        if resume:\n            raise SystemExit(3)\n", "trl/test_survive_kills.py -m slow -k 'once and run.json or once and before and scoring'"),
-    ("no sweep", "files.py", "        path.unlink(missing_ok=True)\n\n\ndef is_plain", "        pass\n\n\ndef is_plain", "trl/test_survive_kills.py -m slow -k 'once and config'"),
+    ("no sweep", "files.py", "        path.unlink(missing_ok=True)\n\n\ndef read_whole", "        pass\n\n\ndef read_whole", "trl/test_survive_kills.py -m slow -k 'once and config'"),
     ("scores not asked", "engines/trl/launch.py", "is_dir() and scored", "is_dir()", "trl/test_survive_kills.py -m slow -k 'once and scoring and after'"),
-    ("report strict", "report/readers/dew_run.py", "        except SchemaError:\n            raise\n        except RecordError as error:", "        except ZeroDivisionError as error:", "report/test_report.py -k damaged_file"),
+    ("report strict", "report/readers.py", "        except SchemaError:\n            raise\n        except RecordError as error:", "        except ZeroDivisionError as error:", "report/test_report.py -k damaged_file"),
 ]  # fmt: skip
 
 

@@ -40,14 +40,14 @@ __all__ = [
     "register_algorithm",
 ]
 
-_ROOMS = {"DewError": "dew.errors", "Rollouts": "dew.rollouts"}
+_MODULES = {"DewError": "dew.errors", "Rollouts": "dew.rollouts"}
 
 
 def __getattr__(name: str) -> Any:
-    """The public names are fetched when they are used: `dew --help` must not wait for torch."""
+    """Import public names on first use, so that `dew --help` does not import torch."""
     if name not in __all__:
         raise AttributeError(f"module 'dew' has no attribute {name!r}")
-    return getattr(import_module(_ROOMS.get(name, "dew.algorithms")), name)
+    return getattr(import_module(_MODULES.get(name, "dew.algorithms")), name)
 
 
 def __dir__() -> list[str]:

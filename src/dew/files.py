@@ -1,18 +1,18 @@
-"""Files that are whole and stay where they belong: written at once, read to an end, never through a stranger's link."""
+"""Write files atomically, and read files of untrusted origin safely: bounded, no pipes or devices, no links outside."""
 
 import os
 from pathlib import Path
 
-from dew.errors import RecordError
+from dew.errors import Problem, RecordError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The whole of `content` or nothing: a reader never meets half a file, not even after a power cut."""
+    """Write all of `content` or nothing: readers never see a partial file, even after a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:  # made anew: never through a link that somebody left there
+        with temporary.open("xb") as file:  # must not exist: never write through an existing link
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -23,10 +23,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when the disk holds the file; for a folder, when it holds the names in it."""
+    """Flush a file, or the directory entries of a folder, to disk."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except PermissionError:  # a folder where the system opens only files
+    except PermissionError:  # some systems cannot open a folder
         return
     try:
         os.fsync(handle)
@@ -35,34 +35,32 @@ def sync(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what `write_atomically` left behind where it was killed."""
+    """Delete temporary files that `write_atomically` left when it was killed."""
     for path in [*folder.glob(".*.tmp"), *(folder / "records").glob(".*.tmp")]:
         path.unlink(missing_ok=True)
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """The bytes of a file that a stranger may have made: no pipe, no device, and not more than memory can take."""
+    """The bytes of a regular file of at most `most` bytes."""
     if not is_plain(path) or path.stat().st_size > most:
-        raise RecordError(f"{path}: not a file to read whole (a pipe, a device, or more than {most:,} bytes).")
+        raise RecordError(f"{path}: not a regular file, or more than {most:,} bytes.")
     return path.read_bytes()
 
 
 def is_plain(path: Path) -> bool:
-    """A file as files are: not a pipe or a device, whose reading might never end."""
+    """Whether this is a regular file (or does not exist): reading a pipe or a device may never end."""
     return path.is_file() or not path.exists()
 
 
 def stay_inside(folder: Path) -> None:
-    """Refuse a folder with links that lead out of it: a stranger's run would show, copy or change files of yours."""
+    """Raise if the folder contains links to the outside: an untrusted run could expose or change other files."""
     home = Path(folder).resolve()
     for place, folders, files in os.walk(home):
         for name in (*folders, *files):
             path = Path(place) / name
             if path.is_symlink() and not _ends_inside(path, home):
-                raise RecordError(
-                    f"{path}: a link that leads out of the run's folder. Nothing was read or written: put the file "
-                    "itself there, or delete the link."
-                )
+                what = f"{path}: a link that leads out of the run's folder. Nothing was read or written."
+                raise RecordError(Problem(what, remedy="Replace the link by the file, or delete it."))
 
 
 def _ends_inside(path: Path, home: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Ratios, clipped surrogates and reductions: the handful of losses that every algorithm here trains with.
+"""Ratios, clipped surrogates and reductions: the losses of all algorithms.
 
 w is πθ / π_old of a token. The surrogate of PPO, to be minimised, is −min(w·A, clip(w, 1−ε_low, 1+ε_high)·A).
 """
@@ -18,7 +18,7 @@ RATIOS = ("token", "sequence_mean", "sequence_geometric")
 REDUCTIONS = ("tokens", "sequences")
 
 MAX_LOG_RATIO = 20.0
-"""|log w| is held to this, so that one broken token cannot turn the batch into inf or NaN."""
+"""|log w| is clamped to this, so that a single bad token cannot turn the batch into inf or NaN."""
 
 
 def policy_loss(
@@ -36,7 +36,7 @@ def policy_loss(
     kl_coef: float = 0.0,
     weight: Float[Tensor, "*B #T"] | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """The clipped surrogate, to be minimised, and what can be said about the step.
+    """The clipped surrogate, to be minimised, and statistics of the step.
 
         token                ŵᵢₜ = wᵢₜ                       GRPO, DAPO, Dr. GRPO, GTPO
         sequence_mean        ŵᵢₜ = meanₜ wᵢₜ                 GRPO-S: the arithmetic mean
@@ -44,22 +44,22 @@ def policy_loss(
 
         ℓᵢₜ = −min(ŵᵢₜ Aᵢₜ, clip(ŵᵢₜ, 1−ε_low, 1+ε_high) Aᵢₜ) + β · k3(πθ ‖ π_ref)ᵢₜ
 
-        tokens       Σᵢₜ ℓᵢₜ / number of live tokens         every token counts the same
-        sequences    Σᵢ meanₜ ℓᵢₜ / number of sequences      every answer counts the same
+        tokens       Σᵢₜ ℓᵢₜ / number of live tokens         every token has the same weight
+        sequences    Σᵢ meanₜ ℓᵢₜ / number of sequences      every answer has the same weight
 
     Args:
         advantages: one per token, or one per answer for all of its tokens.
         mask: True on the tokens that train. Nothing is read elsewhere.
-        count: the divisor of the whole batch (tokens or sequences, as `reduce` says). Given it, the losses of
-            the micro-batches sum to the loss of the batch. Left out, it is that of this call alone.
+        count: the divisor of the whole batch (tokens or sequences, depending on `reduce`), so that the losses of
+            its micro-batches sum to the loss of the batch. Default: that of this call.
         ref_logp, kl_coef: the optional KL term towards a reference policy, k3 = e^d − d − 1 with
             d = log π_ref − log πθ.
-        weight: multiplies the surrogate, not the KL term: the correction for a sampler that is not quite
+        weight: multiplies the surrogate, not the KL term: corrects for a sampler that differs slightly from
             π_old (per token, or one column for the whole answer).
 
     Returns:
         The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean
-        |log w|), `clip/low` and `clip/high` (share of tokens held back on each side), `kl/approx` (k3 of π_old
+        |log w|), `clip/low` and `clip/high` (share of tokens clipped on each side), `kl/approx` (k3 of π_old
         against πθ) and, with `ref_logp`, `kl/ref`.
     """
     A = _check(logp, old_logp, advantages, mask, ratio, reduce, clip_low, clip_high)
@@ -80,7 +80,7 @@ def policy_loss(
 
 
 def _ratio(log_w: Tensor, mask: Tensor, ratio: Ratio) -> Tensor:
-    """ŵ, one per token: a sequence's ratio stands at each of its tokens."""
+    """ŵ, one per token: a sequence's ratio is repeated at each of its tokens."""
     if ratio == "token":
         return log_w.exp()
     if ratio == "sequence_mean":
@@ -129,7 +129,7 @@ def _check(
     clip_low: float,
     clip_high: float,
 ) -> Tensor:
-    """The advantages, one per token and 0 under the mask, once everything is known to fit together."""
+    """Check shapes and settings; return the advantages, one per token and 0 under the mask."""
     for name, x in (("old_logp", old_logp), ("mask", mask)):
         if x.shape != logp.shape:
             raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected that of logp, {tuple(logp.shape)}.")

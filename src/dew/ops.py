@@ -1,6 +1,6 @@
-"""Masked reductions: the few operations that every credit function is made of.
+"""Masked reductions, the building blocks of every credit function.
 
-A mask is True where a value counts. Values under a False mask are never read: they may be NaN.
+A mask is True on values that count. Values under a False mask are never read and may be NaN.
 """
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 STD_EPS = 1e-4
-"""TRL's constant. A smaller one turns float32 rounding into advantages."""
+"""The same constant as in TRL. A smaller one would turn float32 rounding into advantages."""
 
 Dims = int | tuple[int, ...]
 
@@ -38,7 +38,7 @@ def standardize(
 ) -> Float[Tensor, "*shape"]:
     """(x − mean) / (std + 1e-4) with the sample standard deviation, both over the True entries of `mask`.
 
-    0 under a False mask. A lone entry has no spread and becomes 0. With `scale=False` only the mean is taken.
+    0 under a False mask. A lone entry has no spread and becomes 0. With `scale=False` only the mean is subtracted.
     """
     centred = torch.where(mask, x - masked_mean(x, mask, dim), 0)
     if not scale:

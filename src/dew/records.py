@@ -1,11 +1,11 @@
-"""What a run writes about itself: its metrics, its alarms, and who got which credit, token by token.
+"""The files of a run: metrics, alarms, scores, and the credit of every token.
 
     runs/NAME/  run.json  config.yaml  metrics.jsonl  alarms.jsonl  scores.json
                 records/step-00000120.jsonl.gz
 
-Engines write these files, the report reads them, and neither needs torch for it; docs/records.md tells every
-field. Whole files appear at once (`dew.files`); logs grow by whole lines, and a line torn when a run was killed is
-skipped on reading. Numbers are JSON numbers; NaN and infinities become null.
+Engines write them and the report reads them, without torch; docs/records.md documents every field. Files are written
+atomically (`dew.files`), logs line by line; an incomplete line of a killed run is skipped. NaN and infinities become
+null.
 """
 
 import gzip
@@ -14,70 +14,68 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from dew.errors import RecordError, ShapeError
+from dew.errors import Problem, RecordError, ShapeError
 from dew.files import is_plain, read_whole, sync, write_atomically
 
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
-"""Tokens in one step's file, some 12 MB on disk. Groups beyond it are left out whole."""
+"""Tokens in one step's file, about 12 MB on disk. Groups beyond it are omitted."""
 MAX_LINE = 1 << 27
-"""Bytes of one group when read, unpacked; a group of a million tokens has some 80 MB."""
+"""Bytes of one group when read, decompressed; a group of a million tokens has about 80 MB."""
 MAX_FILE = 1 << 30
-"""Bytes of one file when read, unpacked: a small file that unpacks to more was made to fill memory."""
+"""Bytes of one file when read, decompressed: a defence against decompression bombs."""
 MAX_LISTS = 4_000_000
-"""Lists and objects in one line: each costs memory, however short it is written."""
+"""Lists and objects in one line: even empty ones cost memory."""
 
 Json = dict[str, Any]
 
 
 class SchemaError(RecordError):
-    """A file of a version that this dew does not know: it is whole, and reading on would be guessing."""
+    """A file written with a newer schema. It is not damaged, but cannot be interpreted."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """One answer. Every list has one entry per token; a list that is None was not recorded."""
+    """One answer. Every list has one entry per token; None: not recorded."""
 
     tokens: Sequence[str]
-    """The decoded text of each token; joined they are the answer."""
+    """The decoded text of each token."""
     correct: bool
     reward: float
     """The raw reward, before any shaping."""
     extra: float = 0.0
-    """What was added to it, such as an overlong charge."""
+    """What was added to it, such as an overlong penalty."""
     truncated: bool = False
     extracted: str | None = None
-    """The answer that the verifier found in the text."""
+    """The final answer that the verifier extracted from the text."""
     verdict: str | None = None
     """correct, wrong, timeout or unparsable."""
     guided: bool = False
-    """Written by a guiding policy, not by the policy that trains."""
+    """Sampled from a guiding policy, not from the trained policy."""
     live: Sequence[bool] | None = None
-    """False where a token does not train (a tool's output); None = all of them train."""
+    """False on tokens that do not train (tool output); None: all tokens train."""
     entropy: Sequence[float] | None = None
     logp: Sequence[float] | None = None
     shaped: Sequence[float] | None = None
     """r̃, the shaped token reward."""
     advantage: Sequence[float] | None = None
-    """What was trained on."""
+    """The advantage used in training."""
     grpo: Sequence[float] | None = None
-    """What GRPO would have given."""
+    """The advantage that GRPO would have given."""
     ratio: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not all(isinstance(token, str) for token in self.tokens):
-            raise ShapeError("tokens: every entry is the text of one token, a string. Decode the ids first.")
+            raise ShapeError(Problem("tokens: every entry must be a string.", remedy="Decode the ids first."))
         for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != len(self.tokens):
-                raise ShapeError(
-                    f"{name} has {len(values)} entries for {len(self.tokens)} tokens: give one number per "
-                    "token, without padding, or leave the list out."
-                )
+                what = f"{name} has {len(values)} entries for {len(self.tokens)} tokens."
+                raise ShapeError(Problem(what, remedy="Give one number per token, without padding, or None."))
 
     @property
     def text(self) -> str:
@@ -90,7 +88,7 @@ PER_TOKEN = ("live", *SIGNALS)
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """One prompt and the answers it got in one step."""
+    """One prompt and its answers in one step."""
 
     step: int
     group: int
@@ -106,11 +104,8 @@ class GroupRecord:
         return sum(len(answer.tokens) for answer in self.answers)
 
 
-# ── one group <-> one line ──────────────────────────────────────────────────────────────────────────────────
-
-
 def _number(x: float) -> float | None:
-    """Five significant digits; null where JSON has no number."""
+    """Five significant digits; None if not finite."""
     return float(f"{x:.5g}") if math.isfinite(x) else None
 
 
@@ -130,16 +125,14 @@ def _group_to_json(group: GroupRecord) -> Json:
 
 
 def _float(x: Any) -> float:
-    if x is None:
-        return math.nan
-    if isinstance(x, int | float):
-        return float(x)
-    raise TypeError(f"{x!r:.40} stands where a number belongs")
+    if x is None or isinstance(x, int | float):
+        return math.nan if x is None else float(x)
+    raise TypeError(f"{x!r:.40} is not a number")
 
 
 def _floats(values: Sequence[Any]) -> list[float]:
     try:
-        return list(map(float, values))  # the quick way, where no value is null
+        return list(map(float, values))  # ten times faster, if no value is null
     except TypeError:
         return [_float(v) for v in values]
 
@@ -149,9 +142,9 @@ def _text(x: Any) -> str | None:
 
 
 def _answer_from_json(line: Json) -> AnswerRecord:
-    known = {f.name: line[f.name] for f in fields(AnswerRecord) if f.name in line}  # the rest: a writer's own
+    known = {f.name: line[f.name] for f in fields(AnswerRecord) if f.name in line}  # others may add fields
     if not isinstance(known.get("tokens"), list):
-        raise TypeError("tokens is not a list of texts")
+        raise TypeError("tokens is not a list of strings")
     for name in SIGNALS:
         if known.get(name) is not None:
             known[name] = _floats(known[name])
@@ -166,11 +159,7 @@ def _answer_from_json(line: Json) -> AnswerRecord:
 
 
 def _group_from_json(line: Json, number: int) -> GroupRecord:
-    if line.get("schema", SCHEMA) != SCHEMA:
-        raise RecordError(
-            f"written with records schema {line['schema']!r}, and this dew reads schema {SCHEMA}. "
-            "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
-        )
+    _check_schema(line)
     return GroupRecord(
         step=int(line.get("step", 0)),
         group=int(line.get("group", number)),
@@ -182,11 +171,15 @@ def _group_from_json(line: Json, number: int) -> GroupRecord:
     )
 
 
-# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_schema(content: Json, where: str = "") -> None:
+    if (schema := content.get("schema", SCHEMA)) != SCHEMA:
+        what = f"{where}written with records schema {schema!r}; this dew reads schema {SCHEMA}."
+        remedy = "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
+        raise SchemaError(Problem(what, remedy=remedy))
 
 
 def finite(x: Any) -> Any:
-    """JSON has no NaN: null instead, at any depth."""
+    """Replace NaN and infinities by None, at any depth."""
     if isinstance(x, float):
         return x if math.isfinite(x) else None
     if isinstance(x, dict):
@@ -195,7 +188,7 @@ def finite(x: Any) -> Any:
 
 
 def _dumps(x: Any, indent: int | None = None) -> bytes:
-    # ASCII escapes keep lone surrogates and line separators of hostile answers intact.
+    # ASCII escapes preserve lone surrogates and line separators in answers.
     separators = (",", ":") if indent is None else None
     text = json.dumps(finite(x), indent=indent, separators=separators, allow_nan=False, default=str)
     return text.encode("ascii") + b"\n"
@@ -206,10 +199,9 @@ def record_path(folder: Path, step: int) -> Path:
 
 
 def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_tokens: int = MAX_TOKENS) -> int:
-    """Write a step's groups into the run folder and return how many were kept; an earlier file is replaced.
+    """Write a step's groups into the run folder, replacing an earlier file, and return how many were written.
 
-    Groups that would bring the file beyond `max_tokens` are left out whole, since half a group cannot be
-    compared with anything. Nothing kept means no file.
+    Groups that would exceed `max_tokens` are omitted, since part of a group is useless. No groups, no file.
     """
     lines: list[bytes] = []
     for group in groups:
@@ -229,58 +221,49 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
     while line := file.readline(min(MAX_LINE, left)):
         left -= len(line)
         if len(line) == MAX_LINE or left <= 0 or line.count(b"[") + line.count(b"{") > MAX_LISTS:
-            raise RecordError(
-                f"a line has more than {MAX_LINE:,} bytes or {MAX_LISTS:,} lists, or the file more than {MAX_FILE:,} "
-                "bytes once unpacked: not token records. Give a file that dew wrote, or split it."
-            )
+            what = f"more than {MAX_LINE:,} bytes or {MAX_LISTS:,} lists in a line, or {MAX_FILE:,} bytes in total,"
+            raise RecordError(Problem(f"{what} once decompressed.", remedy="Split the file, if it is not damaged."))
         yield line
 
 
 def read_records(path: Path) -> list[GroupRecord]:
-    """All groups of one file, .jsonl or .jsonl.gz, in the order of the file."""
+    """All groups of one .jsonl or .jsonl.gz file, in order."""
     path = Path(path)
     groups: list[GroupRecord] = []
     number = 0
     if not is_plain(path):
-        raise RecordError(f"{path}: not a file but a folder, a pipe or a device. Give a file of token records.")
+        raise RecordError(f"{path}: a folder, a pipe or a device, not a regular file.")
     try:
         with path.open("rb") as probe:
-            packed = probe.read(2) == b"\x1f\x8b"
-        with cast(IO[bytes], gzip.open(path) if packed else path.open("rb")) as file:
+            compressed = probe.read(2) == b"\x1f\x8b"
+        with cast(IO[bytes], gzip.open(path) if compressed else path.open("rb")) as file:
             for number, line in enumerate(_lines(file)):
                 if line.strip():
                     groups.append(_group_from_json(json.loads(line), number))
     except RecordError as error:
-        raise RecordError(f"{path}: {error}") from None
+        raise RecordError([replace(p, what=f"{path}: {p.what}") for p in error.problems]) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RecordError(
-            f"{path}: the file is cut off or damaged after {len(groups)} groups ({error}). "
-            "Copy it again, or delete it: the other steps do not need it."
-        ) from None
+        what = f"{path}: truncated or damaged after {len(groups)} groups ({error})."
+        raise RecordError(Problem(what, remedy="Copy it again, or delete it: other steps do not need it.")) from None
     except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+        raise RecordError(f"{path}: cannot be read ({error.strerror}).") from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise RecordError(
-            f"{path}: line {number + 1} is not a token record ({_reason(error)}). It is cut off or of "
-            "another kind: docs/records.md shows what a line holds."
-        ) from None
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n", maxsplit=1)[0]
+        what = f"{path}: line {number + 1} is not a token record ({reason})."
+        raise RecordError(Problem(what, remedy="docs/records.md documents the format.")) from None
     if not groups:
-        raise RecordError(f"{path}: holds no group. The run stopped before recording one, or recording was off.")
+        raise RecordError(f"{path}: no groups. The run stopped before recording one, or recording was off.")
     return groups
 
 
-def _reason(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n", maxsplit=1)[0]
-
-
 class RunFolder:
-    """The files of one run. Making one touches nothing; the folder appears with the first write."""
+    """The files of one run. The folder is created by the first write."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
-        """Set these facts in run.json and keep the others: `write_run({"status": "done"})`."""
+        """Update these entries of run.json: `write_run({"status": "done"})`."""
         write_atomically(self.path / "run.json", _dumps({"schema": SCHEMA, **self.run(), **facts}, indent=1))
 
     def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
@@ -293,7 +276,7 @@ class RunFolder:
         self._append("alarms.jsonl", alarm)
 
     def write_records(self, step: int, groups: Iterable[GroupRecord], keep: int = 0) -> int:
-        """Write a step's groups. Beyond `keep` files (0: any number) every second one goes, the newest stays."""
+        """Write a step's groups. Beyond `keep` files (0: no limit) every second one is deleted, but not the newest."""
         written = write_records(self.path, step, groups)
         files = self.record_files()
         for path in files[1:-1:2] if 0 < keep < len(files) else []:
@@ -301,7 +284,7 @@ class RunFolder:
         return written
 
     def sync(self) -> None:
-        """Return when the disk holds every line of the logs."""
+        """Flush the logs to disk."""
         for path in self.path.glob("*.jsonl"):
             sync(path)
 
@@ -312,7 +295,7 @@ class RunFolder:
         return [score for score in self._load("scores.json", []) if isinstance(score, dict)]
 
     def metrics(self) -> list[Json]:
-        """One entry per step, in order. A resumed run repeats steps: the last value of each metric wins."""
+        """One entry per step, in order. A resumed run repeats steps: the last value of each metric counts."""
         steps: dict[int, Json] = {}
         for line in self._log("metrics.jsonl"):
             if isinstance(line.get("step"), int):
@@ -320,13 +303,13 @@ class RunFolder:
         return [steps[step] for step in sorted(steps)]
 
     def alarms(self) -> list[Json]:
-        """In order of step; an alarm that a resumed run raised again at the same step is told once."""
+        """In step order, without repetitions by a resumed run."""
         lines = [line for line in self._log("alarms.jsonl") if isinstance(line.get("step", 0), int)]
-        told = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
-        return [told[key] for key in sorted(told, key=lambda key: key[0])]
+        latest = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
+        return [latest[key] for key in sorted(latest, key=lambda key: key[0])]
 
     def record_files(self) -> list[Path]:
-        """The files of token records, in order of step."""
+        """The files of token records, in step order."""
         return sorted((self.path / "records").glob("step-*.jsonl.gz"))
 
     def records(self) -> Iterator[GroupRecord]:
@@ -339,11 +322,10 @@ class RunFolder:
         with (self.path / name).open("a+b") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - 1, 0))
-            torn = file.read(1) not in (b"\n", b"")  # by a run that was killed: begin on a line of our own
-            file.write(b"\n" * torn + _dumps(dict(line)))
+            incomplete = file.read(1) not in (b"\n", b"")  # the last line of a killed run: start a new one
+            file.write(b"\n" * incomplete + _dumps(dict(line)))
 
     def _read(self, name: str) -> bytes | None:
-        """The bytes of a file; None if there is none."""
         path = self.path / name
         return read_whole(path, MAX_FILE) if path.exists() else None
 
@@ -352,8 +334,8 @@ class RunFolder:
         content = self._read(name) or b""
         lines = [line for line in content.splitlines() if line.strip()]
         whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
-        if lines and not whole and b"\n" in content:  # a lone line without its end is being written, or was torn
-            raise RecordError(f"{path}: no line is a JSON object. It is damaged or of another kind.")
+        if lines and not whole and b"\n" in content:  # a single line without its end is being written
+            raise RecordError(f"{path}: no line is a JSON object.")
         return whole
 
     def _load(self, name: str, default: Any) -> Any:
@@ -364,22 +346,16 @@ class RunFolder:
         value = _try_json(content)
         entries = value if isinstance(value, list) else []
         if not isinstance(value, type(default)) or not all(isinstance(entry, dict) for entry in entries):
-            raise RecordError(f"{path}: not the JSON that dew writes. Copy it again, or delete it.")
-        if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
-            raise SchemaError(
-                f"{path}: written with schema {value['schema']!r}, and this dew reads schema {SCHEMA}. "
-                "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
-            )
+            what = f"{path}: not the JSON that dew writes."
+            raise RecordError(Problem(what, remedy="Copy it again, or delete it."))
+        if isinstance(value, dict):
+            _check_schema(value, f"{path}: ")
         return value
 
 
-def _int(digits: str) -> int | None:
-    """Null for what no float holds: every number here is reckoned with as one."""
-    return int(digits) if len(digits) < 300 else None
-
-
 def _try_json(text: bytes) -> Any:
+    """The value, or None if it is not JSON. Integers beyond the range of a float become None."""
     try:
-        return json.loads(text, parse_int=_int)
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else None)
     except (ValueError, RecursionError):
         return None

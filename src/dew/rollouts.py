@@ -1,7 +1,7 @@
 """Rollouts: P problems x G answers x T tokens, shapes checked once.
 
-Engines hand over flat rows with a group id each, in any order and of any group size; credit wants whole
-groups. `Rollouts.from_rows` brings the rows together, `to_rows` gives results back in the rows' order.
+Engines have flat rows with a group id each, in any order and with groups of any size; credit needs whole
+groups. `Rollouts.from_rows` groups the rows, `to_rows` returns results in the order of the rows.
 """
 
 from collections.abc import Hashable, Sequence
@@ -36,10 +36,10 @@ class Rollouts:
     """Entropy of that policy at each token, in nats, at the sampling temperature."""
 
     extra: Float[Tensor, "P G"] | None = None
-    """What other rewards (format, length) add to the outcome. Never read when O⁺ and O⁻ are decided."""
+    """What other rewards (format, length) add to the outcome. Does not affect O⁺ and O⁻."""
 
     rows: Int[Tensor, "P G"] | None = None
-    """The row that each answer came from, −1 on padding. Left out, answers are rows in order, all present."""
+    """The row of each answer, −1 on padding. None: answers are rows in order, without padding."""
 
     def __post_init__(self) -> None:
         if self.mask.ndim != 3:
@@ -73,7 +73,7 @@ class Rollouts:
         return self.mask.sum(-1)
 
     def correct(self, threshold: float = 0.5) -> Bool[Tensor, "P G"]:
-        """O⁺: the present answers whose outcome reward lies above the threshold."""
+        """O⁺: the present answers whose outcome reward is above the threshold."""
         return (self.reward > threshold) & self.present
 
     @classmethod
@@ -88,7 +88,7 @@ class Rollouts:
         entropy: Float[Tensor, "B T"] | None = None,
         extra: Float[Tensor, " B"] | None = None,
     ) -> "Rollouts":
-        """Bring rows together by group id. Groups stand in the order in which their ids first appear."""
+        """Group rows by id. Groups are in the order in which their ids first appear."""
         _check_rows(mask, {"reward": reward, "extra": extra}, {"tokens": tokens, "logp": logp, "entropy": entropy})
         ids = _dense_ids(group, mask.device)
         if len(ids) != len(mask):
@@ -117,7 +117,7 @@ class Rollouts:
         )
 
     def to_rows(self, x: Tensor) -> Tensor:
-        """(P, G, ...) back to the rows that these groups were made of: (B, ...)."""
+        """(P, G, ...) -> (B, ...), in the order of the original rows."""
         if x.shape[:2] != self.reward.shape:
             raise ShapeError(f"to_rows got shape {tuple(x.shape)}, expected (P, G, ...) = {tuple(self.reward.shape)}.")
         if self.rows is None:
@@ -181,7 +181,7 @@ def _check_every_group_lives(group: Tensor | Sequence[Hashable], ids: Tensor, ma
     name = first.item() if isinstance(first, Tensor) else first
     raise ShapeError(
         f"group {name!r} has no live token in any row ({len(dead)} such groups): there is nothing to train on. "
-        "Drop padding rows before building Rollouts, or look for a mask that is all False."
+        "Drop padding rows before building Rollouts, or check for a mask that is all False."
     )
 
 

@@ -13,7 +13,8 @@ from dew.cli import app as command
 from dew.cli import console, watch
 from dew.config import read_run
 from dew.evaluate.sampling import Sampled, Sampling
-from dew.evaluate.scores import Problem, Scores
+from dew.evaluate.scores import ScoredProblem as Problem
+from dew.evaluate.scores import Scores
 from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
 from dew.rewards import Verdict
 

@@ -14,7 +14,8 @@ from dew.cli import demo
 from dew.cli.children import Child, Lock, finished, run_all
 from dew.errors import ConfigError, EngineError
 from dew.evaluate.sampling import Sampled, Sampling
-from dew.evaluate.scores import Problem, Scores
+from dew.evaluate.scores import ScoredProblem as Problem
+from dew.evaluate.scores import Scores
 from dew.records import RunFolder
 from dew.rewards import Verdict
 

@@ -1,4 +1,4 @@
-"""Each alarm, provoked; and silence on a healthy run."""
+"""Every alarm fires on its condition, and none on a healthy run."""
 
 import math
 
@@ -23,8 +23,8 @@ HEALTHY = {
     "steps/skipped": 0.0,
 }
 
-# name -> (steps that are sick, what is sick about them); the alarm must ring at the last of them and not before
-PROVOKED = {
+# name -> (number of bad steps, their metrics); the alarm must fire at the last of them and not before
+BAD = {
     "never_correct": (10, {"accuracy": 0.0}),
     "no_signal": (10, {"groups/mixed_share": 0.05}),
     "truncated": (1, {"length/truncated_share": 0.31}),
@@ -41,61 +41,61 @@ PROVOKED = {
 }
 
 
-def rung(alarms, step, **changed):
+def fired(alarms, step, **changed):
     return [alarm["alarm"] for alarm in alarms.update(step, {**HEALTHY, **changed})]
 
 
-def test_every_rule_is_provoked_here():
-    assert set(PROVOKED) == {rule.name for rule in RULES}
+def test_every_rule_is_tested():
+    assert set(BAD) == {rule.name for rule in RULES}
 
 
-def test_a_healthy_run_is_silent():
+def test_healthy_run_has_no_alarms():
     alarms = Alarms()
-    assert [rung(alarms, step) for step in range(100)] == [[]] * 100
+    assert [fired(alarms, step) for step in range(100)] == [[]] * 100
 
 
-@pytest.mark.parametrize("name", PROVOKED)
-def test_it_rings_once_when_its_condition_begins_and_again_when_it_returns(name):
-    steps, sick = PROVOKED[name]
+@pytest.mark.parametrize("name", BAD)
+def test_alarm_fires_once_when_its_condition_starts_and_again_when_it_returns(name):
+    steps, bad = BAD[name]
     alarms = Alarms()
     for step in range(30):
-        rung(alarms, step)
-    told = [rung(alarms, 30 + i, **sick) for i in range(steps)]
-    assert name not in [alarm for step in told[:-1] for alarm in step]
-    assert told[-1] == [name]
-    assert rung(alarms, 60, **sick) == [], "it goes on: nothing new to say"
+        fired(alarms, step)
+    seen = [fired(alarms, 30 + i, **bad) for i in range(steps)]
+    assert name not in [alarm for step in seen[:-1] for alarm in step]
+    assert seen[-1] == [name]
+    assert fired(alarms, 60, **bad) == [], "the condition still holds"
     for step in range(61, 91):
-        assert rung(alarms, step) == []
-    told = [rung(alarms, 100 + i, **sick) for i in range(steps)]
-    assert name in [alarm for step in told for alarm in step]
+        assert fired(alarms, step) == []
+    seen = [fired(alarms, 100 + i, **bad) for i in range(steps)]
+    assert name in [alarm for step in seen for alarm in step]
 
 
-@pytest.mark.parametrize("name", PROVOKED)
-def test_it_says_one_sentence_and_one_remedy(name):
-    steps, sick = PROVOKED[name]
+@pytest.mark.parametrize("name", BAD)
+def test_alarm_has_a_message_and_a_remedy(name):
+    steps, bad = BAD[name]
     alarms = Alarms()
     for step in range(30):
         alarms.update(step, HEALTHY)
-    told = [alarm for i in range(steps) for alarm in alarms.update(30 + i, {**HEALTHY, **sick})]
-    (alarm,) = told
+    found = [alarm for i in range(steps) for alarm in alarms.update(30 + i, {**HEALTHY, **bad})]
+    (alarm,) = found
     assert set(alarm) == {"step", "alarm", "message", "remedy", "value", "threshold"}
     assert alarm["step"] == 29 + steps
     assert alarm["message"].endswith(".") and "{" not in alarm["message"]
     assert alarm["remedy"].endswith(".")
 
 
-def test_short_answers_do_not_ring_for_an_equal_share():
+def test_equal_shares_of_short_answers_are_no_alarm():
     """Four tokens with a quarter each: more than a fifth, and perfectly even."""
-    assert rung(Alarms(), 1, **{"credit/top1_share": 0.25, "credit/tokens": 4.0}) == []
+    assert fired(Alarms(), 1, **{"credit/top1_share": 0.25, "credit/tokens": 4.0}) == []
 
 
-def test_entropy_is_compared_with_its_own_beginning():
+def test_entropy_is_compared_with_its_first_steps():
     """A model that starts at 0.05 nats has not collapsed at 0.02."""
     alarms = Alarms()
-    assert [rung(alarms, step, entropy=0.05 if step < 20 else 0.02) for step in range(60)] == [[]] * 60
+    assert [fired(alarms, step, entropy=0.05 if step < 20 else 0.02) for step in range(60)] == [[]] * 60
 
 
-def test_a_long_run_is_remembered_by_its_beginning_and_its_end():
+def test_history_of_a_long_run_keeps_the_first_and_newest_values():
     history = History()
     for step in range(5000):
         history.add(step, {"entropy": float(step)})
@@ -104,15 +104,15 @@ def test_a_long_run_is_remembered_by_its_beginning_and_its_end():
     assert len(series) <= FIRST + 2 * NEWEST
 
 
-def test_a_step_may_come_in_parts_and_metrics_may_be_missing():
+def test_steps_in_parts_and_missing_metrics():
     alarms = Alarms()
     for step in range(1, 6):
         assert alarms.update(step, {"accuracy": 0.5}) == []
-        told = alarms.update(step, {"grad_norm": 0.0})
-    assert [alarm["alarm"] for alarm in told] == ["no_gradient"]
+        seen = alarms.update(step, {"grad_norm": 0.0})
+    assert [alarm["alarm"] for alarm in seen] == ["no_gradient"]
 
 
-def test_a_resumed_run_remembers_without_ringing_again():
+def test_resumed_run_does_not_repeat_alarms():
     alarms = Alarms()
     written = [{"step": step, "grad_norm": 0.0} for step in range(1, 9)]
     alarms.restore(written, until=6)

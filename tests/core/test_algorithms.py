@@ -34,7 +34,7 @@ ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0
 
 
 # ---- the table of papers -----------------------------------------------------------------------
-def test_every_name_is_known_and_the_papers_defaults_are_the_defaults():
+def test_names_and_defaults_match_the_papers():
     assert list_algorithms() == NAMES
     gtpo, grpo_s = get_algorithm("gtpo"), get_algorithm("grpo_s")
     assert (gtpo.alpha1, gtpo.alpha2, gtpo.compare, gtpo.average) == (1.0, 0.1, "column", "arithmetic")
@@ -59,7 +59,7 @@ def test_every_name_is_known_and_the_papers_defaults_are_the_defaults():
 
 
 @pytest.mark.parametrize("spelling", ["GRPO-S", "grpos", "grpo_s", "Grpo_S"])
-def test_spelling_is_forgiven(spelling):
+def test_spelling_is_lenient(spelling):
     assert isinstance(get_algorithm(spelling), dew.GRPOS)
 
 
@@ -81,14 +81,14 @@ def test_gtpo_of_a_batch_matches_the_loops(batch, scope, pool):
 
 
 @given(batches(), st.sampled_from(NAMES))
-def test_groups_of_one_outcome_give_nothing(batch, name):
+def test_groups_of_one_outcome_have_zero_advantage(batch, name):
     ids, _, rows = batch
     all_wrong = rollouts((ids, [0.0] * len(ids), rows))
     assert not get_algorithm(name, max_tokens=5).advantages(all_wrong).any()
 
 
 @given(batches(), st.sampled_from(NAMES))
-def test_nothing_is_given_under_the_mask(batch, name):
+def test_masked_tokens_get_zero(batch, name):
     grouped = rollouts(batch)
     algorithm = get_algorithm(name)
     for given_ in (algorithm.rewards(grouped), algorithm.advantages(grouped)):
@@ -109,7 +109,7 @@ def test_forking_tokens_divide_by_the_kept_tokens(batch):
     torch.testing.assert_close(actual, expected)
 
 
-def test_other_rewards_move_the_credit_but_never_the_verdict():
+def test_other_rewards_change_the_credit_but_not_correctness():
     plain, paid = rollouts(ONE_GROUP), rollouts(ONE_GROUP, extra=[0.0, -0.4, 0.0, 5.0])
     for name in ("gtpo", "grpo_s", "grpo", "dapo"):
         algorithm = get_algorithm(name)
@@ -121,13 +121,13 @@ def test_other_rewards_move_the_credit_but_never_the_verdict():
         assert not algorithm.advantages(paid).equal(algorithm.advantages(plain))
 
 
-def test_the_filter_looks_at_correctness_alone():
+def test_signal_depends_on_correctness_alone():
     """Wrong answers with different format rewards are still a group without signal."""
     batch = rollouts(([0, 0], [0.0, 0.0], [[1.0], [2.0]]), extra=[0.0, 0.5])
     assert not get_algorithm("dapo").signal(batch).any()
 
 
-def test_a_masked_answer_is_no_signal():
+def test_masked_answers_give_no_signal():
     entropy, mask = pad([[1.0, 2.0], [1.0, 2.0]])
     mask[0] = False  # the correct answer was truncated and does not train
     batch = Rollouts.from_rows([0, 0], mask=mask, reward=torch.tensor([1.0, 0.0]), entropy=entropy)
@@ -136,7 +136,7 @@ def test_a_masked_answer_is_no_signal():
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "dapo"])
-def test_overlong_charges_are_added(name):
+def test_overlong_penalties_are_added(name):
     batch = rollouts(ONE_GROUP)
     free = get_algorithm(name).rewards(batch)
     soft = get_algorithm(name, overlong="soft", max_tokens=2, overlong_buffer=1).rewards(batch)
@@ -172,7 +172,7 @@ def test_dr_grpo_divides_by_the_budget():
     assert loss.item() == pytest.approx(-0.25)
 
 
-def test_the_entropy_bonus_comes_from_the_current_policy():
+def test_entropy_bonus_uses_the_current_policy():
     zero, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
     algorithm = get_algorithm("entropy_advantage")
     loss, _ = algorithm.loss(zero, part(mask, zero, entropy=torch.tensor([[1.0, 9.0]])), torch.ones(1, 2))
@@ -181,7 +181,7 @@ def test_the_entropy_bonus_comes_from_the_current_policy():
         algorithm.loss(zero, part(mask, zero), torch.ones(1, 2))
 
 
-def test_the_kl_term_needs_a_coefficient():
+def test_kl_term_needs_a_coefficient():
     zero, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
     rows = part(mask, zero)
     rows.ref_logp = zero + 1
@@ -197,7 +197,7 @@ def test_algorithms_are_frozen():
         get_algorithm("gtpo").alpha1 = 2
 
 
-def test_every_field_says_what_it_is():
+def test_every_field_has_a_docstring():
     """The docstring under each field is its help text: `ast` finds one under each."""
     import ast
     import inspect
@@ -212,7 +212,7 @@ def test_every_field_says_what_it_is():
                     assert isinstance(below, ast.Expr), f"{ancestor.__name__}.{node.target.id} has no docstring"
 
 
-def test_every_problem_is_listed_at_once():
+def test_all_problems_are_listed():
     with pytest.raises(ConfigError) as error:
         get_algorithm("gtpo", alpha2=-0.1, compare="diagonal", pool="none", clip_low=2, max_rounds=0, oversample=0.5)
     text = str(error.value)
@@ -251,16 +251,16 @@ def test_every_problem_is_listed_at_once():
         ("entropy_advantage", {"kappa": 0.5}, "kappa=0.5"),
     ],
 )
-def test_bad_settings_are_answered_with_advice(name, settings, says):
+def test_invalid_settings(name, settings, says):
     with pytest.raises(ConfigError, match=says):
         get_algorithm(name, **settings)
 
 
-def test_lists_from_files_become_tuples():
+def test_lists_become_tuples():
     assert get_algorithm("gtpo", entropy_clip=[0.2, 0.28]).entropy_clip == (0.2, 0.28)
 
 
-def test_missing_entropy_and_missing_budget_are_named():
+def test_missing_entropy_and_missing_budget():
     batch = Rollouts(mask=torch.ones(1, 2, 3).bool(), reward=torch.tensor([[0.0, 1.0]]))
     with pytest.raises(ShapeError, match="gtpo needs the sampling policy's entropy"):
         get_algorithm("gtpo").advantages(batch)
@@ -270,7 +270,7 @@ def test_missing_entropy_and_missing_budget_are_named():
         get_algorithm("dapo", overlong="soft", overlong_buffer=2).advantages(batch)
 
 
-def test_an_algorithm_of_ones_own_is_a_class_and_a_name():
+def test_user_defined_algorithm():
     @register_algorithm
     @dataclass(frozen=True, kw_only=True)
     class Loud(GRPO):

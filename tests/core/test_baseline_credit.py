@@ -1,4 +1,4 @@
-"""GRPO, Dr. GRPO, DAPO's filter and charges, forking tokens, the entropy-shaped advantage."""
+"""GRPO, Dr. GRPO, DAPO's filter and penalties, forking tokens, the entropy-shaped advantage."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_golden_group_overlong():
     torch.testing.assert_close(group_overlong(lengths, correct), expected)
 
 
-def test_golden_group_overlong_between_charges_the_majority():
+def test_golden_group_overlong_between_penalises_the_majority():
     # n = 3 of 5 lies between ¼ and ¾; n > m, so the correct pay. Knee = max((10 + 90)/2, 50) = 50; 90 -> −½ · 40/50
     charge = group_overlong(torch.tensor([10, 40, 90, 50, 60]), bools(YES, YES, YES, NO, NO))
     torch.testing.assert_close(charge, torch.tensor([0, 0, -0.4, 0, 0]))
@@ -114,7 +114,7 @@ def test_absent_answers_are_never_read(rewards):
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=16), st.lists(st.booleans(), min_size=16, max_size=16))
-def test_signal_is_a_correct_and_a_wrong_answer_that_are_there(correct, present):
+def test_signal_needs_a_present_correct_and_wrong_answer(correct, present):
     here = [c for c, p in zip(correct, present, strict=False) if p]
     actual = has_signal(torch.tensor(correct), torch.tensor(present[: len(correct)]))
     assert actual.item() == (len(set(here)) == 2)
@@ -122,7 +122,7 @@ def test_signal_is_a_correct_and_a_wrong_answer_that_are_there(correct, present)
 
 
 @given(groups(), st.floats(0, 2), st.floats(1.01, 5))
-def test_the_entropy_bonus_never_turns_an_advantage(group, alpha, kappa):
+def test_entropy_bonus_never_flips_an_advantage(group, alpha, kappa):
     entropy, mask = pad(group[1])
     A = torch.where(torch.tensor(group[0]), 1.0, -1.0).double()
     shaped = entropy_advantages(A, entropy, mask, alpha=alpha, kappa=kappa)
@@ -136,18 +136,18 @@ def test_equal_rewards_give_no_advantage_rather_than_rounding_noise():
     assert grpo_advantages(torch.full((3, 7), 0.3)).abs().max() < 1e-3
 
 
-def test_absent_answers_are_charged_nothing_and_move_no_knee():
+def test_absent_answers_get_no_penalty_and_do_not_move_the_knee():
     lengths, correct = torch.tensor([10, 20, 30, 80, 9999]), bools(YES, YES, YES, NO, YES)
     charge = group_overlong(lengths, correct, bools(YES, YES, YES, YES, NO))
     torch.testing.assert_close(charge[:4], group_overlong(lengths[:4], correct[:4]))
     assert charge[4] == 0
 
 
-def test_a_group_nobody_is_in_is_charged_nothing():
+def test_empty_group_gets_no_penalty():
     assert not group_overlong(torch.tensor([5, 6]), bools(YES, NO), bools(NO, NO)).any()
 
 
-def test_no_live_token_forks():
+def test_no_live_tokens():
     assert not forking_mask(torch.full((2, 3), float("nan")), torch.zeros(2, 3).bool()).any()
 
 
@@ -171,6 +171,6 @@ def test_entropy_is_a_constant():
         (lambda: entropy_advantages(torch.ones(2), -torch.ones(2, 2), torch.ones(2, 2).bool()), "never negative"),
     ],
 )
-def test_bad_input_is_answered_with_advice(call, says):
+def test_invalid_input(call, says):
     with pytest.raises(DewError, match=says):
         call()

@@ -1,4 +1,4 @@
-"""Files: whole or not at all, whatever fails. Links and pipes that strangers leave are in test_strangers.py."""
+"""Atomic writes. Links and pipes are tested in security/test_strangers.py."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from dew.files import write_atomically
 
 
 @pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_replaced_whole_or_not_at_all(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
     write_atomically(path, b"before")
     done = []
@@ -37,8 +37,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, moment: str, mon
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_names_reach_the_disk_with_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file before its name, the folder after: a power cut leaves the old or the new."""
+def test_names_reach_the_disk_after_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync of the file before the rename, of the folder after it: a power failure leaves the old or the new file."""
     order: list[str] = []
     sync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append(os.readlink(f"/proc/self/fd/{fd}")), sync(fd)))

@@ -115,7 +115,7 @@ def test_entropy_is_a_constant():
     assert not grpo_s_rewards(torch.tensor([True, False]), entropy, torch.ones(2, 3, dtype=torch.bool)).requires_grad
 
 
-def test_a_charge_lowers_every_answer_and_polarity_stays_what_it_was():
+def test_penalty_lowers_every_answer_and_keeps_its_polarity():
     charge = torch.full((4,), -0.5, dtype=torch.float64)
     weak = grpo_s_rewards(CORRECT, ENTROPY, MASK, beta1=0.3, extra=charge)
     torch.testing.assert_close(weak, grpo_s_rewards(CORRECT, ENTROPY, MASK, beta1=0.3) - 0.5)
@@ -134,7 +134,7 @@ def test_a_charge_lowers_every_answer_and_polarity_stays_what_it_was():
         ({"extra": torch.zeros(5)}, "extra has shape"),
     ],
 )
-def test_bad_settings_are_answered_with_advice(change, says):
+def test_invalid_settings(change, says):
     with pytest.raises(DewError, match=says):
         grpo_s_rewards(CORRECT, ENTROPY, MASK, **change)
 
@@ -148,6 +148,6 @@ def test_bad_settings_are_answered_with_advice(change, says):
         (None, {"correct": CORRECT[:3]}, "correct has shape"),
     ],
 )
-def test_bad_rewards_are_answered_with_advice(present, settings, says):
+def test_invalid_rewards(present, settings, says):
     with pytest.raises(DewError, match=says):
         grpo_s_advantages(REWARDS, present, **settings)

@@ -62,7 +62,7 @@ def test_golden_clip():
     close(gtpo_rewards(CORRECT, ENTROPY, MASK, entropy_clip=(1, 2)), expected)
 
 
-def test_golden_charge():
+def test_golden_penalty():
     # an overlong charge of −½ lowers both a correct and a wrong answer: r̃ = ±α₁ + charge ± α₂ · weight
     charge = torch.tensor([-0.5, 0, 0, -0.5], dtype=torch.float64)
     close(gtpo_rewards(CORRECT, ENTROPY, MASK, extra=charge), [[0.55, 0.60], [1.15, 0], [-1.15, -1.10], [-1.55, 0]])
@@ -153,7 +153,7 @@ def test_padding_is_never_read(group, compare, average):
 
 
 @given(groups(), groups())
-def test_a_batch_is_its_groups_one_by_one(one, two):
+def test_batch_equals_its_groups_one_by_one(one, two):
     G, T = max(len(one[0]), len(two[0])), 5
     correct, mask = torch.zeros(2, G, dtype=torch.bool), torch.zeros(2, G, T, dtype=torch.bool)
     entropy = torch.full((2, G, T), float("nan"), dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_credit_has_the_sign_of_the_outcome(group, alpha1, alpha2):
 
 
 @given(groups(mixed=True))
-def test_more_hesitation_earns_more_and_more_certainty_costs_more(group):
+def test_higher_entropy_earns_more_and_lower_entropy_costs_more(group):
     correct, entropy, mask = tensors(group)
     assume(entropy[0, 0] < 4)
     raised = entropy.clone()
@@ -198,19 +198,19 @@ def test_more_hesitation_earns_more_and_more_certainty_costs_more(group):
 
 
 # ---- edges -------------------------------------------------------------------------------------
-def test_zero_entropy_everywhere_shares_equally():
+def test_zero_entropy_everywhere_gives_equal_shares():
     r = gtpo_rewards(torch.tensor([True, True]), torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
     torch.testing.assert_close(r, torch.full((2, 3), 1.1))
 
 
-def test_one_certain_token_cannot_take_more_than_its_column():
+def test_one_confident_token_gets_at_most_its_column():
     # h = 2 wrong answers: the certain one takes the whole column, 2 · α₂, and not 1/H
     H = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     r = gtpo_rewards(torch.tensor([False, False]), H, torch.ones(2, 1, dtype=torch.bool))
     torch.testing.assert_close(r, torch.tensor([[-1.2], [-1.0]], dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
-def test_polarity_is_what_it_was_even_where_a_charge_turned_the_sign():
+def test_polarity_is_kept_when_a_penalty_flips_the_sign():
     charge = torch.full((4,), -0.5, dtype=torch.float64)
     weak = gtpo_rewards(CORRECT, ENTROPY, MASK, alpha1=0.3, extra=charge)
     assert (weak[MASK] < 0).all()
@@ -250,7 +250,7 @@ def test_a_million_tokens_agree_with_double_precision():
     torch.testing.assert_close(single.double(), exact, rtol=1e-4, atol=1e-5)
 
 
-def test_a_group_of_one_answer_has_no_advantage_to_give_within_its_sign():
+def test_single_answer_has_no_advantage_within_its_sign():
     r = gtpo_rewards(torch.tensor([True]), torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool))
     for pool in ("group", "joint", "sign"):
         assert not gtpo_advantages(r, torch.ones(1, 1, dtype=torch.bool), pool=pool).any()
@@ -280,7 +280,7 @@ GOOD = {"correct": CORRECT, "entropy": ENTROPY, "mask": MASK}
         ({"extra": torch.zeros(3)}, "extra has shape"),
     ],
 )
-def test_bad_input_is_answered_with_advice(change, says):
+def test_invalid_input(change, says):
     arguments = {**GOOD, **change}
     with pytest.raises(DewError, match=says):
         gtpo_rewards(arguments.pop("correct"), arguments.pop("entropy"), arguments.pop("mask"), **arguments)
@@ -295,6 +295,6 @@ def test_bad_input_is_answered_with_advice(change, says):
         (MASK, {"correct": CORRECT[:2]}, "correct has shape"),
     ],
 )
-def test_bad_rewards_are_answered_with_advice(mask, settings, says):
+def test_invalid_rewards(mask, settings, says):
     with pytest.raises(DewError, match=says):
         gtpo_advantages(REWARDS, mask, **settings)

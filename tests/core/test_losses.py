@@ -81,7 +81,7 @@ def test_golden_statistics():
     assert stats["kl/approx"].item() == pytest.approx(0.5 / 3)
 
 
-def test_golden_correction_multiplies_the_surrogate_and_not_the_kl():
+def test_golden_weight_applies_to_the_surrogate_and_not_to_the_kl():
     half = torch.full((2, 1), 0.5, dtype=torch.float64)
     assert policy_loss(LOGP, OLD, ADVANTAGES, MASK, weight=half)[0].item() == pytest.approx(loss() / 2)
     ref = LOGP + 1.0
@@ -128,7 +128,7 @@ def test_padding_is_never_read(batch, ratio, reduce):
 
 
 @given(batches())
-def test_on_policy_the_three_ratios_have_one_gradient(batch):
+def test_on_policy_all_ratios_have_the_same_gradient(batch):
     logp, _, A, mask = tensors(batch)
     A = A[:, :1].expand_as(A)  # one credit per answer
     gradients = []
@@ -156,7 +156,7 @@ def test_gradient_of_the_surrogate_is_minus_w_times_a():
 
 
 # ---- edges -------------------------------------------------------------------------------------
-def test_nothing_to_train_on_is_a_loss_of_zero_that_can_be_differentiated():
+def test_empty_mask_gives_a_differentiable_zero():
     leaf = torch.full((2, 3), float("nan"), requires_grad=True)
     for reduce in ("tokens", "sequences"):
         value, stats = policy_loss(leaf, leaf.detach(), torch.zeros(2), torch.zeros(2, 3).bool(), reduce=reduce)
@@ -164,7 +164,7 @@ def test_nothing_to_train_on_is_a_loss_of_zero_that_can_be_differentiated():
         assert value.item() == 0 and not leaf.grad.any() and all(s.isfinite() for s in stats.values())
 
 
-def test_a_broken_token_stays_finite():
+def test_extreme_ratio_stays_finite():
     logp = torch.tensor([[0.0, -1.0]], requires_grad=True)
     value, stats = policy_loss(logp, torch.tensor([[-1e4, -1.0]]), torch.tensor([[0.0, -1.0]]), torch.ones(1, 2).bool())
     value.backward()
@@ -187,7 +187,7 @@ def test_half_precision_is_computed_in_float32():
         ({"clip_low": -0.2}, "0 <= clip_low <= 1"),
     ],
 )
-def test_bad_input_is_answered_with_advice(change, says):
+def test_invalid_input(change, says):
     arguments = {"logp": LOGP, "old_logp": OLD, "advantages": ADVANTAGES, "mask": MASK, **change}
     with pytest.raises(DewError, match=says):
         policy_loss(**arguments)

@@ -1,4 +1,4 @@
-"""What holds for the package as a whole: light import, honest annotations, a runnable example."""
+"""The package as a whole: light import, correct annotations, a runnable example."""
 
 import inspect
 import os
@@ -28,7 +28,7 @@ def test_import_is_light():
     assert run("-c", code).stdout.strip() == "[]"
 
 
-def test_annotated_shapes_are_the_real_ones():
+def test_annotated_shapes_are_correct():
     """The annotations, checked at run time by beartype on a batch of two groups."""
     entropy, mask = pad([[1, 3], [3], [1, 2], [3]])
     entropy, mask = entropy.nan_to_num(0).expand(2, 4, 2), mask.expand(2, 4, 2)
@@ -73,7 +73,7 @@ def test_public_names_keep_their_signatures():
         assert actual[: len(parameters.split())] == parameters.split(), name
 
 
-def test_the_example_prints_its_table():
+def test_example_prints_its_table():
     env = {**os.environ, "COLUMNS": "200"}
     out = subprocess.run(
         [sys.executable, ROOT / "examples" / "one_group.py"], capture_output=True, text=True, check=True, env=env

@@ -1,4 +1,4 @@
-"""Records: what is written is what is read, whatever the text, and a broken file says so in one sentence."""
+"""Records: any content round-trips, and damaged files give a clear error."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ GROUP = GroupRecord(
 # ── golden ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_group_is_one_line_of_the_documented_fields(tmp_path: Path) -> None:
+def test_format_of_a_group(tmp_path: Path) -> None:
     assert write_records(tmp_path, 120, [GROUP]) == 1
     path = tmp_path / "records" / "step-00000120.jsonl.gz"
     lines = gzip.decompress(path.read_bytes()).splitlines()
@@ -78,7 +78,7 @@ def test_numbers_keep_five_significant_digits(tmp_path: Path) -> None:
     assert group.answers[0].entropy == [3.1416, 3.3333e-7, 123460.0]
 
 
-def test_the_least_a_foreign_line_must_hold(tmp_path: Path) -> None:
+def test_minimal_record(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"answers": [{"tokens": ["a"], "reward": 1}]}\n\n{"answers": []}\n')
     first, second = read_records(path)
@@ -92,7 +92,7 @@ any_text = st.text(st.characters(exclude_categories=()), max_size=20)  # every c
 
 
 @given(prompt=any_text, tokens=st.lists(any_text, max_size=5))
-def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, prompt: str, tokens: list[str]) -> None:
+def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, prompt: str, tokens: list[str]) -> None:
     folder = tmp_path_factory.mktemp("run")
     group = GroupRecord(7, 0, prompt, [AnswerRecord(tokens, False, 0.0)])
     write_records(folder, 7, [group])
@@ -100,9 +100,7 @@ def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, prompt: str
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats()), max_size=12))
-def test_the_last_value_of_a_step_wins(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[int, float]]
-) -> None:
+def test_last_value_of_a_step_counts(tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[int, float]]) -> None:
     run = RunFolder(tmp_path_factory.mktemp("run"))
     for step, reward in lines:
         run.append_metrics({"step": step, "reward": reward})
@@ -113,20 +111,20 @@ def test_the_last_value_of_a_step_wins(
 # ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_not_finite_becomes_null_and_comes_back_as_nan(tmp_path: Path) -> None:
+def test_nonfinite_numbers_become_nan(tmp_path: Path) -> None:
     write_records(tmp_path, 0, [GroupRecord(0, 0, "", [AnswerRecord(["a"], True, math.inf, ratio=[math.nan])])])
     (group,) = read_records(record_path(tmp_path, 0))
     assert math.isnan(group.answers[0].reward) and math.isnan((group.answers[0].ratio or [0.0])[0])
 
 
-def test_lists_of_another_length_are_refused() -> None:
+def test_lists_of_another_length_raise() -> None:
     with pytest.raises(ShapeError, match="entropy has 1 entries for 2 tokens"):
         AnswerRecord(["a", "b"], True, 1.0, entropy=[0.1])
     with pytest.raises(ShapeError, match="Decode the ids"):
         AnswerRecord([17], True, 1.0)  # type: ignore[list-item]
 
 
-def test_groups_beyond_the_limit_are_left_out_whole(tmp_path: Path) -> None:
+def test_groups_beyond_the_limit_are_omitted(tmp_path: Path) -> None:
     def group(n: int, tokens: int) -> GroupRecord:
         return GroupRecord(1, n, "", [AnswerRecord(["x"] * tokens, True, 1.0)])
 
@@ -142,12 +140,12 @@ WHOLE = gzip.compress(json.dumps({"answers": [{"tokens": ["a"] * 500, "reward": 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(WHOLE[:-9], "cut off or damaged", id="truncated gzip"),
-        pytest.param(WHOLE[:10] + b"\xff" * 20, "cut off or damaged", id="damaged gzip"),
+        pytest.param(WHOLE[:-9], "truncated or damaged", id="truncated gzip"),
+        pytest.param(WHOLE[:10] + b"\xff" * 20, "truncated or damaged", id="damaged gzip"),
         pytest.param(gzip.decompress(WHOLE)[:-20], "line 1 is not a token record", id="truncated text"),
         pytest.param(b'{"schema": 2, "answers": []}', "records schema 2.*Upgrade dew", id="newer schema"),
-        pytest.param(b"", "holds no group", id="empty"),
-        pytest.param(gzip.compress(b"\n"), "holds no group", id="empty gzip"),
+        pytest.param(b"", "no groups", id="empty"),
+        pytest.param(gzip.compress(b"\n"), "no groups", id="empty gzip"),
         pytest.param(b'{"step": 1}', "'answers' is missing", id="no answers"),
         pytest.param(b"[1, 2]", "line 1 is not a token record", id="not an object"),
         pytest.param(b'{"answers": [{"tokens": ["a"], "entropy": ["x"]}]}', "could not convert", id="no number"),
@@ -155,7 +153,7 @@ WHOLE = gzip.compress(json.dumps({"answers": [{"tokens": ["a"] * 500, "reward": 
         pytest.param(b"[" * 100_000, "line 1 is not a token record", id="deeply nested"),
     ],
 )
-def test_a_broken_file_says_so_in_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_records(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=message) as caught:
@@ -163,12 +161,12 @@ def test_a_broken_file_says_so_in_one_sentence(tmp_path: Path, content: bytes, m
     assert str(path) in str(caught.value) and isinstance(caught.value, DewError)
 
 
-def test_a_missing_file_says_so(tmp_path: Path) -> None:
+def test_missing_records(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot be read"):
         read_records(tmp_path / "nowhere.jsonl")
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path)
     run.write_run({"name": "old"})
 
@@ -182,14 +180,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, mo
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_facts_of_a_run_are_set_one_by_one(tmp_path: Path) -> None:
+def test_write_run_updates_entries(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "deep" / "run")
     run.write_run({"name": "r", "status": "running"})
     run.write_run({"status": "done"})
     assert run.run() == {"schema": 1, "name": "r", "status": "done"}
 
 
-def test_a_line_torn_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
+def test_incomplete_line_of_a_killed_run_is_skipped(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.append_metrics({"step": 1, "reward": 0.1})
     with (tmp_path / "metrics.jsonl").open("ab") as file:
@@ -199,13 +197,13 @@ def test_a_line_torn_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
     assert [m["step"] for m in run.metrics()] == [1, 2]
 
 
-def test_a_first_line_that_is_torn_is_no_line(tmp_path: Path) -> None:
+def test_incomplete_first_line_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "rew')
     assert RunFolder(tmp_path).metrics() == []
 
 
-def test_beyond_what_is_kept_every_second_record_goes(tmp_path: Path) -> None:
-    """The first and the newest stay; never more than `keep` files, and evenly fewer the older they are."""
+def test_every_second_record_is_deleted_beyond_keep(tmp_path: Path) -> None:
+    """The first and the newest stay; never more than `keep` files, thinned evenly."""
     run, seen = RunFolder(tmp_path), []
     for step in range(1, 41):
         run.write_records(step, [GroupRecord(step=step, group=0, prompt="", answers=[])], keep=8)
@@ -215,10 +213,10 @@ def test_beyond_what_is_kept_every_second_record_goes(tmp_path: Path) -> None:
     assert max(seen) == 8 and min(seen[8:]) >= 4
     for step in range(41, 60):
         run.write_records(step, [GroupRecord(step=step, group=0, prompt="", answers=[])])
-    assert len(run.record_files()) == seen[-1] + 19  # 0 keeps them all
+    assert len(run.record_files()) == seen[-1] + 19  # 0 keeps all of them
 
 
-def test_an_alarm_raised_again_by_a_resumed_run_is_told_once(tmp_path: Path) -> None:
+def test_alarm_repeated_by_a_resumed_run_is_listed_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for value in (0.1, 0.2):
         run.append_alarm({"step": 9, "alarm": "entropy_collapse", "value": value})
@@ -226,20 +224,20 @@ def test_an_alarm_raised_again_by_a_resumed_run_is_told_once(tmp_path: Path) -> 
     assert [(a["step"], a["value"]) for a in run.alarms()] == [(3, 0.5), (9, 0.2)]
 
 
-def test_a_folder_without_files_is_an_empty_run(tmp_path: Path) -> None:
+def test_empty_folder_is_an_empty_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "none")
     assert (run.run(), run.metrics(), run.alarms(), run.scores(), list(run.records())) == ({}, [], [], [], [])
 
 
 @pytest.mark.parametrize("name", ["run.json", "scores.json", "metrics.jsonl"])
-def test_a_damaged_file_of_a_run_says_so(tmp_path: Path, name: str) -> None:
+def test_damaged_files_of_a_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b'{"step": 1, "na\n')
     run = RunFolder(tmp_path)
     with pytest.raises(RecordError, match=name):
         {"run.json": run.run, "scores.json": run.scores, "metrics.jsonl": run.metrics}[name]()
 
 
-def test_a_run_of_a_newer_schema_says_so(tmp_path: Path) -> None:
+def test_newer_schema(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema": 2}')
     with pytest.raises(RecordError, match=r"schema 2.*Upgrade dew"):
         RunFolder(tmp_path).run()

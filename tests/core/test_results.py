@@ -1,4 +1,4 @@
-"""The published tables agree with the counts that are kept beside them."""
+"""The published tables match the stored counts."""
 
 import csv
 import math
@@ -30,7 +30,7 @@ def published(title):
 
 
 @pytest.mark.parametrize("name, title, problems", [("gsm8k", "GSM8K test", 1319), ("math500", "MATH-500", 500)])
-def test_the_table_of_the_real_model(name, title, problems):
+def test_table_of_the_real_model(name, title, problems):
     counts, table = correct_counts(name), published(title)
     assert counts.keys() == table.keys()
     for model, correct in counts.items():

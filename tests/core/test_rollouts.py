@@ -13,7 +13,7 @@ def from_rows(ids, rewards, rows):
 
 
 # ---- golden ------------------------------------------------------------------------------------
-def test_rows_come_together_by_group_in_order_of_first_appearance():
+def test_rows_are_grouped_in_order_of_first_appearance():
     batch, *_ = from_rows([7, 3, 7, 3, 3], [0.0, 1, 2, 3, 4], [[1]] * 5)
     assert batch.rows.tolist() == [[0, 2, -1], [1, 3, 4]]
     assert batch.reward.tolist() == [[0, 2, 0], [1, 3, 4]]
@@ -21,12 +21,12 @@ def test_rows_come_together_by_group_in_order_of_first_appearance():
     assert batch.lengths.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
-def test_group_ids_may_be_words():
+def test_group_ids_may_be_strings():
     batch, *_ = from_rows(["b", "a", "b"], [0.0, 1, 0], [[1]] * 3)
     assert batch.rows.tolist() == [[0, 2], [1, -1]]
 
 
-def test_correctness_is_the_outcome_above_a_threshold():
+def test_correct_means_outcome_above_the_threshold():
     batch, *_ = from_rows([0, 0, 0], [0.5, 0.6, 1.0], [[1]] * 3)
     assert batch.correct().tolist() == [[False, True, True]]
     assert batch.correct(threshold=0.8).tolist() == [[False, False, True]]
@@ -34,7 +34,7 @@ def test_correctness_is_the_outcome_above_a_threshold():
 
 # ---- properties --------------------------------------------------------------------------------
 @given(batches())
-def test_rows_survive_the_way_there_and_back(batch):
+def test_rows_round_trip(batch):
     ids, rewards, rows = batch
     grouped, entropy, mask = from_rows(ids, rewards, rows)
     torch.testing.assert_close(grouped.to_rows(grouped.entropy), entropy, equal_nan=True)
@@ -44,7 +44,7 @@ def test_rows_survive_the_way_there_and_back(batch):
 
 
 @given(batches(), st.randoms())
-def test_answers_of_one_problem_stand_together(batch, random):
+def test_answers_of_one_problem_are_grouped(batch, random):
     ids, rewards, rows = batch
     grouped, *_ = from_rows(ids, rewards, rows)
     for group in grouped.rows.tolist():
@@ -52,7 +52,7 @@ def test_answers_of_one_problem_stand_together(batch, random):
 
 
 @given(batches())
-def test_one_group_holds_every_row(batch):
+def test_as_one_group_has_every_row(batch):
     grouped, entropy, _ = from_rows(*batch)
     one = grouped.as_one_group()
     assert one.mask.shape[0] == 1
@@ -60,7 +60,7 @@ def test_one_group_holds_every_row(batch):
 
 
 # ---- edges -------------------------------------------------------------------------------------
-def test_groups_may_be_given_whole():
+def test_groups_without_rows():
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
     batch = Rollouts(mask=mask, reward=torch.zeros(2, 3))
     assert batch.present.all() and batch.to_rows(mask).shape == (6, 4)
@@ -99,6 +99,6 @@ MASK, REWARD = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
         (lambda: Rollouts(mask=MASK[None], reward=REWARD[None]).to_rows(torch.zeros(3, 1)), "to_rows got shape"),
     ],
 )
-def test_bad_shapes_are_answered_with_advice(call, says):
+def test_invalid_shapes(call, says):
     with pytest.raises(DewError, match=says):
         call()

@@ -1,4 +1,4 @@
-"""Scores and their intervals, on verdicts made by hand."""
+"""Scores and their intervals, from hand-made verdicts."""
 
 import json
 from itertools import combinations
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dew.errors import ConfigError
 from dew.evaluate import Sampling, Scores, compare, maj_at_k, mean_at_k, mean_interval, pass_at_k
 from dew.evaluate.sampling import Sampled
-from dew.evaluate.scores import Problem
+from dew.evaluate.scores import ScoredProblem
 from dew.rewards import Verdict
 
 RIGHT, WRONG, NOTHING = Verdict("correct", "7"), Verdict("wrong", "8"), Verdict("unparsable", None)
@@ -19,7 +19,7 @@ RIGHT, WRONG, NOTHING = Verdict("correct", "7"), Verdict("wrong", "8"), Verdict(
 
 def scores_of(groups: list[list[Verdict]]) -> Scores:
     problems = [
-        Problem(f"{i}?", "7", [Sampled(str(v.extracted), 2, v is NOTHING) for v in group], group)
+        ScoredProblem(f"{i}?", "7", [Sampled(str(v.extracted), 2, v is NOTHING) for v in group], group)
         for i, group in enumerate(groups)
     ]
     return Scores("sums", "by hand", Sampling(k=len(groups[0])), problems, seconds=0.5)
@@ -31,7 +31,7 @@ def scores_of(groups: list[list[Verdict]]) -> Scores:
 def test_pass_at_k_by_hand():
     assert pass_at_k(4, 1, 1) == 0.25
     assert pass_at_k(4, 1, 2) == 0.5  # 1 − C(3,2)/C(4,2) = 1 − 3/6
-    assert pass_at_k(4, 2, 3) == 1.0  # three of four always hold one of two
+    assert pass_at_k(4, 2, 3) == 1.0  # three of four always include one of two
     assert pass_at_k(5, 2, 2) == pytest.approx(0.7)  # 1 − C(3,2)/C(5,2) = 1 − 3/10
 
 
@@ -39,7 +39,7 @@ def test_majority_by_hand():
     assert maj_at_k([RIGHT, RIGHT, WRONG]) == 1.0
     assert maj_at_k([RIGHT, WRONG, WRONG]) == 0.0
     assert maj_at_k([RIGHT, WRONG]) == 0.5  # a tie of two answers, one of them correct
-    assert maj_at_k([RIGHT, NOTHING, NOTHING]) == 1.0  # what cannot be read has no vote
+    assert maj_at_k([RIGHT, NOTHING, NOTHING]) == 1.0  # unparsable answers do not vote
     assert maj_at_k([NOTHING]) == 0.0
 
 
@@ -54,12 +54,12 @@ def test_scores_by_hand():
     assert scores.tokens_per_second == 8 * 2 / 0.5
 
 
-def test_a_paired_difference_by_hand():
-    # Problem 1 gains 1, problems 2 and 3 stay: +1/3, whatever the spread between problems.
+def test_paired_difference_by_hand():
+    # Problem 1 gains 1, problems 2 and 3 do not change: +1/3, however much problems differ.
     before, after = scores_of([[WRONG], [WRONG], [RIGHT]]), scores_of([[RIGHT], [WRONG], [RIGHT]])
     change = compare(before, after)["pass@1"]
     assert (change.a, change.b, change.difference.value) == pytest.approx((1 / 3, 2 / 3, 1 / 3))
-    assert change.within_noise  # one problem of three says nothing
+    assert change.within_noise  # one problem of three proves nothing
 
 
 # Oracle
@@ -72,7 +72,7 @@ def test_pass_at_k_counts_subsets(case: tuple[int, int, int]):
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-def test_the_interval_is_that_of_a_mean_over_problems():
+def test_interval_of_a_mean_over_problems():
     x = np.random.default_rng(0).beta(0.5, 1.5, size=400)
     interval = mean_interval(x.tolist())
     half = 1.96 * x.std(ddof=1) / 20
@@ -103,7 +103,7 @@ def test_scores_are_ordered_and_inside_their_intervals(groups: list[list[Verdict
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(verdicts, min_size=2, max_size=6), st.randoms())
-def test_the_order_of_problems_does_not_matter_to_a_pairing(groups: list[list[Verdict]], random):
+def test_order_of_problems_does_not_matter_for_pairing(groups: list[list[Verdict]], random):
     scores = scores_of(groups)
     shuffled = list(scores.problems)
     random.shuffle(shuffled)
@@ -113,7 +113,7 @@ def test_the_order_of_problems_does_not_matter_to_a_pairing(groups: list[list[Ve
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(verdicts, min_size=1, max_size=4))
-def test_scores_survive_a_file(tmp_path_factory, groups: list[list[Verdict]]):
+def test_scores_round_trip_through_a_file(tmp_path_factory, groups: list[list[Verdict]]):
     path = tmp_path_factory.mktemp("scores") / "scores.json"
     scores = scores_of(groups)
     scores.write(path)
@@ -124,8 +124,8 @@ def test_scores_survive_a_file(tmp_path_factory, groups: list[list[Verdict]]):
 # Edges
 
 
-def test_unanimous_problems_still_leave_room_for_doubt():
-    # Five of five: a true share of 0.478 would still do that with chance 0.478⁵ = 0.025.
+def test_unanimous_problems_have_a_wide_interval():
+    # Five of five: a true share of 0.478 still gives that with probability 0.478⁵ = 0.025.
     all_right, none_right = mean_interval([1.0] * 5), mean_interval([0.0] * 5)
     assert all_right.low == pytest.approx(0.025 ** (1 / 5)) and all_right.high == 1.0
     assert none_right.high == pytest.approx(1 - 0.025 ** (1 / 5)) and none_right.low == 0.0
@@ -150,6 +150,6 @@ def test_impossible_counts(n: int, c: int, k: int):
         pass_at_k(n, c, k)
 
 
-def test_every_wrong_setting_is_listed_at_once():
-    with pytest.raises(ConfigError, match=r"(?s)k=0.*temperature=0.*top_p=2"):
-        Sampling(k=0, temperature=0, top_p=2)
+def test_all_invalid_settings_are_listed():
+    with pytest.raises(ConfigError, match=r"(?s)k=0.*temperature=0.*top_p=2.*batch_size=0"):
+        Sampling(k=0, temperature=0, top_p=2, batch_size=0)

@@ -1,4 +1,4 @@
-"""Areas, paired differences over seeds and problems, and what may be said about them."""
+"""Areas under curves, paired differences over seeds and problems, and their verdicts."""
 
 import json
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dew.errors import ConfigError, ShapeError
 from dew.evaluate import Result, area, compare_runs, paired_interval, read_result
 from dew.evaluate.sampling import Sampled, Sampling
-from dew.evaluate.scores import Problem, Scores
+from dew.evaluate.scores import ScoredProblem, Scores
 from dew.records import RunFolder
 from dew.rewards import Verdict
 
@@ -35,8 +35,8 @@ def test_areas_by_hand():
     assert area([7], [0.25]) == 0.25
 
 
-def test_a_difference_is_paired_by_seed_and_problem():
-    # Seeds differ by 0.3 among themselves, the algorithms by 0.01 in each: pairing sees only the latter.
+def test_difference_is_paired_by_seed_and_problem():
+    # Seeds differ by up to 0.4, the algorithms by 0.01 for every seed: pairing sees only the latter.
     base = [0.1, 0.4, 0.2, 0.3, 0.5]
     result = compare_runs(runs("dapo", base) + runs("gtpo", [x + 0.01 for x in base]), "dapo")
     (d,) = result.differences
@@ -45,19 +45,19 @@ def test_a_difference_is_paired_by_seed_and_problem():
     assert not d.within_noise and d.verdict == "gtpo ahead"
 
 
-def test_problems_are_matched_by_name_not_by_place():
+def test_problems_are_matched_by_name():
     a = Result("a", 0, 1, {"area": {"": 0.0}, "pass@1": {"x": 1.0, "y": 0.0}})
     b = Result("b", 0, 1, {"area": {"": 0.0}, "pass@1": {"y": 0.0, "x": 1.0}})
     assert [d.by_seed for d in compare_runs([a, b], "a").differences] == [(0.0,), (0.0,)]
 
 
-def test_a_run_is_read_from_its_folder(tmp_path):
+def test_read_result_from_a_run_folder(tmp_path):
     folder = RunFolder(tmp_path)
     folder.append_metrics({"step": 1, "accuracy": 0.2, "groups/sampled": 16})
-    folder.append_metrics({"step": 2, "loss": 1.0})  # a mini-batch: nothing was sampled
+    folder.append_metrics({"step": 2, "loss": 1.0})  # a mini-batch without sampling
     folder.append_metrics({"step": 3, "accuracy": 0.4, "groups/sampled": 32})
     verdicts = [[Verdict("correct", "1"), Verdict("wrong", "2")], [Verdict("wrong", "2"), Verdict("wrong", "3")]]
-    problems = [Problem(f"{i}?", "1", [Sampled("a", 1, False)] * 2, v) for i, v in enumerate(verdicts)]
+    problems = [ScoredProblem(f"{i}?", "1", [Sampled("a", 1, False)] * 2, v) for i, v in enumerate(verdicts)]
     Scores("sums", "by hand", Sampling(k=2), problems, 1.0).write(tmp_path / "answers-after.json")
     result = read_result(tmp_path, "gtpo", 3)
     assert (result["area"], result["pass@1"], result["pass@2"], result.groups) == pytest.approx((0.3, 0.25, 0.5, 48))
@@ -67,7 +67,7 @@ def test_a_run_is_read_from_its_folder(tmp_path):
 # Oracle
 
 
-def test_seeds_alone_get_the_width_of_students_t():
+def test_width_for_seeds_alone_is_that_of_students_t():
     from scipy.stats import t
 
     D = np.random.default_rng(1).normal(size=(12, 1))
@@ -76,16 +76,16 @@ def test_seeds_alone_get_the_width_of_students_t():
     assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.15)
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+def test_interval_coverage():
     rng = np.random.default_rng(2)
     hits = 0
-    for _ in range(200):
+    for _ in range(100):
         interval = paired_interval(rng.normal(size=(5, 1)))
         hits += interval.low <= 0 <= interval.high
-    assert hits / 200 > 0.88  # of 1,500 such draws it covers 0.93, and a plain percentile interval 0.85
+    assert hits / 100 > 0.88  # of 1,500 such draws it covers 0.93, and a plain percentile interval 0.85
 
 
-def test_few_problems_widen_the_interval_though_all_seeds_agree():
+def test_few_problems_widen_the_interval_even_if_all_seeds_agree():
     one_seed = np.random.default_rng(3).normal(size=(1, 20))
     D = np.repeat(one_seed, 6, axis=0)
     interval = paired_interval(D)
@@ -98,7 +98,7 @@ heights = st.lists(st.floats(0, 1), min_size=2, max_size=7)
 
 
 @given(heights, st.floats(0.1, 10), st.floats(-5, 5))
-def test_an_area_knows_no_unit_of_steps(values, unit, start):
+def test_area_does_not_depend_on_the_unit_of_steps(values, unit, start):
     steps = list(range(len(values)))
     moved = [start + unit * step for step in steps]
     assert area(moved, values) == pytest.approx(area(steps, values), abs=1e-9)
@@ -107,7 +107,7 @@ def test_an_area_knows_no_unit_of_steps(values, unit, start):
 
 @settings(max_examples=20, deadline=None)
 @given(heights, heights)
-def test_exchanging_the_two_turns_the_sign(a, b):
+def test_swapping_the_algorithms_flips_the_sign(a, b):
     n = min(len(a), len(b))
     D = np.subtract(a[:n], b[:n])[:, None]
     forth, back = paired_interval(D), paired_interval(-D)
@@ -119,18 +119,18 @@ def test_exchanging_the_two_turns_the_sign(a, b):
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 4])
-def test_few_seeds_tell_nothing(seeds):
+def test_too_few_seeds(seeds):
     base = [0.1] * seeds
     (d,) = compare_runs(runs("a", base) + runs("b", [0.9] * seeds), "a").differences
     assert d.within_noise and "too few seeds" in d.verdict
 
 
-def test_a_difference_of_changing_sign_is_noise():
+def test_difference_of_changing_sign_is_noise():
     (d,) = compare_runs(runs("a", [0.2] * 5) + runs("b", [0.3, 0.1, 0.25, 0.18, 0.2]), "a").differences
     assert d.verdict == "within noise"
 
 
-def test_what_cannot_be_compared_is_said():
+def test_incomparable_inputs():
     with pytest.raises(ShapeError, match="2 steps and 1 values"):
         area([1, 2], [0.5])
     with pytest.raises(ShapeError, match="seeds, problems"):
@@ -143,6 +143,6 @@ def test_what_cannot_be_compared_is_said():
         compare_runs([*runs("a", [0.1]), Result("b", 5, 1, {"area": {"": 0.1}})], "a")
 
 
-def test_a_run_without_accuracy(tmp_path):
+def test_run_without_accuracy(tmp_path):
     with pytest.raises(ConfigError, match="no accuracy"):
         read_result(tmp_path, "gtpo", 0)

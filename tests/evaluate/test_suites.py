@@ -1,25 +1,25 @@
-"""The paper's suite: its sets, its settings, and a table beside the published one."""
+"""The paper's suite: data sets, settings, and the table of published results."""
 
 import pytest
 
 from dew.errors import ConfigError
 from dew.evaluate import Sampling
 from dew.evaluate.sampling import Sampled
-from dew.evaluate.scores import Problem, Scores
+from dew.evaluate.scores import ScoredProblem, Scores
 from dew.evaluate.suites import PAPER, suite
 from dew.rewards import Verdict
 
 
 def scores(task, k, correct):
-    """Two problems with k answers each, of which `correct` are right in the first and none in the second."""
+    """Two problems with k answers each; `correct` answers to the first are correct, none to the second."""
     answers = [Sampled("x", 1, False)] * k
     verdicts = [Verdict("correct" if i < correct else "wrong", str(i)) for i in range(k)]
     wrong = [Verdict("wrong", "0")] * k
-    problems = [Problem("a", "1", answers, verdicts), Problem("b", "1", answers, wrong)]
+    problems = [ScoredProblem("a", "1", answers, verdicts), ScoredProblem("b", "1", answers, wrong)]
     return Scores(task, "m", Sampling(k=k), problems, 1.0)
 
 
-def test_the_table_stands_beside_the_papers():
+def test_table_has_published_and_own_scores():
     heading, *published, own = PAPER.table("mine", {task: scores(task, 32, 16) for task in PAPER.tasks})
     assert heading[1] == "aime24 mean@32" and len(published) == 10
     gtpo = dict((row[0], row[1:]) for row in published)["7B GTPO"]
@@ -28,12 +28,12 @@ def test_the_table_stands_beside_the_papers():
     assert own[3].startswith("50.00 [")  # pass@32: one of two problems
 
 
-def test_scores_that_were_not_sampled_are_said_to_be_missing():
+def test_missing_scores_are_marked():
     *_, own = PAPER.table("mine", {task: scores(task, 4, 2) for task in PAPER.tasks})
     assert own[1] == "not sampled" and own[2].startswith("50.00 [")  # pass@4 of 4 answers, two right
 
 
-def test_unknown_suites_are_named():
+def test_unknown_suite():
     assert suite("paper").sampling["k"] == 32
-    with pytest.raises(ConfigError, match="There are: paper"):
+    with pytest.raises(ConfigError, match="Did you mean 'paper'"):
         suite("papers")

@@ -1,4 +1,4 @@
-"""Captured sampling gives what generate gives. On a CPU the same steps run, without graphs."""
+"""Captured decoding matches `generate`. On a CPU the same steps run without graphs."""
 
 import functools
 
@@ -17,7 +17,7 @@ PROMPTS = [[5, 6, 7], [8], [5, 6, 7], [9, 10, 11, 12, 13], [5, 6]]
 
 
 def generated(model, prompts, new):
-    """Greedy answers of transformers' generate, each cut after its end."""
+    """Greedy answers of transformers' generate, each cut after its end token."""
     width = max(map(len, prompts))
     ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts], device=model.device)
     live = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
@@ -35,23 +35,23 @@ def greedy(model, **kwargs):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("heads", [{}, GROUPED])
-def test_greedy_answers_are_those_of_generate(seed, heads):
+def test_greedy_answers_match_generate(seed, heads):
     model = trl_tiny.model(seed, **heads).double()
     ours = greedy(model)
     expected = generated(model, PROMPTS, 20)
     assert ours.answers(PROMPTS, 20) == expected
-    assert ours.answers(PROMPTS, 20) == expected  # buffers of the first call are used again
+    assert ours.answers(PROMPTS, 20) == expected  # reuses the buffers of the first call
     assert ours.answers(PROMPTS[1:], 20) == expected[1:]
     assert any(len(row) < 20 for seed in range(6) for row in generated(trl_tiny.model(seed, **heads), PROMPTS, 20))
 
 
-def test_looking_at_more_slots_on_the_way_changes_nothing(monkeypatch):
+def test_growing_number_of_visible_slots(monkeypatch):
     monkeypatch.setattr(decoder, "VISIBLE", 4)
     model = trl_tiny.model(3, **GROUPED).double()
     assert greedy(model).answers(PROMPTS, 30) == generated(model, PROMPTS, 30)
 
 
-def test_prompts_read_in_several_parts(monkeypatch):
+def test_prefill_in_several_parts(monkeypatch):
     monkeypatch.setattr(decoder, "PREFILL", 7)
     model = trl_tiny.model(3, **GROUPED).double()
     assert greedy(model).answers(PROMPTS, 12) == generated(model, PROMPTS, 12)
@@ -66,16 +66,16 @@ def test_new_weights_give_new_answers():
 
 
 @pytest.mark.gpu
-def test_graphs_give_what_generate_gives_on_a_gpu():
+def test_graphs_match_generate_on_a_gpu():
     model = trl_tiny.model(3, max_position_embeddings=1024, **GROUPED).double().cuda()
     assert greedy(model).answers(PROMPTS, 600) == generated(model, PROMPTS, 600)
 
 
-# ── how a token is drawn ────────────────────────────────────────────────────────────────────────────────────
+# ── choosing a token ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_come_as_often_as_the_softmax_says(temperature):
+def test_token_frequencies_match_the_softmax(temperature):
     torch.manual_seed(0)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
     n = 40_000
@@ -96,18 +96,18 @@ def test_tokens_come_as_often_as_the_softmax_says(temperature):
         ({"min_p": 0.2}, MinPLogitsWarper(0.2)),
     ],
 )
-def test_what_is_left_out_is_what_transformers_leaves_out(settings, warper, temperature):
+def test_filters_match_transformers(settings, warper, temperature):
     torch.manual_seed(0)
     logits = torch.randn(64, 20) * 3
-    ours = Draw(temperature=temperature, **settings).kept(logits)
+    ours = Draw(temperature=temperature, **settings).filter(logits)
     theirs = warper(None, logits / temperature)
     assert torch.equal(ours.isinf(), theirs.isinf())
 
 
-# ── the copy that samples ───────────────────────────────────────────────────────────────────────────────────
+# ── the sampling copy ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_copy_follows_the_weights_in_its_own_precision():
+def test_copy_is_refreshed_in_its_own_dtype():
     model = trl_tiny.model(0, tie_word_embeddings=True)
     sampler = SamplingCopy(model, torch.bfloat16)
     copied = sampler.model
@@ -117,12 +117,12 @@ def test_a_copy_follows_the_weights_in_its_own_precision():
         for p in model.parameters():
             p.mul_(3)
     kept = copied.lm_head.weight
-    assert sampler.refresh() is copied and copied.lm_head.weight is kept  # in place: graphs hold addresses
+    assert sampler.refresh() is copied and copied.lm_head.weight is kept  # in place: graphs refer to addresses
     for p, q in zip(model.parameters(), copied.parameters(), strict=True):
         assert torch.equal(p.bfloat16(), q)
 
 
-def test_a_copy_does_not_call_the_model_that_it_was_made_of():
+def test_copy_does_not_call_the_original_model():
     model, ids = trl_tiny.model(0), torch.tensor([PROMPTS[3]])
     inner = model.forward
 
@@ -140,15 +140,15 @@ def test_a_copy_does_not_call_the_model_that_it_was_made_of():
     assert torch.equal(sampler(ids).logits, before)
 
 
-def test_a_copy_shares_what_has_the_right_precision():
+def test_copy_shares_parameters_of_the_right_dtype():
     model = trl_tiny.model(0).bfloat16()
-    model.lm_head.float()  # as adapters beside a frozen base
+    model.lm_head.float()  # like adapters on a frozen base
     copied = SamplingCopy(model, torch.bfloat16).model
     inner, outer = dict(copied.named_parameters()), dict(model.named_parameters())
     assert {name for name in inner if inner[name] is not outer[name]} == {"lm_head.weight"}
 
 
-def test_a_model_that_samples_in_its_own_precision_is_not_copied():
+def test_model_of_the_right_dtype_is_not_copied():
     model = trl_tiny.model(0)
     assert SamplingCopy(model).model is model
     assert SamplingCopy(model, torch.float32).model is model
@@ -185,38 +185,38 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
         trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
     )
     trainer.train()
-    told = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
-    assert len(told) == 1 and "not permitted" in told[0]
+    warnings = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
+    assert len(warnings) == 1 and "not permitted" in warnings[0]
 
 
 # ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_buffers_are_kept_for_sizes_alike():
+def test_buffers_are_reused_for_similar_sizes():
     model, many = trl_tiny.model(), [[5, 6]] * 33
     ours = greedy(model)
     for n in (33, 31, 32, 9, 30, 10, 33):
         ours.answers(many[:n], 2)
     assert sorted(ours._kept) == [12, 32, 48]
-    assert all(rows <= decoder._room(rows) < 2 * rows for rows in range(2, 2000))
+    assert all(rows <= decoder._capacity(rows) < 2 * rows for rows in range(2, 2000))
 
 
-def test_no_prompts_no_answers():
+def test_no_prompts():
     assert greedy(trl_tiny.model()).answers([], 5) == []
 
 
-def test_one_token_is_drawn_from_the_prompt_alone():
+def test_single_token():
     model = trl_tiny.model(2).double()
     assert greedy(model).answers(PROMPTS, 1) == generated(model, PROMPTS, 1)
 
 
-def test_training_goes_on_as_it_was():
+def test_training_mode_and_attention_are_restored():
     model = trl_tiny.model().train()
     greedy(model).answers(PROMPTS, 3)
     assert model.training and model.config._attn_implementation == trl_tiny.model().config._attn_implementation
 
 
-def test_refusals_say_why():
+def test_unsupported_models():
     from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
     assert refusal(trl_tiny.model()) is None
@@ -231,4 +231,4 @@ def test_refusals_say_why():
     sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "num_key_value_heads": 2}
     assert "sliding_attention" in refusal(Qwen2ForCausalLM(Qwen2Config(**small, **sliding)))
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=8))
-    assert refusal(model) is None or "cache of fixed size" in refusal(model)
+    assert refusal(model) is None or "static cache" in refusal(model)

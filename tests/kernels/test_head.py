@@ -1,4 +1,4 @@
-"""Finding a model's plain linear head, or the reason why there is none."""
+"""`plain_head`: find a model's linear head, or explain why it has none."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ def model(layer, **config):
     return SimpleNamespace(get_output_embeddings=lambda: layer, config=SimpleNamespace(**config))
 
 
-def test_a_plain_head_is_found():
+def test_plain_head_is_found():
     layer = nn.Linear(4, 9)
     head = plain_head(model(layer))
     assert isinstance(head, Head)
@@ -30,14 +30,14 @@ def test_a_plain_head_is_found():
         ({"final_logit_softcapping": None}, 1.0, None),
     ],
 )
-def test_transforms_are_read_from_the_configuration(config, temperature, softcap):
+def test_transforms_are_read_from_the_config(config, temperature, softcap):
     head = plain_head(model(nn.Linear(4, 9, bias=False), **config))
     assert isinstance(head, Head)
     assert (head.bias, head.temperature, head.softcap) == (None, temperature, softcap)
 
 
 class Wrapped(nn.Linear):
-    """Stands for an adapter's layer, which is a Linear by class and more than that by behaviour."""
+    """Like an adapter layer: a Linear by class that does more."""
 
 
 def empty():
@@ -64,13 +64,13 @@ def hooked():
         (model(nn.Linear(4, 9), lm_head_multiplier=2.0), "lm_head_multiplier"),
     ],
 )
-def test_anything_else_is_told_in_a_sentence(given, says):
+def test_other_heads_give_a_reason(given, says):
     reason = plain_head(given)
     assert isinstance(reason, str) and says in reason
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_a_transformers_model_gives_its_own_logits(adapter):
+def test_head_reproduces_the_logits_of_a_transformers_model(adapter):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Gemma2Config(vocab_size=50, head_dim=8, num_key_value_heads=1, **sizes)

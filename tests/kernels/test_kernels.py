@@ -1,4 +1,4 @@
-"""Log-probability and entropy from hidden states: values, gradients, and shapes chosen to hurt."""
+"""linear_logprob_entropy: values, gradients and awkward shapes."""
 
 import math
 from itertools import pairwise
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dew.errors import ConfigError, DewError, ShapeError
-from dew.kernels import budget, chunked, linear, linear_logprob_entropy, passes
+from dew.kernels import chunked, linear, linear_logprob_entropy, passes
 
 SHAPES = [(1, 1, 1), (1, 5, 2), (7, 3, 1), (13, 25, 50), (33, 17, 123), (52, 50, 257)]
 
@@ -42,7 +42,7 @@ def small_chunks(monkeypatch, nbytes):
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_two_words(impl):
+def test_vocabulary_of_two(impl):
     # h = 1, W = (ln 3, 0): p = 3/4, 1/4. logp = ln 3/4, H = ln 4 − 3/4 ln 3.
     # ∂logp/∂h = W_y − Σ p W = ln 3 / 4, ∂logp/∂W = (1 − p, −p) h = (1/4, −1/4).
     hidden = torch.tensor([[1.0]], dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_two_words(impl):
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_two_words_with_bias_cap_and_temperature(impl):
+def test_vocabulary_of_two_with_bias_softcap_and_temperature(impl):
     # scores (1 + 1, 0), cap 2: 2 tanh(2/2) = 2 · 0.761594 = 1.523188, T = 2: 0.761594 and 0. p = σ(0.761594) = 0.681700
     hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [0.0]])
     settings = {"bias": torch.tensor([1.0, 0.0]), "softcap": 2.0, "temperature": 2.0, "impl": impl}
@@ -65,7 +65,7 @@ def test_two_words_with_bias_cap_and_temperature(impl):
     assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=2e-6)
 
 
-# Oracle: loops over lists, straight from the definition, and float64 differences for the gradients.
+# Oracle: loops over lists, straight from the definition; finite differences for the gradients.
 
 
 def by_hand(hidden, weight, targets, bias, temperature, softcap):
@@ -84,7 +84,7 @@ def by_hand(hidden, weight, targets, bias, temperature, softcap):
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 2.0, True)])
-def test_values_are_those_of_the_definition(impl, shape, temperature, softcap, bias):
+def test_values_match_the_definition(impl, shape, temperature, softcap, bias):
     hidden, weight, targets, b = problem(*shape, bias=bias)
     settings = {"temperature": temperature, "softcap": softcap}
     got = linear_logprob_entropy(hidden, weight, targets, bias=b, impl=impl, **settings)
@@ -94,7 +94,7 @@ def test_values_are_those_of_the_definition(impl, shape, temperature, softcap, b
 
 @pytest.mark.parametrize("entropy_grad", [False, True])
 @pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 2.0, True)])
-def test_gradients_are_those_of_differences(entropy_grad, temperature, softcap, bias):
+def test_gradients_match_finite_differences(entropy_grad, temperature, softcap, bias):
     hidden, weight, targets, b = problem(4, 3, 5, bias=bias)
     targets[1] = -100
     leaves = [t.requires_grad_() for t in (hidden, weight, b) if t is not None]
@@ -115,7 +115,7 @@ def test_gradients_are_those_of_differences(entropy_grad, temperature, softcap, 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("entropy_grad", [False, True])
 @pytest.mark.parametrize("nbytes", [64, 5000, 1 << 28])
-def test_chunks_of_any_size_give_the_reference(shape, entropy_grad, nbytes, monkeypatch):
+def test_chunks_of_any_size_match_the_reference(shape, entropy_grad, nbytes, monkeypatch):
     small_chunks(monkeypatch, nbytes)
     hidden, weight, targets, b = problem(*shape, bias=True)
     targets[::3] = -100
@@ -131,8 +131,8 @@ def test_chunks_of_any_size_give_the_reference(shape, entropy_grad, nbytes, monk
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_errs_no_more_than_the_naive_path(dtype, frozen):
-    """Truth in float64; naive: logits in the input's type, then float32."""
+def test_errors_are_no_larger_than_the_naive_path(dtype, frozen):
+    """Truth in float64; naive path: logits in the input dtype, then float32."""
     hidden, weight, targets, _ = problem(96, 64, 517, dtype=dtype, scale=0.4)
     g = torch.randn(96)
     truth = run(hidden.double(), weight.double(), targets, g, impl="reference")
@@ -158,7 +158,7 @@ numbers = st.integers(0, 2**31)
 
 @given(seed=numbers, shift=st.floats(-200, 200))
 @settings(max_examples=30, deadline=None)
-def test_a_shift_of_all_scores_changes_nothing(seed, shift):
+def test_shifting_all_scores_changes_nothing(seed, shift):
     hidden, weight, targets, b = problem(5, 4, 9, seed=seed, bias=True)
     plain = linear_logprob_entropy(hidden, weight, targets, bias=b, impl="chunked")
     moved = linear_logprob_entropy(hidden, weight, targets, bias=b + shift, impl="chunked")
@@ -167,7 +167,7 @@ def test_a_shift_of_all_scores_changes_nothing(seed, shift):
 
 @given(seed=numbers, scale=st.floats(0, 30))
 @settings(max_examples=30, deadline=None)
-def test_both_numbers_stay_in_range(seed, scale):
+def test_values_stay_in_range(seed, scale):
     hidden, weight, targets, _ = problem(6, 4, 11, seed=seed, scale=scale, dtype=torch.float32)
     logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="chunked")
     assert (logp <= 0).all() and (entropy >= 0).all()
@@ -184,7 +184,7 @@ def test_probabilities_of_all_targets_sum_to_one(seed):
 
 @given(seed=numbers)
 @settings(max_examples=20, deadline=None)
-def test_the_order_of_the_vocabulary_does_not_matter(seed):
+def test_vocabulary_order_does_not_matter(seed):
     hidden, weight, targets, _ = problem(5, 4, 9, seed=seed)
     order = torch.randperm(9)
     there = torch.empty_like(order).scatter_(0, order, torch.arange(9))
@@ -225,7 +225,7 @@ def test_all_rows_ignored():
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_equal_scores_have_the_largest_entropy(impl):
+def test_equal_scores_have_maximum_entropy(impl):
     logp, entropy = linear_logprob_entropy(torch.zeros(3, 4), torch.randn(77, 4), torch.tensor([0, 5, 76]), impl=impl)
     torch.testing.assert_close(logp, torch.full((3,), -math.log(77)))
     torch.testing.assert_close(entropy, torch.full((3,), math.log(77)))
@@ -241,8 +241,8 @@ def test_scores_far_from_zero(level):
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_forbidden_entries(impl):
-    """Scores of −∞ have no part in the entropy; a forbidden target has log-probability −∞ and finite gradients."""
+def test_scores_of_minus_infinity(impl):
+    """Scores of −∞ do not enter the entropy; such a target has log-probability −∞ and finite gradients."""
     hidden, weight, _, b = problem(2, 4, 9, bias=True)
     b[[2, 7]] = -math.inf
     allowed = [0, 1, 3, 4, 5, 6, 8]
@@ -255,7 +255,7 @@ def test_forbidden_entries(impl):
 
 
 @pytest.mark.parametrize("want", [1e-1, 1e-2, 1e-3, 1e-4])
-def test_small_entropies_keep_their_digits(want):
+def test_small_entropies_are_accurate(want):
     # One entry at 0, 999 at −z: with q the tail's mass, H = log(1 + r) + r z / (1 + r), r = 999 e^{−z}.
     low, high = 1.0, 60.0
     for _ in range(200):
@@ -268,13 +268,13 @@ def test_small_entropies_keep_their_digits(want):
     for level in (0.0, 30.0):
         bias = torch.full((1000,), level)
         logp, entropy = linear_logprob_entropy(torch.ones(1, 1), weight, torch.tensor([321]), bias=bias, impl="chunked")
-        spacing = 4e-6 if level else 0  # float32 scores near 30 are that far apart, whoever sums them
+        spacing = 4e-6 if level else 0  # spacing of float32 scores near 30
         assert entropy.item() == pytest.approx(truth[1].item(), rel=1e-3 + spacing * 2)
         assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("entropy_grad", [False, True])
-def test_a_frozen_head_gets_no_gradient(entropy_grad, monkeypatch):
+def test_frozen_head(entropy_grad, monkeypatch):
     small_chunks(monkeypatch, 5000)
     hidden, weight, targets, _ = problem(33, 17, 123)
     g, ge = torch.randn(2, 33).double()
@@ -287,7 +287,7 @@ def test_a_frozen_head_gets_no_gradient(entropy_grad, monkeypatch):
     torch.testing.assert_close(grads[1], grads[0])
 
 
-def test_a_frozen_trunk_gets_no_gradient():
+def test_frozen_hidden_states():
     hidden, weight, targets, b = problem(13, 5, 50, bias=True)
     want = run(hidden, weight, targets, torch.ones(13), bias=b, impl="reference")
     b.requires_grad_(), weight.requires_grad_()
@@ -295,7 +295,7 @@ def test_a_frozen_trunk_gets_no_gradient():
     torch.testing.assert_close(list(torch.autograd.grad(logp.sum(), (weight, b))), want[3:])
 
 
-def test_a_tied_head_sums_both_gradients():
+def test_tied_weights_sum_both_gradients():
     table = torch.randn(50, 8, dtype=torch.float64, requires_grad=True)
     tokens = torch.randint(50, (13,))
     grads = []
@@ -311,17 +311,17 @@ def test_without_gradients_nothing_is_saved():
     with torch.no_grad():
         logp, entropy = linear_logprob_entropy(hidden, weight, targets)
     assert logp.grad_fn is None and entropy.grad_fn is None
-    assert linear._what_to_save(hidden, weight.detach(), None, False, "auto") == "nothing"
+    assert linear._what_to_save(hidden, weight.detach(), None, False) == "nothing"
 
 
-def test_entropy_is_detached_unless_asked_for():
+def test_entropy_is_detached_by_default():
     hidden, weight, targets, _ = problem(13, 5, 50)
     hidden.requires_grad_()
     assert not linear_logprob_entropy(hidden, weight, targets)[1].requires_grad
     assert linear_logprob_entropy(hidden, weight, targets, entropy_grad=True)[1].requires_grad
 
 
-def test_rows_without_gradient_are_dropped(monkeypatch):
+def test_rows_without_gradient_are_skipped(monkeypatch):
     hidden, weight, targets, _ = problem(13, 5, 50)
     g = torch.randn(13)
     g[[0, 3, 4]] = 0
@@ -335,7 +335,7 @@ def test_rows_without_gradient_are_dropped(monkeypatch):
 
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.3])
 def test_kept_weights_give_the_same_gradients(share, monkeypatch):
-    """What a GPU with room to spare does: two products from the forward pass's weights."""
+    """The path of a GPU with enough free memory: two products with the stored weights."""
     monkeypatch.setattr(linear, "_what_to_save", lambda *args: "weights")
     hidden, weight, targets, b = problem(40, 17, 123, bias=True)
     targets[::5] = -100
@@ -345,7 +345,7 @@ def test_kept_weights_give_the_same_gradients(share, monkeypatch):
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor that any operation made, in entries."""
+    """Size of the largest tensor created by any operation, in entries."""
 
     entries = 0
 
@@ -371,7 +371,7 @@ def test_memory_is_bounded_by_a_chunk(entropy_grad, monkeypatch):
 @pytest.mark.parametrize("length", [1, 5, 127, 128, 1000, 152_064])
 @pytest.mark.parametrize("nbytes", [1, 1000, 100_000, 1 << 30])
 def test_spans_cover_everything_once(length, nbytes):
-    cuts = list(budget.spans(length, 32, nbytes, 128))
+    cuts = list(chunked.spans(length, 32, nbytes, 128))
     assert cuts[0][0] == 0 and cuts[-1][1] == length
     assert all(a[1] == b[0] for a, b in pairwise(cuts))
     assert all(high - low <= max(1, nbytes // 32) or high - low <= 128 for low, high in cuts)
@@ -394,7 +394,7 @@ def test_torch_compile_keeps_one_graph(frozen):
 
 
 @pytest.mark.parametrize("save", ["nothing", "scores", "slopes"])
-def test_the_operator_is_well_registered(save):
+def test_operator_registration(save):
     hidden, weight, targets, b = problem(6, 4, 9, bias=True)
     hidden.requires_grad_(), weight.requires_grad_(save == "scores")
     args = (hidden, weight, b, targets, 1.0, None, save, "chunked")
@@ -402,7 +402,7 @@ def test_the_operator_is_well_registered(save):
     torch.library.opcheck(torch.ops.dew.logprob_entropy.default, args, test_utils=tests)
 
 
-def test_autocast_is_followed():
+def test_autocast():
     hidden, weight, targets, _ = problem(6, 4, 9, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         got = linear_logprob_entropy(hidden, weight, targets)
@@ -417,7 +417,7 @@ def test_strided_inputs():
 
 
 @pytest.mark.parametrize(
-    "change, error, says",
+    "change, error, message",
     [
         ({"hidden": torch.zeros(2, 3, 4)}, ShapeError, "flatten"),
         ({"targets": torch.zeros(5).long()}, ShapeError, r"\(N,\)"),
@@ -426,7 +426,7 @@ def test_strided_inputs():
         ({"targets": torch.tensor([0, -1, 1])}, ShapeError, "marked -100"),
         ({"weight": torch.zeros(9, 5)}, ShapeError, "expected"),
         ({"weight": torch.zeros(0, 4)}, ShapeError, "no rows"),
-        ({"weight": torch.zeros(9, 4).half()}, ShapeError, "one floating type"),
+        ({"weight": torch.zeros(9, 4).half()}, ShapeError, "one floating dtype"),
         ({"bias": torch.zeros(8)}, ShapeError, "bias"),
         ({"temperature": 0.0}, ConfigError, "above 0"),
         ({"softcap": -1.0}, ConfigError, "softcap"),
@@ -434,12 +434,12 @@ def test_strided_inputs():
         ({"impl": "triton"}, ConfigError, "auto"),
     ],
 )
-def test_bad_input_is_answered_with_advice(change, error, says):
+def test_invalid_input_raises(change, error, message):
     given_ = {
         "hidden": torch.zeros(3, 4),
         "weight": torch.zeros(9, 4),
         "targets": torch.tensor([0, 1, 2]),
     } | change
-    with pytest.raises(error, match=says) as caught:
+    with pytest.raises(error, match=message) as caught:
         linear_logprob_entropy(given_.pop("hidden"), given_.pop("weight"), given_.pop("targets"), **given_)
     assert isinstance(caught.value, DewError)

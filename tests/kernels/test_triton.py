@@ -1,4 +1,4 @@
-"""Runs triton_cases.py and hopper_cases.py in their own processes: Triton decides at import whether it interprets."""
+"""Run triton_cases.py and hopper_cases.py in separate processes: Triton reads TRITON_INTERPRET at import."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def run_cases(name, **environment):
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
-def test_under_the_interpreter():
+def test_in_the_interpreter():
     run_cases("triton_cases.py", TRITON_INTERPRET="1")
 
 

@@ -1,4 +1,4 @@
-"""What the Triton kernels must show, on a GPU or under Triton's interpreter. Run by test_kernels_triton.py."""
+"""Tests of the Triton kernels, on a GPU or in Triton's interpreter. Run by test_triton.py."""
 
 import logging
 import math
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import dew.kernels
-from dew.kernels import linear, linear_logprob_entropy, linear_policy_loss
+from dew.kernels import linear, linear_logprob_entropy
 from dew.kernels import triton as backend
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 STORED, OTHER = (torch.float32, torch.float16) if INTERPRETED else (torch.bfloat16, torch.float16)
-"""Stored weights need float32's exponents; the interpreter's bfloat16 product is broken."""
+"""Stored weights need float32's exponent range; the interpreter's bfloat16 product is broken."""
 SHAPES = [(1, 8, 1), (37, 40, 300), (130, 72, 517)]
 if not INTERPRETED:
     SHAPES += [(1000, 576, 5003), (200, 896, 151_936)]
@@ -45,7 +45,7 @@ def doubles(*tensors):
 
 
 def assert_near(got, want, dtype):
-    """Values to float32's accuracy, gradients to that of the inputs' type."""
+    """Values to float32 accuracy, gradients to that of the input dtype."""
     for ours, truth in zip(got[:2], want[:2], strict=True):
         torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
     for ours, truth in zip(got[2:], want[2:], strict=True):
@@ -61,7 +61,7 @@ def save(request, monkeypatch):
 
 @pytest.fixture(params=["triton", "hopper"] if HOPPER else ["triton"])
 def kernel(request, monkeypatch):
-    """Which kernel makes the pass without stored weights: on Hopper there are two."""
+    """The kernel of the pass without stored weights: on Hopper there are two."""
     if request.param == "triton":
         monkeypatch.setattr(backend, "_is_hopper", lambda device: False)
     yield request.param
@@ -82,7 +82,7 @@ def test_values_and_gradients(dtype, shape, temperature, softcap, bias, save):
 
 @pytest.mark.parametrize("dtype", [STORED, OTHER])
 @pytest.mark.parametrize("softcap, bias", [(None, False), (5.0, True)])
-def test_gradients_of_the_entropy(dtype, softcap, bias):
+def test_entropy_gradients(dtype, softcap, bias):
     hidden, weight, targets, b = problem(37, 40, 300, dtype, bias=bias)
     g, ge = torch.randn(2, 37, device=DEVICE)
     settings = {"softcap": softcap, "entropy_grad": True}
@@ -92,7 +92,7 @@ def test_gradients_of_the_entropy(dtype, softcap, bias):
 
 
 @pytest.mark.parametrize("dtype, shape", CASES)
-def test_a_frozen_head(dtype, shape):
+def test_frozen_head(dtype, shape):
     hidden, weight, targets, _ = problem(*shape, dtype)
     g = torch.randn(shape[0], device=DEVICE)
     got = run(hidden, weight, targets, g, frozen=True, impl="triton", temperature=0.8)
@@ -100,30 +100,14 @@ def test_a_frozen_head(dtype, shape):
     assert_near(got, run(x, w, targets, g, frozen=True, impl="reference", temperature=0.8), dtype)
 
 
-@pytest.mark.parametrize("dtype, shape", CASES)
-def test_the_policy_loss(dtype, shape):
-    hidden, weight, targets, _ = problem(*shape, dtype)
-    x, w = doubles(hidden, weight)
-    logp, _ = linear_logprob_entropy(x, w, targets, impl="reference")
-    old = logp + 0.3 * torch.randn_like(logp)
-    a = torch.randn_like(logp)
-    a[::3] = 0
-    outs = []
-    for h, m, impl in ((x, w, "reference"), (hidden, weight, "triton")):
-        leaves = [t.detach().clone().requires_grad_() for t in (h, m)]
-        out = linear_policy_loss(*leaves, targets, old, a, impl=impl)
-        grads = torch.autograd.grad(out.loss, leaves)
-        outs.append([out.logp, out.entropy, *grads, out.loss.detach()])
-    assert_near(outs[1], outs[0], dtype)
-
-
-@pytest.mark.parametrize("v, settings", [(300, {}), (1500, {}), (300, {"softcap": 150.0, "temperature": 0.8})])
+@pytest.mark.parametrize("v, settings", [(1100, {}), (300, {"softcap": 150.0, "temperature": 0.8})])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_targets_that_are_next_to_impossible(frozen, v, settings, monkeypatch):
-    """p_v / p_y does not fit any float: such rows are done again. Scores reach ±50 and beyond."""
+def test_very_unlikely_targets(frozen, v, settings, monkeypatch):
+    """p_v / p_y overflows: such rows are redone. Scores reach ±50 and beyond."""
     monkeypatch.setattr(linear, "_what_to_save", lambda *args: "slopes" if frozen else "weights")
-    hidden, weight, targets, bias = problem(300, 64, v, STORED, scale=10.0, bias=bool(settings))
-    g = torch.randn(300, device=DEVICE)
+    n = 140 if INTERPRETED else 300  # more than one block of rows
+    hidden, weight, targets, bias = problem(n, 64, v, STORED, scale=10.0, bias=bool(settings))
+    g = torch.randn(n, device=DEVICE)
     x, w, b = doubles(hidden, weight, bias)
     want = run(x, w, targets, g, bias=b, frozen=frozen, impl="reference", **settings)
     assert (want[0] < -100).sum() > 20 and (want[0] > -20).any()
@@ -144,7 +128,7 @@ def test_scores_far_from_zero(level):
         torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
 
 
-def test_forbidden_entries():
+def test_scores_of_minus_infinity():
     hidden, weight, _, b = problem(6, 16, 300, OTHER, bias=True)
     b[::2] = -math.inf
     b[:260] = -math.inf  # a whole tile
@@ -160,7 +144,7 @@ def test_forbidden_entries():
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("rest", [1, 600])
 @pytest.mark.parametrize("want", [1e-2, 1e-3, 1e-4])
-def test_small_entropies_keep_their_digits(rest, want):
+def test_small_entropies_are_accurate(rest, want):
     """One entry far above `rest` equal ones, placed in the first, a middle and the last tile."""
     low, high = 1.0, 60.0
     for _ in range(100):
@@ -196,8 +180,8 @@ def test_all_rows_ignored():
 
 
 @pytest.mark.usefixtures("kernel")
-def test_targets_outside_the_vocabulary_show():
-    """Nothing waits for the device before the kernels are launched, so such rows are NaN; the backward pass raises."""
+def test_targets_outside_the_vocabulary_give_nan():
+    """The forward pass does not synchronise, so it cannot raise: such rows are NaN, and the backward pass raises."""
     hidden, weight, targets, _ = problem(9, 40, 300, OTHER)
     targets[:2] = torch.tensor([300, -1])
     logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="triton")
@@ -224,13 +208,13 @@ def test_no_rows():
         assert logp.shape == (0,) and not any(t.any() for t in grads)
 
 
-def test_auto_takes_triton_where_it_can():
+def test_auto_selects_triton_where_it_can_run():
     hidden, weight, _, _ = problem(5, 16, 50, OTHER)
     assert linear.backend_for("auto", hidden, weight).__name__ == "dew.kernels.triton"
     assert linear.backend_for("auto", hidden[:, :3].contiguous(), weight).__name__ == "dew.kernels.chunked"
 
 
-def test_without_gluon_another_kernel_is_used_and_said_once(monkeypatch, caplog):
+def test_without_gluon_the_generic_kernel_is_used_and_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(backend, "_is_hopper", lambda device: True)
     monkeypatch.setattr(backend, "hopper_failed", [])
     monkeypatch.setitem(sys.modules, "dew.kernels.hopper", None)
@@ -257,7 +241,7 @@ if HOPPER:
             assert_near(got, want, dtype)
 
     def test_both_kernels_agree(monkeypatch):
-        """Items of six, five, two and one tile; few and many blocks of rows; one step of depth and more."""
+        """Items of six, five, two and one tile; few and many row blocks; one step of depth and more."""
         for n, d, v in [(32_768, 576, 49_152), (5000, 64, 32_000), (768, 200, 49_152), (130, 128, 777), (63, 192, 9)]:
             hidden, weight, targets, _ = problem(n, d, v, torch.bfloat16)
             for y in (targets, targets.clamp_min(0)):
@@ -271,7 +255,7 @@ if HOPPER:
 
 if not INTERPRETED:
 
-    def test_errs_no_more_than_the_naive_path():
+    def test_errors_are_no_larger_than_the_naive_path():
         hidden, weight, targets, _ = problem(2048, 896, 32_000, torch.bfloat16, scale=0.6)
         targets = targets.clamp_min(0)
         g = torch.randn(2048, device=DEVICE)

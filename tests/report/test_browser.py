@@ -1,6 +1,6 @@
-"""The page in a real browser: Debian's Chromium, headless, driven by Playwright. Nothing here needs a network.
+"""The page in a headless Chromium, driven by Playwright. No network needed.
 
-Needs `apt-get install chromium` (or CHROMIUM=/path/to/one) and `pip install playwright`; without them, skipped aloud.
+Needs `apt-get install chromium` (or CHROMIUM=/path/to/one) and `pip install playwright`; skipped without them.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 
 class Page:
-    """A page that must stay silent: no console error, no exception, no request beyond its own file."""
+    """A page without console errors, exceptions or requests other than its own file."""
 
     def __init__(self, browser: Any, path: Path, address: str = "", **options: Any) -> None:
         self.noise: list[str] = []
@@ -53,7 +53,7 @@ class Page:
         self.path = path
 
     def settle(self) -> None:
-        """Two frames: what scrolling, drawing and laying out had in store has happened."""
+        """Wait two frames, until scrolling, drawing and layout are done."""
         self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def texts(self, selector: str) -> list[str]:
@@ -92,7 +92,7 @@ def report(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(run: Path) -> GroupRecord:
-    """A recorded group with several right and several wrong answers."""
+    """A recorded group with several correct and several wrong answers."""
     return next(g for g in RunFolder(run).records() if 2 <= sum(a.correct for a in g.answers) <= len(g.answers) - 2)
 
 
@@ -117,7 +117,7 @@ SETTINGS = [
 
 
 def ragged(seed: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One group for both sides: as the page has it, and as padded tensors. Some tokens do not train."""
+    """One group, as data of the page and as padded tensors. Some tokens do not train."""
     rng = torch.Generator().manual_seed(seed)
     entropy = torch.rand(len(LENGTHS), max(LENGTHS), generator=rng, dtype=torch.float64) ** 3 * 3
     mask = torch.tensor([[t < n for t in range(max(LENGTHS))] for n in LENGTHS])
@@ -138,7 +138,7 @@ def ragged(seed: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch
     return {"answers": answers}, entropy, mask, extra, torch.tensor(CORRECT)
 
 
-def test_the_page_computes_what_dew_credit_computes(report: Path, opened: Any) -> None:
+def test_page_computes_the_credit_of_dew(report: Path, opened: Any) -> None:
     group, entropy, mask, extra, correct = ragged(0)
     code = "([group, all]) => all.map((s) => ['GRPO', 'GRPO-S', 'GTPO'].map((m) => dew.advantages(group, m, s)))"
     found = opened(report).tab.evaluate(code, [group, SETTINGS])
@@ -159,7 +159,7 @@ def test_the_page_computes_what_dew_credit_computes(report: Path, opened: Any) -
                 assert live == pytest.approx(expected[name][i, :n][mask[i, :n]].tolist(), rel=1e-7, abs=1e-9), settings
 
 
-def test_a_group_with_one_outcome_gets_nothing(report: Path, opened: Any) -> None:
+def test_group_of_one_outcome_gets_zero(report: Path, opened: Any) -> None:
     group, *_ = ragged(1)
     for one in group["answers"]:
         one["correct"] = True
@@ -187,7 +187,7 @@ def test_hovering_shows_the_recorded_numbers(report: Path, mixed: GroupRecord, o
         assert page.table(".panel .signals") == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_derivation_arrives_at_what_was_trained_on(report: Path, mixed: GroupRecord, opened: Any) -> None:
+def test_derivation_matches_the_recorded_advantage(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed))
     page.tab.wait_for_selector(".answer")
     for i, answer in enumerate(mixed.answers[:3]):
@@ -227,7 +227,7 @@ def test_switching_signals_recolours_tokens(report: Path, mixed: GroupRecord, op
     assert colours(right) == credit
 
 
-def test_credit_is_blue_on_right_answers_and_orange_on_wrong_ones(
+def test_credit_is_blue_in_correct_answers_and_orange_in_wrong_ones(
     report: Path, mixed: GroupRecord, opened: Any
 ) -> None:
     page = opened(report, at(mixed))
@@ -251,7 +251,7 @@ def test_filter_and_sort(report: Path, mixed: GroupRecord, opened: Any) -> None:
     assert lengths == sorted(lengths, reverse=True) and len(lengths) == len(mixed.answers)
 
 
-def test_columns_hold_the_same_position_of_every_answer(report: Path, mixed: GroupRecord, opened: Any) -> None:
+def test_columns_show_the_same_position_of_every_answer(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed))
     page.tab.click("[data-mode=columns]")
     rows = page.tab.locator(".grid tbody tr")
@@ -280,7 +280,7 @@ def test_three_methods_side_by_side(report: Path, mixed: GroupRecord, opened: An
     page.tab.keyboard.press("Tab")
     assert len(depths("GTPO")) == 1  # without its weight, GTPO is flat too
     assert page.texts(".compared.right .method-name .quiet") != before
-    page.tab.click("text=As the run had it")
+    page.tab.click("text=Settings of the run")
     assert page.texts(".compared.right .method-name .quiet") == before
 
 
@@ -309,7 +309,7 @@ def test_address_keyboard_and_search(report: Path, run: Path, opened: Any) -> No
     assert heading.is_visible()
 
 
-def test_arrow_keys_walk_from_token_to_token(report: Path, mixed: GroupRecord, opened: Any) -> None:
+def test_arrow_keys_move_between_tokens(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed))
     page.tab.wait_for_selector(".answer")
     page.tab.locator('.answer[data-i="1"] .t[data-t="4"]').click()
@@ -331,9 +331,9 @@ def test_views_open_by_tab_and_address(report: Path, opened: Any) -> None:
     assert opened(report, "#credit").tab.locator("#view-credit").is_visible()
 
 
-def test_overview_tells_scores_alarms_and_what_was_run(report: Path, opened: Any) -> None:
+def test_overview_shows_scores_alarms_and_settings(report: Path, opened: Any) -> None:
     text = opened(report).tab.inner_text("#view-overview")
-    for part in ("synthetic-gtpo-seed0", "71.0 % [66.0 %, 76.0 %]", "What to do: Raise max_completion_length", "gtpo"):
+    for part in ("synthetic-gtpo-seed0", "71.0 % [66.0 %, 76.0 %]", "Remedy: Raise max_completion_length", "gtpo"):
         assert part in text
 
 
@@ -341,7 +341,7 @@ def test_overview_tells_scores_alarms_and_what_was_run(report: Path, opened: Any
 
 
 def has_colour(page: Page, chart: int, name: str) -> bool:
-    """Whether a chart's canvas holds pixels of a run's colour."""
+    """Whether a chart's canvas has pixels of a run's colour."""
     code = """([chart, name]) => {
       const canvas = document.querySelectorAll('.chart canvas')[chart];
       const wanted = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -418,7 +418,7 @@ ATTACKS = [
 ODD = ["\x00", "\u202eevil\u202c", "\ud800", "👩‍👩‍👧", "é\u0301" * 30, "\u2028", "", "\n\n", "\t"]
 
 
-def test_hostile_text_is_shown_and_runs_nothing(tmp_path: Path, opened: Any) -> None:
+def test_hostile_text_is_shown_and_not_executed(tmp_path: Path, opened: Any) -> None:
     bad = ATTACKS[1]
     answers = [
         AnswerRecord(
@@ -448,7 +448,7 @@ def test_hostile_text_is_shown_and_runs_nothing(tmp_path: Path, opened: Any) -> 
     assert bad in page.tab.inner_text(".prompt") and bad in page.tab.inner_text(".panel")
 
 
-def test_the_policy_stops_a_script_even_inside_the_page(report: Path, browser: Any) -> None:
+def test_content_security_policy_blocks_injected_scripts(report: Path, browser: Any) -> None:
     page = Page(browser, report)
     page.tab.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked=1'}))"
@@ -463,7 +463,7 @@ def test_the_policy_stops_a_script_even_inside_the_page(report: Path, browser: A
     page.tab.close()
 
 
-def test_an_answer_of_a_hundred_kilobytes(tmp_path: Path, opened: Any) -> None:
+def test_answer_of_a_hundred_kilobytes(tmp_path: Path, opened: Any) -> None:
     words = [f"w{k} " for k in range(18_000)]
     long = AnswerRecord(words, True, 1.0, entropy=[0.1] * 18_000, advantage=[1.0] * 18_000)
     blob = AnswerRecord(["x" * 100_000], False, 0.0, entropy=[0.1], advantage=[-1.0])
@@ -490,7 +490,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_on_every_colour(report: Path, opened: Any, scheme: str) -> None:
+def test_text_contrast_on_every_colour(report: Path, opened: Any, scheme: str) -> None:
     """WCAG AA: contrast of at least 4.5, also on the deepest colours of the heat map."""
     page = opened(report, color_scheme=scheme)
 
@@ -517,7 +517,7 @@ def test_light_and_dark_by_system_and_by_key(report: Path, opened: Any) -> None:
 
 
 @pytest.mark.parametrize("view", ["overview", "curves", "groups", "credit"])
-def test_a_phone_scrolls_one_way_only(report: Path, opened: Any, view: str) -> None:
+def test_phone_layout_scrolls_vertically_only(report: Path, opened: Any, view: str) -> None:
     page = opened(report, f"#{view}", viewport=PHONE)
     if view == "groups":
         page.tab.wait_for_selector(".answer")
@@ -531,7 +531,7 @@ def test_a_phone_scrolls_one_way_only(report: Path, opened: Any, view: str) -> N
         assert panel["y"] + panel["height"] == PHONE["height"] and token["y"] + token["height"] <= panel["y"]
 
 
-def test_print_keeps_the_answers_and_drops_the_tools(report: Path, opened: Any) -> None:
+def test_print_shows_answers_without_controls(report: Path, opened: Any) -> None:
     page = opened(report, "#groups", color_scheme="dark")
     page.tab.wait_for_selector(".answer")
     page.tab.emulate_media(media="print", color_scheme="dark")
@@ -556,7 +556,7 @@ def test_print_keeps_the_answers_and_drops_the_tools(report: Path, opened: Any) 
         '[{"tokens": ["a"], "entropy": [0.5], "reward": 1}, {"tokens": ["b"], "entropy": [0.1], "reward": 0}]}',
     ],
 )
-def test_records_with_little_in_them(tmp_path: Path, opened: Any, line: str) -> None:
+def test_minimal_records(tmp_path: Path, opened: Any, line: str) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(line)
     page = opened(build_from_records(path))
@@ -567,11 +567,11 @@ def test_records_with_little_in_them(tmp_path: Path, opened: Any, line: str) -> 
         page.tab.click(f"[data-mode={mode}]")
         if page.tab.locator(".group .t").count():
             page.tab.locator(".group .t").first.click()
-            assert page.tab.locator(".panel").text_content().startswith("✕How the credit was made")
+            assert page.tab.locator(".panel").text_content().startswith("✕How the credit was computed")
 
 
-def test_a_run_that_has_just_begun(tmp_path: Path, opened: Any) -> None:
-    RunFolder(tmp_path).write_run({"name": "just begun", "status": "running"})
+def test_run_that_has_just_started(tmp_path: Path, opened: Any) -> None:
+    RunFolder(tmp_path).write_run({"name": "just started", "status": "running"})
     page = opened(build([tmp_path]))
     for name in ("curves", "groups", "credit", "overview"):
         page.tab.click(f"#tab-{name}")
@@ -579,8 +579,8 @@ def test_a_run_that_has_just_begun(tmp_path: Path, opened: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_five_hundred_steps(tmp_path: Path, opened: Any) -> None:
-    """500 steps, 200 groups of 16: the page opens and every group can be walked through."""
+def test_run_of_five_hundred_steps(tmp_path: Path, opened: Any) -> None:
+    """500 steps, 200 groups of 16: the page opens and every group can be visited."""
     page = opened(build([make_run(tmp_path / "run")]), "#groups")
     for _ in range(40):
         page.tab.keyboard.press("j")

@@ -1,4 +1,4 @@
-"""The report without a browser: what is read, what is counted, what is written, and what is said when files are bad."""
+"""The report without a browser: reading, statistics, the written files, and damaged input."""
 
 import base64
 import gzip
@@ -16,7 +16,7 @@ import pytest
 from dew.errors import ConfigError, RecordError
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, write_records
 from dew.report import build, build_from_records
-from dew.report.remarks import remarks
+from dew.report.content import remarks
 from dew.report.run import evenly, thin
 from dew.report.statistics import split_words, statistics
 from dew.report.write import PAGE, SCRIPTS, blobs
@@ -28,7 +28,7 @@ def report_of(page: Path) -> dict[str, Any]:
 
 
 def unpack(page: Path) -> list[Any]:
-    """The page's own data, as a browser reads it."""
+    """The data in the page, as the browser reads it."""
     packed = re.search(r'<script type="text/plain" id="data">\n(.*?)\n</script>', page.read_text(), re.S)
     assert packed
     return [json.loads(gzip.decompress(base64.b64decode(line))) for line in packed[1].split("\n")]
@@ -42,7 +42,7 @@ def answer(correct: bool, tokens: str = "ab", **signals: Any) -> AnswerRecord:
 
 
 def test_share_of_credit_by_entropy() -> None:
-    """Twenty tokens, |credit| 1 on the ten surest, 3 on the ten least sure, 40 in all: tenths hold 2/40 or 6/40."""
+    """Twenty tokens, |credit| 1 on the ten of lowest entropy, 3 on the others, 40 in all: tenths are 2/40 or 6/40."""
     entropy = [0.1 * k for k in range(1, 21)]
     credit = [1.0] * 10 + [3.0] * 10
     order = np.random.default_rng(0).permutation(20)
@@ -52,36 +52,36 @@ def test_share_of_credit_by_entropy() -> None:
     assert "wrong" not in found
 
 
-def test_words_beside_the_average_of_their_answer() -> None:
+def test_words_relative_to_the_mean_of_their_answer() -> None:
     """|A| = 1, 1, 4 has mean 2: the third token has 4/2 − 1 = +100 %, the others −50 %. Five uses are needed."""
     wrong = AnswerRecord([" so", " we", " Wait"], False, 0.0, advantage=[-1.0, -1.0, -4.0])
     found = statistics([GroupRecord(0, g, "", [wrong]) for g in range(5)])["words"]
     assert found == {"correct": [], "wrong": [{"word": "Wait", "uses": 5, "extra": pytest.approx(1.0)}]}
 
 
-def test_flat_credit_has_no_words() -> None:
+def test_uniform_credit_has_no_words() -> None:
     flat = answer(True, "abc", advantage=[0.7, 0.7, 0.7])
     assert statistics([GroupRecord(0, g, "", [flat]) for g in range(9)])["words"] is None
 
 
-def test_reward_mass_is_the_mean_size_without_charges() -> None:
-    """Correct: r̃ − charge = 1.05, 1.15 with mean 1.1. Wrong: |−1.1| twice. α1 + α2 = 1.1."""
+def test_reward_mass_excludes_penalties() -> None:
+    """Correct: r̃ − penalty = 1.05, 1.15 with mean 1.1. Wrong: |−1.1| twice. α1 + α2 = 1.1."""
     right = answer(True, shaped=[0.55, 0.65], extra=-0.5)
     wrong = answer(False, shaped=[-1.1, -1.1])
     found = statistics([GroupRecord(0, 0, "", [right, wrong], settings={"alpha1": 1.0, "alpha2": 0.1})])["mass"]
     assert found == {key: pytest.approx(1.1) for key in ("correct", "wrong", "expected")}
 
 
-def test_tokens_that_do_not_train_are_not_counted() -> None:
+def test_untrained_tokens_are_not_counted() -> None:
     tool = answer(True, "abc", live=[True, False, True], entropy=[0.5, 99.0, 0.5], advantage=[1.0, 50.0, 1.0])
     found = statistics([GroupRecord(0, 0, "", [tool])])
     assert found["tokens"] == 2 and found["entropy"]["mean_correct"] == pytest.approx(0.5)
 
 
-def test_groups_without_signal_are_left_out_of_credit() -> None:
-    silent = GroupRecord(0, 0, "", [answer(True, entropy=[1.0, 1.0], advantage=[0.0, 0.0])])
-    loud = GroupRecord(0, 1, "", [answer(True, entropy=[1.0, 1.0], advantage=[2.0, 2.0])])
-    found = statistics([silent, loud])
+def test_groups_without_signal_are_excluded_from_credit() -> None:
+    without = GroupRecord(0, 0, "", [answer(True, entropy=[1.0, 1.0], advantage=[0.0, 0.0])])
+    with_signal = GroupRecord(0, 1, "", [answer(True, entropy=[1.0, 1.0], advantage=[2.0, 2.0])])
+    found = statistics([without, with_signal])
     assert found["credit"]["mean_correct"] == pytest.approx(2.0) and found["tokens"] == 4
 
 
@@ -116,7 +116,7 @@ def run_of(**curves: list[float]) -> list[dict[str, Any]]:
         ("length/truncated_share", [0.0] * 40 + [0.9] * 10, [0.1] * 50),
     ],
 )
-def test_a_bad_curve_is_remarked_once_and_a_good_one_never(name: str, bad: list[float], good: list[float]) -> None:
+def test_bad_curves_give_one_remark_and_good_ones_none(name: str, bad: list[float], good: list[float]) -> None:
     found = remarks(run_of(**{name: bad}), [])
     assert len(found) == 1 and found[0]["message"] and found[0]["remedy"]
     assert remarks(run_of(**{name: good}), []) == []
@@ -131,7 +131,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "one", steps=30, groups=6, size=4)
 
 
-def test_page_and_json_hold_the_same(run: Path) -> None:
+def test_page_and_json_have_the_same_content(run: Path) -> None:
     page = build([run])
     assert page == run / "report.html"
     report = report_of(page)
@@ -143,7 +143,7 @@ def test_page_and_json_hold_the_same(run: Path) -> None:
     assert head["runs"][0]["metrics"]["step"] == list(range(1, 31))
 
 
-def test_tokens_are_those_of_the_records(run: Path) -> None:
+def test_tokens_match_the_records(run: Path) -> None:
     records = list(RunFolder(run).records())
     for group, record in zip(report_of(build([run]))["runs"][0]["groups"], records, strict=True):
         assert [a["tokens"] for a in group["answers"]] == [list(a.tokens) for a in record.answers]
@@ -153,12 +153,12 @@ def test_tokens_are_those_of_the_records(run: Path) -> None:
             assert np.broadcast_to(made["advantage"], len(kept.tokens)) == pytest.approx(list(kept.advantage), rel=1e-3)
 
 
-def test_the_page_asks_no_network(run: Path) -> None:
+def test_page_makes_no_requests(run: Path) -> None:
     page = html.unescape(build([run]).read_text())
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     assert "default-src 'none'" in page and "'unsafe-inline'" not in page
     assert page.count("<script") == 2 and page.count("</script") == 2
-    assert "Leon Sorokin" in page  # uPlot travels with its licence
+    assert "Leon Sorokin" in page  # uPlot's licence is included
 
 
 def test_every_script_file_is_in_the_page() -> None:
@@ -168,7 +168,7 @@ def test_every_script_file_is_in_the_page() -> None:
 HOSTILE = ["<script>window.hacked=1</script>", "</script><script>window.hacked=1</script>", "{{ 7 * 7 }}", "{% raw %}"]
 
 
-def test_hostile_text_is_nowhere_in_the_page_as_text(tmp_path: Path) -> None:
+def test_hostile_text_does_not_appear_in_the_page_source(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=3, groups=1, size=2)
     group = GroupRecord(1, 0, HOSTILE[0], [AnswerRecord(HOSTILE, True, 1.0, extracted=HOSTILE[1])], gold=HOSTILE[0])
     write_records(folder, 1, [group])
@@ -179,7 +179,7 @@ def test_hostile_text_is_nowhere_in_the_page_as_text(tmp_path: Path) -> None:
     assert unpack(page)[1]["answers"][0]["tokens"] == HOSTILE
 
 
-def test_lone_surrogates_and_nul_reach_the_page_whole(tmp_path: Path) -> None:
+def test_lone_surrogates_and_nul_survive(tmp_path: Path) -> None:
     tokens = ["\ud800", "\x00", "\u202e", "👩‍👩‍👧", "\u2028"]
     write_records(tmp_path, 1, [GroupRecord(1, 0, "\udfff", [AnswerRecord(tokens, True, 1.0)])])
     RunFolder(tmp_path).write_run({"name": "\ud800"})
@@ -187,7 +187,7 @@ def test_lone_surrogates_and_nul_reach_the_page_whole(tmp_path: Path) -> None:
     assert group["prompt"] == "\udfff" and group["answers"][0]["tokens"] == tokens and head["title"] == "\ud800"
 
 
-def test_several_runs_go_where_they_are_told(run: Path, tmp_path: Path) -> None:
+def test_several_runs_are_written_to_out(run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "two", steps=30, groups=2, size=4, seed=1)
     page = build([run, other], tmp_path / "both.html")
     assert page == tmp_path / "both.html" and page.with_suffix(".json").exists()
@@ -197,7 +197,7 @@ def test_several_runs_go_where_they_are_told(run: Path, tmp_path: Path) -> None:
     assert build([run], tmp_path) == tmp_path / "report.html"
 
 
-def test_a_large_run_is_sampled_and_says_so(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_runs_are_sampled(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tokens = sum(group.size for group in RunFolder(run).records())
     monkeypatch.setattr("dew.report.PAGE_TOKENS", tokens // 2)
     found = report_of(build([run], tmp_path))["runs"][0]
@@ -205,14 +205,14 @@ def test_a_large_run_is_sampled_and_says_so(run: Path, monkeypatch: pytest.Monke
     assert sum(len(a["tokens"]) for g in found["groups"] for a in g["answers"]) <= tokens // 2
 
 
-def test_thin_never_exceeds_its_budget_and_counts_long_texts() -> None:
+def test_thin_respects_its_budget_and_counts_long_texts() -> None:
     long = GroupRecord(0, 0, "", [AnswerRecord(["x" * 4000], True, 1.0)])  # one token of 4,000 characters costs 1,000
     short = GroupRecord(0, 1, "", [answer(True)])
     assert thin([long, short], 999) == [short] and thin([long, short], 1002) == [long, short]
     assert thin([long], 999) == [] and thin([], 5) == []
 
 
-def test_where_no_group_fits_the_smallest_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smallest_group_is_shown_if_none_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dew.report.PAGE_TOKENS", 3)
     for step, length in ((1, 9), (2, 5), (3, 7)):
         write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True, "x" * length)])])
@@ -220,7 +220,7 @@ def test_where_no_group_fits_the_smallest_is_shown(tmp_path: Path, monkeypatch: 
     assert [g["step"] for g in found["groups"]] == [2] and found["sample"]["of"] == 3
 
 
-def test_heavy_files_are_not_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_all_large_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(12):
         write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True)])])
     size = max(path.stat().st_size for path in RunFolder(tmp_path).record_files())
@@ -230,7 +230,7 @@ def test_heavy_files_are_not_all_read(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [g["step"] for g in found["groups"]] == [0, 4, 7, 11]
 
 
-def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+def test_nonfinite_numbers_become_null(tmp_path: Path) -> None:
     write_records(tmp_path, 1, [GroupRecord(1, 0, "", [answer(True, entropy=[float("nan"), 1.0])])])
     RunFolder(tmp_path).append_metrics({"step": 1, "reward": float("inf"), "note": "text", "flag": True})
     found = report_of(build([tmp_path]))["runs"][0]
@@ -238,8 +238,8 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     assert found["metrics"] == {"step": [1]}
 
 
-def test_a_long_curve_is_thinned_and_keeps_rare_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dew.report.content.MOST_STEPS", 5)
+def test_long_curves_are_thinned_and_keep_rare_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dew.report.content.MAX_STEPS", 5)
     run = RunFolder(tmp_path)
     for step in range(17):
         run.append_metrics({"step": step, "reward": step / 10} | ({"eval/pass@1": 0.5} if step == 3 else {}))
@@ -258,7 +258,7 @@ def test_blobs_open_without_the_answers(run: Path) -> None:
     assert set(head["runs"][0]["groups"][0]) == {"step", "group", "prompt", "answers", "correct", "tokens"}
 
 
-def test_the_list_of_groups_leaves_out_what_all_prompts_begin_with(tmp_path: Path) -> None:
+def test_list_of_groups_omits_the_common_prefix(tmp_path: Path) -> None:
     answers = [AnswerRecord(tokens=["a"], correct=True, reward=1.0)]
     for prompts, shown in (
         (["<system>\nBe short.\n1+1?", "<system>\nBe short.\n1+2?"], ["1+1?", "1+2?"]),
@@ -272,33 +272,33 @@ def test_the_list_of_groups_leaves_out_what_all_prompts_begin_with(tmp_path: Pat
         assert [group["prompt"] for group in head["runs"][0]["groups"]] == shown
 
 
-# ── files that are bad ──────────────────────────────────────────────────────────────────────────────────────
+# ── damaged files ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_broken_step_is_told_and_the_rest_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_step_is_reported_and_the_rest_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_run(tmp_path / "run", steps=30, groups=6, size=4)
     first, *_ = RunFolder(folder).record_files()
     first.write_bytes(first.read_bytes()[:-20])
     found = report_of(build([folder]))["runs"][0]
-    assert len(found["notices"]) == 1 and "cut off or damaged" in found["notices"][0]
-    assert 0 < len(found["groups"]) < 6 and "cut off or damaged" in caplog.text
+    assert len(found["notices"]) == 1 and "truncated or damaged" in found["notices"][0]
+    assert 0 < len(found["groups"]) < 6 and "truncated or damaged" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "alarms.jsonl", "scores.json"])
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b'{"step": 1, "na\n', b"[[1]]\n", b"\xff\xfe\n"])
-def test_a_damaged_file_is_told_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
+def test_damaged_file_is_reported_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
     folder = make_run(tmp_path / "run", steps=5, groups=2, size=4)
     (folder / name).write_bytes(content)
     found = report_of(build([folder]))["runs"][0]
     assert found["groups"]
-    harmless = name.endswith("jsonl") and b"\n" not in content  # nothing yet, or a line that is being written
+    harmless = name.endswith("jsonl") and b"\n" not in content  # empty, or a line being written
     assert [name in notice for notice in found["notices"]] == ([] if harmless else [True])
 
 
-def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
-    """A process writes metrics, records and facts as fast as it can and is killed in the midst of it."""
+def test_run_is_read_while_it_is_written(tmp_path: Path) -> None:
+    """A process writes metrics, records and run.json as fast as it can, and is killed while writing."""
     folder = tmp_path / "run"
-    writer = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(folder,))
+    writer = multiprocessing.get_context("fork").Process(target=_write_forever, args=(folder,))
     writer.start()
     while len(RunFolder(folder).record_files()) < 3:
         time.sleep(0.01)
@@ -313,7 +313,7 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     assert report_of(build([folder]))["runs"][0]["notices"] == []
 
 
-def _write_for_ever(folder: Path) -> None:
+def _write_forever(folder: Path) -> None:
     run, step = RunFolder(folder), 0
     answers = [AnswerRecord(tokens=["4", "2"], correct=bool(i), reward=i, entropy=[0.5, 0.1]) for i in (0, 1)]
     while True:
@@ -325,9 +325,9 @@ def _write_for_ever(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "holds no group"), (b'{"schema": 9, "answers": []}', "records schema 9"), (b'{"answers": [{"to', "line 1")],
+    [(b"", "no groups"), (b'{"schema": 9, "answers": []}', "records schema 9"), (b'{"answers": [{"to', "line 1")],
 )
-def test_a_bad_file_of_records_is_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
+def test_bad_records_file(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=message):
@@ -335,26 +335,26 @@ def test_a_bad_file_of_records_is_one_clear_message(tmp_path: Path, content: byt
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_folder_that_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.json .* trainer_state\.json .* token_exports"):
         build([tmp_path])
     with pytest.raises(ConfigError, match="no such folder"):
         build([tmp_path / "nowhere"])
-    with pytest.raises(ConfigError, match="no run given"):
+    with pytest.raises(ConfigError, match="No run given"):
         build([])
 
 
-def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write_run({"name": "just begun", "status": "running"})
+def test_empty_run_has_a_page(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_run({"name": "just started", "status": "running"})
     found = report_of(build([tmp_path]))["runs"][0]
     assert found["metrics"] == {} and found["groups"] == [] and found["credit"]["tokens"] == 0
 
 
-# ── runs of others ──────────────────────────────────────────────────────────────────────────────────────────
+# ── other trainers ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def trl_run(folder: Path, *, chat: bool = False) -> Path:
-    """What TRL 1.16 leaves behind with log_completions: a checkpoint's state and a Parquet file per logging step."""
+    """What TRL 1.16 writes with log_completions: a checkpoint's state and a Parquet file per logging step."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     log = [
@@ -395,7 +395,7 @@ def trl_run(folder: Path, *, chat: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_plain_trl_run(tmp_path: Path, chat: bool) -> None:
+def test_trl_run(tmp_path: Path, chat: bool) -> None:
     found = report_of(build([trl_run(tmp_path / "trl", chat=chat)]))["runs"][0]
     assert found["kind"] == "trl" and found["facts"]["steps"] == 10
     metrics = found["metrics"]
@@ -408,7 +408,7 @@ def test_a_plain_trl_run(tmp_path: Path, chat: bool) -> None:
     assert [a["correct"] for a in first] == [True, False] and first[1]["advantage"] == [-0.7]
 
 
-def test_a_broken_trl_run_says_so(tmp_path: Path) -> None:
+def test_damaged_trl_run(tmp_path: Path) -> None:
     folder = trl_run(tmp_path / "trl")
     (folder / "completions" / "completions_00002.parquet").write_bytes(b"PAR1 no")
     assert "cannot be read as Parquet" in report_of(build([folder]))["runs"][0]["notices"][0]
@@ -418,7 +418,7 @@ def test_a_broken_trl_run_says_so(tmp_path: Path) -> None:
 
 
 def prime_line(prompt: list[int], completion: list[int], reward: float, tool: int | None = None) -> str:
-    """One line as prime-rl's exporter writes it: prompt and completion in one row of equal lists."""
+    """One line of prime-rl's exporter: prompt and completion in lists of equal length."""
     n, m = len(prompt), len(completion)
     mask = [False] * n + [k != tool for k in range(m)]
     return json.dumps(
@@ -463,14 +463,14 @@ def test_prime_rl_token_exports(tmp_path: Path) -> None:
     ("line", "message"),
     [('{"schema_version": 2}', "token export schema 2"), ('{"schema_ver', "line 1"), ("{}", "line 1")],
 )
-def test_broken_prime_rl_exports_say_so(tmp_path: Path, line: str, message: str) -> None:
+def test_damaged_prime_rl_exports(tmp_path: Path, line: str, message: str) -> None:
     folder = tmp_path / "token_exports" / "step_1"
     folder.mkdir(parents=True)
     (folder / "rank_0.jsonl").write_text(line)
     assert message in report_of(build([tmp_path]))["runs"][0]["notices"][0]
 
 
-def test_records_of_anybody(tmp_path: Path) -> None:
+def test_records_of_another_trainer(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "p", "algorithm": "mine", "answers": [{"tokens": ["a", "b"], "reward": 1}]}\n')
     found = report_of(build_from_records(path, tmp_path / "page.html"))["runs"][0]

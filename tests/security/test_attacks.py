@@ -153,7 +153,7 @@ from dew.rewards import answers, format, plain, text, verifier
 from dew.rewards.confine import ENDED, _from_text, _known, _writes
 from dew.rewards.reading import judge
 from dew.rewards.nursery import _WARM_UP
-from dew.tasks.templates import TEMPLATES, render
+from dew.tasks.datasets import TEMPLATES, render
 import logging
 logging.disable(logging.CRITICAL)
 for case in _WARM_UP: judge(*case)

@@ -352,16 +352,16 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, con
     path = tmp_path / "step-00000001.jsonl.gz"
     path.write_bytes(content)
     assert len(content) < 300_000
-    with pytest.raises(RecordError, match="once unpacked"):
+    with pytest.raises(RecordError, match="once decompressed"):
         read_records(path)
 
 
 def test_data_that_unpack_to_much_are_refused(tmp_path, monkeypatch):
     from dew.tasks import files, task
 
-    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 20)
-    monkeypatch.setattr(files, "LARGEST_JSON", 1 << 20)
-    for name, says in (("train.jsonl.gz", "One problem per line"), ("train.json.gz", "one row a line")):
+    monkeypatch.setattr(files, "MAX_LINE", 1 << 20)
+    monkeypatch.setattr(files, "MAX_JSON", 1 << 20)
+    for name, says in (("train.jsonl.gz", "one problem per line"), ("train.json.gz", "one row per line")):
         (tmp_path / name).write_bytes(bomb(3))
         with pytest.raises(ConfigError, match=says):
             task(str(tmp_path / name), template="plain").rows(1)

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from dew.algorithms import get_algorithm
 from dew.engines.verl.settings import VERL_DECIDES
-from dew.tasks.shipped import TINY
+from dew.tasks import TINY
 
 
 def rollouts(path):

@@ -5,8 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dew.tasks import task
-from dew.tasks.shipped import TINY
+from dew.tasks import TINY, task
 
 HERE = Path(__file__).parent
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

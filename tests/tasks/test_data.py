@@ -1,4 +1,4 @@
-"""Data sets: read from anywhere, bad rows counted, nothing of the test set in training."""
+"""Data sets: every file format, bad rows counted, no test problems in training."""
 
 import gzip
 import json
@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.tasks import task
+from dew.tasks.datasets import PRESETS, TEMPLATES, NamedDataset, render
 from dew.tasks.files import columns, read_table
 from dew.tasks.overlap import identity, key, overlap, without_overlap
-from dew.tasks.presets import PRESETS, NamedSet
-from dew.tasks.templates import TEMPLATES, render
 
 SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data")
 ROWS = [{"problem": f"What is {i} plus {i + 1}, please?", "answer": 2 * i + 1, "level": i % 3} for i in range(100)]
@@ -38,7 +37,7 @@ def shared(monkeypatch):
 # Golden
 
 
-def test_every_way_to_hold_the_same_rows(tmp_path):
+def test_all_formats_give_the_same_rows(tmp_path):
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(ROWS)
     data.to_parquet(tmp_path / "a.parquet")
@@ -53,7 +52,7 @@ def test_every_way_to_hold_the_same_rows(tmp_path):
         assert read_table(tmp_path / source, columns(keep=["level"])).rows == expected, source
 
 
-def test_bad_rows_are_counted_and_shown_and_end_nothing(tmp_path, caplog):
+def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog):
     good = {"problem": "How many?", "answer": "1"}
     lines = [
         good,
@@ -70,23 +69,20 @@ def test_bad_rows_are_counted_and_shown_and_end_nothing(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "dew.tasks"):
         table = read_table(path, columns(), name="bad")
     assert [row["problem"] for row in table.rows] == ["How many?"] and table.repeated == 1
-    assert [str(bad).split(" (")[0] for bad in table.bad] == [
+    assert [bad.split(" (")[0] for bad in table.bad] == [
         "bad.jsonl:2: no column 'answer'; there are problem",
         "bad.jsonl:3: no problem",
         "bad.jsonl:4: no answer",
         "bad.jsonl:5: a list, not an object with columns",
         "bad.jsonl:9: not JSON",
         "bad.jsonl:10: not JSON",
-        "bad.jsonl:7: one problem with the answers A and B",
-        "bad.jsonl:8: one problem with the answers A and B",
+        "bad.jsonl:7: conflicting answers to one problem, A and B",
+        "bad.jsonl:8: conflicting answers to one problem, A and B",
     ]
-    assert (
-        "1 problems, 1 repeated ones left out, 8 rows that cannot be used" in caplog.text
-        and "and 3 more" in caplog.text
-    )
+    assert "1 problems, 1 duplicates skipped, 8 unusable rows skipped" in caplog.text and "and 3 more" in caplog.text
 
 
-def test_columns_are_mapped_also_inside_others(tmp_path):
+def test_nested_columns(tmp_path):
     raw = {
         "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 times 7?"}],
         "reward_model": {"ground_truth": "42", "style": "rule"},
@@ -109,12 +105,12 @@ def test_columns_are_mapped_also_inside_others(tmp_path):
         ("dapo17k", {"prompt": "P", "solution": "34", "reward_model": {"ground_truth": "34"}}, "P", "34"),
     ],
 )
-def test_the_columns_of_the_hub(tmp_path, monkeypatch, *, name: str, raw, problem: str, answer: str):
+def test_columns_of_the_hub(tmp_path, monkeypatch, *, name: str, raw, problem: str, answer: str):
     monkeypatch.setenv("DEW_DATA", str(tmp_path))
     preset = PRESETS[name]
     split = preset.train or preset.held_out
     write(tmp_path / name / f"{split}.jsonl", [raw])
-    (row,) = NamedSet(name).table("train" if preset.train else "held_out").rows
+    (row,) = NamedDataset(name).table("train" if preset.train else "held_out").rows
     assert (row["problem"], row["answer"]) == (problem, answer)
 
 
@@ -156,51 +152,50 @@ def test_templates():
         ("countdown-tinyzero", 8001, 2001),
     ],
 )
-def test_the_real_sets_are_whole(shared, name: str, train: int, held_out: int):
-    assert len(NamedSet(name).table("held_out").rows) == held_out
+def test_the_real_sets_are_complete(shared, name: str, train: int, held_out: int):
+    assert len(NamedDataset(name).table("held_out").rows) == held_out
     if train:
-        assert len(NamedSet(name).table("train").rows) == train
+        assert len(NamedDataset(name).table("train").rows) == train
 
 
 def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
-    dapo = NamedSet("dapo17k").table("train")
+    dapo = NamedDataset("dapo17k").table("train")
     assert len(dapo.rows) + dapo.repeated + len(dapo.bad) == 17_917
-    found = {
-        name: len(overlap(dapo.rows, NamedSet(name).table("held_out").rows))
-        for name in ("math500", "amc23", "aime24", "aime25")
-    }
+    tests = {name: NamedDataset(name).table("held_out").rows for name in ("math500", "amc23", "aime24", "aime25")}
+    pairs = overlap(dapo.rows, [row for rows in tests.values() for row in rows])
+    shared = {key(test["problem"]) for _, test in pairs}
+    found = {name: len(shared & {key(row["problem"]) for row in rows}) for name, rows in tests.items()}
     assert found == {"math500": 7, "amc23": 8, "aime24": 0, "aime25": 0}
-    clean = task("dapo17k", without=["amc23"])  # its held-out problems are those of MATH-500, and left out anyway
+    clean = task("dapo17k", without=["amc23"])  # its held-out problems are MATH-500, which is always removed
     train, held_out = clean.rows(10**6), clean.rows(10**6, split="held_out")
-    assert len(held_out) == 500 and len(overlap(train, held_out)) == 0
-    assert len(overlap(train, NamedSet("amc23").table("held_out").rows)) == 0
+    assert len(held_out) == 500 and not overlap(train, held_out + tests["amc23"])
     assert len(dapo.rows) - len(train) < 30
 
 
 # Properties
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=20)
 @given(st.integers(0, 9), st.integers(0, 60), st.integers(0, 60))
-def test_fewer_rows_are_the_first_of_more_and_a_row_less_moves_no_other(seed: int, n: int, gone: int):
+def test_fewer_rows_are_a_prefix_and_removing_a_row_moves_no_other(seed: int, n: int, gone: int):
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / "a.jsonl", ROWS)
         whole = task(str(path), template="plain").rows(1000, seed=seed)
         assert task(str(path), template="plain").rows(n, seed=seed) == whole[:n]
-        write(path, [row for i, row in enumerate(ROWS) if i != gone][::-1])  # another order, one row less
+        write(path, [row for i, row in enumerate(ROWS) if i != gone][::-1])  # in another order, without one row
         rest = task(str(path), template="plain").rows(1000, seed=seed)
         assert rest == [row for row in whole if not row["problem"].startswith(f"What is {gone} plus")]
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.text(min_size=20, max_size=80))
-def test_white_space_makes_no_other_problem(text: str):
+@settings(max_examples=15)
+@given(st.text(min_size=20, max_size=40))
+def test_white_space_is_ignored(text: str):
     assert key(f" {text}\n") == key(text) and identity(f"  {text} ") == identity(text)
 
 
-def test_training_and_held_out_have_nothing_in_common(tmp_path):
+def test_training_and_held_out_problems_are_disjoint(tmp_path):
     sums = task(str(write(tmp_path / "a.parquet.jsonl", ROWS)), template="plain")
     train, held_out = sums.rows(1000), sums.rows(1000, split="held_out")
     assert len(train) + len(held_out) == 100 and 0 < len(held_out) < 40
@@ -210,15 +205,14 @@ def test_training_and_held_out_have_nothing_in_common(tmp_path):
     )
 
 
-def test_overlap_sees_through_spelling_and_not_through_numbers():
+def test_overlap_ignores_spelling_but_not_numbers():
     train = [
         {"problem": r"Find $x$ if \frac{1}{2}x = 17.  "},
         {"problem": "Find x if 1/2 x = 18."},
         {"problem": "1+1?"},
     ]
     test = [{"problem": r"find $ x $ if $\frac 12 x=17$"}, {"problem": "1+1?"}]
-    found = overlap(train, test)
-    assert [pair[0] for pair in found.pairs] == train[:1] and len(found) == 1  # "1+1?" is too short to tell
+    assert overlap(train, test) == [(train[0], test[0])]  # "1+1?" is too short
     assert without_overlap(train, test) == (train[1:], 1)
     assert identity("x + 1") != identity("x - 1")
 
@@ -240,20 +234,23 @@ def test_rows_become_a_data_set(tmp_path):
         (lambda p: task("gsm8k", templat="r1"), "Did you mean 'template'"),
         (lambda p: task("gsm8k", template="qwen-box"), "Did you mean 'qwen-boxed'"),
         (lambda p: task("aime24", path=str(p)).rows(1), "evaluation only"),
-        (lambda p: task("gsm8k", path=str(p)).rows(1), "no train split. Expected train.jsonl"),
+        (lambda p: task("gsm8k", path=str(p)).rows(1), "no train split.*Expected train.jsonl"),
         (lambda p: task(str(p / "none.parquet")).rows(1), "none.parquet: cannot be read"),
         (lambda p: task(str(p / "text.parquet")).rows(1), "not a Parquet file"),
         (lambda p: task(str(p / "text.json")).rows(1), "not JSON"),
         (lambda p: task(str(p / "text.jsonl.gz")).rows(1), "cannot be read"),
-        (lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1), "No usable rows. empty: 0 problems, 1 rows"),
+        (
+            lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1),
+            "empty: 0 problems, 1 unusable rows",
+        ),
         (lambda p: read_table(p / "a.csv", columns()), "neither a folder, nor a file"),
-        (lambda p: task("nobody/nothing-at-all").rows(1), "cannot be loaded from the Hugging Face hub"),
+        (lambda p: task("nobody/nothing-at-all").rows(1), "'nobody/nothing-at-all' cannot be loaded"),
     ],
 )
-def test_what_cannot_work_is_refused_with_advice(tmp_path, monkeypatch, call, message: str):
+def test_invalid_sources_and_settings(tmp_path, monkeypatch, call, message: str):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("text.parquet", "text.json", "text.jsonl.gz"):
-        (tmp_path / name).write_text("not what it says")
+        (tmp_path / name).write_text("something else")
     write(tmp_path / "empty.jsonl", [{}])
     with pytest.raises(ConfigError, match=message):
         call(tmp_path)

@@ -1,6 +1,7 @@
-"""The built-in tasks: solvable, reproducible, and split so that nothing leaks."""
+"""The generated games and files with ready-made prompts: solvable, reproducible, and split without leakage."""
 
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.rewards import verifier
-from dew.tasks import Chain, Countdown, Jsonl, demonstrations, read_jsonl, task
+from dew.tasks import Chain, Countdown, demonstrations, task
 from dew.tasks.base import split_of
 
 EASY = {"countdown": Countdown(numbers=3, largest=9), "chain": Chain(steps=(2, 5))}
@@ -18,8 +19,8 @@ TASKS = [Countdown(), Chain(), *EASY.values()]
 # Golden
 
 
-def test_the_same_problems_today_and_tomorrow():
-    # Written down once: a change here moves every score that was ever measured on the held-out problems.
+def test_problems_never_change():
+    # A change here invalidates every score ever measured on the held-out problems.
     assert Countdown().rows(1, split="held_out") == [
         {
             "prompt": "13,4,8,4>21:",
@@ -38,7 +39,7 @@ def test_the_same_problems_today_and_tomorrow():
 
 
 @pytest.mark.parametrize("a_task", TASKS, ids=repr)
-def test_every_solution_satisfies_the_verifier(a_task):
+def test_every_solution_is_correct_for_the_verifier(a_task):
     rows = a_task.rows(300) + a_task.rows(30, split="held_out")
     verdicts = verifier(a_task.name).verdicts([row["solution"] for row in rows], rows)
     assert {verdict.status for verdict in verdicts} == {"correct"}
@@ -49,7 +50,7 @@ def test_the_default_chain_is_long():
     assert min(lengths) >= 50 and max(lengths) <= 200
 
 
-def test_countdown_prompts_say_what_the_row_says():
+def test_countdown_prompts_match_their_rows():
     for row in Countdown().rows(50):
         assert row["prompt"] == ",".join(map(str, row["numbers"])) + ">" + row["answer"] + ":"
 
@@ -59,23 +60,23 @@ def test_countdown_prompts_say_what_the_row_says():
 
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(EASY)), st.integers(0, 5), st.integers(0, 5))
-def test_no_held_out_problem_is_ever_trained_on(name: str, seed: int, other: int):
+def test_training_and_held_out_problems_are_disjoint(name: str, seed: int, other: int):
     train = EASY[name].rows(150, seed=seed)
     held_out = EASY[name].rows(30, split="held_out", seed=other)
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
     if name == "countdown":
-        met = {tuple(sorted(row["numbers"])) for row in train}
-        assert not met & {tuple(sorted(row["numbers"])) for row in held_out}
+        trained = {tuple(sorted(row["numbers"])) for row in train}
+        assert not trained & {tuple(sorted(row["numbers"])) for row in held_out}
 
 
 @settings(max_examples=20)
 @given(st.sampled_from(TASKS), st.integers(0, 99), st.integers(0, 20), st.integers(0, 20))
-def test_a_seed_gives_the_same_rows_and_fewer_are_a_prefix(a_task, seed: int, n: int, more: int):
+def test_rows_are_reproducible_and_fewer_are_a_prefix(a_task, seed: int, n: int, more: int):
     assert a_task.rows(n + more, seed=seed)[:n] == a_task.rows(n, seed=seed)
 
 
 @pytest.mark.parametrize("a_task", TASKS, ids=repr)
-def test_problems_are_different_from_one_another(a_task):
+def test_problems_are_distinct(a_task):
     rows = a_task.rows(300)
     assert len({row["prompt"] for row in rows}) == 300
     assert a_task.rows(300, seed=1) != rows
@@ -88,7 +89,7 @@ def test_one_problem_in_eight_is_held_out():
 
 @settings(max_examples=20)
 @given(st.integers(2, 5), st.integers(5, 20), st.integers(20, 300))
-def test_countdown_keeps_to_its_settings(numbers: int, largest: int, ceiling: int):
+def test_countdown_respects_its_settings(numbers: int, largest: int, ceiling: int):
     for row in Countdown(numbers, largest, ceiling).rows(5):
         assert len(row["numbers"]) == numbers and max(row["numbers"]) <= largest
         results = [int(step.split("=")[1]) for step in row["solution"].split(";")]
@@ -97,7 +98,7 @@ def test_countdown_keeps_to_its_settings(numbers: int, largest: int, ceiling: in
 
 @settings(max_examples=20)
 @given(st.integers(1, 6), st.integers(0, 6), st.integers(20, 300))
-def test_chain_keeps_to_its_settings(fewest: int, more: int, ceiling: int):
+def test_chain_respects_its_settings(fewest: int, more: int, ceiling: int):
     for row in Chain((fewest, fewest + more), ceiling).rows(5):
         results = [int(step.split("=")[1]) for step in row["solution"].split(";")]
         assert fewest <= len(results) <= fewest + more and min(results) >= 0 and max(results) <= ceiling
@@ -115,28 +116,38 @@ def test_rows_become_a_data_set():
         assert datasets.Dataset.from_list(rows).to_list() == rows
 
 
-# A file of the user's own
+# Files with ready-made prompts
 
 
 @pytest.fixture
 def problems(tmp_path):
     path = tmp_path / "sums.jsonl"
-    path.write_text("".join(json.dumps({"question": f"{i}+1?", "gold": str(i + 1)}) + "\n" for i in range(200)))
+    path.write_text("".join(json.dumps({"question": f"{i}+1?", "gold": i + 1}) + "\n" for i in range(200)))
     return path
 
 
-def test_a_file_is_a_task(problems):
+def test_file_as_a_task(problems):
     sums = task(str(problems), prompt="question", answer="gold")
     assert sums.name == "sums"
     train, held_out = sums.rows(150), sums.rows(10, split="held_out")
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
-    assert all(int(row["prompt"].split("+")[0]) + 1 == int(row["answer"]) for row in train)
+    assert all(int(row["prompt"].split("+")[0]) + 1 == row["answer"] == row["gold"] for row in train)
     assert sums.rows(150, seed=1) != train
+    assert all(split_of(row["prompt"]) == "train" for row in train)
 
 
-def test_a_file_is_read_whole_and_in_order(problems):
-    rows = read_jsonl(problems, prompt="question", answer="gold")
-    assert [row["answer"] for row in rows] == [str(i + 1) for i in range(200)]
+def test_all_rows_of_a_file_that_has_fewer(problems):
+    sums = task(str(problems), prompt="question", answer="gold")
+    assert len(sums.rows(1000)) + len(sums.rows(1000, split="held_out")) == 200
+
+
+def test_prompts_may_be_chats_and_keep_every_column(tmp_path):
+    chats = [[{"role": "user", "content": f"What is {i}?"}] for i in range(40)]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"prompt": c, "answer": ["a", "b"], "level": 3}) + "\n" for c in chats))
+    rows = task(str(path)).rows(100) + task(str(path)).rows(100, split="held_out")
+    assert sorted(row["prompt"][0]["content"] for row in rows) == sorted(c[0]["content"] for c in chats)
+    assert all(row["answer"] == ["a", "b"] and row["level"] == 3 for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -144,34 +155,46 @@ def test_a_file_is_read_whole_and_in_order(problems):
     [
         ('{"prompt": "a", "answer": "b"}\n{"prompt": ', "bad.jsonl:2: not JSON"),
         ('{"prompt": "a"}', "bad.jsonl:1: no column 'answer'; there are prompt"),
+        ('{"prompt": "", "answer": "b"}', "bad.jsonl:1: no prompt"),
+        ('{"prompt": "a", "answer": null}', "bad.jsonl:1: no answer"),
+        ('{"prompt": 3, "answer": "b"}', "bad.jsonl:1: the prompt is neither text nor a list of chat messages"),
         ("[1, 2]", "bad.jsonl:1: a list, not an object"),
-        ("\n\n", "no rows"),
+        ('{"prompt": "a", "answer": "b"}\n\n{"prompt": "a", "answer": "c"}', "bad.jsonl:3: conflicting answers"),
+        ("\n\n", "No usable rows"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, content: str, message: str):
+def test_bad_lines_are_reported_by_number(tmp_path, caplog, content: str, message: str):
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        read_jsonl(path)
+    try:
+        reported = str(task(str(path)).table("train"))
+    except ConfigError as error:  # no other row is left
+        reported = str(error)
+    assert message in reported and (message in caplog.text or "No usable rows" in reported)
+
+
+def test_byte_order_mark_and_other_line_separators(tmp_path):
+    rows = [{"prompt": "one\u2028two\x85three", "answer": "1"}, {"prompt": "four", "answer": "4"}]
+    path = tmp_path / "windows.jsonl"
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows)
+    path.write_bytes(text.encode("utf-8-sig"))
+    table = task(str(path)).table("train").rows + task(str(path)).table("held_out").rows
+    assert sorted(row["prompt"] for row in table) == sorted(row["prompt"] for row in rows)
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
-        read_jsonl(tmp_path / "nowhere.jsonl")
-    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        read_jsonl(tmp_path / "bytes.jsonl")
-
-
-def test_more_rows_than_the_file_has(problems):
-    with pytest.raises(ConfigError, match="1000 asked for"):
-        Jsonl(str(problems), "question", "gold").rows(1000)
+        task(str(tmp_path / "nowhere.jsonl")).rows(1)
+    for name in ("pipe.jsonl", "pipe.parquet"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ConfigError, match="not a regular file"):
+            task(str(tmp_path / name)).rows(1)
 
 
 # Edges
 
 
-def test_a_list_from_a_config_file_is_the_same_task():
+def test_settings_may_be_lists():
     assert task("chain", steps=[8, 16]) == Chain()
 
 
@@ -179,17 +202,17 @@ def test_a_list_from_a_config_file_is_the_same_task():
     ("call", "message"),
     [
         (lambda: task("cuntdown"), "Did you mean 'countdown'"),
-        (lambda: task("sudoku"), "There are countdown, chain"),
+        (lambda: task("sudoku"), "Choose one of countdown, chain"),
         (lambda: task("countdown", number=3), "Did you mean 'numbers'"),
-        (lambda: task("chain", colour=3), "It has: steps, ceiling"),
+        (lambda: task("chain", colour=3), "It has steps, ceiling"),
         (lambda: task("countdown", numbers=1), "a step takes two numbers"),
-        (lambda: task("countdown", largest=200), "at most `ceiling`"),
-        (lambda: task("chain", steps=(3, 2)), "fewest, most"),
-        (lambda: task("chain", ceiling=1), "no room"),
-        (lambda: Countdown(numbers=2, largest=3).rows(1000), "only [0-9]+ of 1000 different train problems"),
+        (lambda: task("countdown", largest=200), "largest ≤ ceiling"),
+        (lambda: task("chain", steps=(3, 2)), "minimum, maximum"),
+        (lambda: task("chain", ceiling=1), "too low"),
+        (lambda: Countdown(numbers=2, largest=3).rows(1000), "only [0-9]+ of 1000 distinct train problems"),
         (lambda: Countdown().rows(1, split="test"), "'train' and 'held_out'"),
     ],
 )
-def test_what_cannot_work_is_refused_with_advice(call, message: str):
+def test_invalid_settings(call, message: str):
     with pytest.raises(ConfigError, match=message):
         call()

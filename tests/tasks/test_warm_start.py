@@ -1,16 +1,19 @@
-"""The supervised training behind the shipped model, piece by piece."""
+"""scripts/warm_start.py, which made the bundled tiny model."""
 
+import importlib.util
 from itertools import islice
+from pathlib import Path
 
 import pytest
+import torch
 
-from dew.tasks import warm_start as ws
-
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+spec = importlib.util.spec_from_file_location("warm_start", Path(__file__).parents[2] / "scripts" / "warm_start.py")
+ws = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ws)
 
 
-def test_only_the_answer_and_its_end_are_learnt():
+def test_labels_cover_only_the_answer_and_its_end():
     tokenizer = ws.tiny_tokenizer()
     ids, labels = ws._encode(
         tokenizer, [{"prompt": "1,2>3:", "completion": "1+2=3"}, {"prompt": "1,2>2:", "completion": "1*2"}]
@@ -26,7 +29,7 @@ def test_only_the_answer_and_its_end_are_learnt():
     ]
 
 
-def test_an_epoch_shows_every_row_once_and_the_next_in_another_order():
+def test_every_epoch_has_all_rows_in_a_new_order():
     ids = torch.arange(12).view(12, 1)
     shown = [i for batch, _ in islice(ws._batches((ids, ids), 3, seed=0), 8) for i in batch.flatten().tolist()]
     first, second = shown[:12], shown[12:]
@@ -34,21 +37,21 @@ def test_an_epoch_shows_every_row_once_and_the_next_in_another_order():
     assert first != second
 
 
-def test_batches_are_cut_to_their_longest_answer():
+def test_batches_are_cut_to_the_longest_answer():
     ids = torch.ones(2, 5, dtype=torch.long)
     labels = torch.tensor([[ws.IGNORED, 1, 1, ws.IGNORED, ws.IGNORED]] * 2)
     (batch, _), *_ = islice(ws._batches((ids, labels), 2, seed=0), 1)
     assert batch.shape == (2, 3)
 
 
-def test_the_learning_rate_goes_up_and_then_down_to_a_tenth():
+def test_learning_rate_warms_up_and_decays_to_a_tenth():
     recipe = ws.Recipe(steps=1000, warmup=10, learning_rate=1.0)
     rates = [ws._learning_rate(recipe, step) for step in range(1001)]
     assert rates[0] == 0.1 and max(rates) == rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[1000] == pytest.approx(0.1)
 
 
-def test_training_follows_from_the_seed_and_learns(monkeypatch, tmp_path):
+def test_training_is_reproducible_and_learns(monkeypatch, tmp_path):
     few = [{"prompt": "1,2>3:", "completion": "1+2=3"}, {"prompt": "1,3>3:", "completion": "1*3=3"}]
     monkeypatch.setattr(ws, "_demonstrations", lambda seed: (few, few))
     recipe = ws.Recipe(layers=1, width=16, heads=2, inner=16, stop=30, warmup=1, countdown_batch=2, chain_batch=2)

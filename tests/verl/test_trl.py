@@ -15,7 +15,7 @@ pytest.importorskip("trl", reason="TRL is not installed: verl's environment has 
 
 import trl_tiny as tiny
 from dew.rewards import verifier
-from dew.tasks.shipped import TINY
+from dew.tasks import TINY
 
 ROLLOUTS = json.loads((Path(__file__).parents[1] / "support" / "verl_rollouts.json").read_text())
 

@@ -1,4 +1,4 @@
-"""The algorithms by name. Adding one is a class with a name of its own and a line in `register_algorithm`."""
+"""The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
 
 from dataclasses import fields
 from typing import Any
@@ -29,13 +29,13 @@ _BY_NAME: dict[str, type[Algorithm]] = {}
 
 
 def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
-    """Make an algorithm known by its name. Usable as a decorator on a class of your own."""
+    """Register an algorithm under its name. Also works as a class decorator."""
     _BY_NAME[_key(cls.name)] = cls
     return cls
 
 
 def list_algorithms() -> list[str]:
-    """The names that `get_algorithm` knows."""
+    """Names of the registered algorithms."""
     return [cls.name for cls in _BY_NAME.values()]
 
 
@@ -45,7 +45,7 @@ def algorithms_for(setting: str) -> list[str]:
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:
-    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, and what you say beyond them."""
+    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, with some replaced."""
     cls = _BY_NAME.get(_key(name))
     if cls is None:
         raise ConfigError(_unknown(f"algorithm={name!r} is not known.", name, list_algorithms()))

@@ -3,8 +3,8 @@
     advantages(rollouts) -> (P, G, T)                 once per batch of rollouts, on whole groups
     loss(logp, part, advantages, ...) -> loss, stats  per micro-batch of rows
 
-An engine executes these two and does not know which algorithm it runs. `GTPO()` is the paper; whatever a user
-types beyond the name is visibly theirs.
+An engine calls these two and does not know which algorithm it runs. `GTPO()` has the paper's settings; any other
+setting is explicit.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Part(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """What all algorithms share. Not one itself."""
+    """Settings and methods that all algorithms share."""
 
     name: ClassVar[str]
     """The word that `get_algorithm` and every configuration file know it by."""
@@ -64,37 +64,37 @@ class Algorithm:
     """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
 
     threshold: float = 0.5
-    """An answer is correct (O⁺) when its outcome reward lies above this."""
+    """An answer is correct (O⁺) if its outcome reward is above this."""
 
     clip_low: float = 0.2
-    """ε_low: a ratio below 1 − ε_low earns nothing more for a wrong answer."""
+    """ε_low: below a ratio of 1 − ε_low, tokens of wrong answers get no gradient."""
 
     clip_high: float = 0.28
-    """ε_high: a ratio above 1 + ε_high earns nothing more for a correct answer."""
+    """ε_high: above a ratio of 1 + ε_high, tokens of correct answers get no gradient."""
 
     kl_coef: float = 0.0
-    """β of the KL term towards a reference policy. 0 leaves it out."""
+    """β of the KL term towards a reference policy. 0 disables it."""
 
     dynamic_sampling: bool = False
     """Replace groups that are all correct or all wrong by further prompts, until the batch is full."""
 
     max_rounds: int = 4
-    """Rounds of sampling that dynamic sampling may take; then the batch is trained as it is."""
+    """Maximum rounds of dynamic sampling; after that, training uses the groups found so far."""
 
     oversample: float = 1.0
-    """How many batches of prompts a round of dynamic sampling may take. 2 or 3 save rounds, and take that memory."""
+    """Batches of prompts per round of dynamic sampling. 2 or 3 save rounds and need that much more memory."""
 
     overlong: Literal["none", "soft", "group"] = "none"
-    """Punish length: "soft" as DAPO does (needs max_tokens and overlong_buffer), "group" relative to the group."""
+    """Length penalty: "soft" as in DAPO (needs max_tokens and overlong_buffer), "group" relative to the group."""
 
     max_tokens: int | None = None
     """The generation budget, in tokens. Soft overlong and Dr. GRPO need it; engines fill it in."""
 
     overlong_buffer: int | None = None
-    """Soft overlong: the stretch before max_tokens over which the punishment grows to −1."""
+    """Soft overlong: the number of tokens before max_tokens over which the penalty grows to −1."""
 
     overlong_gamma: float = 0.75
-    """Group overlong: the share of correct answers from which a group counts as easy."""
+    """Group overlong: a group is easy if at least this share of its answers is correct."""
 
     def __post_init__(self) -> None:
         problems = self.problems()
@@ -102,26 +102,26 @@ class Algorithm:
             raise ConfigError([f"{self.name}: {p}" for p in problems])
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with the settings, each with what to write instead."""
+        """Everything that is wrong with the settings, each with a remedy."""
         found = []
         if not 0 <= self.clip_low <= 1:
             found.append(f"clip_low={self.clip_low}: the ratio's lower bound is 1 - clip_low. Give 0 to 1.")
         if not self.clip_high >= 0:
             found.append(f"clip_high={self.clip_high}: the ratio's upper bound is 1 + clip_high. Give a number >= 0.")
         if not self.kl_coef >= 0:
-            found.append(f"kl_coef={self.kl_coef}: a negative KL term drives the policy away. Give 0 to leave it out.")
+            found.append(f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it.")
         if self.max_rounds < 1:
             found.append(f"max_rounds={self.max_rounds}: at least one round of sampling is needed.")
         if not self.oversample >= 1:
-            found.append(f"oversample={self.oversample}: a round takes at least a batch of prompts. Give 1 or more.")
+            found.append(f"oversample={self.oversample}: a round takes at least one batch of prompts. Give 1 or more.")
         found += choice("overlong", self.overlong, ("none", "soft", "group"))
         if self.overlong == "soft":
             if self.overlong_buffer is None:
                 found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of the completion length.")
             elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
                 found.append(
-                    f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}: the buffer is the "
-                    "stretch before the limit, so 0 < overlong_buffer <= max_tokens."
+                    f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}: the buffer ends "
+                    "at the limit, so 0 < overlong_buffer <= max_tokens."
                 )
         if not 0.5 <= self.overlong_gamma <= 1:
             found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
@@ -132,11 +132,11 @@ class Algorithm:
         return rollouts.correct(self.threshold)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
-        """(P,) True on groups with a correct and a wrong answer that train: what dynamic sampling keeps."""
+        """(P,) True on groups with both a correct and a wrong answer that train: what dynamic sampling keeps."""
         return has_signal(self.correct(rollouts), rollouts.live)
 
     def extra(self, rollouts: Rollouts) -> Tensor:
-        """(P, G) what is added to the outcome: other rewards, and the overlong charge."""
+        """(P, G) what is added to the outcome: other rewards, and the overlong penalty."""
         extra = torch.zeros_like(rollouts.reward) if rollouts.extra is None else rollouts.extra
         if self.overlong == "soft":
             if self.max_tokens is None or self.overlong_buffer is None:
@@ -148,7 +148,7 @@ class Algorithm:
         return extra
 
     def rewards(self, rollouts: Rollouts) -> Tensor:
-        """(P, G, T) the reward that each token is given, before it is compared with the group."""
+        """(P, G, T) the reward of each token, before normalisation within the group."""
         total = torch.where(rollouts.present, rollouts.reward + self.extra(rollouts), 0)
         return spread(total, rollouts)
 
@@ -157,7 +157,7 @@ class Algorithm:
         raise NotImplementedError
 
     def divisor(self, tokens: int, sequences: int) -> float:
-        """What the loss of a batch of this many live tokens and sequences is divided by."""
+        """The divisor of the loss of a batch with this many live tokens and sequences."""
         return float(tokens if self.reduce == "tokens" else sequences)
 
     def loss(

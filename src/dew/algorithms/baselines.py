@@ -1,4 +1,4 @@
-"""The baselines, which give every token of an answer the same credit: GRPO, DAPO, Dr. GRPO, GSPO."""
+"""Baselines that give every token of an answer the same credit: GRPO, DAPO, Dr. GRPO, GSPO."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from dew.rollouts import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class GRPO(Algorithm):
-    """Each answer against the mean of its group; every answer counts the same. arXiv:2402.03300."""
+    """Advantage relative to the group mean; every answer has the same weight. arXiv:2402.03300."""
 
     name: ClassVar[str] = "grpo"
     reduce: ClassVar[Reduce] = "sequences"
@@ -35,10 +35,10 @@ class DAPO(GRPO):
     reduce: ClassVar[Reduce] = "tokens"
 
     clip_high: float = 0.28
-    """Clip-higher: room for unlikely tokens of correct answers to grow."""
+    """Clip-higher: lets unlikely tokens of correct answers grow."""
 
     dynamic_sampling: bool = True
-    """Part of DAPO: groups without signal are replaced by further prompts."""
+    """Part of DAPO: groups without signal are replaced by new prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)

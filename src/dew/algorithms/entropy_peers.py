@@ -1,4 +1,4 @@
-"""The other ways to use entropy, for comparison: forking tokens and the entropy-shaped advantage."""
+"""Other uses of entropy, for comparison: forking tokens and the entropy-shaped advantage."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,7 @@ from dew.rollouts import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class ForkingTokens(DAPO):
-    """DAPO on the tokens with the highest entropy alone, the 80/20 rule. arXiv:2506.01939."""
+    """DAPO on only the tokens with the highest entropy, the 80/20 rule. arXiv:2506.01939."""
 
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
@@ -29,7 +29,7 @@ class ForkingTokens(DAPO):
         return super().problems() + wrong
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        """DAPO's on the kept tokens, scaled so that the loss's division by all tokens is one by the kept ones."""
+        """DAPO's on the kept tokens, scaled so that the loss is divided by the kept tokens instead of all tokens."""
         kept = forking_mask(sampling_entropy(self.name, rollouts), rollouts.mask, keep=self.keep)
         scale = rollouts.mask.sum() / kept.sum().clamp_min(1)
         return torch.where(kept, super().advantages(rollouts) * scale, 0)
@@ -37,7 +37,7 @@ class ForkingTokens(DAPO):
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyAdvantage(DAPO):
-    """DAPO whose advantage gets a bonus for the current policy's hesitation. arXiv:2506.14758."""
+    """DAPO with a bonus on the advantage for the entropy of the current policy. arXiv:2506.14758."""
 
     name: ClassVar[str] = "entropy_advantage"
     needs_entropy: ClassVar[Whose] = "current"
@@ -47,14 +47,14 @@ class EntropyAdvantage(DAPO):
     """Weight of the entropy in the bonus."""
 
     kappa: float = 2.0
-    """The bonus is at most |A| / κ, so that it never turns the sign of an advantage."""
+    """The bonus is at most |A| / κ, so it never flips the sign of an advantage."""
 
     def problems(self) -> list[str]:
         found = super().problems()
         if not self.alpha >= 0:
-            found.append(f"alpha={self.alpha}: hesitation would be punished. Give a number >= 0; the paper uses 0.4.")
+            found.append(f"alpha={self.alpha}: entropy would be penalised. Give a number >= 0; the paper uses 0.4.")
         if not self.kappa > 1:
-            found.append(f"kappa={self.kappa}: the bonus could turn the advantage's sign. The paper uses 2; give > 1.")
+            found.append(f"kappa={self.kappa}: the bonus could flip the advantage's sign. The paper uses 2; give > 1.")
         return found
 
     def loss(

@@ -15,7 +15,7 @@ from dew.rollouts import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyWeighted(Algorithm):
-    """What GTPO and GRPO-S share besides their mathematics. arXiv:2508.04349."""
+    """What GTPO and GRPO-S have in common. arXiv:2508.04349."""
 
     needs_entropy: ClassVar[Whose] = "old"
     paper: ClassVar[Mapping[str, str] | None] = {
@@ -26,14 +26,14 @@ class EntropyWeighted(Algorithm):
     }
 
     average: Literal["arithmetic", "geometric"] = "arithmetic"
-    """The mean that a value is compared with. "geometric" is the paper's alternative (v6, Appendix C)."""
+    """The mean that a value is divided by. "geometric" is the paper's alternative (v6, Appendix C)."""
 
     scope: Literal["group", "batch"] = "group"
     """Compare and normalise within a group (the equations) or across the batch (the paper's discussion)."""
 
     pool: Literal["group", "joint", "sign"] = "group"
-    """What mean and std are taken over. "sign" takes them over one polarity alone: it loses what sets right
-    apart from wrong and unlearns the task; it is here for comparison only."""
+    """What mean and std are taken over. "sign" takes them over one polarity only: it removes the difference between
+    correct and wrong answers and unlearns the task; for comparison only."""
 
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
@@ -53,13 +53,13 @@ class EntropyWeighted(Algorithm):
         return self._to_tokens(self._shaped(scoped), scoped).reshape(rollouts.mask.shape)
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        """(P, G, T), 0 in groups of one outcome: shaping those would train on the noise of the entropy."""
+        """(P, G, T), 0 in groups of one outcome: shaping those would train on entropy noise."""
         scoped = self._scoped(rollouts)
         advantages = self._to_tokens(self._standardised(self._shaped(scoped), scoped), scoped)
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
 
     def _scoped(self, rollouts: Rollouts) -> Rollouts:
-        """What is compared with what: the groups, or the batch as one group. Overlong charges are a group's own."""
+        """The groups, or the batch as one group. Overlong penalties are always computed per group."""
         charged = replace(rollouts, extra=self.extra(rollouts))
         return charged if self.scope == "group" else charged.as_one_group()
 
@@ -75,8 +75,8 @@ class EntropyWeighted(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class GTPO(EntropyWeighted):
-    """Token-level entropy weighting: tokens of correct answers that hesitated earn more, tokens of wrong
-    answers that were sure pay more. arXiv:2508.04349 (not the GTPO of arXiv:2508.03772)."""
+    """Token-level entropy weighting: in correct answers, high-entropy tokens get more reward; in wrong answers,
+    low-entropy tokens get more penalty. arXiv:2508.04349 (not the GTPO of arXiv:2508.03772)."""
 
     name: ClassVar[str] = "gtpo"
 
@@ -84,7 +84,7 @@ class GTPO(EntropyWeighted):
     """α₁: weight of the plain outcome."""
 
     alpha2: float = 0.1
-    """α₂: weight of the part that is spread by entropy. 0 leaves the outcome alone."""
+    """α₂: weight of the part that is distributed by entropy. 0 keeps only the outcome."""
 
     compare: Literal["column", "row", "matrix"] = "column"
     """A token is compared with the same position across answers (published), with its own answer, or with all."""
@@ -121,7 +121,7 @@ class GRPOS(EntropyWeighted):
     """β₁: weight of the plain outcome."""
 
     beta2: float = 0.1
-    """β₂: weight of the part that depends on entropy. 0 leaves the outcome alone."""
+    """β₂: weight of the part that depends on entropy. 0 keeps only the outcome."""
 
     @property
     def ratio(self) -> Ratio:  # type: ignore[override]
@@ -151,7 +151,7 @@ class GRPOS(EntropyWeighted):
 
 
 def weights(**settings: float) -> list[str]:
-    """α₁, α₂ (β₁, β₂): what is wrong with them."""
+    """Problems with α₁, α₂ (β₁, β₂)."""
     found = [
         f"{name}={value}: a wrong answer would be rewarded{' for being sure' if name.endswith('2') else ''}. "
         f"The paper uses {'0.1' if name.endswith('2') else '1.0'}; 0 turns this part off."

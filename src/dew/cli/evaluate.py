@@ -152,7 +152,7 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
 
     from dew import tasks
     from dew.decoding import SamplingCopy
-    from dew.evaluate.vllm import load_vllm
+    from dew.evaluate import load_vllm
 
     disable_progress_bar()
 

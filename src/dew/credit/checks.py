@@ -1,4 +1,4 @@
-"""What every credit function asks of its input, with errors that say which tensor is wrong and how."""
+"""Input checks of the credit functions, with errors that name the wrong tensor."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from dew.errors import ConfigError, ShapeError
 
 ROUNDING = 1e-3
-"""An entropy this little below 0 is float rounding and is floored; below that it is a mistake."""
+"""Entropies down to −1e-3 are rounding errors and are floored; below that they are mistakes."""
 
 
 def shape(x: Tensor) -> str:
@@ -26,7 +26,7 @@ def check_bool(name: str, x: Tensor, advice: str) -> None:
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
-    """The `present` mask of a group of answers: all of them unless told otherwise."""
+    """The `present` mask of a group of answers: all True by default."""
     check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
     return check_present(correct, present)
 
@@ -89,5 +89,5 @@ def check_entropy_clip(clip: tuple[float, float] | None) -> None:
         return
     if len(clip) != 2 or not 0 <= clip[0] <= clip[1]:
         raise ConfigError(
-            f"entropy_clip={clip}: expected (low, high) with 0 <= low <= high, in nats, or None to leave it off."
+            f"entropy_clip={clip}: expected (low, high) with 0 <= low <= high, in nats, or None to disable it."
         )

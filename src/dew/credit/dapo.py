@@ -9,9 +9,9 @@ from dew.errors import ConfigError
 
 
 def has_signal(correct: Bool[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None) -> Bool[Tensor, "*P"]:
-    """0 < n < G: the group has a correct and a wrong answer, so there is something to tell apart (Eq. 8).
+    """0 < n < G: the group has a correct and a wrong answer, so they can be compared (Eq. 8).
 
-    Judged on raw correctness: a shaped or summed reward always varies, and filtering on it keeps noise.
+    Based on raw correctness: a shaped or summed reward always varies, and filtering on it would keep noise.
     """
     present = check_answers(correct, present)
     return (correct & present).any(-1) & (~correct & present).any(-1)
@@ -20,7 +20,7 @@ def has_signal(correct: Bool[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | No
 def soft_overlong(
     lengths: Int[Tensor, "*shape"] | Float[Tensor, "*shape"], *, limit: int, buffer: int
 ) -> Float[Tensor, "*shape"]:
-    """The soft overlong punishment, added to an answer's reward (Eq. 13).
+    """The soft overlong punishment of DAPO, added to an answer's reward (Eq. 13).
 
     0                            len ≤ limit − buffer
     ((limit − buffer) − len)     in between
@@ -29,8 +29,8 @@ def soft_overlong(
     """
     if not 0 < buffer <= limit:
         raise ConfigError(
-            f"soft_overlong with limit={limit}, buffer={buffer}: the buffer is the stretch before the limit in "
-            "which the punishment grows, so 0 < buffer <= limit. DAPO uses 16384 + 4096 = 20480 and 4096."
+            f"soft_overlong with limit={limit}, buffer={buffer}: the penalty grows over `buffer` tokens before "
+            "the limit, so 0 < buffer <= limit. DAPO uses 16384 + 4096 = 20480 and 4096."
         )
     dtype = torch.promote_types(lengths.dtype, torch.float32)
     return (((limit - buffer) - lengths.to(dtype)) / buffer).clamp(-1, 0)

@@ -17,9 +17,9 @@ def entropy_advantages(
     alpha: float = 0.4,
     kappa: float = 2.0,
 ) -> Float[Tensor, "*P G T"]:
-    """Aᵢₜ + min(α · Hᵢₜ, |Aᵢₜ| / κ): a bonus for hesitation that never turns the sign of an advantage.
+    """Aᵢₜ + min(α · Hᵢₜ, |Aᵢₜ| / κ): a bonus for entropy that never flips the sign of an advantage.
 
-    `advantages` holds one value per answer or one per token. H is the current policy's, and a constant.
+    `advantages` has one value per answer or one per token. H is that of the current policy, without gradient.
     0 where `mask` is False.
     """
     check_live_entropy(entropy, mask)

@@ -18,22 +18,22 @@ def group_overlong(
     *,
     gamma: float = 0.75,
 ) -> Float[Tensor, "*P G"]:
-    """Charge answers that are long for their group, in the groups that can afford it.
+    """Penalise answers that are long for their group, except in hard groups.
 
-        easy   n/G ≥ γ       the correct answers are charged, knee L over the correct lengths
-        hard   n/G ≤ 1 − γ   nobody is charged
-        else                 knee L over all lengths; charged to the correct ones if n > m, else to the wrong ones
+        easy   n/G ≥ γ       correct answers are penalised, knee L over the correct lengths
+        hard   n/G ≤ 1 − γ   no penalty
+        else                 knee L over all lengths; for the correct ones if n > m, else for the wrong ones
 
-        L      = max((min + max)/2, mean) of the lengths that it is taken over
+        L      = max((min + max)/2, mean) of these lengths
         charge = 0 below L,  −½ (len − L)/L on [L, 2L),  −½ from 2L
 
-    n of the group's G answers are correct, m wrong. Correctness is decided before the charge.
+    n of the group's G answers are correct, m wrong. Correctness is decided before the penalty.
     """
     present = check_answers(correct, present)
     check_shape("lengths", lengths, correct.shape, "answer (*P, G)")
     if not 0.5 <= gamma <= 1:
         raise ConfigError(
-            f"gamma={gamma}: the share of correct answers from which a group counts as easy. Give 0.5 to 1 "
+            f"gamma={gamma}: a group is easy if at least this share of its answers is correct. Give 0.5 to 1 "
             "(the paper uses 0.75); below 0.5 a group would be easy and hard at once."
         )
     won, lost = correct & present, ~correct & present
@@ -52,5 +52,5 @@ def _knee(length: Float[Tensor, "*P G"], over: Bool[Tensor, "*P G"]) -> Float[Te
     shortest = torch.where(over, length, torch.inf).amin(-1, keepdim=True)
     longest = torch.where(over, length, -torch.inf).amax(-1, keepdim=True)
     middle = torch.maximum((shortest + longest) / 2, masked_mean(length, over, -1))
-    # Where nothing is taken over, nothing is charged: any positive knee will do. Empty answers have length 0.
+    # Without lengths there is no penalty, so any positive knee will do. Empty answers have length 0.
     return torch.where(over.any(-1, keepdim=True), middle, 1).clamp_min(1e-9)

@@ -14,7 +14,7 @@ def grpo_advantages(
     *,
     scale: bool = True,
 ) -> Float[Tensor, "*P G"]:
-    """Each answer against the mean of its group.
+    """The reward of each answer relative to the mean of its group.
 
         Aᵢ = (rᵢ − mean r) / (std r + 1e-4)     GRPO
         Aᵢ =  rᵢ − mean r                       Dr. GRPO, `scale=False`

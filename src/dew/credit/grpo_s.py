@@ -30,14 +30,14 @@ def grpo_s_rewards(
     entropy_clip: tuple[float, float] | None = None,
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G"]:
-    """Weigh each answer's ±1 by its mean entropy against that of its peers.
+    """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome.
 
         Ĥᵢ  = meanₜ Hᵢₜ
         r̂⁺ᵢ = +β₁ + β₂ ·  Ĥᵢ    / mean(Ĥ   over O⁺)     (Eq. 9)
         r̂⁻ⱼ = −β₁ − β₂ · (1/Ĥⱼ) / mean(1/Ĥ over O⁻)     (Eq. 10)
 
-    `average="geometric"` takes both means geometrically (v6, Appendix C). An answer with no live token is
-    left out of the group and gets 0. The other arguments are those of `gtpo_rewards`.
+    `average="geometric"` takes both means geometrically (v6, Appendix C). An answer without live tokens is
+    excluded from the group and gets 0. The other arguments are those of `gtpo_rewards`.
     """
     check_tokens(correct, entropy, mask)
     check_weight("beta1", beta1, 1.0, "a wrong answer would be rewarded")
@@ -61,9 +61,9 @@ def grpo_s_advantages(
     pool: Pool = "group",
     correct: Bool[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G"]:
-    """Standardise r̂⁺ and r̂⁻ over the group's answers; `dew.credit.weighting.pooled` has the choices.
+    """Standardise r̂⁺ and r̂⁻ over the group's answers; `dew.credit.weighting.pooled` documents `pool`.
 
-    The polarity of an answer is the sign of its reward; pass `correct` where an `extra` may have turned it.
+    The polarity of an answer is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
     present = check_present(rewards, present)
     check_choice("pool", pool, POOLS)

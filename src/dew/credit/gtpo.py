@@ -37,24 +37,25 @@ def gtpo_rewards(
     entropy_clip: tuple[float, float] | None = None,
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G T"]:
-    """Spread each answer's ±1 over its tokens by the entropy of the policy that wrote them.
+    """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them.
 
         r̃⁺ᵢₜ = +α₁ + α₂ ·  Hᵢₜ    / mean(H   over O⁺ alive at t)     (Eq. 3)
         r̃⁻ⱼₜ = −α₁ − α₂ · (1/Hⱼₜ) / mean(1/H over O⁻ alive at t)     (Eq. 5)
 
-    So a correct answer earns most where it hesitated, and a wrong one pays most where it was sure.
+    So in a correct answer the uncertain tokens get the largest reward, in a wrong one the confident tokens the
+    largest penalty.
 
     Args:
         correct: the verifier's verdict on each answer.
-        entropy: Hᵢₜ of the sampling policy, in nats. Read as a constant: no gradient passes.
+        entropy: Hᵢₜ of the sampling policy, in nats. A constant: no gradient flows through it.
         mask: True on tokens the policy sampled, False on padding and on tool output.
         alpha1: weight of the plain outcome.
-        alpha2: weight of the part spread by entropy.
+        alpha2: weight of the part distributed by entropy.
         compare: the tokens of one polarity that a token is compared with. "column": the same position
             across answers (published). "row": the same answer. "matrix": all of them.
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
-        extra: added to ±α₁ of each answer, e.g. an overlong charge (v6, Appendix D).
+        extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
         Signed token rewards, 0 where `mask` is False. With the defaults they sum, at every t, to
@@ -83,9 +84,9 @@ def gtpo_advantages(
     pool: Pool = "group",
     correct: Bool[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G T"]:
-    """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6); `dew.credit.weighting.pooled` has the choices.
+    """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6); `dew.credit.weighting.pooled` documents `pool`.
 
-    The polarity of a token is the sign of its reward; pass `correct` where an `extra` may have turned it.
+    The polarity of a token is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
     check_bool("mask", mask, "True on tokens that the policy sampled and that train")
     check_shape("mask", mask, rewards.shape, "token (*P, G, T)")

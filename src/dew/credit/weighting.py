@@ -1,8 +1,8 @@
 """Dynamic Entropy Weighting: what GTPO and GRPO-S share. Tan et al. 2025, arXiv:2508.04349, section 2.
 
-Both are one idea: a weight is a value over the mean of the values that it is compared with. The value is
+The idea of both: a weight is a value divided by the mean of the values that it is compared with. The value is
 H on O⁺ (correct answers) and 1/H on O⁻ (wrong ones), so the weight is large where a correct answer was
-uncertain and where a wrong answer was sure.
+uncertain and where a wrong answer was confident.
 """
 
 from typing import Literal
@@ -19,11 +19,11 @@ AVERAGES = ("arithmetic", "geometric")
 POOLS = ("group", "joint", "sign")
 
 H_FLOOR = 1e-6
-"""Least entropy. Below it 1/H explodes and one certain token takes all the blame."""
+"""Minimum entropy. Below it 1/H explodes and a single confident token gets all the penalty."""
 
 
 def floored(entropy: Float[Tensor, "*shape"], clip: tuple[float, float] | None) -> Float[Tensor, "*shape"]:
-    """H clamped to `clip` if set, and never below 1e-6: even a clip that starts at 0 leaves 1/H finite. Detached."""
+    """H clamped to `clip` if set, and at least 1e-6, so that 1/H is finite even if `clip` starts at 0. Detached."""
     H = at_least_float32(entropy)
     return (H if clip is None else H.clamp(*clip)).clamp_min(H_FLOOR)
 
@@ -31,7 +31,7 @@ def floored(entropy: Float[Tensor, "*shape"], clip: tuple[float, float] | None) 
 def mean_over(
     x: Float[Tensor, "*shape"], alive: Bool[Tensor, "*shape"], dim: Dims, average: Average
 ) -> Float[Tensor, "..."]:
-    """The arithmetic or geometric mean of x > 0 over the entries that are alive."""
+    """The arithmetic or geometric mean of x > 0 over the entries where `alive` is True."""
     if average == "geometric":
         return masked_mean(x.log(), alive, dim).exp()
     return masked_mean(x, alive, dim)
@@ -64,12 +64,12 @@ def pooled(
     dim: Dims,
     pool: Pool,
 ) -> Float[Tensor, "*shape"]:
-    """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), once for O⁺ and once for O⁻. `pool` says over what:
+    """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), once for O⁺ and once for O⁻. `pool` sets what mean and std are taken over:
 
-    group   over ALL entries of the group, in which those of the other polarity count as 0
+    group   ALL entries of the group, where those of the other polarity count as 0
     joint   one mean and std over the signed rewards of the whole group
-    sign    over the entries of the own polarity alone: each side has mean 0, and what sets right apart
-            from wrong is lost. Kept for comparison; it unlearns the task.
+    sign    only the entries of the same polarity: each side has mean 0, so the difference between correct and
+            wrong is lost. For comparison only; it unlearns the task.
     """
     live = won | lost
     if pool == "joint":

@@ -1,35 +1,103 @@
 """Sample many answers at once, one token of each per step.
 
-A step of a small model is a thousand short kernels; launched one by one, the GPU waits for Python. Here a step is
-captured as a CUDA graph and replayed. Weights may change in place between calls: a graph reads them where they lie.
+A decoding step of a small model launches a thousand short kernels, so the GPU waits for Python. Here a step is
+captured as a CUDA graph and replayed. Weights may be updated in place between calls: a graph refers to their addresses.
 
-    prompts, padded on the left            | answers
+    prompts, left-padded                   | answers
     . . the  prompt  of  row  one          | t0  t1  t2 ...
     the longer prompt  of  row  two        | t0  t1  t2 ...
-    slot 0                                   slot P: the same for all rows, so one number moves all of them
+    slot 0                                   slot P: the same for all rows, so one counter advances all of them
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dew.decoding.draw import Draw
-
+GROUPED = "dew_grouped"
+"""The name under which transformers finds `grouped_attention`."""
 LOOK = 16
-"""Steps between two looks at whether all rows have ended: each look waits for the device."""
+"""Steps between checks whether all rows have ended: each check synchronises with the device."""
 VISIBLE = 256
 """A graph attends to a multiple of this many slots."""
 PREFILL = 65_536
 """Prompt tokens in one pass."""
 KEEP = 1 / 16
-"""Buffers above this share of the device's memory are given back after each call."""
+"""Buffers above this share of the device's memory are released after each call."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Settings for choosing the next token. No synchronisation with the device, so a CUDA graph can capture it."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    greedy: bool = False
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits (B, V) -> one token per row (B,)."""
+        if self.greedy:
+            return logits.argmax(-1)
+        if self.top_k or self.top_p < 1 or self.min_p:
+            logits = self.filter(logits.float())
+        # Gumbel-max trick: argmax z/T - log E, with E exponential, is distributed as softmax(z/T).
+        noise = torch.empty(logits.shape, device=logits.device).exponential_().log_()
+        return torch.sub(logits, noise, alpha=self.temperature).argmax(-1)
+
+    def filter(self, logits: Tensor) -> Tensor:
+        """Set to -inf the logits that top_k, then top_p, then min_p remove at this temperature."""
+        if 0 < self.top_k < logits.shape[-1]:
+            lowest = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < lowest, -torch.inf)
+        if self.top_p < 1:
+            ordered, order = logits.sort(descending=True)
+            p = (ordered / self.temperature).softmax(-1)
+            removed = p.cumsum(-1) - p > self.top_p  # never the first
+            logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), -torch.inf)
+        if self.min_p > 0:
+            p = (logits / self.temperature).softmax(-1)
+            logits = logits.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
+        return logits
+
+
+class SamplingCopy:
+    """A copy of a model in the dtype used for sampling; the model itself if it already has that dtype."""
+
+    def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
+        self._pairs = {
+            p: nn.Parameter(p.detach().to(dtype), requires_grad=False)
+            for p in model.parameters()
+            if dtype is not None and p.dtype != dtype
+        }
+        self.model = model
+        if not self._pairs:
+            return
+        # Parameters of the right dtype are shared and the others cast directly, without a copy in the old dtype.
+        shared = {id(p): self._pairs.get(p, p) for p in model.parameters()}
+        self.model = copy.deepcopy(model, dict(shared))
+        for name in ("forward", "_original_forward"):  # accelerate's wrappers still refer to the trained model
+            self.model.__dict__.pop(name, None)
+        self.model.eval()
+
+    def refresh(self) -> Any:
+        """Copy the current weights and return the model."""
+        with torch.no_grad():
+            for source, target in self._pairs.items():
+                target.copy_(source)
+        return self.model
 
 
 def refusal(model: Any) -> str | None:
-    """Why this model cannot be sampled here; None if it can."""
+    """Why this model is not supported; None if it is."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
         return "it is not a transformers model"
@@ -37,12 +105,12 @@ def refusal(model: Any) -> str | None:
     attention = getattr(config, "_attn_implementation", None)
     reasons = (
         (bool(getattr(config, "is_encoder_decoder", False)), "it has an encoder"),
-        (hasattr(config, "vision_config") or hasattr(config, "audio_config"), "it reads more than text"),
+        (hasattr(config, "vision_config") or hasattr(config, "audio_config"), "it is multimodal"),
         (kinds != {"full_attention"}, f"its layers are {', '.join(sorted(kinds))}"),
-        (getattr(config, "attn_logit_softcapping", None) is not None, "its attention is capped"),
-        (not getattr(model, "_can_compile_fullgraph", False), "transformers cannot run it with a cache of fixed size"),
+        (getattr(config, "attn_logit_softcapping", None) is not None, "its attention scores are soft-capped"),
+        (not getattr(model, "_can_compile_fullgraph", False), "transformers cannot run it with a static cache"),
         (attention not in ("sdpa", "eager", None), f"its attention is {attention}"),
-        (getattr(model, "is_quantized", False), "its weights are quantised"),
+        (getattr(model, "is_quantized", False), "its weights are quantized"),
         (any(p.is_meta or hasattr(p, "ds_id") or _sharded(p) for p in model.parameters()), "its weights are sharded"),
     )
     return next((reason for found, reason in reasons if found), None)
@@ -52,8 +120,73 @@ def _sharded(parameter: Tensor) -> bool:
     return type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor"
 
 
+class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values, (B, heads, slots, width). A step writes to slot number `slot`."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.slot = keys, values, slot
+        self.visible = keys.shape[2]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The buffers are allocated from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.slot, key_states)
+        self.values.index_copy_(2, self.slot, value_states)
+        return self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.visible, 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are passed with every call
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class FixedCache(Cache):  # type: ignore[misc]
+    """The layers of a model. Attention sees the first `visible` slots."""
+
+    def __init__(self, layers: list[FixedLayer]) -> None:
+        super().__init__(layers=layers)
+
+    def set_visible(self, visible: int) -> None:
+        for layer in self.layers:
+            layer.visible = visible
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for layer in self.layers for x in (layer.keys, layer.values))
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one token. Query heads that share a key head are treated as positions, so keys are not repeated."""
+    rows, heads, one, width = query.shape
+    shared = key.shape[1]
+    grouped = query.reshape(rows, shared, heads // shared * one, width)
+    mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attention_mask, scale=scaling)
+    return mixed.reshape(rows, heads, one, width).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
+
+
 class Decoder:
-    """Answers to prompts of token ids. On a CPU the same steps run without graphs."""
+    """Samples answers to prompts given as token ids. On a CPU the same steps run without graphs."""
 
     def __init__(self, model: Any, draw: Draw, *, ends: Iterable[int], pad: int) -> None:
         self.model, self.forward, self.draw, self.pad = model, model, draw, pad
@@ -62,7 +195,7 @@ class Decoder:
         self._kept: dict[int, _Buffers] = {}
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """One answer to each prompt, up to and with the token that ends it."""
+        """One answer per prompt, up to and including the end token."""
         if not prompts:
             return []
         training = self.model.training
@@ -72,7 +205,9 @@ class Decoder:
                 tokens = self._run(prompts, max_new_tokens)
         finally:
             self.model.train(training)
-        return self._cut(tokens)
+        ended = torch.isin(tokens, self.ends)
+        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
+        return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
 
     def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
         width = max(len(ids) for ids in prompts)
@@ -84,68 +219,54 @@ class Decoder:
             if n % LOOK == 0 and bool(buffers.ended.all()):
                 break
         tokens = buffers.tokens[: len(prompts), :max_new_tokens].clone()
-        if sum(kept.cache.bytes for kept in self._kept.values()) > KEEP * _memory(self.device):
+        memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
+        if sum(kept.cache.bytes for kept in self._kept.values()) > KEEP * memory:
             self._kept.clear()
         return tokens
 
     def _fitting(self, rows: int, slots: int) -> "_Buffers":
-        """Buffers that these answers fit into, kept for later calls of about this size: dynamic sampling varies it."""
-        room = _room(rows)
-        if room not in self._kept or self._kept[room].slots < slots:
-            self._kept.pop(room, None)  # give them back before new ones are made
-            self._kept[room] = _Buffers(self.model, room, -(-slots // VISIBLE) * VISIBLE, self.pad)
-        return self._kept[room]
+        """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
+        capacity = _capacity(rows)
+        if capacity not in self._kept or self._kept[capacity].slots < slots:
+            self._kept.pop(capacity, None)  # release them before allocating larger ones
+            self._kept[capacity] = _Buffers(self.model, capacity, -(-slots // VISIBLE) * VISIBLE, self.pad)
+        return self._kept[capacity]
 
     def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
-        """Read every different prompt once, and draw the first token of each answer."""
-        from transformers import DynamicCache
-
-        different = {tuple(ids): i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        which = torch.tensor([different[tuple(ids)] for ids in prompts], device=self.device)
-        texts, first = list(different), list[Tensor]()
-        for part in _parts(len(texts), max(1, PREFILL // width)):
-            ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in texts[part]], device=self.device)
-            live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in texts[part]], device=self.device)
-            places = (live.cumsum(1) - 1).clamp_min(0)
+        """Process every distinct prompt once, and sample the first token of each answer."""
+        distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        which = torch.tensor([distinct[tuple(ids)] for ids in prompts], device=self.device)
+        texts, first = list(distinct), list[Tensor]()
+        size = max(1, PREFILL // width)
+        for start in range(0, len(texts), size):
+            part = texts[start : start + size]
+            ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in part], device=self.device)
+            live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in part], device=self.device)
+            positions = (live.cumsum(1) - 1).clamp_min(0)
             cache = DynamicCache(config=self.model.config)
-            output = self.model(
-                input_ids=ids,
-                attention_mask=live,
-                position_ids=places,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            first.append(output.logits[:, -1])
-            rows = ((which >= part.start) & (which < part.stop)).nonzero()[:, 0]
-            buffers.read(cache, rows, which[rows] - part.start, live)
-        buffers.first(self.draw(torch.cat(first)[which]), self.ends)
-
-    def _cut(self, tokens: Tensor) -> list[list[int]]:
-        ended = torch.isin(tokens, self.ends)
-        last = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
-        return [row[:n] for row, n in zip(tokens.tolist(), last.tolist(), strict=True)]
+            inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
+            first.append(self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1])
+            rows = ((which >= start) & (which < start + size)).nonzero()[:, 0]
+            buffers.load_prompts(cache, rows, which[rows] - start, live)
+        buffers.set_first(self.draw(torch.cat(first)[which]), self.ends)
 
 
 class _Buffers:
-    """What a step reads and writes, at addresses that stay: cache, last tokens, where each row stands."""
+    """What a step reads and writes, at fixed addresses: cache, last tokens, position of each row."""
 
     def __init__(self, model: Any, rows: int, slots: int, pad: int) -> None:
-        from dew.decoding.slots import SlotCache, Slots, register
-
-        register()
         config = model.config.get_text_config()
         weight = model.get_input_embeddings().weight
         device, dtype = weight.device, weight.dtype
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.rows, self.slots, self.pad = rows, slots, pad
-        self.place = torch.zeros(1, dtype=torch.long, device=device)
+        self.slot = torch.zeros(1, dtype=torch.long, device=device)
 
-        def empty() -> Tensor:  # zeros: what no row looks at must still be a number
+        def empty() -> Tensor:  # zeros: masked slots must still be finite
             return torch.zeros(rows, heads, slots, head, dtype=dtype, device=device)
 
-        self.cache = SlotCache([Slots(empty(), empty(), self.place) for _ in range(config.num_hidden_layers)])
+        self.cache = FixedCache([FixedLayer(empty(), empty(), self.slot) for _ in range(config.num_hidden_layers)])
         self.hidden = torch.zeros(rows, slots, dtype=torch.bool, device=device)
         self.tokens = torch.full((rows, slots), pad, device=device)
         self.token = torch.full((rows, 1), pad, device=device)
@@ -157,7 +278,7 @@ class _Buffers:
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
 
     def start(self, width: int) -> None:
-        self.place.fill_(width)
+        self.slot.fill_(width)
         self.written.fill_(1)
         self.tokens.fill_(self.pad)
         self.token.fill_(self.pad)
@@ -165,8 +286,8 @@ class _Buffers:
         self.ended.fill_(True)
         self.hidden.zero_()
 
-    def read(self, cache: Any, rows: Tensor, which: Tensor, live: Tensor) -> None:
-        """Take over keys and values of prompts; rows of one prompt share them."""
+    def load_prompts(self, cache: Any, rows: Tensor, which: Tensor, live: Tensor) -> None:
+        """Copy keys and values of the prompts; rows with the same prompt get the same ones."""
         width = live.shape[1]
         for ours, theirs in zip(self.cache.layers, cache.layers, strict=True):
             ours.keys[rows, :, :width] = theirs.keys[which]
@@ -174,14 +295,14 @@ class _Buffers:
         self.hidden[rows, :width] = ~live.bool()[which]
         self.position[rows, 0] = live.sum(1)[which]
 
-    def first(self, tokens: Tensor, ends: Tensor) -> None:
+    def set_first(self, tokens: Tensor, ends: Tensor) -> None:
         rows = len(tokens)
         self.tokens[:rows, 0] = tokens
         self.token[:rows, 0] = tokens
         self.ended[:rows] = torch.isin(tokens, ends)
 
     def step(self, decoder: Decoder, filled: int) -> None:
-        """One token more. The first step with so many visible slots runs plainly, the second is captured."""
+        """Sample one more token. The first step per number of visible slots runs eagerly, the second is captured."""
         visible = -(-filled // VISIBLE) * VISIBLE
         if decoder.device.type != "cuda" or visible not in self._graphs:
             self._graphs[visible] = None
@@ -196,32 +317,25 @@ class _Buffers:
         graph.replay()
 
     def _forward(self, decoder: Decoder, visible: int) -> None:
-        self.cache.look_at(visible)
-        unseen = self.hidden[:, :visible] | (self._order[:visible] > self.place)
+        self.cache.set_visible(visible)
+        unseen = self.hidden[:, :visible] | (self._order[:visible] > self.slot)
         bias = torch.zeros(unseen.shape, dtype=self._bias_dtype, device=unseen.device)
         bias.masked_fill_(unseen, -torch.inf)
+        inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
         with _attention(decoder.model):
-            logits = decoder.forward(
-                input_ids=self.token,
-                attention_mask=bias[:, None, None],
-                position_ids=self.position,
-                past_key_values=self.cache,
-                use_cache=True,
-            ).logits[:, -1]
+            logits = decoder.forward(**inputs, past_key_values=self.cache, use_cache=True).logits[:, -1]
         tokens = decoder.draw(logits).masked_fill(self.ended, self.pad)
         self.tokens.index_copy_(1, self.written, tokens[:, None])
         self.ended |= torch.isin(tokens, decoder.ends)
         self.token.copy_(tokens[:, None])
         self.position += 1
-        self.place += 1
+        self.slot += 1
         self.written += 1
 
 
 @contextmanager
 def _attention(model: Any) -> Iterator[None]:
-    """One token attends by `grouped_attention`; prompts, and training, by the model's own."""
-    from dew.decoding.slots import GROUPED
-
+    """Use `grouped_attention` for single tokens; prompts and training use the model's own attention."""
     config = model.config.get_text_config()
     own = config._attn_implementation
     config._attn_implementation_internal = GROUPED
@@ -231,15 +345,7 @@ def _attention(model: Any) -> Iterator[None]:
         config._attn_implementation_internal = own
 
 
-def _room(rows: int) -> int:
-    """Rounded up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few sizes to capture, and never half of the rows idle."""
+def _capacity(rows: int) -> int:
+    """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few sizes to capture, and more than half of the rows in use."""
     step = max(1, 2 ** (rows.bit_length() - 2))
     return -(-rows // step) * step
-
-
-def _parts(n: int, size: int) -> Iterator[slice]:
-    return (slice(i, min(i + size, n)) for i in range(0, n, size))
-
-
-def _memory(device: torch.device) -> float:
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else float("inf")

@@ -1,4 +1,4 @@
-"""Runs of several algorithms and seeds, read from their folders and held against one of the algorithms."""
+"""Compare runs of several algorithms and seeds with a baseline algorithm."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,25 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from dew.errors import ConfigError
-from dew.evaluate.intervals import Interval
-from dew.evaluate.paired import FEWEST_SEEDS, area, paired_interval
+from dew.errors import ConfigError, Problem
+from dew.evaluate.metrics import Interval, area, paired_interval
 from dew.evaluate.scores import Scores
 from dew.records import RunFolder
 
 AREA = "area"
+MIN_SEEDS = 5
+"""Without a true difference, n seeds all have the same sign with probability 2^(1−n): 12 % for 4, 6 % for 5."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one run came to."""
+    """The result of one run."""
 
     algorithm: str
     seed: int
     groups: int
-    """Groups that it sampled, dropped ones included: dynamic sampling takes more of them for the same steps."""
+    """Groups sampled, including those dropped: dynamic sampling needs more of them for the same number of steps."""
     problems: Mapping[str, Mapping[str, float]]
-    """Score -> problem -> value. The area under the training curve has no problems: it stands under ''."""
+    """Score -> problem -> value. The area under the training curve is not per problem: its key is ''."""
 
     def __getitem__(self, score: str) -> float:
         values = self.problems[score].values()
@@ -34,12 +35,12 @@ class Result:
 
 
 def read_result(folder: Path | str, algorithm: str, seed: int) -> Result:
-    """The area under the accuracy of every answer sampled in training, and each problem's scores afterwards."""
+    """The area under the training accuracy, and each problem's scores after training."""
     run = RunFolder(folder)
     metrics = run.metrics()
     curve = [(m["step"], m["accuracy"]) for m in metrics if isinstance(m.get("accuracy"), int | float)]
     if not curve:
-        raise ConfigError(f"{folder}: its metrics have no accuracy, so there is nothing to compare.")
+        raise ConfigError(f"{folder}: the metrics contain no accuracy, so there is nothing to compare.")
     steps, accuracy = zip(*curve, strict=True)
     sampled = [m.get("groups/sampled") for m in metrics]
     groups = sum(int(n) for n in sampled if isinstance(n, int | float) and abs(n) < 1e18)
@@ -48,9 +49,7 @@ def read_result(folder: Path | str, algorithm: str, seed: int) -> Result:
 
 def _after(folder: Path) -> dict[str, dict[str, float]]:
     path = folder / "answers-after.json"
-    if not path.exists():
-        return {}
-    problems = Scores.read(path).problems
+    problems = Scores.read(path).problems if path.exists() else []
     if not problems:
         return {}
     return {name: {json.dumps(p.prompt): p.scores[name] for p in problems} for name in problems[0].scores}
@@ -58,7 +57,7 @@ def _after(folder: Path) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Paired:
-    """An algorithm minus the baseline in one score, over the seeds and problems that both have."""
+    """Difference between an algorithm and the baseline in one score, over the seeds and problems that both have."""
 
     algorithm: str
     baseline: str
@@ -69,13 +68,13 @@ class Paired:
 
     @property
     def within_noise(self) -> bool:
-        """Too few seeds to tell, or an interval that contains 0."""
-        return len(self.seeds) < FEWEST_SEEDS or self.difference.low <= 0 <= self.difference.high
+        """Too few seeds, or an interval that contains 0."""
+        return len(self.seeds) < MIN_SEEDS or self.difference.low <= 0 <= self.difference.high
 
     @property
     def verdict(self) -> str:
-        if len(self.seeds) < FEWEST_SEEDS:
-            return f"too few seeds to tell ({len(self.seeds)}; at least {FEWEST_SEEDS})"
+        if len(self.seeds) < MIN_SEEDS:
+            return f"too few seeds ({len(self.seeds)} of at least {MIN_SEEDS})"
         if self.within_noise:
             return "within noise"
         return f"{self.algorithm} ahead" if self.difference.value > 0 else f"{self.baseline} ahead"
@@ -90,7 +89,8 @@ def difference(results: Sequence[Result], algorithm: str, baseline: str, score: 
         raise ConfigError(f"{algorithm} and {baseline} have no seed in common for {score}.")
     problems = list(a[seeds[0]])
     if any(runs[s].keys() != set(problems) for runs in (a, b) for s in seeds):
-        raise ConfigError(f"{algorithm} and {baseline} were scored on different problems. Use one recipe for both.")
+        what = f"{algorithm} and {baseline} were scored on different problems."
+        raise ConfigError(Problem(what, remedy="Use the same recipe for both."))
     D = np.array([[b[s][p] - a[s][p] for p in problems] for s in seeds])
     by_seed = tuple(float(x) for x in D.mean(axis=1))
     return Paired(algorithm, baseline, score, seeds, by_seed, paired_interval(D))
@@ -98,7 +98,7 @@ def difference(results: Sequence[Result], algorithm: str, baseline: str, score: 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results with the differences from one algorithm."""
+    """All results, and the differences from the baseline."""
 
     results: tuple[Result, ...]
     baseline: str
@@ -116,20 +116,16 @@ class Comparison:
         return float(np.mean([r.groups for r in self.results if r.algorithm == algorithm]))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "baseline": self.baseline,
-            "runs": [
-                {"algorithm": r.algorithm, "seed": r.seed, "groups": r.groups, "scores": {s: r[s] for s in r.problems}}
-                for r in self.results
-            ],
-            "differences": [
-                {**asdict(d), "within_noise": d.within_noise, "verdict": d.verdict} for d in self.differences
-            ],
-        }
+        runs = [
+            {"algorithm": r.algorithm, "seed": r.seed, "groups": r.groups, "scores": {s: r[s] for s in r.problems}}
+            for r in self.results
+        ]
+        found = [{**asdict(d), "within_noise": d.within_noise, "verdict": d.verdict} for d in self.differences]
+        return {"baseline": self.baseline, "runs": runs, "differences": found}
 
 
 def compare_runs(results: Sequence[Result], baseline: str) -> Comparison:
-    """Every algorithm against the baseline: in the area, and in pass@1 and the largest pass@k where there are any."""
+    """Compare every algorithm with the baseline: by area, and by pass@1 and the largest pass@k if available."""
     shared = set.intersection(*(set(r.problems) for r in results))
     passes = sorted((s for s in shared if s.startswith("pass@")), key=lambda s: int(s.removeprefix("pass@")))
     scores = tuple(dict.fromkeys([AREA, *passes[:1], *passes[-1:]]))

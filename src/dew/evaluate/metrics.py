@@ -1,25 +1,31 @@
-"""Scores of one problem from the verdicts on its answers."""
+"""Scores of one problem (pass@k, mean@k, maj@k), and 95 % bootstrap intervals over problems and seeds."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import comb
 
-from dew.errors import ConfigError
+import numpy as np
+from jaxtyping import Float
+
+from dew.errors import ConfigError, Problem, ShapeError
 from dew.rewards import Verdict
+
+CONFIDENCE = 0.95
+RESAMPLES = 4000
+PAIRED_RESAMPLES = 20_000
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that k of n answers, drawn without replacement, hold one of the c correct ones.
+    """The probability that k of n answers, drawn without replacement, include one of the c correct ones.
 
         pass@k = 1 − C(n−c, k) / C(n, k)
 
-    Unbiased for the chance that k fresh answers hold a correct one (Chen et al., 2021, Eq. 1).
+    An unbiased estimate of the probability that k new answers include a correct one (Chen et al., 2021, Eq. 1).
     """
     if not (0 <= c <= n and 1 <= k <= n):
-        raise ConfigError(
-            f"pass_at_k(n={n}, c={c}, k={k}): of n answers, c ≤ n are correct and k ≤ n are drawn, k ≥ 1. "
-            "Sample at least k answers per problem."
-        )
+        what = f"pass_at_k(n={n}, c={c}, k={k}): needs 0 ≤ c ≤ n and 1 ≤ k ≤ n."
+        raise ConfigError(Problem(what, remedy="Sample at least k answers per problem."))
     return 1 - comb(n - c, k) / comb(n, k)
 
 
@@ -29,9 +35,9 @@ def mean_at_k(verdicts: Sequence[Verdict]) -> float:
 
 
 def maj_at_k(verdicts: Sequence[Verdict]) -> float:
-    """1 if the most frequent answer is correct; a tie counts by the share of tied answers that are.
+    """1 if the most frequent extracted answer is correct; in a tie, the share of tied answers that are.
 
-    Answers vote by what was extracted from them. One from which nothing could be extracted has no vote.
+    Answers from which nothing could be extracted do not vote.
     """
     votes: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
@@ -45,8 +51,79 @@ def maj_at_k(verdicts: Sequence[Verdict]) -> float:
 
 
 def score_problem(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Every score of one problem: pass@1, 2, 4, ... up to the number of answers, mean@k and maj@k."""
+    """All scores of one problem: pass@1, 2, 4, ... up to the number of answers, mean@k and maj@k."""
     n, c = len(verdicts), sum(verdict.correct for verdict in verdicts)
     ks = sorted({2**i for i in range(n.bit_length())} | {n})
     scores = {f"pass@{k}": pass_at_k(n, c, k) for k in ks}
     return {**scores, f"mean@{n}": mean_at_k(verdicts), f"maj@{n}": maj_at_k(verdicts)}
+
+
+def area(steps: Sequence[float], values: Sequence[float]) -> float:
+    """The area under a curve divided by its width, i.e. its mean height.
+
+    area = Σᵢ (xᵢ₊₁ − xᵢ) · (yᵢ + yᵢ₊₁) / 2  /  (x_last − x_first)
+    """
+    if len(steps) != len(values) or not values:
+        raise ShapeError(f"area: {len(steps)} steps and {len(values)} values. Give one value per step, at least one.")
+    if len(values) == 1:
+        return float(values[0])
+    return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with the bounds of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def mean_interval(values: Sequence[float], *, span: tuple[float, float] = (0.0, 1.0), seed: int = 0) -> Interval:
+    """The mean of one value per problem with its percentile bootstrap interval.
+
+    Problems are resampled, not answers: answers to one problem are not independent. If all n problems agree, a
+    bootstrap sees no variance. But if a share p of all problems differed, n of n would agree with probability
+    (1 − p)ⁿ; so p up to 1 − 0.025^(1/n) remains possible, anywhere within `span`.
+    """
+    from scipy.stats import bootstrap
+
+    x = np.asarray(values, dtype=float)
+    value, (minimum, maximum) = float(x.mean()), span
+    if np.ptp(x) == 0:
+        p = 1 - ((1 - CONFIDENCE) / 2) ** (1 / len(x))
+        return Interval(value, value - p * (value - minimum), value + p * (maximum - value))
+    settings = {"confidence_level": CONFIDENCE, "method": "percentile", "batch": 500, "rng": seed}
+    bounds = bootstrap((x,), np.mean, n_resamples=RESAMPLES, **settings).confidence_interval
+    return Interval(value, float(bounds.low), float(bounds.high))
+
+
+def paired_interval(differences: Float[np.ndarray, "S P"], *, seed: int = 0) -> Interval:
+    """The mean of paired differences of S seeds on P problems, with its bootstrap interval.
+
+    Seeds and problems are both resampled with replacement. Use P = 1 if there are no problems, as for the area under
+    a training curve.
+
+    A percentile interval of few seeds is too narrow. It is expanded (Hesterberg 2015, arXiv:1411.5279) so that its
+    width is that of Student's t:   α'/2 = Φ(−√(S/(S−1)) · t_{α/2, S−1})
+    For five normal differences it then covers the true mean in 93 % of cases, the plain one in 85 %.
+    """
+    from scipy.stats import norm, t
+
+    D = np.asarray(differences, dtype=float)
+    if D.ndim != 2 or D.size == 0:
+        raise ShapeError(f"paired_interval: differences of shape {D.shape}. Give (seeds, problems), at least one each.")
+    S, P = D.shape
+    value = float(D.mean())
+    if S == 1:  # a single seed says nothing about the variance between seeds
+        return Interval(value, -1.0, 1.0)
+    rng = np.random.default_rng(seed)
+    by_seed = rng.multinomial(S, np.full(S, 1 / S), size=PAIRED_RESAMPLES) / S
+    by_problem = rng.multinomial(P, np.full(P, 1 / P), size=PAIRED_RESAMPLES) / P
+    means = ((by_seed @ D) * by_problem).sum(axis=1)
+    tail = norm.cdf(-np.sqrt(S / (S - 1)) * t.ppf((1 + CONFIDENCE) / 2, S - 1))
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Interval(value, float(low), float(high))

@@ -1,19 +1,19 @@
-"""Sample k answers to each of n prompts with transformers, on a CPU or a GPU."""
+"""Sample k answers to each of n prompts with transformers or vLLM, and compute the entropy of given answers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from dew.errors import ConfigError
+from dew.errors import ConfigError, EngineError, Problem
 
 Drawing = Callable[[list[list[int]], int], list[list[int]]]
-"""(prompts as token ids, answers to each) -> token ids of the answers, a prompt's beside each other."""
+"""(prompts as token ids, k) -> token ids of k consecutive answers per prompt."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn. Nothing is taken over from the model's own generation settings."""
+    """How answers are sampled. The model's own generation settings are ignored."""
 
     k: int = 16
     """Answers per problem; with `greedy` there is one."""
@@ -22,38 +22,19 @@ class Sampling:
     greedy: bool = False
     max_new_tokens: int = 128
     batch_size: int | None = None
-    """Answers in flight at a time. Left out: 1,024 on a GPU; 256 on a CPU, where more are not faster and 64 slower."""
+    """Answers sampled at a time. None: 1,024 on a GPU; 256 on a CPU, where more are not faster and 64 are slower."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name}={value}: {advice}"
-            for name, value, wrong, advice in (
-                ("k", self.k, self.k < 1, "draw at least one answer."),
-                (
-                    "temperature",
-                    self.temperature,
-                    self.temperature <= 0,
-                    "write greedy=True for the likeliest answer.",
-                ),
-                ("top_p", self.top_p, not 0 < self.top_p <= 1, "between 0 and 1; 1 keeps every token."),
-                (
-                    "max_new_tokens",
-                    self.max_new_tokens,
-                    self.max_new_tokens < 1,
-                    "an answer has at least one token.",
-                ),
-                (
-                    "batch_size",
-                    self.batch_size,
-                    self.batch_size is not None and self.batch_size < 1,
-                    "at least one answer at a time.",
-                ),
-            )
-            if wrong
-        ]
-        if problems:
-            raise ConfigError("\n".join(problems))
+        checks = (
+            (self.k >= 1, f"k={self.k}: sample at least one answer.", ""),
+            (self.temperature > 0, f"temperature={self.temperature}: must be above 0.", "Or write greedy=True."),
+            (0 < self.top_p <= 1, f"top_p={self.top_p}: must be above 0 and at most 1.", "1 keeps every token."),
+            (self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}: must be at least 1.", ""),
+            (self.batch_size is None or self.batch_size >= 1, f"batch_size={self.batch_size}: must be at least 1.", ""),
+        )
+        if problems := [Problem(what, remedy=remedy) for valid, what, remedy in checks if not valid]:
+            raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
@@ -63,7 +44,7 @@ class Sampled:
     text: str
     tokens: int
     truncated: bool
-    """True if it was cut off before it ended by itself."""
+    """True if it reached the maximum length."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +54,6 @@ class Samples:
     answers: list[list[Sampled]]
     seconds: float
 
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(answer.tokens for group in self.answers for answer in group) / self.seconds
-
 
 def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> Samples:
     """Answers to every prompt (text, or a list of chat messages). The same seed gives the same answers."""
@@ -84,10 +61,12 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
 
     start = perf_counter()
     texts = [prompt_text(tokenizer, prompt) for prompt in prompts]
-    plain = bool(prompts) and isinstance(prompts[0], str)
+    plain = bool(prompts) and isinstance(prompts[0], str)  # a chat template adds the special tokens itself
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    ends = _ends(model, tokenizer)
+    eos = model.generation_config.eos_token_id
+    eos = tokenizer.eos_token_id if eos is None else eos
+    ends = set(eos) if isinstance(eos, list | tuple) else {eos}
     draw = _drawing(model, tokenizer, sampling, ends)
     was_training = model.training
     model.eval()
@@ -96,7 +75,6 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(sampling.seed)
         for rows, k in _batches(texts, sampling, on_gpu=bool(devices)):
-            # A chat template has already written the special tokens.
             ids = tokenizer([texts[i] for i in rows], add_special_tokens=plain)["input_ids"]
             flat = _cut(draw(ids, k), tokenizer, ends)
             for place, i in enumerate(rows):
@@ -106,22 +84,20 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
 
 
 def prompt_text(tokenizer: Any, prompt: Any) -> str:
-    """A prompt as the model reads it."""
+    """The prompt as text, with the chat template applied to messages."""
     if isinstance(prompt, str):
         return prompt
     if tokenizer.chat_template is None:
-        raise ConfigError(
-            "The prompts are chats, and this model's tokenizer has no chat template. Write them out: task settings "
-            "{template: plain}, or qwen-boxed for Qwen's base models."
-        )
+        remedy = "Use a text template: task_settings: {template: plain}, or qwen-boxed for Qwen base models."
+        raise ConfigError(Problem("The prompts are chats, and the tokenizer has no chat template.", remedy=remedy))
     return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
 
 def _batches(texts: Sequence[str], sampling: Sampling, on_gpu: bool) -> Iterator[tuple[list[int], int]]:
-    """(prompts, answers to each): prompts of like length together, a prompt's answers at once if they fit."""
+    """(prompt indices, answers per prompt): prompts of similar length together, all answers at once if they fit."""
     k = 1 if sampling.greedy else sampling.k
     batch_size = sampling.batch_size or (1024 if on_gpu else 256)
-    # Longest first on a GPU: buffers made for the first batch fit the others.
+    # Longest first on a GPU: the buffers of the first batch fit the others.
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=on_gpu)
     at_once = max(1, batch_size // k)
     for first in range(0, len(order), at_once):
@@ -130,7 +106,7 @@ def _batches(texts: Sequence[str], sampling: Sampling, on_gpu: bool) -> Iterator
 
 
 def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Drawing:
-    """Captured steps on a GPU; generate on a CPU and for models that cannot be captured."""
+    """Captured decoding on a GPU; `generate` on a CPU and for models that do not support it."""
     from dew.decoding import Decoder, Draw, refusal
 
     if model.device.type != "cuda" or refusal(model) is not None:
@@ -142,11 +118,11 @@ def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> 
 
 def _generate(model: Any, tokenizer: Any, ids: list[list[int]], k: int, sampling: Sampling) -> list[list[int]]:
     inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding_side="left").to(model.device)
-    # Every setting is given, so that none of the model's own (top_k=20, a repetition penalty) slips in.
+    # Every setting is explicit, because the model may bring its own (top_k=20, a repetition penalty).
     draw: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
         draw = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-    # On one CPU core a cache of fixed size is up to a quarter faster; on a GPU it would be compiled first.
+    # On one CPU core a static cache is up to a quarter faster; on a GPU it would be compiled first.
     cache = {"cache_implementation": "static", "disable_compile": True} if model.device.type == "cpu" else {}
     output = model.generate(
         input_ids=inputs["input_ids"],
@@ -161,13 +137,6 @@ def _generate(model: Any, tokenizer: Any, ids: list[list[int]], k: int, sampling
     return output[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-def _ends(model: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end an answer."""
-    ids = model.generation_config.eos_token_id
-    ids = tokenizer.eos_token_id if ids is None else ids
-    return set(ids) if isinstance(ids, list | tuple) else {ids}
-
-
 def _cut(rows: list[list[int]], tokenizer: Any, ends: set[int]) -> list[Sampled]:
     lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), None) for row in rows]
     texts = tokenizer.batch_decode(
@@ -177,3 +146,56 @@ def _cut(rows: list[list[int]], tokenizer: Any, ends: set[int]) -> list[Sampled]
         Sampled(text, length or len(row), truncated=length is None)
         for text, row, length in zip(texts, rows, lengths, strict=True)
     ]
+
+
+def load_vllm(folder: str, **settings: Any) -> Any:
+    """A `vllm.LLM`, which `evaluate` accepts in place of a transformers model."""
+    try:
+        from vllm import LLM
+    except ImportError:
+        remedy = "Install it into a separate environment (locks/vllm.txt): it pins its own transformers."
+        raise EngineError(Problem("engine vllm: vLLM is not installed.", remedy=remedy)) from None
+    return LLM(model=folder, **settings)
+
+
+def is_vllm(model: Any) -> bool:
+    return hasattr(model, "llm_engine")
+
+
+def sample_with_vllm(llm: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> Samples:
+    """`sample` with vLLM."""
+    from vllm import SamplingParams
+
+    start = perf_counter()
+    ids = [tokenizer(prompt_text(tokenizer, p), add_special_tokens=isinstance(p, str))["input_ids"] for p in prompts]
+    settings = SamplingParams(
+        n=1 if sampling.greedy else sampling.k,
+        temperature=0.0 if sampling.greedy else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=0,
+        repetition_penalty=1.0,
+        max_tokens=sampling.max_new_tokens,
+        seed=sampling.seed,
+    )
+    results = llm.generate([{"prompt_token_ids": row} for row in ids], settings, use_tqdm=False)
+    answers = [
+        [Sampled(one.text, len(one.token_ids), one.finish_reason == "length") for one in result.outputs]
+        for result in results
+    ]
+    return Samples(answers, perf_counter() - start)
+
+
+def token_entropy(model: Any, tokenizer: Any, prompt: Any, answer: str) -> tuple[list[str], list[float]]:
+    """The tokens of an answer, and the entropy (in nats) of the distribution that each was sampled from.
+
+    Hₜ = − Σᵥ pₜᵥ · log pₜᵥ
+    """
+    import torch
+
+    before = tokenizer(prompt_text(tokenizer, prompt), add_special_tokens=isinstance(prompt, str))["input_ids"]
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([before + ids], device=model.device)).logits[0, len(before) - 1 : -1]
+        logp = logits.float().log_softmax(-1)
+        entropy = -(logp.exp() * logp).sum(-1)
+    return [tokenizer.decode([i]) for i in ids], entropy.tolist()

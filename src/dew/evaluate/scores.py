@@ -1,48 +1,93 @@
-"""What an evaluation found: scores with intervals, and every answer for reading."""
+"""Evaluate a model on held-out problems: scores with intervals, and every answer."""
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dew.errors import ConfigError
-from dew.evaluate.intervals import Interval, mean_interval
-from dew.evaluate.metrics import score_problem
-from dew.evaluate.sampling import Sampled, Sampling
+from dew import rewards
+from dew.errors import ConfigError, Problem
+from dew.evaluate.metrics import Interval, mean_interval, score_problem
+from dew.evaluate.sampling import Sampled, Sampling, is_vllm, sample, sample_with_vllm
 from dew.files import write_atomically
-from dew.rewards import Verdict
+from dew.rewards import Verdict, Verifier
+from dew.tasks import Row, Task
+
+N_PROBLEMS = 256
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    problems: Task | Sequence[Row],
+    verifier: Verifier | None = None,
+    *,
+    n_problems: int | None = None,
+    name: str | None = None,
+    **sampling: Any,
+) -> "Scores":
+    """Sample answers to held-out problems and score them with the verifier that training uses.
+
+    `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
+    `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones) or a list of rows
+    (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`.
+    Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
+    """
+    if isinstance(problems, Sequence):
+        if not problems:
+            raise ConfigError("No problems to evaluate: the list of rows is empty.")
+        if verifier is None:
+            remedy = "Write evaluate(..., verifier=dew.rewards.verifier(NAME))."
+            raise ConfigError(Problem("Rows need a verifier to score the answers.", remedy=remedy))
+        rows, task_name = problems[:n_problems], name or verifier.name
+    else:
+        rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
+        verifier = verifier or rewards.verifier(problems.name)
+    settings = Sampling(**sampling)
+    draw = sample_with_vllm if is_vllm(model) else sample
+    samples = draw(model, tokenizer, [row["prompt"] for row in rows], settings)
+    pairs = [(answer.text, row) for row, group in zip(rows, samples.answers, strict=True) for answer in group]
+    verdicts = iter(verifier.verdicts([text for text, _ in pairs], [row for _, row in pairs]))
+    scored = [
+        ScoredProblem(row["prompt"], row.get("answer"), group, [next(verdicts) for _ in group])
+        for row, group in zip(rows, samples.answers, strict=True)
+    ]
+    model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
+    return Scores(task_name, str(model_name), settings, scored, samples.seconds)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One problem with its answers, its verdicts and its scores."""
+class ScoredProblem:
+    """One problem with its answers, their verdicts and its scores."""
 
     prompt: Any
     gold: str | None
     answers: list[Sampled]
     verdicts: list[Verdict]
-    scores: dict[str, float] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scores", score_problem(self.verdicts))
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        return score_problem(self.verdicts)
 
 
 @dataclass(frozen=True)
 class Scores:
+    """The result of an evaluation."""
+
     task: str
     model: str
     sampling: Sampling
-    problems: list[Problem]
+    problems: list[ScoredProblem]
     seconds: float
-    scores: dict[str, Interval] = field(init=False)
-    """pass@1 ... pass@k, mean@k and maj@k, each a mean over problems with its 95 % interval."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def scores(self) -> dict[str, Interval]:
+        """pass@1 ... pass@k, mean@k and maj@k, each a mean over problems with its 95 % interval."""
         names = self.problems[0].scores
-        means = {name: mean_interval([p.scores[name] for p in self.problems]) for name in names}
-        object.__setattr__(self, "scores", means)
+        return {name: mean_interval([p.scores[name] for p in self.problems]) for name in names}
 
     def __getitem__(self, name: str) -> Interval:
         return self.scores[name]
@@ -66,7 +111,7 @@ class Scores:
         return sum(answer.tokens for p in self.problems for answer in p.answers) / self.seconds
 
     def summary(self) -> dict[str, Any]:
-        """The scores without the answers, as a run's scores.json keeps them."""
+        """The scores without the answers, as in a run's scores.json."""
         return {
             "task": self.task,
             "model": self.model,
@@ -81,7 +126,7 @@ class Scores:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, answers included; `from_json` reads it back."""
+        """Everything, including the answers; `from_json` is the inverse."""
         problems = [
             {
                 "prompt": p.prompt,
@@ -95,7 +140,7 @@ class Scores:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Scores":
         problems = [
-            Problem(
+            ScoredProblem(
                 p["prompt"],
                 p["gold"],
                 [Sampled(a["text"], a["tokens"], a["truncated"]) for a in p["answers"]],
@@ -113,7 +158,7 @@ class Scores:
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError) as error:
-            raise ConfigError(f"{path}: not the answers that `dew eval --keep` writes ({error!r:.200}).") from None
+            raise ConfigError(f"{path}: not a file written by `dew eval --keep` ({error!r:.200}).") from None
 
 
 @dataclass(frozen=True)
@@ -127,20 +172,18 @@ class Difference:
 
     @property
     def within_noise(self) -> bool:
-        """True if the interval of the difference contains 0: these problems do not tell the two apart."""
+        """True if the interval of the difference contains 0."""
         return self.difference.low <= 0 <= self.difference.high
 
 
 def compare(a: Scores, b: Scores) -> dict[str, Difference]:
-    """b against a, paired by problem, for every score that both have."""
+    """b − a, paired by problem, for every score that both have."""
     first = {json.dumps(p.prompt): p for p in a.problems}
     second = {json.dumps(p.prompt): p for p in b.problems}
     if first.keys() != second.keys():
-        raise ConfigError(
-            f"Compared on different problems: {len(first)} and {len(second)}, "
-            f"{len(first.keys() & second.keys())} in common. "
-            "Evaluate both with the same task, settings and number of problems."
-        )
+        common = len(first.keys() & second.keys())
+        what = f"The scores are on different problems: {len(first)} and {len(second)}, {common} in common."
+        raise ConfigError(Problem(what, remedy="Evaluate both with the same task, settings and number of problems."))
     pairs = [(first[key].scores, second[key].scores) for key in first]
     return {
         name: Difference(

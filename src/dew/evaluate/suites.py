@@ -1,37 +1,34 @@
-"""Evaluation as the papers report it: which sets, how many answers, and what was published."""
+"""Evaluation suites of papers: data sets, sampling settings and published results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem, did_you_mean
 from dew.evaluate.scores import Scores
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Sets that are evaluated together."""
+    """Data sets that are evaluated together."""
 
     name: str
     tasks: Mapping[str, int]
-    """Task -> how many of its held-out problems."""
+    """Task -> number of held-out problems."""
     sampling: Mapping[str, Any]
     columns: tuple[tuple[str, str], ...]
     """(task, score) of each column of the table."""
     published: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Row -> its numbers in percent, in the order of the columns."""
+    """Row -> scores in percent, in column order."""
 
     def table(self, model: str, scores: Mapping[str, Scores]) -> list[list[str]]:
-        """Heading, published rows, and this model's with its intervals; all in percent."""
+        """Heading, published rows, and this model's scores with intervals, all in percent."""
         heading = ["", *(f"{task} {score}" for task, score in self.columns)]
         published = [[row, *(f"{x:.2f}" for x in numbers)] for row, numbers in self.published.items()]
         own = []
         for task, score in self.columns:
-            found = scores[task].scores.get(score)
-            text = (
-                f"{100 * found.value:.2f} [{100 * found.low:.1f}, {100 * found.high:.1f}]" if found else "not sampled"
-            )
-            own.append(text)
+            x = scores[task].scores.get(score)
+            own.append(f"{100 * x.value:.2f} [{100 * x.low:.1f}, {100 * x.high:.1f}]" if x else "not sampled")
         return [heading, *published, [model, *own]]
 
 
@@ -40,12 +37,7 @@ PAPER = Suite(
     tasks={"math500": 500, "aime24": 30, "aime25": 30},
     sampling={"k": 32, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 4096},
     columns=(
-        ("aime24", "mean@32"),
-        ("aime24", "pass@4"),
-        ("aime24", "pass@32"),
-        ("aime25", "mean@32"),
-        ("aime25", "pass@4"),
-        ("aime25", "pass@32"),
+        *((task, score) for task in ("aime24", "aime25") for score in ("mean@32", "pass@4", "pass@32")),
         ("math500", "mean@32"),
     ),
     # arXiv:2508.04349: maxima over training, one run each, no intervals.
@@ -68,5 +60,6 @@ SUITES = {PAPER.name: PAPER}
 
 def suite(name: str) -> Suite:
     if name not in SUITES:
-        raise ConfigError(f"No suite is called {name!r}. There are: {', '.join(SUITES)}.")
+        remedy = did_you_mean(name, SUITES) or f"Choose one of: {', '.join(SUITES)}."
+        raise ConfigError(Problem(f"Unknown suite {name!r}.", remedy=remedy))
     return SUITES[name]

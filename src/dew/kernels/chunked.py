@@ -1,32 +1,76 @@
-"""The operator in plain PyTorch, for any device: float32 scores of a few rows or columns at a time.
+"""The PyTorch backend, for any device: float32 scores of a few rows or columns at a time.
 
-Scores are centred on their row's maximum m, which is left out of the sum, so that nothing cancels:
+Scores are centred on their row's maximum m, whose own term is left out of the sum to avoid cancellation:
 
     r = Σ_{v ≠ argmax} e^{z_v − m}      t = Σ_v e^{z_v − m} (z_v − m)
     lse = m + log1p(r)      logp = (z_y − m) − log1p(r)      H = log1p(r) − t / (1 + r)
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dew.kernels.budget import TILE, allowed, spans
 from dew.kernels.head import Head
 
 LOWEST = -1e30
 """Stands for −∞ where a zero weight is multiplied with it: 0 · −1e30 = 0."""
 SKIPS_IGNORED = False
 
+MIB = 1 << 20
+GIB = 1 << 30
+HOST_FREE = 8 * GIB
+"""Free memory assumed on devices that do not report it."""
+
+TILE = (1 / 64, 32 * MIB, 256 * MIB)
+"""Share of the free memory, minimum and maximum bytes: for a tile of scores that is overwritten after use."""
+KEPT = (1 / 16, 0, 8 * GIB)
+"""The same for weights kept from the forward to the backward pass."""
+CHUNK = (1 / 8, 64 * MIB, 8 * GIB)
+"""The same for a chunk of tokens whose ∂logp/∂h is computed in the forward pass (frozen head)."""
+
+Limit = tuple[float, int, int]
+
 
 class Statistics(NamedTuple):
-    """What one pass over the vocabulary leaves of each row."""
+    """What one pass over the vocabulary computes for each row."""
 
     logp: Tensor
     entropy: Tensor
     lse: Tensor
     scale: Tensor
-    """c in ∂logp/∂(h Wᵀ) = −c · weights, where weights were stored."""
+    """c in ∂logp/∂(h Wᵀ) = −c · weights, if weights were stored."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a new tensor could use, including memory cached by the allocator."""
+    if device.type != "cuda":
+        return HOST_FREE
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def allowed(limit: Limit, device: torch.device) -> int:
+    """Bytes that this limit currently permits on this device."""
+    share, least, most = limit
+    return max(least, min(most, int(share * free_memory(device))))
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def spans(length: int, bytes_each: int, nbytes: int, multiple: int) -> Iterator[tuple[int, int]]:
+    """Cut `length` into equal spans, multiples of `multiple` that fit into `nbytes` (if a single multiple does)."""
+    if length == 0:
+        return
+    fit = max(1, nbytes // max(1, bytes_each))
+    step = length if fit >= length else fit // multiple * multiple or fit
+    parts = -(-length // step)
+    step = round_up(-(-length // parts), multiple) if step >= multiple else step
+    for low in range(0, length, step):
+        yield low, min(low + step, length)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -35,12 +79,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def bytes_per_score(dtype: torch.dtype) -> int:
-    """What `gradient_tile` holds at once for each score: z, p, dz, and the result."""
+    """Memory that `gradient_tile` needs per score: z, p, dz, and the result."""
     return 3 * wide(dtype).itemsize + dtype.itemsize
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> None:
-    """out = a b, or out += a b: summed in float32 at least, rounded once, to the type of `out`."""
+    """out = a b, or out += a b: summed in float32 or wider, rounded once, to the dtype of `out`."""
     if out.dtype == a.dtype and (a.is_cuda or out.dtype == wide(a.dtype)):
         torch.addmm(out, a, b, out=out, beta=int(add))
     elif a.is_cuda and hasattr(torch.ops.aten.mm, "dtype_out"):  # torch 2.8: half in, float32 out
@@ -53,7 +97,7 @@ def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> None:
 
 
 def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
-    """`product` where no matrix unit turns halves into float32: convert a few columns at a time."""
+    """`product` without hardware support for half inputs and float32 output: convert a few columns at a time."""
     kind = wide(a.dtype)
     a = a.to(kind)
     for low, high in spans(b.shape[1], b.shape[0] * 4, allowed(TILE, b.device), 1):
@@ -62,7 +106,7 @@ def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
 
 
 def scores(hidden: Tensor, head: Head, low: int, high: int) -> tuple[Tensor, Tensor | None]:
-    """z of columns [low, high) in float32 at least, and T · ∂z/∂(h Wᵀ) where that is not 1."""
+    """z of columns [low, high) in float32 or wider, and T · ∂z/∂(h Wᵀ) if that is not 1."""
     z = torch.empty(hidden.shape[0], high - low, dtype=wide(hidden.dtype), device=hidden.device)
     product(hidden, head.weight[low:high].t(), out=z)
     if head.bias is not None:
@@ -76,7 +120,7 @@ def scores(hidden: Tensor, head: Head, low: int, high: int) -> tuple[Tensor, Ten
 
 
 def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
-    """Both numbers of every row; with `store` (N, V) also the weights, ∂logp/∂(h Wᵀ) = −scale · store."""
+    """Statistics of every row; fills `store` (N, V), if given, with weights: ∂logp/∂(h Wᵀ) = −scale · store."""
     n, v = hidden.shape[0], head.weight.shape[0]
     kind = wide(hidden.dtype)
     logp, entropy, lse = (torch.empty(n, dtype=kind, device=hidden.device) for _ in range(3))
@@ -100,14 +144,7 @@ def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None
 
 
 def gradient_tile(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    stats: Statistics,
-    g: Tensor,
-    ge: Tensor | None,
-    low: int,
-    out: Tensor,
+    hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None, low: int, out: Tensor
 ) -> None:
     """out = ∂L/∂(h Wᵀ) of columns low, low+1, …:   g (1[v = y] − p) − ge p (log p + H), times the slope of z."""
     z, slope = scores(hidden, head, low, low + out.shape[1])

@@ -1,6 +1,6 @@
-"""The output head of a language model: hidden states in, scores of the vocabulary out.
+"""The output head of a language model: hidden states -> scores over the vocabulary.
 
-z = softcap · tanh((h Wᵀ + b) / softcap) / temperature          softcap = None leaves the tanh out
+z = softcap · tanh((h Wᵀ + b) / softcap) / temperature          without the tanh if softcap is None
 """
 
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Head:
-    """A plain linear head and the two transforms that models put behind it."""
+    """A plain linear head and the two transforms that models apply after it."""
 
     weight: Tensor
-    """(V, D), one row per vocabulary entry."""
+    """(V, D)"""
     bias: Tensor | None = None
-    """(V,) or none."""
+    """(V,)"""
     temperature: float = 1.0
-    """What the scores are divided by."""
+    """Divisor of the scores."""
     softcap: float | None = None
-    """Scores are squeezed into (−softcap, softcap) before they are divided."""
+    """Scores are squashed into (−softcap, softcap) before the division."""
 
 
 def plain_head(model: Any) -> Head | str:
-    """The head of a transformers causal model (PEFT wrappers included), or one sentence why it has no plain one."""
+    """The head of a transformers causal model (PEFT wrappers included), or the reason why it has no plain one."""
     find: Callable[[], Any] | None = getattr(model, "get_output_embeddings", None)
     if find is None:
         return f"{type(model).__name__} has no get_output_embeddings(), so its output head cannot be found"
@@ -33,17 +33,17 @@ def plain_head(model: Any) -> Head | str:
     if type(layer) is not nn.Linear:
         return f"the output head is a {type(layer).__name__}, not a plain nn.Linear"
     if layer._forward_hooks or layer._forward_pre_hooks:
-        return "the output head carries forward hooks, which a fused head would skip"
+        return "the output head has forward hooks, which a fused head would skip"
     weight = layer.weight
     if weight.ndim != 2 or weight.numel() == 0:
-        return "the output head's weight is sharded away from this process (ZeRO-3 or FSDP)"
+        return "the output head's weight is sharded over several processes (ZeRO-3 or FSDP)"
     if hasattr(weight, "full_tensor"):
         return "the output head's weight is a DTensor, sharded over several processes"
     return _transforms(model, weight, layer.bias)
 
 
 def _transforms(model: Any, weight: Tensor, bias: Tensor | None) -> Head | str:
-    """What the model's configuration does to the scores after the product."""
+    """Read the transforms after the matrix product from the model's config."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     softcap = getattr(text, "final_logit_softcapping", None)
@@ -51,9 +51,9 @@ def _transforms(model: Any, weight: Tensor, bias: Tensor | None) -> Head | str:
     factor = getattr(text, "logit_scale", None)
     given = [name for name, value in (("logits_scaling", divisor), ("logit_scale", factor)) if value is not None]
     if len(given) > 1 or (given and softcap is not None):
-        return f"the model's configuration sets {' and '.join(given)} beside other transforms, in an order unknown here"
+        return f"the model's config combines {' and '.join(given)} with other transforms, which is not supported"
     for name in ("output_multiplier_scale", "lm_head_multiplier", "mup_width_multiplier", "dim_model_base"):
         if getattr(text, name, None) is not None:
-            return f"the model scales its scores by {name}, which is not handled here"
+            return f"the model scales its scores by {name}, which is not supported"
     temperature = float(divisor) if divisor is not None else 1.0 / float(factor) if factor is not None else 1.0
     return Head(weight, bias, temperature, None if softcap is None else float(softcap))

@@ -1,14 +1,14 @@
-"""The forward pass on Hopper, in Gluon: the statistics of `dew.kernels.triton_kernels`, with each warp told what to do.
+"""The forward pass on Hopper, in Gluon: the statistics of `dew.kernels.triton_kernels`, with specialised warps.
 
-One warp loads. Two groups of four warps multiply, 64 rows each, by the same tile of the weight, a few steps apart: one
-folds its scores while the other keeps the matrix units busy.
+One warp loads. Two groups of four warps multiply 64 rows each by the same tile of the weight, a few steps apart: one
+reduces its scores while the other keeps the matrix units busy.
 
-    loads      a ring of STAGES tiles; `ready` counts their bytes, `empty` the groups that are done with them
-    group 0    products · fold · products · fold · …
-    group 1      products · fold · products · fold · …
+    loads      a ring of STAGES tiles; `ready` counts their bytes, `empty` the groups that have read them
+    group 0    products · reduce · products · reduce · …
+    group 1      products · reduce · products · reduce · …
 
-It takes heads without a bias or a soft cap and stores no weights. Gluon is an experimental part of Triton: 3.6 and 3.9
-compile this kernel; `dew.kernels.triton` launches its own wherever this one cannot be had.
+It supports heads without bias and soft cap, and stores no weights. Gluon is an experimental part of Triton: 3.6 and 3.9
+compile this kernel; otherwise `dew.kernels.triton` uses its generic kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -40,7 +40,7 @@ STAGES = gl.constexpr(4)
 GROUP = gl.constexpr(16)
 """Row blocks that share a column of the weight in the cache."""
 LAG = gl.constexpr(2)
-"""Steps that the second group starts after the first; below STAGES, or both would wait for one another."""
+"""Steps that the second group starts after the first; must be below STAGES, or the groups deadlock."""
 GROUP_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(24)
 
@@ -64,7 +64,7 @@ def _place(work, row_blocks, items):
 
 @gluon.jit
 def _next(stage, phase):
-    """The stage after this one; the phase turns with the ring."""
+    """The next stage; the phase flips when the ring wraps around."""
     stage += 1
     wrap = stage == STAGES
     return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
@@ -91,19 +91,19 @@ def _load(x, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TIL
 
 
 @gluon.jit
-def _load_either(x, together, w, xs0, xs1, ws, ready, empty, n, count, row_blocks, items, turns, steps,
+def _load_either(x, compact, w, xs0, xs1, ws, ready, empty, n, count, row_blocks, items, turns, steps,
     TILES: gl.constexpr,
 ):  # fmt: skip
-    """Read the rows where they are if all count, else where those that do were copied."""
+    """Load the rows in place if none is ignored, otherwise from the compacted copy."""
     if count == n:
         _load(x, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES)
     else:
-        _load(together, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES)
+        _load(compact, w, xs0, xs1, ws, ready, empty, row_blocks, items, turns, steps, TILES)
 
 
 @gluon.jit
 def _scores(xs, ws, ready, empty, lag, signal, stage, phase, steps):
-    """A (HALF, BN) tile of h Wᵀ. A stage is given back one step after its products were asked for."""
+    """A (HALF, BN) tile of h Wᵀ. A stage is released one step after its products were issued."""
     acc = gl.full((HALF, BN), 0.0, gl.float32, layout=SCORES)
     mbarrier.wait(ready.index(stage), phase)
     acc = warpgroup_mma(xs.index(stage), ws.index(stage).permute((1, 0)), acc, use_acc=False, is_async=True)
@@ -132,10 +132,10 @@ def _fold(z, s):
     q = gl.fma(z, zero + s, zero - gl.expand_dims(centre, 1))
     e = gl.exp2(q)
     total = gl.sum(e, axis=1)
-    off = gl.fma(top, gl.full((HALF,), 0.0, gl.float32, layout=ROWS) + s, -centre)  # what rounding left at the maximum
+    off = gl.fma(top, gl.full((HALF,), 0.0, gl.float32, layout=ROWS) + s, -centre)  # rounding error at the maximum
     t = gl.sum(e * q, axis=1) - off * total
     r = total - 1.0
-    if gl.min(total, axis=0) < CLEAR:  # rare: the maximum's own term would round the others away
+    if gl.min(total, axis=0) < CLEAR:  # rare: the others would be lost to rounding
         rest = gl.sum(gl.where(e < 0.5, e, 0.0), axis=1)
         r = gl.where(total >= CLEAR, r, gl.where(total > 0.5, rest, -1.0))
     return top, r, t
@@ -143,7 +143,7 @@ def _fold(z, s):
 
 @gluon.jit
 def _merge(m, r, t, m2, r2, t2, s):
-    """Two sets of statistics as one."""
+    """Merge two sets of statistics."""
     top = gl.maximum(m, m2)
     d = (m - top) * s
     d2 = (m2 - top) * s
@@ -156,7 +156,7 @@ def _merge(m, r, t, m2, r2, t2, s):
 def _multiply(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
     SECOND: gl.constexpr, TILES: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """One group's half of every block: products, fold, and after an item's last tile its (m, r, t)."""
+    """One group's half of every block: products, reduction, and (m, r, t) after the last tile of an item."""
     m = gl.full((HALF,), LOWEST, gl.float32, layout=ROWS)
     r = gl.full((HALF,), -1.0, gl.float32, layout=ROWS)
     t = gl.full((HALF,), 0.0, gl.float32, layout=ROWS)
@@ -164,7 +164,7 @@ def _multiply(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items
     phase = 0
     start = gl.minimum(LAG, steps - 1)
     if SECOND:
-        mbarrier.wait(lag, 0, pred=(start > 0) & (turns > 0))  # nobody signals where there is nothing to do
+        mbarrier.wait(lag, 0, pred=(start > 0) & (turns > 0))  # without work there is no signal
     for turn in range(turns):
         work = gl.program_id(0) + (turn // TILES) * gl.num_programs(0)
         tile = turn % TILES
@@ -190,7 +190,7 @@ def _multiply(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items
 
 
 @gluon.jit(do_not_specialize=["n", "v", "width"])
-def _statistics_kernel(x, together, w, place, part, n, v, width, s, TILES: gl.constexpr, RAGGED: gl.constexpr):
+def _statistics_kernel(x, compact, w, place, part, n, v, width, s, TILES: gl.constexpr, RAGGED: gl.constexpr):
     """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows]."""
     count = gl.load(place + n - 1)
     row_blocks = gl.cdiv(count, BM)
@@ -213,22 +213,22 @@ def _statistics_kernel(x, together, w, place, part, n, v, width, s, TILES: gl.co
                      0, TILES, RAGGED)),
         (_multiply, (xs1, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
                      1, TILES, RAGGED)),
-        (_load_either, (x, together, w, xs0, xs1, ws, ready, empty, n, count, row_blocks, items, turns, steps,
+        (_load_either, (x, compact, w, xs0, xs1, ws, ready, empty, n, count, row_blocks, items, turns, steps,
                         TILES)),
     ], [4, 1], [GROUP_REGISTERS, LOADER_REGISTERS])  # fmt: skip
 
 
-def parts(hidden: Tensor, together: Tensor, head: Head, place: Tensor, processors: int) -> Tensor:
-    """(m, r, t) of every work item and row that counts: part[:, item, i] is of the i-th of them.
+def parts(hidden: Tensor, compact: Tensor, head: Head, place: Tensor, processors: int) -> Tensor:
+    """(m, r, t) of every work item and live row: part[:, item, i] belongs to the i-th live row.
 
-    `place` numbers them from 1; `together` holds them in this order, where not all rows count.
+    `place` numbers live rows from 1; `compact` holds them in this order, unless all rows are live.
     """
     (n, width), v = hidden.shape, head.weight.shape[0]
     row_blocks, column_blocks = triton.cdiv(n, BM.value), triton.cdiv(v, BN.value)
     tiles = _tiles(row_blocks, column_blocks, processors)
     part = torch.empty(3, column_blocks // tiles, n, dtype=torch.float32, device=hidden.device)
     _statistics_kernel[(min(processors, row_blocks * part.shape[1]),)](
-        *(_tiles_of(t, HALF.value) for t in (hidden, together)), _tiles_of(head.weight, BN.value),
+        *(_tiles_of(t, HALF.value) for t in (hidden, compact)), _tiles_of(head.weight, BN.value),
         place, part, n, v, width, LOG2E / head.temperature,
         TILES=tiles, RAGGED=v % BN.value != 0, num_warps=4,
     )  # fmt: skip
@@ -236,7 +236,7 @@ def parts(hidden: Tensor, together: Tensor, head: Head, place: Tensor, processor
 
 
 def _tiles(row_blocks: int, column_blocks: int, processors: int) -> int:
-    """How many tiles a work item has: they divide the vocabulary evenly, and leave every processor some items."""
+    """Tiles per work item: a divisor of the number of tiles that leaves several items for every processor."""
     enough = row_blocks * column_blocks // (4 * processors)
     return next(k for k in (6, 2, 3, 5, 1) if column_blocks % k == 0 and k <= max(1, enough))
 

@@ -1,33 +1,33 @@
-"""`linear_logprob_entropy`: its checks, the choice of implementation, and its place in autograd.
+"""`linear_logprob_entropy`: input checks, choice of implementation, autograd.
 
-Two custom operators (`dew::logprob_entropy` and its backward), so that torch.compile passes over them without
-breaking the graph.
+It is registered as two custom operators (`dew::logprob_entropy` and its backward), so torch.compile does not break
+the graph at them.
 """
 
 import importlib
 import importlib.util
 import os
 from functools import cache
-from typing import Any, Literal, cast
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dew.errors import ConfigError, ShapeError
+from dew.errors import ConfigError, Problem, ShapeError
 from dew.kernels import passes, reference
-from dew.kernels.budget import KEPT, allowed
-from dew.kernels.chunked import Statistics, wide
+from dew.kernels.chunked import KEPT, Statistics, allowed, wide
 from dew.kernels.head import Head
-from dew.kernels.passes import Backend, Gradients, Want
+from dew.kernels.passes import Want
 from dew.kernels.reference import IGNORE
 
 Impl = Literal["auto", "triton", "chunked", "reference"]
 IMPLS = ("auto", "triton", "chunked", "reference")
 SHARED_MEMORY = 224 * 1024
-"""What a Triton program's tiles take of a multiprocessor: Hopper and later data-centre GPUs have it."""
+"""Bytes per multiprocessor that the Triton tiles need: Hopper and later data-centre GPUs have them."""
 KEEP_FROM = 2 / 3
-"""Two products over all rows cost less than three over the live ones from this share of live rows on."""
+"""Above this share of rows with a gradient, two products over all rows cost less than three over those rows."""
 
 
 def linear_logprob_entropy(
@@ -45,26 +45,26 @@ def linear_logprob_entropy(
 
         z = softcap · tanh((h Wᵀ + b) / softcap) / T        logp = z_y − log Σ_v e^{z_v}        H = −Σ_v p_v log p_v
 
-    Both come in float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives
-    0 and 0 and no gradient. Gradients flow from the log-probability, and with `entropy_grad` from the entropy too;
-    rows whose upstream gradient is 0 cost nothing in the backward pass.
+    Both are float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives
+    0 and 0 and no gradient. Gradients flow through the log-probability, and with `entropy_grad` through the entropy
+    too; rows whose upstream gradient is 0 are skipped in the backward pass.
 
-    `impl`: "triton" (NVIDIA GPUs from Hopper on), "chunked" (PyTorch, any device), "reference" (the definition,
-    which holds all logits), or "auto".
+    `impl`: "triton" (NVIDIA GPUs, Hopper or later), "chunked" (PyTorch, any device), "reference" (the definition,
+    with all logits in memory), or "auto".
     """
-    hidden, weight, bias = follow_autocast(hidden, weight, bias)
-    check(hidden, weight, targets, bias, temperature, softcap, impl)
+    hidden, weight, bias = _autocast(hidden, weight, bias)
+    _check(hidden, weight, targets, bias, temperature, softcap, impl)
     if impl == "reference":
         head = Head(weight, bias, temperature, softcap)
-        with as_written(hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
             return reference.logprob_entropy(hidden, head, targets, entropy_grad=entropy_grad)
-    save = _what_to_save(hidden, weight, bias, entropy_grad, impl)
+    save = _what_to_save(hidden, weight, bias, entropy_grad)
     logp, entropy, _, _, _ = _forward(hidden, weight, bias, targets, temperature, softcap, save, impl)
     return logp, entropy if entropy_grad else entropy.detach()
 
 
-def follow_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What autocast does to the inputs of a linear layer."""
+def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cast the inputs as autocast casts those of a linear layer."""
     kind = hidden.device.type
     if not torch.is_autocast_enabled(kind) or hidden.dtype == torch.float64:
         return hidden, weight, bias
@@ -72,46 +72,34 @@ def follow_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tupl
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def as_written(t: Tensor) -> torch.autocast:
-    """Inside, autocast does not touch the types again."""
-    return torch.autocast(t.device.type, enabled=False)
-
-
-def check(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    softcap: float | None,
+def _check(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, temperature: float, softcap: float | None,
     impl: str,
-) -> None:
-    """Refuse what cannot be meant."""
+) -> None:  # fmt: skip
     h, w, y = tuple(hidden.shape), tuple(weight.shape), tuple(targets.shape)
     if len(h) != 2 or len(w) != 2 or h[1] != w[1] or y != h[:1]:
-        raise ShapeError(
-            f"hidden {h}, weight {w}, targets {y}: expected (N, D), (V, D) and (N,). "
-            "Batches go in flat: hidden.flatten(0, 1), targets.flatten()."
-        )
+        what = f"hidden {h}, weight {w}, targets {y}: expected (N, D), (V, D) and (N,)."
+        raise ShapeError(Problem(what, remedy="Flatten batches: hidden.flatten(0, 1), targets.flatten()."))
     if bias is not None and tuple(bias.shape) != w[:1]:
         raise ShapeError(f"bias {tuple(bias.shape)}: expected one entry for each of weight's {w[0]} rows.")
     if w[0] == 0:
-        raise ShapeError("weight has no rows: a distribution needs at least one entry.")
-    kinds = {t.dtype for t in (hidden, weight, bias) if t is not None}
-    if len(kinds) != 1 or not hidden.dtype.is_floating_point:
-        raise ShapeError(f"types {sorted(map(str, kinds))}: hidden, weight and bias need one floating type; cast them.")
+        raise ShapeError("weight has no rows: the vocabulary needs at least one entry.")
+    dtypes = {t.dtype for t in (hidden, weight, bias) if t is not None}
+    if len(dtypes) != 1 or not hidden.dtype.is_floating_point:
+        what = f"dtypes {sorted(map(str, dtypes))}: hidden, weight and bias must share one floating dtype."
+        raise ShapeError(Problem(what, remedy="Cast them."))
     if targets.dtype != torch.int64:
-        raise ShapeError(f"targets are {targets.dtype}: expected torch.int64 token numbers; write targets.long().")
+        raise ShapeError(Problem(f"targets are {targets.dtype}, not torch.int64.", remedy="Write targets.long()."))
     if not temperature > 0:
-        raise ConfigError(f"temperature={temperature}: scores are divided by it, so it must be above 0.")
+        raise ConfigError(f"temperature={temperature}: must be above 0.")
     if softcap is not None and not softcap > 0:
-        raise ConfigError(f"softcap={softcap}: must be above 0; None leaves the scores as they are.")
+        raise ConfigError(Problem(f"softcap={softcap}: must be above 0.", remedy="None disables it."))
     if impl not in IMPLS:
-        raise ConfigError(f"impl={impl!r}: choose one of {', '.join(IMPLS)}.")
+        raise ConfigError(Problem(f"impl={impl!r} is unknown.", remedy=f"Choose one of {', '.join(IMPLS)}."))
 
 
-def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_grad: bool, impl: str) -> str:
-    """nothing | scores (recompute them) | slopes (frozen head) | weights (they fit, keep them)."""
+def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_grad: bool) -> str:
+    """nothing | scores (recompute them) | slopes (frozen head) | weights (they fit in memory)."""
     if not torch.is_grad_enabled():
         return "nothing"
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -123,13 +111,14 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
     return "weights" if size <= allowed(KEPT, hidden.device) else "scores"
 
 
-def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> Backend:
-    """The module that does the work."""
+def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> ModuleType:
+    """The module that computes the scores."""
     obstacle = _obstacle(hidden, weight) if impl != "chunked" else ""
     if impl == "triton" and obstacle:
-        raise ConfigError(f'impl="triton": {obstacle}. Write impl="auto" to use PyTorch where Triton cannot run.')
+        remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
+        raise ConfigError(Problem(f'impl="triton": {obstacle}.', remedy=remedy))
     name = "chunked" if impl == "chunked" or obstacle else "triton"
-    return cast(Backend, importlib.import_module(f"dew.kernels.{name}"))
+    return importlib.import_module(f"dew.kernels.{name}")
 
 
 def _obstacle(hidden: Tensor, weight: Tensor) -> str:
@@ -142,7 +131,7 @@ def _obstacle(hidden: Tensor, weight: Tensor) -> str:
 
 @cache
 def _machine_obstacle(device: torch.device, dtype: torch.dtype) -> str:
-    """Why they cannot run here at all."""
+    """Why the Triton kernels cannot run on this machine with this dtype; empty if they can."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed (pip install dew-rl[kernels])"
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -157,72 +146,58 @@ def _machine_obstacle(device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
-def live_rows(targets: Tensor, v: int, also: Tensor | None = None) -> Tensor | None:
-    """The rows that count (and pass `also`), or None where all do."""
+def _live_rows(targets: Tensor, v: int, also: Tensor | None = None) -> Tensor | None:
+    """Indices of the rows whose target is not −100 (and where `also` is True), or None if these are all rows."""
     if targets.numel() == 0:
         return None
     bounds = torch.stack(torch.aminmax(targets))
     every = bounds if also is None else torch.cat([bounds, also.all()[None]])
-    low, high, *rest = every.tolist()  # the one wait for the device
+    low, high, *rest = every.tolist()  # the only synchronisation with the device
     if low >= 0 and high < v and all(rest):
         return None
     live = targets != IGNORE
     wrong = live & ((targets < 0) | (targets >= v))
     if wrong.any():
-        raise ShapeError(
-            f"targets lie outside 0 … {v - 1}, for example {int(targets[wrong][0])}. "
-            f"Rows without a token are marked {IGNORE}."
-        )
+        what = f"targets lie outside 0 … {v - 1}, for example {int(targets[wrong][0])}."
+        raise ShapeError(Problem(what, remedy=f"Rows without a token are marked {IGNORE}."))
     return (live if also is None else live & also).nonzero().squeeze(-1)
 
 
-def pick(rows: Tensor | None, *tensors: Any) -> list[Any]:
-    """The chosen rows of each tensor."""
+def _pick(rows: Tensor | None, *tensors: Any) -> list[Any]:
+    """The selected rows of each tensor."""
     return [t if t is None or rows is None else t[rows] for t in tensors]
 
 
-def spread(rows: Tensor | None, values: Tensor, n: int) -> Tensor:
-    """The inverse of `pick`: all n rows, 0 where none was chosen."""
+def _spread(rows: Tensor | None, values: Tensor, n: int) -> Tensor:
+    """The inverse of `_pick`: all n rows, 0 in those not selected."""
     if rows is None:
         return values
     return values.new_zeros(n, *values.shape[1:]).index_copy_(0, rows, values)
 
 
-def all_given(grads: Gradients, rows: Tensor | None, n: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Operators return tensors only: empty ones stand for gradients that nobody wants."""
-    dh, dw, db = (like.new_empty(0) if t is None else t for t in grads)
-    return dh if grads.hidden is None else spread(rows, dh, n), dw, db
-
-
 @torch.library.custom_op("dew::logprob_entropy", mutates_args=())
 def _forward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    temperature: float,
-    softcap: float | None,
-    save: str,
-    impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """logp, entropy, lse, scale, and what the backward pass asked to be saved."""
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,
+    save: str, impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """logp, entropy, lse, scale, and the tensor saved for the backward pass."""
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
     direct = backend.SKIPS_IGNORED and save in ("nothing", "scores")
-    rows = None if direct else live_rows(targets, weight.shape[0])
-    x, y = pick(rows, hidden, targets)
+    rows = None if direct else _live_rows(targets, weight.shape[0])
+    x, y = _pick(rows, hidden, targets)
     saved = hidden.new_empty(0)
-    with as_written(hidden):
+    with torch.autocast(hidden.device.type, enabled=False):
         if save == "slopes":
             stats, u = passes.slopes(backend, x, head, y)
-            saved = spread(rows, u, n)
+            saved = _spread(rows, u, n)
         elif save == "weights":
             saved = passes.empty_weights(n, head, hidden.dtype)
             stats = backend.statistics(x, head, y, saved[: x.shape[0]])
         else:
             stats = backend.statistics(x, head, y)
-    logp, entropy, lse, scale = (spread(rows, s, n) for s in stats)
+    logp, entropy, lse, scale = (_spread(rows, s, n) for s in stats)
     return logp, entropy, lse, scale, saved
 
 
@@ -235,38 +210,29 @@ def _(hidden, weight, bias, targets, temperature, softcap, save, impl):  # type:
 
 @torch.library.custom_op("dew::logprob_entropy_backward", mutates_args=())
 def _backward(
-    g: Tensor,
-    ge: Tensor | None,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    stats: list[Tensor],
-    saved: Tensor,
-    temperature: float,
-    softcap: float | None,
-    save: str,
-    impl: str,
+    g: Tensor, ge: Tensor | None, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
+    stats: list[Tensor], saved: Tensor, temperature: float, softcap: float | None, save: str, impl: str,
     want: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of hidden, weight and bias; empty tensors where not wanted."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of hidden, weight and bias; empty tensors where not wanted: operators return only tensors."""
     n, wanted, hidden = hidden.shape[0], Want(*want), hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
     g = g.to(wide(hidden.dtype))
     if save == "slopes":
         return (saved * g[:, None]).to(hidden.dtype), hidden.new_empty(0), hidden.new_empty(0)
     head = Head(weight, bias, temperature, softcap)
-    rows = live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
-    valid = live_rows(targets, weight.shape[0]) if save == "weights" and rows is not None else rows
+    rows = _live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
+    valid = _live_rows(targets, weight.shape[0]) if save == "weights" and rows is not None else rows
     count = n if valid is None else len(valid)
-    with as_written(hidden):
+    with torch.autocast(hidden.device.type, enabled=False):
         if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
-            x, g, scale = pick(valid, hidden, g, stats[3])
+            x, g, scale = _pick(valid, hidden, g, stats[3])
             grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
         else:
-            x, y, g, ge, *some = pick(rows, hidden, targets, g, ge, *stats)
+            x, y, g, ge, *some = _pick(rows, hidden, targets, g, ge, *stats)
             grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)
-    return all_given(grads, rows, n, hidden)
+    dh, dw, db = (hidden.new_empty(0) if t is None else t for t in grads)
+    return _spread(rows, dh, n) if wanted.hidden else dh, dw, db
 
 
 @_backward.register_fake
@@ -278,7 +244,6 @@ def _(g, ge, hidden, weight, bias, targets, stats, saved, temperature, softcap, 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     hidden, weight, bias, targets, ctx.temperature, ctx.softcap, ctx.save, ctx.impl = inputs
     logp, entropy, lse, scale, saved = output
-    ctx.has_bias = bias is not None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(hidden, weight, bias, targets, logp, entropy, lse, scale, saved)
 
@@ -287,22 +252,8 @@ def _gradient(ctx: Any, g: Tensor | None, ge: Tensor | None, *_: Tensor | None) 
     hidden, weight, bias, targets, logp, entropy, lse, scale, saved = ctx.saved_tensors
     want = list(ctx.needs_input_grad[:3])
     g = torch.zeros_like(logp) if g is None else g
-    stats = [logp, entropy, lse, scale]
-    grads = _backward(
-        g,
-        ge,
-        hidden,
-        weight,
-        bias,
-        targets,
-        stats,
-        saved,
-        ctx.temperature,
-        ctx.softcap,
-        ctx.save,
-        ctx.impl,
-        want,
-    )
+    stats, settings = [logp, entropy, lse, scale], (ctx.temperature, ctx.softcap, ctx.save, ctx.impl)
+    grads = _backward(g, ge, hidden, weight, bias, targets, stats, saved, *settings, want)
     return *(t if w else None for t, w in zip(grads, want, strict=True)), None, None, None, None, None
 
 

@@ -1,52 +1,29 @@
-"""Forward and backward over a whole batch, by either backend, in as few matrix products as the case allows.
+"""Forward and backward over a whole batch, for either backend, with as few matrix products as possible.
 
-recompute   scores again, one slice of the vocabulary at a time; the weight's gradient is written once
-kept        the weights E of the forward pass still exist: ∂logp/∂(h Wᵀ) = −c ∘ E, two products and no more
-slopes      a frozen head: u = ∂logp/∂h = −c ∘ (E W) is formed in the forward pass; the backward is g ∘ u
-policy      the token loss is known: a chunk's gradient is formed while its E exists
+recompute   compute the scores again, one slice of the vocabulary at a time; the weight's gradient is written once
+kept        E was stored by the forward pass: ∂logp/∂(h Wᵀ) = −c ∘ E, only two products
+slopes      frozen head: the forward pass computes u = ∂logp/∂h = −c ∘ (E W); the backward pass is g ∘ u
+
+A backend is a module: `dew.kernels.chunked` or `dew.kernels.triton`.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dew.kernels.budget import CHUNK, TILE, allowed, round_up, spans
-from dew.kernels.chunked import Statistics, product, wide
+from dew.kernels.chunked import CHUNK, TILE, Statistics, allowed, product, round_up, spans, wide
 from dew.kernels.head import Head
 
 ALIGN = 16
-"""Rows of stored weights start at multiples of this many entries, as the GPU's copy engine asks."""
+"""Rows of stored weights start at multiples of this many entries, as the GPU's copy engine requires."""
 BLOCK = 128
 """Chunks and slices are multiples of this, so that matrix units run full tiles."""
 
 
-class Backend(Protocol):
-    """A module that reads the vocabulary: `dew.kernels.chunked` or `dew.kernels.triton`."""
-
-    SKIPS_IGNORED: bool
-    """Whether `statistics` without a store takes targets of −100 itself."""
-
-    def bytes_per_score(self, dtype: torch.dtype) -> int: ...
-
-    def statistics(self, hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics: ...
-
-    def gradient_tile(
-        self,
-        hidden: Tensor,
-        head: Head,
-        targets: Tensor,
-        stats: Statistics,
-        g: Tensor,
-        ge: Tensor | None,
-        low: int,
-        out: Tensor,
-    ) -> None: ...
-
-
 class Want(NamedTuple):
-    """Which gradients are asked for."""
+    """Which gradients to compute."""
 
     hidden: bool
     weight: bool
@@ -62,26 +39,20 @@ class Gradients(NamedTuple):
 
 
 def empty_weights(rows: int, head: Head, dtype: torch.dtype) -> Tensor:
-    """Room for E: (rows, V), each row aligned."""
+    """An uninitialised buffer for E: (rows, V), each row aligned."""
     v = head.weight.shape[0]
     return torch.empty(rows, round_up(v, ALIGN), dtype=dtype, device=head.weight.device)[:, :v]
 
 
 def recompute(
-    backend: Backend,
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    stats: Statistics,
-    g: Tensor,
-    ge: Tensor | None,
+    backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None,
     want: Want,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Backward with the scores computed again."""
     (n, d), v = hidden.shape, head.weight.shape[0]
     if n == 0:
-        return _empty(hidden, head, want, hidden.dtype)
-    grads = _empty(hidden, head, want._replace(hidden=False), hidden.dtype)
+        return _empty(hidden, head, want)
+    grads = _empty(hidden, head, want._replace(hidden=False))
     each = n * backend.bytes_per_score(hidden.dtype)
     slices = list(spans(v, each, allowed(TILE, hidden.device), 2 * BLOCK))
     tile = torch.empty(n, round_up(slices[0][1], ALIGN), dtype=hidden.dtype, device=hidden.device)
@@ -98,84 +69,49 @@ def recompute(
     return grads._replace(hidden=None if total is None else total.to(hidden.dtype))
 
 
-def slopes(backend: Backend, hidden: Tensor, head: Head, targets: Tensor) -> tuple[Statistics, Tensor]:
-    """Forward of a frozen head: the statistics, and u = ∂logp/∂h (N, D)."""
+def slopes(backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor) -> tuple[Statistics, Tensor]:
+    """Forward for a frozen head: the statistics, and u = ∂logp/∂h (N, D)."""
+    (n, _), v = hidden.shape, head.weight.shape[0]
+    chunks = list(spans(n, v * hidden.dtype.itemsize, allowed(CHUNK, hidden.device), BLOCK))
+    buffer = empty_weights(chunks[0][1] if chunks else 0, head, hidden.dtype)
     u = torch.empty_like(hidden)
     parts = []
-    for low, high, store in _chunks(hidden, head):
-        x, y = hidden[low:high], targets[low:high]
-        stats = backend.statistics(x, head, y, store)
+    for low, high in chunks:
+        x, store = hidden[low:high], buffer[: high - low]
+        stats = backend.statistics(x, head, targets[low:high], store)
         parts.append(stats)
-        _from_weights(store, x, head, -stats.scale, Gradients(u, None, None), low, add=False)
-    return _join(parts, hidden), u
+        _gradient_of_hidden(store, head, -stats.scale, out=u[low:high])
+    if not parts:
+        return Statistics(*(hidden.new_empty(0, dtype=wide(hidden.dtype)) for _ in range(4))), u
+    return Statistics(*(torch.cat(columns) for columns in zip(*parts, strict=True))), u
 
 
-def kept(store: Tensor, hidden: Tensor, head: Head, minus_gc: Tensor, want: Want) -> Gradients:
-    """Backward from E: with r = −g ∘ c,   dh = r ∘ (E W)   dW = Eᵀ (r ∘ h)   db = Eᵀ r."""
-    grads = _empty(hidden, head, want, hidden.dtype)
-    _from_weights(store, hidden, head, minus_gc, grads, 0, add=False)
+def kept(store: Tensor, hidden: Tensor, head: Head, r: Tensor, want: Want) -> Gradients:
+    """Backward from the stored E: with r = −g ∘ c,   dh = r ∘ (E W)   dW = Eᵀ (r ∘ h)   db = Eᵀ r."""
+    grads = _empty(hidden, head, want)
+    if grads.hidden is not None:
+        _gradient_of_hidden(store, head, r, out=grads.hidden)
+    if grads.weight is not None:
+        scaled = torch.mul(hidden, r[:, None], out=torch.empty_like(hidden))  # rounded once, and no float32 copy
+        product(store.t(), scaled, out=grads.weight)
+    if grads.bias is not None:
+        product(store.t(), r[:, None].to(store.dtype), out=grads.bias[:, None])
     return grads
 
 
-def policy(
-    backend: Backend,
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    slope: Callable[[int, int, Tensor], Tensor],
-    want: Want,
-) -> tuple[Statistics, Gradients]:
-    """Forward and gradient at once; `slope(low, high, logp)` is ∂L/∂logp of rows [low, high)."""
-    chunks = list(_chunks(hidden, head))
-    grads = _empty(hidden, head, want, wide(hidden.dtype) if len(chunks) > 1 else hidden.dtype)
-    parts = []
-    for low, high, store in chunks:
-        x = hidden[low:high]
-        stats = backend.statistics(x, head, targets[low:high], store)
-        parts.append(stats)
-        r = -slope(low, high, stats.logp) * stats.scale
-        _from_weights(store, x, head, r, grads, low, add=low > 0)
-    dw, db = grads.weight, grads.bias
-    dw = None if dw is None else dw.to(hidden.dtype)
-    return _join(parts, hidden), Gradients(grads.hidden, dw, None if db is None else db.to(hidden.dtype))
+def _gradient_of_hidden(store: Tensor, head: Head, r: Tensor, *, out: Tensor) -> None:
+    """out = r ∘ (E W), summed in float32 and rounded once."""
+    dh = torch.empty(out.shape, dtype=wide(out.dtype), device=out.device)
+    product(store, head.weight, out=dh)
+    torch.mul(dh, r[:, None], out=out)
 
 
-def _from_weights(store: Tensor, x: Tensor, head: Head, r: Tensor, grads: Gradients, low: int, *, add: bool) -> None:
-    """Add one chunk's share; `grads.hidden` holds all rows and this chunk's start at `low`."""
-    if grads.hidden is not None:
-        dh = torch.empty(x.shape, dtype=wide(x.dtype), device=x.device)
-        product(store, head.weight, out=dh)
-        torch.mul(dh, r[:, None], out=grads.hidden[low : low + x.shape[0]])
-    if grads.weight is not None:
-        scaled = torch.mul(x, r[:, None], out=torch.empty_like(x))  # rounded once, and no float32 copy
-        product(store.t(), scaled, out=grads.weight, add=add)
-    if grads.bias is not None:
-        column = torch.empty(store.shape[1], 1, dtype=grads.bias.dtype, device=x.device)
-        product(store.t(), r[:, None].to(store.dtype), out=column)
-        grads.bias.copy_(grads.bias + column[:, 0] if add else column[:, 0])
-
-
-def _chunks(hidden: Tensor, head: Head) -> list[tuple[int, int, Tensor]]:
-    """Spans of tokens and the room for the weights of each, one buffer shared by all."""
-    n, v = hidden.shape[0], head.weight.shape[0]
-    cuts = list(spans(n, v * hidden.dtype.itemsize, allowed(CHUNK, hidden.device), BLOCK))
-    room = empty_weights(cuts[0][1] if cuts else 0, head, hidden.dtype)
-    return [(low, high, room[: high - low]) for low, high in cuts]
-
-
-def _join(parts: list[Statistics], like: Tensor) -> Statistics:
-    """The statistics of all chunks as one."""
-    if not parts:
-        return Statistics(*(torch.empty(0, dtype=wide(like.dtype), device=like.device) for _ in range(4)))
-    return Statistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def _empty(hidden: Tensor, head: Head, want: Want, dtype: torch.dtype) -> Gradients:
-    """Room for the wanted gradients; the head's in `dtype`. Zeros where there are no rows to write them."""
+def _empty(hidden: Tensor, head: Head, want: Want) -> Gradients:
+    """Uninitialised tensors for the wanted gradients; zeros for the head's if there are no rows to write them."""
     make = torch.zeros if hidden.shape[0] == 0 else torch.empty
     v, d = head.weight.shape
     return Gradients(
         torch.empty_like(hidden) if want.hidden else None,
-        make(v, d, dtype=dtype, device=hidden.device) if want.weight else None,
-        make(v, dtype=dtype, device=hidden.device) if want.bias else None,
+        make(v, d, dtype=hidden.dtype, device=hidden.device) if want.weight else None,
+        make(v, dtype=hidden.dtype, device=hidden.device) if want.bias else None,
     )

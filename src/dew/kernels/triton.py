@@ -1,7 +1,7 @@
-"""The operator for NVIDIA GPUs: which kernels are launched, on what, and what is done around them.
+"""The Triton backend for NVIDIA GPUs: launches the kernels of `dew.kernels.triton_kernels`.
 
-Without stored weights nothing waits for the host: rows with a target of −100 are left out by copying the others
-together on the device, where there are any. On Hopper that pass has a kernel of its own, `dew.kernels.hopper`.
+Without stored weights nothing synchronises with the host: if there are targets of −100, the other rows are compacted
+on the device. On Hopper this pass has a separate kernel, `dew.kernels.hopper`.
 """
 
 import logging
@@ -22,56 +22,55 @@ from dew.kernels.triton_kernels import LOG2E
 logger = logging.getLogger("dew")
 
 STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
-STORING: dict[str, Any] = {**STATISTICS}
 GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
 REDO: dict[str, Any] = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
 REDO_COLUMNS = 8
-"""Programs that share a row block: few, since most find nothing to do."""
+"""Programs per row block: few, because most have nothing to do."""
 
 SKIPS_IGNORED = True
-"""`statistics` without a store takes targets of −100 and gives 0; other targets outside the vocabulary give NaN."""
+"""`statistics` without a store gives 0 for targets of −100, and NaN for others outside the vocabulary."""
 hopper_failed: list[str] = []
-"""Why Hopper's kernel is not used although the device is one, once that is known."""
+"""Why the Hopper kernel failed to compile on a Hopper GPU, if it did."""
 
 
 def bytes_per_score(dtype: torch.dtype) -> int:
-    """What `gradient_tile` holds for each score: the result alone."""
+    """Memory that `gradient_tile` needs per score: the result alone."""
     return dtype.itemsize
 
 
 def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
-    """Both numbers of every row; with `store` (N, V) also the weights, ∂logp/∂(h Wᵀ) = −scale · store."""
-    if store is not None and hidden.dtype == torch.float16:
+    """Statistics of every row; fills `store` (N, V), if given, with weights: ∂logp/∂(h Wᵀ) = −scale · store."""
+    if hidden.shape[0] == 0 or (store is not None and hidden.dtype == torch.float16):
         return chunked.statistics(hidden, head, targets, store)  # p_v / p_y does not fit float16
-    if hidden.shape[0] == 0:
-        return chunked.statistics(hidden, head, targets, store)
     if store is None:
         place = (targets != reference.IGNORE).cumsum(0, dtype=torch.int32)
         return _join(hidden, head, targets, _parts_of_live(hidden, head, place), place, None)
     zy = _scores_of(hidden, head, targets)
-    stats = _join(hidden, head, targets, _parts_and_weights(hidden, head, zy, store), None, zy)
+    part = _empty_parts(hidden, head)
+    _launch_statistics(hidden, head, part, zy, zy, store, True)
+    stats = _join(hidden, head, targets, part, None, zy)
     _set_targets(store, targets, -(-stats.logp).expm1(), zy, head)
     _redo_far_rows(hidden, head, targets, stats, store)
     return stats
 
 
 def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
-    """(m, r, t) of every work item and row that counts, those rows first."""
+    """(m, r, t) of every work item and compacted row."""
     n, width = hidden.shape
-    together = torch.empty_like(hidden)
-    kernels.together_kernel[(triton.cdiv(n, 8),)](
-        hidden, hidden.stride(0), place, together, n, width, BM=8, BK=_columns(width), num_warps=4
+    compact = torch.empty_like(hidden)
+    kernels.compact_kernel[(triton.cdiv(n, 8),)](
+        hidden, hidden.stride(0), place, compact, n, width, BM=8, BK=_columns(width), num_warps=4
     )
-    part = _parts_by_hopper(hidden, together, head, place) if _fits_hopper(head, hidden.device) else None
+    part = _parts_by_hopper(hidden, compact, head, place) if _fits_hopper(head, hidden.device) else None
     if part is None:
-        part = _room(hidden, head, STATISTICS)
-        for x, whole in ((hidden, True), (together, False)):
+        part = _empty_parts(hidden, head)
+        for x, whole in ((hidden, True), (compact, False)):
             _launch_statistics(x, head, part, place, place, None, whole)
     return part
 
 
 def _fits_hopper(head: Head, device: torch.device) -> bool:
-    """Whether Hopper's kernel takes this head here."""
+    """Whether the Hopper kernel supports this head and device."""
     return head.bias is None and head.softcap is None and _is_hopper(device) and not hopper_failed
 
 
@@ -80,43 +79,35 @@ def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def _parts_by_hopper(hidden: Tensor, together: Tensor, head: Head, place: Tensor) -> Tensor | None:
-    """The same by Hopper's kernel. Its language is experimental: where this Triton has another, None."""
+def _parts_by_hopper(hidden: Tensor, compact: Tensor, head: Head, place: Tensor) -> Tensor | None:
+    """The same with the Hopper kernel, or None if this version of Triton cannot compile it (Gluon is experimental)."""
     try:
         from dew.kernels import hopper
 
-        return hopper.parts(hidden, together, head, place, _multiprocessors(hidden.device))
+        return hopper.parts(hidden, compact, head, place, _multiprocessors(hidden.device))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         hopper_failed.append(f"{type(error).__name__}: {error}")
-        logger.info("Triton %s cannot compile the Hopper kernel, another is used: %s", triton.__version__, error)
+        logger.info("Triton %s cannot compile the Hopper kernel; using the generic one: %s", triton.__version__, error)
         return None
 
 
-def _parts_and_weights(hidden: Tensor, head: Head, zy: Tensor, store: Tensor) -> Tensor:
-    """(m, r, t) of every work item and row; the weights go to `store`."""
-    part = _room(hidden, head, STORING)
-    _launch_statistics(hidden, head, part, zy, zy, store, True)
-    return part
-
-
-def _room(hidden: Tensor, head: Head, c: dict[str, Any]) -> Tensor:
-    items = triton.cdiv(triton.cdiv(head.weight.shape[0], c["BN"]), _tiles(head, c))
+def _empty_parts(hidden: Tensor, head: Head) -> Tensor:
+    items = triton.cdiv(triton.cdiv(head.weight.shape[0], STATISTICS["BN"]), _tiles(head))
     return torch.empty(3, items, hidden.shape[0], dtype=torch.float32, device=hidden.device)
 
 
-def _tiles(head: Head, c: dict[str, Any]) -> int:
-    """How many tiles a work item has: they divide the vocabulary evenly."""
-    blocks = triton.cdiv(head.weight.shape[0], c["BN"])
+def _tiles(head: Head) -> int:
+    """Tiles per work item: a divisor of the number of tiles."""
+    blocks = triton.cdiv(head.weight.shape[0], STATISTICS["BN"])
     return next(k for k in (2, 3, 5, 1) if blocks % k == 0)
 
 
 def _launch_statistics(
     x: Tensor, head: Head, part: Tensor, zy: Tensor, place: Tensor, store: Tensor | None, whole: bool
 ) -> None:
-    (n, width), v = x.shape, head.weight.shape[0]
-    c = STATISTICS if store is None else STORING
+    (n, width), v, c = x.shape, head.weight.shape[0], STATISTICS
     programs = min(_multiprocessors(x.device), triton.cdiv(n, c["BM"]) * part.shape[1])
     rows = _tiles_of(x, c["BM"], c["BK"])
     out = rows if store is None else _tiles_of(store, c["BM"], c["BN"] // 2)
@@ -124,7 +115,7 @@ def _launch_statistics(
         rows, _tiles_of(head.weight, c["BN"], c["BK"]), out,
         _bias(head), zy, place, part, n, v, width, LOG2E / head.temperature, head.softcap or 1.0,
         BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
-        WHOLE=whole, TILES=_tiles(head, c), **c,
+        WHOLE=whole, TILES=_tiles(head), **c,
     )  # fmt: skip
 
 
@@ -142,7 +133,7 @@ def _scores_of(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
 def _join(
     hidden: Tensor, head: Head, targets: Tensor, part: Tensor, place: Tensor | None, zy: Tensor | None
 ) -> Statistics:
-    """The final numbers; `place` where rows were left out, `zy` where it is known."""
+    """Merge the parts; `place` if rows were compacted, `zy` if it is known."""
     (n, width), inverse_t = hidden.shape, 1 / head.temperature
     stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(4)))
     kernels.join_kernel[(triton.cdiv(n, 8),)](
@@ -156,19 +147,19 @@ def _join(
 
 
 def _columns(width: int) -> int:
-    """Columns that a gathering program reads at once."""
+    """Columns that a gathering program reads per step."""
     return min(512, triton.next_power_of_2(width))
 
 
 def _set_targets(store: Tensor, targets: Tensor, value: Tensor, zy: Tensor, head: Head) -> None:
-    """The target's own weight, times the slope of the cap there."""
+    """Write the target's own weight, times the slope of the soft cap."""
     if head.softcap is not None:
         value = value * (1 - (zy / head.softcap).square())
     store.scatter_(1, targets[:, None], value[:, None].to(store.dtype))
 
 
 def _redo_far_rows(hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, store: Tensor) -> None:
-    """Weights of rows whose p_v / p_y overflows: p_v itself. Which rows these are the device alone knows."""
+    """Store p_v instead of p_v / p_y in rows where the ratio overflows; only the device knows which."""
     (n, width), v, c = hidden.shape, head.weight.shape[0], REDO
     tiles = triton.cdiv(triton.cdiv(v, c["BN"]), REDO_COLUMNS)
     kernels.redo_kernel[(triton.cdiv(n, c["BM"]), triton.cdiv(v, c["BN"] * tiles))](
@@ -180,18 +171,10 @@ def _redo_far_rows(hidden: Tensor, head: Head, targets: Tensor, stats: Statistic
 
 
 def gradient_tile(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    stats: Statistics,
-    g: Tensor,
-    ge: Tensor | None,
-    low: int,
-    out: Tensor,
+    hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None, low: int, out: Tensor
 ) -> None:
     """out = ∂L/∂(h Wᵀ) of columns low, low+1, …, as in `chunked.gradient_tile`."""
-    (n, width), v = hidden.shape, out.shape[1]
-    c = GRADIENT
+    (n, width), v, c = hidden.shape, out.shape[1], GRADIENT
     programs = min(_multiprocessors(hidden.device), triton.cdiv(n, c["BM"]) * triton.cdiv(v, c["BN"]))
     kernels.gradient_kernel[(programs,)](
         _tiles_of(hidden, c["BM"], c["BK"]), _tiles_of(head.weight, c["BN"], c["BK"]),

@@ -1,20 +1,20 @@
-"""Device code of `dew.kernels.triton`: persistent matrix products whose epilogue folds the scores while in registers.
+"""Device code of `dew.kernels.triton`: persistent matrix products whose epilogue reduces the scores in registers.
 
-Scores are those of `dew.kernels.chunked`, centred likewise, one tile of the vocabulary at a time. Each tile leaves
-(m, r, t) of its rows, with z the score before the temperature, q = s (z − m) and s = log2(e) / T:
+Scores are centred as in `dew.kernels.chunked`, one tile of the vocabulary at a time. Each tile yields (m, r, t) of
+its rows, with z the score before the temperature, q = s (z − m) and s = log2(e) / T:
 
     m = max z      r = Σ_{v ≠ argmax} 2^q_v      t = Σ_v 2^q_v q_v
 
-Two of them merge, with M = max(m, m'), d = s (m − M), d' = s (m' − M), one of which is 0:
+Two triples merge, with M = max(m, m'), d = s (m − M), d' = s (m' − M), one of which is 0:
 
     r ← 2^d r + 2^d' r' + min(2^d, 2^d')        t ← 2^d (t + d (1 + r)) + 2^d' (t' + d' (1 + r'))
 
 An empty tile is m = −1e30, r = −1, t = 0.
 
 Stored weights are relative to the target's score, E_v = 2^{s (z_v − z_y)} = p_v / p_y, so that they can be written
-before the row's sum is known: bfloat16 has float32's exponents, and nothing is lost. ∂logp/∂(h Wᵀ) = −(p_y / T) E
-with E_y = 1 − 1/p_y. A row whose target is less likely than 2^−100 is done again, relative to its sum: E_v = p_v and
-E_y = p_y − 1, which is −1 there.
+before the row's sum is known; bfloat16 has the exponent range of float32. ∂logp/∂(h Wᵀ) = −(p_y / T) E
+with E_y = 1 − 1/p_y. A row whose target is less likely than 2^−100 is redone relative to its sum: E_v = p_v and
+E_y = p_y − 1, which rounds to −1.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -28,9 +28,9 @@ LOG2E = 1.4426950408889634
 IGNORE = tl.constexpr(reference.IGNORE)
 LOWEST = tl.constexpr(-1e30)
 CLEAR = tl.constexpr(1.015625)
-"""A tile's Σ 2^q from which on float32's rounding of it leaves r = Σ 2^q − 1 four digits or more."""
+"""Above this Σ 2^q, r = Σ 2^q − 1 has at least four correct digits in float32."""
 FARTHEST = tl.constexpr(100.0)
-"""Largest exponent of a stored weight: 2^100 leaves the products room below float32's 2^127."""
+"""Largest exponent of a stored weight: 2^100 keeps the products below float32's 2^127."""
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _scores(x, w, row, column, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl
 
 @triton.jit
 def _transform(z, bias, columns, v, cap, BIAS: tl.constexpr, CAP: tl.constexpr):
-    """Bias and soft cap; also tanh, of which the gradient needs the square."""
+    """Apply bias and soft cap; also return tanh, whose square the gradient needs."""
     if BIAS:
         z += tl.load(bias + columns, mask=columns < v, other=0.0).to(tl.float32)[None, :]
         z = tl.maximum(z, LOWEST)
@@ -75,10 +75,10 @@ def _fold(z, s, BM: tl.constexpr, BN: tl.constexpr):
     q = tl.fma(z, tl.full((BM, BN), 1.0, tl.float32) * s, tl.zeros((BM, BN), tl.float32) - centre[:, None])
     e = tl.exp2(q)
     total = tl.sum(e, axis=1)
-    off = tl.fma(top, tl.full((BM,), 1.0, tl.float32) * s, -centre)  # what rounding left of q at the maximum
+    off = tl.fma(top, tl.full((BM,), 1.0, tl.float32) * s, -centre)  # rounding error of q at the maximum
     t = tl.sum(e * q, axis=1) - off * total
     r = total - 1.0
-    if tl.min(total, axis=0) < CLEAR:  # rare: the maximum's own term would round the others away
+    if tl.min(total, axis=0) < CLEAR:  # rare: next to the maximum's term the others would be lost to rounding
         rest = tl.sum(tl.where(e < 0.5, e, 0.0), axis=1)
         r = tl.where(total >= CLEAR, r, tl.where(total > 0.5, rest, -1.0))
     return top, r, t, e
@@ -86,7 +86,7 @@ def _fold(z, s, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _merge(m, r, t, m2, r2, t2, s):
-    """Two sets of statistics as one."""
+    """Merge two sets of statistics."""
     top = tl.maximum(m, m2)
     d = (m - top) * s
     d2 = (m2 - top) * s
@@ -99,7 +99,7 @@ def _merge(m, r, t, m2, r2, t2, s):
 def _target_scores(x, x_stride, w, w_stride, bias, rows, y, live, width, cap,
     BIAS: tl.constexpr, CAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """z_y of some rows: cheaper to gather than to look for in every tile."""
+    """z_y of some rows: cheaper to gather than to search in every tile."""
     acc = tl.zeros((BM, BK), tl.float32)
     x_at = x + rows.to(tl.int64)[:, None] * x_stride
     w_at = w + y.to(tl.int64)[:, None] * w_stride
@@ -130,8 +130,8 @@ def target_kernel(x, x_stride, w, w_stride, bias, y, out, n, width, cap,
 
 
 @triton.jit(do_not_specialize=["n"])
-def together_kernel(x, x_stride, place, out, n, width, BM: tl.constexpr, BK: tl.constexpr):
-    """Copy the rows that count to the front of `out`, where any does not; `place` numbers them from 1."""
+def compact_kernel(x, x_stride, place, out, n, width, BM: tl.constexpr, BK: tl.constexpr):
+    """Copy the live rows to the front of `out`, unless all are live; `place` numbers them from 1."""
     if tl.load(place + n - 1) < n:
         rows = tl.program_id(0) * BM + tl.arange(0, BM)
         to = tl.load(place + rows, mask=rows < n, other=0)
@@ -151,7 +151,7 @@ def statistics_kernel(
 ):  # fmt: skip
     """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows].
 
-    Without STORE the number of rows is on the device; WHOLE works only if all count, its twin only if some do not.
+    Without STORE the number of rows is on the device: WHOLE runs only if all are live, its twin only if some are not.
     """
     count = n
     if not STORE:
@@ -191,7 +191,7 @@ def statistics_kernel(
             left, right = tl.split(tl.permute(tl.reshape(e.to(store.dtype), (BM, 2, BN // 2)), (0, 2, 1)))
             store.store([row, column], left)
             store.store([row, column + BN // 2], right)
-        to = part + item.to(tl.int64) * n + rows  # every tile writes; the item's last one stands
+        to = part + item.to(tl.int64) * n + rows  # every tile writes; the last one of the item stays
         stride = items.to(tl.int64) * n
         tl.store(to, m, mask=live)
         tl.store(to + stride, r, mask=live)
@@ -214,7 +214,7 @@ def join_kernel(
     BIAS: tl.constexpr, CAP: tl.constexpr, STORE: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
-    """Merge the work items' (m, r, t) of BM rows into their final numbers. With STORE every row counts."""
+    """Merge the work items' (m, r, t) of BM rows into their statistics. With STORE every row is live."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     given = rows < n
     target = tl.load(y + rows, mask=given, other=0)
@@ -245,7 +245,7 @@ def join_kernel(
         m, r, t = _merge(m, r, t, top, tl.sum(a * r2, axis=0) + others, t2, s)
     rest = _log1p(r)
     log_y = tl.minimum((z_y - m) * inverse_t - rest, 0.0)
-    none = tl.where(target == IGNORE, 0.0, float("nan"))  # other targets outside the vocabulary show
+    none = tl.where(target == IGNORE, 0.0, float("nan"))  # NaN for other targets outside the vocabulary
     tl.store(logp + rows, tl.where(live, log_y, none), mask=given)
     h = tl.maximum(rest - t * 0.6931471805599453 / (1.0 + r), 0.0)
     tl.store(entropy + rows, tl.where(live, h, none), mask=given)

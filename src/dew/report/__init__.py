@@ -1,10 +1,10 @@
-"""The report: a run's metrics and token records as one self-contained page, and the same as JSON."""
+"""The report: metrics and token records of runs as one self-contained HTML page, and as JSON."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem
 from dew.report.content import content_of
 from dew.report.readers import read_records_file, read_run
 from dew.report.run import PAGE_TOKENS, Run
@@ -16,20 +16,20 @@ log = logging.getLogger(__name__)
 
 
 def build(folders: Sequence[Path], out: Path | None = None, *, tokenizer: str | None = None) -> Path:
-    """Write report.html and report.json about the runs in `folders` and return the page's path.
+    """Write report.html and report.json for the runs in `folders` and return the path of the page.
 
-    Folders may hold runs of dew, of plain TRL, or prime-rl's token exports (which need `tokenizer` for words).
-    One run's report goes into its folder, that of several into the current folder, unless `out` says where.
+    Runs may come from dew, from plain TRL, or from prime-rl (token exports; pass `tokenizer` to see text).
+    Default location: the run's folder for one run, the current folder for several.
     """
     folders = [Path(folder) for folder in folders]
     if not folders:
-        raise ConfigError("no run given. Name at least one run's folder, such as runs/NAME.")
+        raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
     runs = [read_run(folder, PAGE_TOKENS // len(folders), tokenizer) for folder in folders]
     return _write(runs, out, folders[0] if len(folders) == 1 else Path())
 
 
 def build_from_records(file: Path, out: Path | None = None) -> Path:
-    """The same for one file of token records (docs/records.md), of whatever trainer."""
+    """The same for one file of token records (docs/records.md) from any trainer."""
     file = Path(file)
     return _write([read_records_file(file, PAGE_TOKENS)], out, file.parent)
 

@@ -1,6 +1,6 @@
-"""Who got how much, over all groups of a page: the numbers behind the pictures of the Credit view.
+"""How credit is distributed over the tokens of all groups in a page: the data of the Credit view.
 
-Credit is the advantage that was trained on; where a run recorded none, there is nothing to tell.
+Credit is the advantage used in training, if the run recorded it.
 """
 
 from collections import defaultdict
@@ -12,31 +12,31 @@ import numpy as np
 from dew.records import AnswerRecord, GroupRecord, Json
 
 BINS = 40
-FEWEST_USES = 5
-WORDS = 20
+MIN_USES = 5
+MAX_WORDS = 20
 FLAT = 1e-3
-"""Credit that varies less than this within every answer is the same for all its tokens, as GRPO's is."""
-LEAST_ENTROPY = 1e-4
-"""Where a logarithmic axis of entropy begins."""
+"""Credit that varies less than this within every answer counts as uniform, as in GRPO."""
+MIN_ENTROPY = 1e-4
+"""Start of the logarithmic entropy axis."""
 
 SIDES = ("correct", "wrong")
 
 
 def statistics(groups: Sequence[GroupRecord]) -> Json:
-    """Distributions of entropy and credit, share of credit by entropy, words, conserved mass."""
+    """Distributions of entropy and credit, share of credit by entropy, words, reward mass."""
     nothing = np.empty(0)
     sides, entropies, credits_ = [nothing], [nothing], [nothing]
     for group in groups:
-        silent = not any(any(answer.advantage or ()) for answer in group.answers)
+        no_signal = not any(any(answer.advantage or ()) for answer in group.answers)
         for answer in group.answers:
             entropies.append(_trained(answer, answer.entropy))
-            credits_.append(_trained(answer, None if silent else answer.advantage))
+            credits_.append(_trained(answer, None if no_signal else answer.advantage))
             sides.append(np.full(entropies[-1].size, answer.correct))
     correct = np.concatenate(sides).astype(bool)
     entropy, credit = np.concatenate(entropies), np.concatenate(credits_)
     return {
         "tokens": int(entropy.size),
-        "entropy": _histogram(np.maximum(entropy, LEAST_ENTROPY), correct, log=True),
+        "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
         "credit": _histogram(credit, correct),
         "deciles": _deciles(entropy, credit, correct),
         "words": _words(groups),
@@ -45,13 +45,13 @@ def statistics(groups: Sequence[GroupRecord]) -> Json:
 
 
 def _trained(answer: AnswerRecord, values: Sequence[float] | None) -> np.ndarray:
-    """The values of the tokens that train; NaN where not recorded."""
+    """The values of the trained tokens; NaN if not recorded."""
     live = np.ones(len(answer.tokens), bool) if answer.live is None else np.asarray(answer.live, bool)
     return np.full(live.sum(), np.nan) if values is None else np.asarray(values, float)[live]
 
 
 def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Json | None:
-    """Shares per bin for right and wrong answers. The outermost 0.5 % on each side fall into the last bins."""
+    """Shares per bin for correct and wrong answers. The outermost 0.5 % on each side go into the last bins."""
     finite = np.isfinite(values)
     if not finite.any():
         return None
@@ -69,7 +69,7 @@ def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Js
 
 
 def _deciles(entropy: np.ndarray, credit: np.ndarray, correct: np.ndarray) -> Json | None:
-    """The share of Σ|credit| that each tenth of the tokens holds, from the surest tokens to the least sure."""
+    """The share of Σ|credit| of each tenth of the tokens, in order of increasing entropy."""
     finite = np.isfinite(entropy) & np.isfinite(credit)
     out: Json = {}
     for name, mask in zip(SIDES, (finite & correct, finite & ~correct), strict=True):
@@ -77,28 +77,28 @@ def _deciles(entropy: np.ndarray, credit: np.ndarray, correct: np.ndarray) -> Js
         if mask.sum() < 10 or size.sum() == 0:
             continue
         tenths = np.array_split(size[np.argsort(entropy[mask], kind="stable")], 10)
-        # Means, not sums: flat credit is 10.0 % each also where the tokens do not divide by ten.
+        # Means, not sums: uniform credit gives 10.0 % each, even if the number of tokens is not a multiple of ten.
         means = np.array([tenth.mean() for tenth in tenths])
         out[name] = [float(share) for share in means / means.sum()]
     return out or None
 
 
 def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Tokens joined to words with their places: a token that goes on in letters belongs to the word before it."""
+    """Join tokens into words, with their indices: a token that continues in letters belongs to the previous word."""
     words: list[tuple[str, list[int]]] = []
     for i, token in enumerate(tokens):
         if words and token[:1].isalpha() and words[-1][0][-1:].isalpha():
-            text, places = words[-1]
-            words[-1] = (text + token, [*places, i])
+            text, indices = words[-1]
+            words[-1] = (text + token, [*indices, i])
         else:
             words.append((token, [i]))
     return words
 
 
 def _words(groups: Sequence[GroupRecord]) -> Json | None:
-    """Words whose tokens got more credit (blame) than the average token of the same answer.
+    """Words whose tokens got more credit than the average token of the same answer.
 
-    extra = |A| of the word's tokens over the mean |A| of the answer, minus 1.
+    extra = mean |A| of the word's tokens / mean |A| of the answer − 1
     """
     extra: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in SIDES}
     varies = False
@@ -106,31 +106,31 @@ def _words(groups: Sequence[GroupRecord]) -> Json | None:
         size = np.abs(np.asarray(answer.advantage or (), float))
         if len(size) < 2 or not np.isfinite(size).all() or size.sum() == 0:
             continue
-        beside = (size / size.mean() - 1).tolist()
-        varies |= max(map(abs, beside)) > FLAT
+        relative = (size / size.mean() - 1).tolist()
+        varies |= max(map(abs, relative)) > FLAT
         side = extra["correct" if answer.correct else "wrong"]
-        for word, places in split_words(answer.tokens):
+        for word, indices in split_words(answer.tokens):
             if word.strip() and len(word) <= 40:
-                side[word.strip()].append(sum(beside[i] for i in places) / len(places))
+                side[word.strip()].append(sum(relative[i] for i in indices) / len(indices))
     return {name: _ranked(extra[name]) for name in SIDES} if varies else None
 
 
 def _ranked(extra: Mapping[str, list[float]]) -> list[Json]:
-    """By mean extra · √uses: neither a rare fluke nor a frequent word with next to no extra comes first."""
-    rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in extra.items() if len(xs) >= FEWEST_USES]
+    """Ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra."""
+    rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in extra.items() if len(xs) >= MIN_USES]
     best = sorted((row for row in rows if row[0] > 0), key=lambda row: -row[0] * row[1] ** 0.5)
-    return [{"word": word, "uses": uses, "extra": mean} for mean, uses, word in best[:WORDS]]
+    return [{"word": word, "uses": uses, "extra": mean} for mean, uses, word in best[:MAX_WORDS]]
 
 
 def _mass(groups: Sequence[GroupRecord]) -> Json | None:
-    """Mean |r̃| of each side without its charges, beside the α1 + α2 that weighting must conserve.
+    """Mean |r̃| of each outcome without penalties, and the α1 + α2 that weighting must conserve.
 
-    Weights are values over the mean of their comparison set, so they average to 1: weighting moves reward from
-    token to token and makes none. GRPO-S compares answers, so there the mean is over answers.
+    Weights are relative to the mean of their comparison set, so they average to 1: weighting moves reward between
+    tokens and creates none. GRPO-S compares answers, so its mean is over answers.
     """
     found: dict[str, list[np.ndarray]] = {name: [] for name in SIDES}
     for group in groups:
-        whole_answers = _key(group.algorithm) == "grpos"
+        whole_answers = (group.algorithm or "").lower().replace("-", "").replace("_", "") == "grpos"
         for answer in group.answers:
             if answer.shaped is not None:
                 size = np.abs(_trained(answer, answer.shaped) - answer.extra)
@@ -139,10 +139,6 @@ def _mass(groups: Sequence[GroupRecord]) -> Json | None:
     out: Json = {name: float(np.nanmean(size)) for name, size in sides.items() if np.isfinite(size).any()}
     expected = {_expected(group.settings) for group in groups}
     return {**out, "expected": expected.pop() if len(expected) == 1 else None} if out else None
-
-
-def _key(name: str | None) -> str:
-    return (name or "").lower().replace("-", "").replace("_", "")
 
 
 def _expected(settings: Mapping[str, Any]) -> float | None:

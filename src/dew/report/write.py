@@ -1,8 +1,8 @@
-"""The content -> report.html, which opens by double click and asks nobody for anything, and report.json.
+"""Content -> report.html, a self-contained page that makes no network requests, and report.json.
 
-Answers are hostile text. They reach the page as gzip in base64, are unpacked by the browser into JSON, and are
-put on screen as text nodes only. The content-security policy names the page's own script and styles by their
-hash and forbids every request, so that nothing else could run or call home even if text became markup.
+Answers are untrusted text. The page contains them as base64 of gzip, unpacks them into JSON, and displays them as text
+nodes only. Its content security policy allows its own script and style by hash and forbids every request, so nothing
+else could run or send data even if text became markup.
 """
 
 import base64
@@ -18,30 +18,14 @@ from dew.records import Json
 PAGE = Path(__file__).parent / "page"
 VENDOR = PAGE / "vendor" / "uPlot-1.6.32"
 SCRIPTS = (
-    "dom",
-    "unpack",
-    "credit",
-    "colour",
-    "words",
-    "overview",
-    "series",
-    "chart",
-    "curves",
-    "answers",
-    "columns",
-    "derivation",
-    "compare",
-    "pointer",
-    "picker",
-    "groups",
-    "spread",
-    "main",
-)
-"""In the order of their use; each a file of page/js and one idea."""
+    "dom", "unpack", "credit", "colour", "words", "overview", "series", "chart", "curves", "answers", "columns",
+    "derivation", "compare", "pointer", "picker", "groups", "spread", "main",
+)  # fmt: skip
+"""Files of page/js, in order of use."""
 
 
 def write_report(content: Json, out: Path) -> Path:
-    """Write `out` (the page) and the same content beside it as .json. The page comes last: where it is, both are."""
+    """Write `out` (the page) and the same content next to it as .json. The page is written last."""
     write_atomically(out.with_suffix(".json"), _dumps(content))
     write_atomically(out, page(content).encode("utf-8", errors="replace"))
     return out
@@ -63,7 +47,7 @@ def page(content: Json) -> str:
 
 
 def blobs(content: Json) -> list[str]:
-    """First everything but the groups' answers, then one piece per group, so that a page opens without them."""
+    """First everything but the groups' answers, then one blob per group, so that the page opens without them."""
     groups = [group for run in content["runs"] for group in run["groups"]]
     start = _shared({group["prompt"] for group in groups})
     runs = [{**run, "groups": [_heading(group, start) for group in run["groups"]]} for run in content["runs"]]
@@ -71,16 +55,16 @@ def blobs(content: Json) -> list[str]:
 
 
 def _shared(prompts: set[str]) -> int:
-    """How many characters all prompts begin with, up to a whole line: a template and a system prompt tell nothing."""
+    """Length of the prefix (whole lines) common to all prompts: a template or system prompt."""
     if len(prompts) < 2:
         return 0
-    first, last = min(prompts), max(prompts)  # what these two share, all do
+    first, last = min(prompts), max(prompts)  # a prefix of these two is a prefix of all
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first.rfind("\n", 0, same) + 1
 
 
 def _heading(group: Json, start: int) -> Json:
-    """What the list of groups shows of one."""
+    """The entry in the list of groups."""
     answers = group["answers"]
     return {
         "step": group["step"],
@@ -93,7 +77,7 @@ def _heading(group: Json, start: int) -> Json:
 
 
 def _dumps(x: Any) -> bytes:
-    # ASCII: lone surrogates stay escapes, and the browser's JSON.parse gives them back.
+    # ASCII: lone surrogates stay escaped, and JSON.parse in the browser restores them.
     return json.dumps(x, separators=(",", ":"), allow_nan=False, default=str).encode("ascii")
 
 
@@ -102,7 +86,7 @@ def _pack(x: Any) -> str:
 
 
 def _script() -> str:
-    """uPlot with its licence, then the page's own files in a scope of their own."""
+    """uPlot with its licence, then the page's own files in a function scope."""
     licence = (VENDOR / "LICENSE").read_text("utf-8")
     plots = (VENDOR / "uPlot.iife.min.js").read_text("utf-8")
     ours = "\n".join((PAGE / "js" / f"{name}.js").read_text("utf-8") for name in SCRIPTS)

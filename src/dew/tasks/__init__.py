@@ -1,26 +1,57 @@
-"""Problems with gold answers: two built-in generators, data sets, files. And a tiny model to solve them."""
+"""Problems with gold answers: two generated games, well-known data sets by name, and files."""
 
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from dew.errors import ConfigError, Problem, did_you_mean
 from dew.tasks.base import Row, Task, demonstrations
-from dew.tasks.chain import Chain
-from dew.tasks.countdown import Countdown
-from dew.tasks.jsonl import Jsonl, read_jsonl
-from dew.tasks.overlap import without_overlap
-from dew.tasks.presets import NamedSet, OwnSet
-from dew.tasks.registry import task
-from dew.tasks.shipped import TINY, model_folder
+from dew.tasks.datasets import PRESETS, CustomDataset, NamedDataset
+from dew.tasks.files import SUFFIXES
+from dew.tasks.games import TINY, Chain, Countdown, model_folder
+from dew.tasks.overlap import overlap, without_overlap
 
 __all__ = [
     "TINY",
     "Chain",
     "Countdown",
-    "Jsonl",
-    "NamedSet",
-    "OwnSet",
+    "CustomDataset",
+    "NamedDataset",
     "Row",
     "Task",
     "demonstrations",
     "model_folder",
-    "read_jsonl",
+    "overlap",
     "task",
     "without_overlap",
 ]
+
+GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chain": Chain}
+
+
+def task(name: str, **settings: Any) -> Task:
+    """`task("countdown", numbers=3)`, `task("gsm8k")`, or `task("problems.jsonl", prompt="question", answer="gold")`.
+
+    A .jsonl file has a ready-made `prompt` column, unless settings of the `problem` form are given.
+    """
+    if name in GAMES:
+        return _build(GAMES[name], name, settings)
+    if name in PRESETS:
+        return _build(NamedDataset, name, settings, name=name)
+    if name.endswith(SUFFIXES) or "/" in name:
+        if name.endswith(".jsonl") and not {"problem", "template", "without", "keep"} & settings.keys():
+            settings = {"prompt": "prompt", **settings}
+        return _build(CustomDataset, name, settings, path=name)
+    known = (*GAMES, *PRESETS)
+    hint = did_you_mean(name, known) or f"Choose one of {', '.join(known)}, or give a file."
+    raise ConfigError(Problem(f"Unknown task {name!r}.", remedy=hint))
+
+
+def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
+    known = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    every = f"It has {', '.join(known)}."
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        what = f"Task {name} has no setting"
+        raise ConfigError([Problem(f"{what} {key!r}.", remedy=did_you_mean(key, known) or every) for key in unknown])
+    return kind(**given, **settings)

@@ -56,8 +56,8 @@ function facets(answer) {
     answer.verdict && !['correct', 'wrong'].includes(answer.verdict)
       ? h('b', {}, `verifier: ${visible(answer.verdict)}`)
       : null,
-    answer.truncated ? h('b', {}, 'cut off') : null,
-    answer.guided ? h('b', {}, 'by the guide') : null,
+    answer.truncated ? h('b', {}, 'truncated') : null,
+    answer.guided ? h('b', {}, 'from the guide') : null,
   ];
   return h(
     'span',
@@ -126,7 +126,7 @@ function orderOf(group) {
 function answersView(group) {
   const longest = Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
   const order = orderOf(group);
-  if (!order.length) return h('p', { class: 'calm' }, 'No answer of this group is of the chosen outcome.');
+  if (!order.length) return h('p', { class: 'calm' }, 'This group has no answers with the selected outcome.');
   return h(
     'div',
     { class: 'answers' },

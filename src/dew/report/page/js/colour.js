@@ -1,12 +1,12 @@
 // Values -> colours. Blue and orange tell the sign to every kind of eye; depth tells the size; text stays readable.
 
 const SIGNALS = {
-  advantage: { label: 'Advantage', scale: 'signed', note: 'what was trained on' },
+  advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },
   shaped: { label: 'Shaped reward r̃', scale: 'signed', note: 'the reward after weighting, before normalisation' },
-  entropy: { label: 'Entropy', scale: 'amount', note: 'how unsure the policy was, in nats' },
-  logp: { label: 'Log-probability', scale: 'loss', note: 'deep = an unlikely token' },
-  ratio: { label: 'Ratio', scale: 'ratio', note: 'new policy over old; 1 = unchanged' },
-  grpo: { label: 'GRPO', scale: 'signed', note: 'what GRPO would have given' },
+  entropy: { label: 'Entropy', scale: 'amount', note: 'uncertainty of the policy, in nats' },
+  logp: { label: 'Log-probability', scale: 'loss', note: 'deeper = less likely' },
+  ratio: { label: 'Ratio', scale: 'ratio', note: 'new policy / old policy; 1 = unchanged' },
+  grpo: { label: 'GRPO', scale: 'signed', note: 'the advantage with GRPO' },
 };
 
 /** A colour of the style sheet, for canvases. */

@@ -87,7 +87,7 @@ function columnsView(group) {
     h(
       'p',
       { class: 'quiet' },
-      'A token is weighed against the tokens of its column that belong to answers of the same outcome.',
+      'A token is compared with the tokens in its column that belong to answers of the same outcome.',
     ),
   );
 }

@@ -2,8 +2,8 @@
 
 const SAYS = {
   GRPO: 'Every token of an answer gets the same credit.',
-  'GRPO-S': 'Whole answers are weighed: an unsure right answer earns more, a sure wrong one pays more.',
-  GTPO: 'Tokens are weighed: credit goes where a right answer hesitated, blame where a wrong one was sure.',
+  'GRPO-S': 'Whole answers are weighted: uncertain correct answers get more reward, confident wrong ones more penalty.',
+  GTPO: 'Tokens are weighted: uncertain tokens of correct answers get more reward, confident tokens of wrong ones more penalty.',
 };
 
 function pickAnswers(group) {
@@ -126,7 +126,7 @@ function compareControls(settings) {
           showGroup();
         },
       },
-      'As the run had it',
+      'Settings of the run',
     ),
   );
 }
@@ -164,7 +164,7 @@ function compareView(group) {
           h('span', {}, `+${reach}`),
         ),
       ),
-      h('span', { class: 'quiet' }, 'beside the average token of the same outcome; one scale for all three'),
+      h('span', { class: 'quiet' }, 'relative to the mean token of the same outcome; one scale for all three'),
     ),
     !hasSignal(group) &&
       h(

@@ -1,34 +1,34 @@
 // Curves: one chart per question. One run: a colour per metric. Several: a colour per run, a dash per metric.
 
 const CHARTS = [
-  ['Reward', /^(reward|accuracy)$/, 'what the policy is trained for, and the share of right answers'],
-  ['Parts of the reward', /^reward\/(?!.*\/std$)/, 'each reward function by itself'],
+  ['Reward', /^(reward|accuracy)$/, 'mean reward, and the share of correct answers'],
+  ['Parts of the reward', /^reward\/(?!.*\/std$)/, 'each reward function separately'],
   ['Pass@k', /^eval\/(pass|mean)@/, 'on held-out problems'],
-  ['Entropy', /^entropy(\/(correct|wrong))?$/, 'a slow dip is normal; near 0 all answers are alike'],
+  ['Entropy', /^entropy(\/(correct|wrong))?$/, 'a slow decrease is normal; near 0 all answers are the same'],
   ['Length', /^length\/(mean|correct|wrong)$/, 'tokens per answer'],
-  ['Cut-off answers', /^length\/truncated_share$/, 'share that hit the length limit'],
+  ['Truncated answers', /^length\/truncated_share$/, 'share that reached the length limit'],
   ['Groups', /^groups\/(sampled|kept|dropped|refilled)$/, 'prompts per step'],
-  ['Groups with signal', /^groups\/mixed_share$/, 'share with right and wrong answers'],
+  ['Groups with signal', /^groups\/mixed_share$/, 'share with correct and wrong answers'],
   [
     'Concentration of credit',
     /^credit\/(top20_share|top1_share)$/,
-    'share of |credit| on the top 20 % of tokens, and on one',
+    'share of |credit| on the top 20 % of tokens, and on the top token',
   ],
   ['Clipped tokens', /^clip\/(low|high)$/, 'share outside the trust region'],
-  ['Ratio', /^ratio\/(mean|max)$/, 'new policy over old', true],
+  ['Ratio', /^ratio\/(mean|max)$/, 'new policy / old policy', true],
   ['KL', /^kl\//, 'distance from the old policy or the reference'],
   ['Tokens per second', /^tokens_per_second$/, 'of the whole loop'],
   ['Seconds per phase', /^seconds\//, 'where the time goes'],
   ['Loss', /^loss$/, 'not a measure of progress here'],
-  ['Gradient norm', /^grad_norm$/, '0 means that nothing is learnt', true],
+  ['Gradient norm', /^grad_norm$/, '0 means that nothing is learned', true],
 ];
 
 const redraw = () => curvesState.plots.filter(({ box }) => box.offsetParent).forEach(({ draw }) => draw());
 
 function curvesNote(runs) {
   const thinned = runs.filter((run) => run.sample.steps < run.sample.steps_of);
-  const sample = thinned.map((run) => ` ${whole(run.sample.steps)} of ${whole(run.sample.steps_of)} steps are drawn.`);
-  return `Faint lines and the numbers are not smoothed. Drag to zoom, double-click to go back. Dotted upright lines are alarms.${sample.join('')}`;
+  const sample = thinned.map((run) => ` ${whole(run.sample.steps)} of ${whole(run.sample.steps_of)} steps are shown.`);
+  return `Faint lines and numbers are not smoothed. Drag to zoom, double-click to reset. Dotted vertical lines are alarms.${sample.join('')}`;
 }
 
 function curveControls(runs) {

@@ -30,11 +30,11 @@ function poolSteps(entry, settings, things) {
   const { mean: m, std, count } = entry.pool;
   const over = {
     group: `over all ${plural(count, things)} of the group, those of the other outcome counted as 0`,
-    joint: `over all ${plural(count, things)} of the group, signs kept`,
-    sign: `over the ${plural(count, things)} of the same outcome alone`,
+    joint: `over all ${plural(count, things)} of the group, with signs`,
+    sign: `over the ${plural(count, things)} of the same outcome only`,
   }[settings.pool];
   return [
-    step('Mean and spread', `mean ${number(m)}, std ${number(std)}`, null, over),
+    step('Mean and std', `mean ${number(m)}, std ${number(std)}`, null, over),
     step(
       'Advantage',
       `(${number(entry.reward)} − ${bracketed(m)}) / (${number(std)} + 0.0001)`,
@@ -49,10 +49,10 @@ function weightSteps(entry, settings, [one, two, H], peers) {
   const put = `${sign}(${number(settings.alpha1)} + ${number(settings.alpha2)} · ${number(entry.weight)})${charge[1]}`;
   return [
     step(
-      'Entropy here',
+      'Entropy',
       H,
       entry.H,
-      entry.correct ? 'right: the less sure, the more it earns' : 'wrong: the surer, the more it pays',
+      entry.correct ? 'correct: the higher the entropy, the larger the reward' : 'wrong: the lower the entropy, the larger the penalty',
     ),
     entry.correct ? null : step('Its inverse', `1/${H}`, entry.x),
     step(
@@ -64,7 +64,7 @@ function weightSteps(entry, settings, [one, two, H], peers) {
       'Weight',
       `${number(entry.x)} / ${number(entry.mean)}`,
       entry.weight,
-      '1 = the average of what it is compared with',
+      '1 = the mean of what it is compared with',
     ),
     step('Shaped reward r̃', `${sign}(${one} + ${two} · weight)${charge[0]} = ${put}`, entry.reward),
   ];
@@ -95,7 +95,7 @@ function grpoSteps(group, i) {
     [
       step('Reward of the answer', 'r', entry.reward, 'the same for each of its tokens'),
       step(
-        'Mean and spread',
+        'Mean and std',
         `mean ${number(m)}, std ${number(std)}`,
         null,
         `over the ${plural(count, 'answer')} of the group`,
@@ -108,21 +108,21 @@ function grpoSteps(group, i) {
 function verdictOn(answer, t, entry) {
   const recorded = answer.advantage ? answer.advantage[t] : null;
   if (recorded === null || recorded === undefined)
-    return h('p', { class: 'quiet' }, 'The run recorded no advantage to hold this against.');
+    return h('p', { class: 'quiet' }, 'The run recorded no advantage to compare with.');
   const agrees = Math.abs(recorded - entry.advantage) <= 0.01 * Math.max(1, Math.abs(recorded));
   return agrees
     ? h('p', { class: 'agrees' }, `✓ The run trained on ${number(recorded)}.`)
     : h(
         'p',
         { class: 'differs' },
-        `The run trained on ${number(recorded)}: it used more than this group shows (the whole batch, a guide) or another rule.`,
+        `The run trained on ${number(recorded)}: it also used data outside this group (the whole batch, a guide), or another rule.`,
       );
 }
 
 function derivation(group, i, t) {
   const answer = group.answers[i];
   const head = [
-    h('h3', {}, 'How the credit was made'),
+    h('h3', {}, 'How the credit was computed'),
     h(
       'p',
       { class: 'place' },
@@ -134,10 +134,10 @@ function derivation(group, i, t) {
   ];
   const sorry = (text) => [...head, h('p', { class: 'quiet' }, text)];
   if (!answer.live[t])
-    return sorry('This token does not train: it is not the policy’s own (a tool’s output, for example).');
+    return sorry('This token does not train: the policy did not sample it (tool output, for example).');
   const method = methodOf(group);
   const shown = method || 'GTPO';
-  if (shown !== 'GRPO' && !hasEntropy(group)) return sorry('No entropy was recorded, so no weighting can be followed.');
+  if (shown !== 'GRPO' && !hasEntropy(group)) return sorry('No entropy was recorded, so the weighting cannot be reproduced.');
   const settings = settingsOf(group);
   const [entry, steps] = {
     GTPO: () => gtpoSteps(group, i, t, settings),
@@ -147,7 +147,7 @@ function derivation(group, i, t) {
   const own = group.algorithm ? ` (${visible(String(group.algorithm))})` : '';
   return [
     ...head,
-    h('h4', {}, method ? `${visible(String(group.algorithm)).toUpperCase()}, step by step` : 'As GTPO would make it'),
+    h('h4', {}, method ? `${visible(String(group.algorithm)).toUpperCase()}, step by step` : 'With GTPO'),
     hasSignal(group) ? h('ol', { class: 'steps' }, steps) : h('ol', { class: 'steps' }, steps.slice(0, -1)),
     !hasSignal(group) &&
       h(
@@ -157,6 +157,6 @@ function derivation(group, i, t) {
       ),
     method
       ? verdictOn(answer, t, entry)
-      : h('p', { class: 'quiet' }, `The run’s own rule${own} is not known to this page.`),
+      : h('p', { class: 'quiet' }, `The algorithm of the run${own} is unknown to this page.`),
   ];
 }

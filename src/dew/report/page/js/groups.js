@@ -79,7 +79,7 @@ function massLine(group) {
   const kept = sides.every((m) => Math.abs(m / total - 1) < 0.005);
   return h(
     'span',
-    { title: 'Weighting moves reward from token to token and makes none: the mean of |r̃| stays α₁ + α₂ on each side.' },
+    { title: 'Weighting moves reward between tokens and creates none: the mean of |r̃| stays α₁ + α₂ for each outcome.' },
     'mean |r̃| ',
     h('b', { class: 'mass' }, sides.map((m) => m.toFixed(4)).join(' and ')),
     ` of ${number(total)}: reward mass ${kept ? 'is conserved' : 'is not conserved'}`,
@@ -202,14 +202,14 @@ function groups(report) {
     return h(
       'div',
       { class: 'page' },
-      h('p', { class: 'calm' }, 'This run recorded no answers, so there are no groups to look at.'),
+      h('p', { class: 'calm' }, 'This run recorded no answers, so there are no groups.'),
     );
   const wide = window.matchMedia('(min-width: 60rem)').matches;
   const parts = (view.parts = {
     list: h('div', { class: 'group-list' }),
     count: h('summary', {}),
     group: h('div', { class: 'group' }),
-    panel: h('aside', { class: 'panel', 'aria-label': 'How the credit was made' }),
+    panel: h('aside', { class: 'panel', 'aria-label': 'How the credit was computed' }),
     tip: h('div', { class: 'tip', hidden: true, role: 'tooltip' }),
   });
   const page = h('div', { class: 'groups' }, picker(report, wide), parts.group, parts.panel, parts.tip);

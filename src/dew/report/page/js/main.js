@@ -10,12 +10,12 @@ const KEYS = [
   ['j  k', 'next and previous group'],
   ['1 … 6', 'colour by advantage, shaped reward, entropy, …'],
   ['v', 'answers, columns, methods'],
-  ['p', 'keep the first token (or click any)'],
-  ['← → ↑ ↓', 'walk from the kept token to its neighbours'],
-  ['Esc', 'let the kept token go'],
+  ['p', 'select the first token (or click any)'],
+  ['← → ↑ ↓', 'move the selection'],
+  ['Esc', 'clear the selection'],
   ['/', 'search'],
-  ['t', 'light or dark'],
-  ['?', 'this list'],
+  ['t', 'light or dark theme'],
+  ['?', 'this help'],
 ];
 const sections = {};
 
@@ -63,7 +63,7 @@ function helpBox() {
       {},
       KEYS.flatMap(([key, what]) => [h('dt', {}, key), h('dd', {}, what)]),
     ),
-    h('p', { class: 'quiet' }, 'The address keeps the step and the group: copy it to show somebody what you see.'),
+    h('p', { class: 'quiet' }, 'The address contains the step and the group: copy it to share this view.'),
     h('button', { onclick: () => box.close() }, 'Close'),
   );
   document.body.append(box);
@@ -174,7 +174,7 @@ async function start() {
 start().catch((error) => {
   const old = typeof DecompressionStream === 'undefined';
   const message = old
-    ? 'This browser is too old for the page: it needs DecompressionStream, which every browser since 2023 has.'
+    ? 'This browser is too old for the page: it needs DecompressionStream, available in every browser since 2023.'
     : `The page is damaged: ${error.message}`;
   document.getElementById('content').replaceChildren(h('p', { class: 'loading' }, message));
   throw error;

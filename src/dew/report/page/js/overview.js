@@ -37,7 +37,7 @@ function tiles(run) {
     change('Reward', 'reward', (x) => x.toFixed(3)),
     change('Entropy', 'entropy', (x) => x.toFixed(3)),
     change('Tokens per answer', 'length/mean', whole),
-    kept && tile('Groups with signal', percent(kept[1]), 'right and wrong answers, last tenth'),
+    kept && tile('Groups with signal', percent(kept[1]), 'with correct and wrong answers, last tenth'),
     run.groups.length ? tile('Recorded groups', whole(run.groups.length), sampled(run)) : null,
   );
 }
@@ -45,13 +45,13 @@ function tiles(run) {
 function sampled(run) {
   const { groups, of, files, files_of: filesOf } = run.sample;
   if (files < filesOf) return `a sample: ${whole(files)} of ${whole(filesOf)} recorded steps`;
-  return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all that were recorded';
+  return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all recorded groups';
 }
 
 const spoken = (name) => visible(String(name || 'alarm')).replace(/_/g, ' ');
 
 function warningCard(kind, sign, title, text, remedy) {
-  const todo = remedy && h('p', { class: 'remedy' }, h('b', {}, 'What to do: '), visible(String(remedy)));
+  const todo = remedy && h('p', { class: 'remedy' }, h('b', {}, 'Remedy: '), visible(String(remedy)));
   return h(
     'li',
     { class: `warning ${kind}` },
@@ -82,10 +82,10 @@ function alarmCards(alarms) {
 function warnings(run) {
   const since = (remark) => (remark.step === undefined ? '' : ` from step ${remark.step}`);
   const items = [
-    ...run.notices.map((text) => warningCard('notice', '!', 'Please note', text)),
+    ...run.notices.map((text) => warningCard('notice', '!', 'Note', text)),
     ...alarmCards(run.alarms),
     ...run.remarks.map((r) =>
-      warningCard('remark', '●', `${spoken(r.alarm)} · seen in the curves${since(r)}`, r.message, r.remedy),
+      warningCard('remark', '●', `${spoken(r.alarm)} · found in the curves${since(r)}`, r.message, r.remedy),
     ),
   ];
   if (items.length) return h('ul', { class: 'warnings' }, items);
@@ -93,8 +93,8 @@ function warnings(run) {
     'p',
     { class: 'calm' },
     run.metrics.step
-      ? '✓ No alarm was raised, and the curves give no reason for one.'
-      : 'No metrics were recorded, so nothing can be said about alarms.',
+      ? '✓ No alarms, and nothing unusual in the curves.'
+      : 'No metrics were recorded, so alarms cannot be checked.',
   );
 }
 
@@ -165,7 +165,7 @@ function scores(run) {
     h(
       'p',
       { class: 'quiet' },
-      '○ before, ● after; bars are the intervals that the evaluation gave. The axis runs from 0 to 100 %.',
+      '○ before, ● after; bars are the 95 % intervals of the evaluation. The axis runs from 0 to 100 %.',
     ),
   );
 }
@@ -196,7 +196,7 @@ function facts(runs) {
   return h(
     'section',
     {},
-    h('h3', {}, 'What was run'),
+    h('h3', {}, 'Run'),
     h(
       'div',
       { class: 'scroll-x' },
@@ -256,7 +256,7 @@ function overview(report) {
     h(
       'p',
       { class: 'quiet' },
-      `Made ${report.made} by dew ${report.dew}. This file is complete: it opens offline and asks no server for anything.`,
+      `Made ${report.made} by dew ${report.dew}. This file is self-contained: it works offline and makes no network requests.`,
     ),
   );
 }

@@ -37,7 +37,7 @@ function groupLink(g) {
 function groupList() {
   const found = listed();
   view.parts.list.replaceChildren(
-    ...(found.length ? found.map(groupLink) : [h('p', { class: 'quiet' }, 'No group fits.')]),
+    ...(found.length ? found.map(groupLink) : [h('p', { class: 'quiet' }, 'No matching groups.')]),
   );
   view.parts.count.textContent =
     found.length === view.all.length
@@ -93,8 +93,8 @@ function picker(report, wide) {
   });
   const outcomes = [
     ['all', 'all'],
-    ['mixed', 'right and wrong answers'],
-    ['right', 'all right'],
+    ['mixed', 'correct and wrong answers'],
+    ['right', 'all correct'],
     ['wrong', 'all wrong'],
   ];
   return h(

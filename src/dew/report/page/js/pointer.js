@@ -16,7 +16,7 @@ function tell(place) {
     );
   else
     panel.replaceChildren(
-      h('h3', {}, 'How the credit was made'),
+      h('h3', {}, 'How the credit was computed'),
       h(
         'p',
         { class: 'quiet' },

@@ -70,7 +70,7 @@ function deciles(data) {
         {},
         h('strong', {}, 'Share of |credit| by entropy'),
         ' ',
-        h('span', { class: 'quiet' }, 'tokens in ten equal parts, from the surest to the least sure'),
+        h('span', { class: 'quiet' }, 'tokens in ten equal parts, by increasing entropy'),
       ),
     ),
     s(
@@ -93,7 +93,7 @@ function deciles(data) {
         h(
           'span',
           { class: name === 'correct' ? 'key-right' : 'key-wrong' },
-          `${name === 'correct' ? '✓ correct' : '✗ wrong'}: least sure tenth ${percent(data[name][9], 1)}`,
+          `${name === 'correct' ? '✓ correct' : '✗ wrong'}: tenth with the highest entropy ${percent(data[name][9], 1)}`,
         ),
       ),
       h('span', { class: 'quiet' }, 'dotted: 10 % each, as GRPO gives'),
@@ -120,7 +120,7 @@ function wordTable(title, note, words, kind) {
               {},
               h('th', { scope: 'col' }, 'word'),
               h('th', { scope: 'col' }, 'uses'),
-              h('th', { scope: 'col' }, 'beside the average'),
+              h('th', { scope: 'col' }, 'relative to the mean'),
             ),
           ),
           h(
@@ -141,7 +141,7 @@ function wordTable(title, note, words, kind) {
             ),
           ),
         )
-      : h('p', { class: 'quiet' }, 'Too few words to tell.'),
+      : h('p', { class: 'quiet' }, 'Too few words.'),
   );
 }
 
@@ -164,7 +164,7 @@ function massCard(mass) {
         'Reward mass',
         conserved ? 'conserved' : 'not conserved',
         conserved
-          ? 'weighting moves reward between tokens and makes none'
+          ? 'weighting moves reward between tokens and creates none'
           : 'as with geometric means or an entropy clip',
       ),
   );
@@ -178,7 +178,7 @@ function spreadOf(run, r, many) {
       'section',
       { class: 'run' },
       head,
-      h('p', { class: 'calm' }, 'No token was recorded with entropy or credit, so there is nothing to draw here.'),
+      h('p', { class: 'calm' }, 'No entropy or credit was recorded, so there is nothing to show here.'),
     );
   return h(
     'section',
@@ -187,14 +187,14 @@ function spreadOf(run, r, many) {
     h(
       'p',
       { class: 'quiet' },
-      `Over the ${whole(credit.tokens)} trained tokens of the ${plural(run.groups.length, 'group')} in this page. Credit is the advantage that was trained on.`,
+      `Over the ${whole(credit.tokens)} trained tokens of the ${plural(run.groups.length, 'group')} in this page. Credit is the advantage used in training.`,
     ),
     massCard(credit.mass),
     h(
       'div',
       { class: 'charts three' },
       histogram('Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis'),
-      histogram('Credit', credit.credit, 'advantage of tokens; groups without signal left out'),
+      histogram('Credit', credit.credit, 'advantage of tokens, without groups that have no signal'),
       deciles(credit.deciles),
     ),
     credit.words
@@ -202,14 +202,14 @@ function spreadOf(run, r, many) {
           'div',
           { class: 'charts two' },
           wordTable(
-            'Words with most credit',
-            'in correct answers: |advantage| beside the average token of the same answer, the most striking first',
+            'Words with the most credit',
+            'in correct answers: |advantage| relative to the mean token of the same answer',
             credit.words.correct,
             'right',
           ),
           wordTable(
-            'Words with most blame',
-            'in wrong answers: |advantage| beside the average token of the same answer, the most striking first',
+            'Words with the most penalty',
+            'in wrong answers: |advantage| relative to the mean token of the same answer',
             credit.words.wrong,
             'wrong',
           ),

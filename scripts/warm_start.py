@@ -1,7 +1,7 @@
-"""The supervised training that made the shipped tiny model: an ordinary Llama that has seen both tasks.
+"""Supervised fine-tuning of the bundled tiny model, a small Llama, on both games. Used by make_tiny.py.
 
-It stops early on purpose: the model gets the form of an answer right and the arithmetic mostly, so that one
-answer in a few is correct and reinforcement learning has something to do.
+It stops early on purpose: the model knows the format of an answer and most of the arithmetic, so some answers are
+correct and some are not, and reinforcement learning can improve it.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dew.tasks.base import Row, demonstrations
-from dew.tasks.chain import Chain
-from dew.tasks.countdown import Countdown
+from dew.tasks import Chain, Countdown, Row, demonstrations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,16 +23,16 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what comes out, besides the versions of the libraries."""
+    """Everything that determines the result, except for the library versions."""
 
     layers: int = 3
     width: int = 128
     heads: int = 4
     inner: int = 352
     steps: int = 2500
-    """What the learning rate is planned for."""
+    """Length of the learning rate schedule."""
     stop: int = 1700
-    """Where training ends all the same."""
+    """Step at which training stops."""
     learning_rate: float = 2e-3
     warmup: int = 100
     countdown_batch: int = 256
@@ -43,7 +41,7 @@ class Recipe:
 
 
 def tiny_tokenizer() -> "PreTrainedTokenizerFast":
-    """One token per character, then <end>; no token is added by itself."""
+    """One token per character, and <end>; no special tokens are added automatically."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -88,7 +86,7 @@ def warm_start(
     device: str = "cpu",
     on_step: Callable[[int, "Tensor"], None] | None = None,
 ) -> tuple["LlamaForCausalLM", "PreTrainedTokenizerFast"]:
-    """Train a tiny model on demonstrations of both tasks, completions only."""
+    """Train a tiny model on demonstrations of both games, with the loss on completions only."""
     import torch
 
     torch.manual_seed(recipe.seed)
@@ -115,7 +113,7 @@ def warm_start(
 
 
 def _demonstrations(seed: int) -> tuple[list[Row], list[Row]]:
-    """Mostly four numbers, some three; chains of up to twelve steps: longer ones are left to learn."""
+    """Mostly four numbers, some three; chains of up to twelve steps, so longer ones remain to be learned."""
     countdown = demonstrations(Countdown(), 50_000, seed=seed)
     countdown += demonstrations(Countdown(numbers=3), 3_000, seed=seed) * 3
     chain = demonstrations(Chain(steps=(8, 12)), 40_000, seed=seed) + demonstrations(
@@ -125,7 +123,7 @@ def _demonstrations(seed: int) -> tuple[list[Row], list[Row]]:
 
 
 def _learning_rate(recipe: Recipe, step: int) -> float:
-    """Up in a line, down along half a cosine to a tenth."""
+    """Linear warm-up, then cosine decay to a tenth."""
     from math import cos, pi
 
     if step < recipe.warmup:
@@ -135,7 +133,7 @@ def _learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def _encode(tokenizer: "PreTrainedTokenizerFast", rows: list[Row]) -> tuple["Tensor", "Tensor"]:
-    """Right-padded ids and labels; a causal model needs no mask for padding that comes last."""
+    """Right-padded ids and labels; a causal model needs no attention mask for padding on the right."""
     import torch
 
     prompts = tokenizer([row["prompt"] for row in rows])["input_ids"]
@@ -150,7 +148,7 @@ def _encode(tokenizer: "PreTrainedTokenizerFast", rows: list[Row]) -> tuple["Ten
 
 
 def _batches(data: tuple["Tensor", "Tensor"], size: int, seed: int) -> Iterator[tuple["Tensor", "Tensor"]]:
-    """Shuffled batches for ever, each cut to its longest row."""
+    """Endless shuffled batches, each cut to its longest row."""
     import torch
 
     ids, labels = data
@@ -162,10 +160,10 @@ def _batches(data: tuple["Tensor", "Tensor"], size: int, seed: int) -> Iterator[
 
 
 def save(model: "LlamaForCausalLM", tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
-    """Write the two so that `from_pretrained(folder)` and any other tool can load them."""
+    """Save both for `from_pretrained(folder)`."""
     model.generation_config.max_new_tokens = 160
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # transformers 5 writes a class name that transformers 4 does not know; this one both know.
+    # transformers 5 writes a class name that transformers 4 does not know; both know this one.
     settings = folder / "tokenizer_config.json"
     settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))

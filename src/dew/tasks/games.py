@@ -1,0 +1,136 @@
+"""The built-in games, whose problems are generated, and the bundled tiny model that was fine-tuned on them.
+
+countdown   reach a target from a few numbers with + - *     `2,3,5>16:`       `3+5=8;8*2=16`
+chain       apply a list of operations to one value          `17;+38;-9;*2:`   `17+38=55;55-9=46;46*2=92`
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from dew.errors import ConfigError, Problem
+from dew.tasks.base import Row, Split, check_split, split_of
+
+TINY = Path(__file__).parent / "data" / "tiny"
+"""The bundled model; data/tiny/README.md describes it."""
+MAX_MISSES = 20_000
+"""Stop generating after this many draws in a row without a new problem."""
+
+
+def model_folder(name: str) -> str:
+    """The argument for `from_pretrained`: the bundled folder for "tiny", any other name unchanged."""
+    return str(TINY) if name == "tiny" else name
+
+
+class _Game:
+    name: str
+
+    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
+        """n distinct problems, determined by the arguments; fewer rows are a prefix of more."""
+        rng = Random(f"{self}-{check_split(split)}-{seed}")
+        rows: dict[Hashable, Row] = {}
+        misses = 0
+        while len(rows) < n and misses < MAX_MISSES:
+            before = len(rows)
+            if (drawn := self._draw(rng, split)) is not None:
+                rows.setdefault(*drawn)
+            misses = misses + 1 if len(rows) == before else 0
+        if len(rows) < n:
+            what = f"{self.name}: only {len(rows)} of {n} distinct {split} problems exist with these settings."
+            raise ConfigError(Problem(what, remedy="Ask for fewer, or make the problems harder."))
+        return list(rows.values())
+
+    def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
+        """What identifies a random problem, and its row; None if it belongs to the other split or is invalid."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Countdown(_Game):
+    """Every number is used exactly once. Problems are held out by their numbers, regardless of order and target.
+
+    A problem is generated from its solution: random numbers, random steps, and the last result is the target.
+    """
+
+    numbers: int = 4
+    """How many numbers are given; a solution has one step less."""
+    largest: int = 13
+    """The numbers are drawn from 1 to this."""
+    ceiling: int = 99
+    """Maximum of the target and of every result in the solution."""
+
+    name = "countdown"
+
+    def __post_init__(self) -> None:
+        if self.numbers < 2:
+            what = f"countdown numbers={self.numbers}: a step takes two numbers."
+            raise ConfigError(Problem(what, remedy="Write 3 to 6."))
+        if not 2 <= self.largest <= self.ceiling:
+            what = f"countdown largest={self.largest}, ceiling={self.ceiling}: needs 2 ≤ largest ≤ ceiling."
+            raise ConfigError(Problem(what, remedy="The defaults are largest=13, ceiling=99."))
+
+    def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
+        numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
+        identity = tuple(sorted(numbers))
+        if split_of(identity) != split:
+            return None
+        steps = []
+        pool = list(numbers)
+        while len(pool) > 1:
+            left, right = sorted((pool.pop(rng.randrange(len(pool))) for _ in range(2)), reverse=True)
+            op, result = rng.choice((("+", left + right), ("-", left - right), ("*", left * right)))
+            if not 0 < result <= self.ceiling:
+                return None
+            steps.append(f"{left}{op}{right}={result}")
+            pool.append(result)
+        target = pool[0]
+        prompt = f"{','.join(map(str, numbers))}>{target}:"
+        row = {"prompt": prompt, "answer": str(target), "numbers": numbers, "solution": ";".join(steps)}
+        return (identity, target), row
+
+
+@dataclass(frozen=True)
+class Chain(_Game):
+    """One mistake makes every later value wrong, so length sets the difficulty. Held out by the whole prompt.
+
+    A solution has about 60 to 140 characters by default, and up to 200 with steps=(12, 22).
+    """
+
+    steps: tuple[int, int] = (8, 16)
+    """Minimum and maximum number of operations."""
+    ceiling: int = 99
+    """Maximum of every value; the minimum is 0."""
+
+    name = "chain"
+
+    def __post_init__(self) -> None:
+        fewest, most = self.steps
+        object.__setattr__(self, "steps", (fewest, most))  # YAML gives a list
+        if not 1 <= fewest <= most:
+            what = f"chain steps={self.steps}: expected (minimum, maximum), at least 1."
+            raise ConfigError(Problem(what, remedy="The default is (8, 16)."))
+        if self.ceiling < 2:
+            what = f"chain ceiling={self.ceiling}: too low for any operation."
+            raise ConfigError(Problem(what, remedy="The default is 99."))
+
+    def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
+        value = rng.randint(1, self.ceiling)
+        operations, solution = [str(value)], []
+        for _ in range(rng.randint(*self.steps)):
+            op, operand, result = self._step(rng, value)
+            operations.append(f"{op}{operand}")
+            solution.append(f"{value}{op}{operand}={result}")
+            value = result
+        prompt = ";".join(operations) + ":"
+        if split_of(prompt) != split:
+            return None
+        return prompt, {"prompt": prompt, "answer": str(value), "solution": ";".join(solution)}
+
+    def _step(self, rng: Random, value: int) -> tuple[str, int, int]:
+        """A random operation whose result lies in 0..ceiling."""
+        if 0 < value <= self.ceiling // 2 and rng.random() < 1 / 3:
+            factor = rng.randint(2, min(9, self.ceiling // value))
+            return "*", factor, value * factor
+        result = rng.choice([v for v in range(self.ceiling + 1) if v != value])
+        return ("+" if result > value else "-"), abs(result - value), result
