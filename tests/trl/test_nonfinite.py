@@ -174,7 +174,7 @@ def test_a_generation_counts_once_however_many_steps_are_trained_on_it(tmp_path)
 
 
 def test_a_resumed_run_remembers_skipped_steps(tmp_path):
-    """Killed after the second bad step: the third stops the run that is resumed, as it would have the whole one."""
+    """Killed after the second bad step: the third stops the resumed run."""
     settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6}
     trainer, _ = broken(tmp_path, "gradient", {2, 3}, **settings)
 

@@ -103,9 +103,9 @@ def due(step: int, every: int, steps_per_generation: float) -> bool:
 
 
 def group_records(
-    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, judge: str
+    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, outcome: str
 ) -> list[GroupRecord]:
-    """Records of at most `groups` groups, those with signal first. `judge` is the name of the outcome reward."""
+    """Records of at most `groups` groups, those with signal first. `outcome` is the name of the outcome reward."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
@@ -118,7 +118,7 @@ def group_records(
             gold=columns["gold"][int(rows[0])],
             algorithm=algorithm.name,
             settings=settings,
-            answers=_answers(columns, credit, rows, tokenizer, judge),
+            answers=_answers(columns, credit, rows, tokenizer, outcome),
         )
         for group in sorted(chosen)
         if len(rows := (columns["group"] == group).nonzero()[:, 0])
@@ -129,7 +129,7 @@ def _prompt(columns: Columns, row: int, tokenizer: Any) -> str:
     return tokenizer.decode(columns["prompt_ids"][row][columns["prompt_mask"][row].bool()].tolist())
 
 
-def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, judge: str) -> list[AnswerRecord]:
+def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str) -> list[AnswerRecord]:
     extra = torch.zeros_like(columns["outcome"]) if credit.extra is None else credit.extra
     scored = credit.scored[rows]
     plain = grpo_advantages(torch.where(scored, (columns["outcome"] + extra)[rows], 0), scored)
@@ -151,8 +151,8 @@ def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, jud
                 reward=float(columns["outcome"][row]),
                 extra=float(extra[row]),
                 truncated=bool(columns["truncated"][row]),
-                extracted=logged.get(("extra", f"{judge}/extracted")),
-                verdict=logged.get(("extra", f"{judge}/verdict")),
+                extracted=logged.get(("extra", f"{outcome}/extracted")),
+                verdict=logged.get(("extra", f"{outcome}/verdict")),
                 guided=bool(columns["guided"][row]),
                 live=None if live.all() else live.tolist(),
                 entropy=values(columns.get("entropy")),

@@ -106,7 +106,7 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         return Dataset.from_list(rows), Dataset.from_list(held_out) if held_out is not None else None
     if not script.dataset_name:
         remedy = "Write `task: countdown` (or chain, or a .jsonl file of problems), or TRL's `dataset_name:`."
-        raise ConfigError(Problem(f"{_source(run)}: no training data.", remedy=remedy))
+        raise ConfigError(Problem(f"{_source(run)}: nothing to train on.", remedy=remedy))
     try:
         data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
     except Exception as error:  # hubs and file systems raise many kinds

@@ -2,7 +2,7 @@
 
 train                            resume from a checkpoint, explain what ended the run
 _generate_and_score_completions  one generation:
-    sample                         TRL generates and scores; dew adds what the sampling policy thought of its tokens
+    sample                         TRL generates and scores; dew adds the entropy of the sampling policy
     _assign_credit                 the algorithm's advantages, once, on whole groups
     _report                        metrics, token records, TRL's table of completions
 _compute_loss                    the algorithm's loss, per micro-batch
