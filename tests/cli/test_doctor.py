@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import dew.cli.doctor
-import dew.cli.train  # noqa: F401 an app of one command would be called without its name
+import dew.cli.preflight  # noqa: F401 adds the command
 from dew.cli.app import app
 from dew.preflight import installation, machine, passed, versions
 
@@ -26,7 +25,7 @@ def test_the_matrix_is_what_the_lock_files_say(path):
     assert {name: pins.get(name, pins.get(f"{name}-cpu")) for name in table} == table
 
 
-def test_what_verl_asks_for_on_gpus_is_told():
+def test_versions_that_verl_requires_on_gpus():
     assert versions.ON_GPUS == {"torch": "2.11.0", "transformers": "5.9.0", "vllm": "0.24.0"}
 
 

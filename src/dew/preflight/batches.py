@@ -1,6 +1,6 @@
 """The settings as a whole, and the arithmetic of batches among them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 
 from dew.config import Run
 from dew.engines.trl.launch import Parsed, parse
@@ -10,10 +10,10 @@ from dew.preflight.check import Check, from_text, ok, warning
 ABOUT_BATCHES = ("whole number of groups", "generation_batch_size=", "num_generations=")
 
 
-def read(run: Run, flags: Sequence[str], allowed: Collection[str] = ()) -> tuple[Parsed | None, list[Check]]:
+def read(run: Run, typed: Mapping[str, str] | None, untrusted: bool = False) -> tuple[Parsed | None, list[Check]]:
     """The run as the engine sees it, or every reason why it cannot."""
     try:
-        parsed = parse(run, flags, allowed=allowed)
+        parsed = parse(run, typed, untrusted=untrusted)
     except DewError as error:
         return None, [from_text(_subject(problem), problem) for problem in _problems(str(error))]
     return parsed, [ok("settings", f"{len(parsed.run.settings)} settings, all known."), check(parsed)]

@@ -1,6 +1,6 @@
 """All checks of one run, in the order in which they can be made; what cannot be made is said to be skipped."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,16 @@ Say = Callable[[str], None]
 
 
 def preflight(
-    run: Run, flags: Sequence[str] = (), *, answers: int = ANSWERS, allowed: Collection[str] = (), say: Say = print
+    run: Run,
+    typed: Mapping[str, str] | None = None,
+    *,
+    answers: int = ANSWERS,
+    untrusted: bool = False,
+    say: Say = print,
 ) -> list[Check]:
     """Everything that can be known of a run before it trains. `answers`: how many to sample; 0 samples none."""
     checks = [versions.check()]
-    parsed, found = batches.read(run, flags, allowed)
+    parsed, found = batches.read(run, typed, untrusted)
     checks += found
     if parsed is None:
         return [

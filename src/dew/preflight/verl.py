@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.config import Run
+from dew.engines.permission import check_permission
 from dew.engines.problems import judge_of
 from dew.engines.verl.batches import Batches
 from dew.engines.verl.command import check_against_verl
@@ -12,7 +13,6 @@ from dew.engines.verl.data import Data, data_of, load_tokenizer
 from dew.engines.verl.keys import MODEL
 from dew.engines.verl.plan import GPUS, USABLE, Gpu, fit, plan_of
 from dew.engines.verl.translate import Translation, translate
-from dew.engines.verl.words import with_words
 from dew.errors import DewError
 from dew.preflight import versions
 from dew.preflight.check import Check, failed, from_text, guarded, ok, skipped, warning
@@ -26,11 +26,11 @@ NOT_LOOKED_AT = skipped(
 )
 
 
-def preflight_verl(run: Run, words: Sequence[str] = (), allowed: Collection[str] = ()) -> list[Check]:
+def preflight_verl(run: Run, typed: Collection[str] = (), untrusted: bool = False) -> list[Check]:
     """Versions, settings, batches, GPUs, memory, folder, data, verifier."""
     checks = [versions.check("verl")]
     try:
-        run = with_words(run, words, allowed)
+        check_permission(run, typed, untrusted)
         translation = translate(run)
         judged = check_against_verl(translation)
     except DewError as error:
