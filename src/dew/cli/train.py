@@ -66,16 +66,16 @@ def resume(
     untrusted: Untrusted = False,
 ) -> None:
     """Resume a run from its last complete checkpoint."""
-    config, verl_config = folder / "config.yaml", folder / "verl.yaml"
-    if not config.is_file() and not verl_config.is_file():
+    config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
+    if not config.is_file() and not on_verl:
         raise ConfigError(Problem(f"{folder}: no config.yaml there.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
-    moved = {"output_dir": str(folder)}
-    if verl_config.is_file():
+    if on_verl:
         from dew.cli import verl
 
-        verl.resume(folder, read_run(verl_config, moved), untrusted)
+        verl.resume(folder, untrusted)
         return
+    moved = {"output_dir": str(folder)}
     run = read_run(config, moved)
     if "actor_rollout_ref" in run.settings:
         advice = "Resume with the command that started it and trainer.resume_mode=auto."

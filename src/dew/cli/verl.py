@@ -7,7 +7,7 @@ from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
 from dew.cli.live import live
 from dew.cli.runs import Child, claim_run, lock, run_all
-from dew.config import Run, to_yaml
+from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.engines.verl import data
 from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, shown
@@ -39,12 +39,13 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     claim_run(folder, overwrite)
     write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
     data.write(problems, folder)
-    out.print(f"{len(problems.train):,} training problems, {len(problems.validation):,} validation problems.")
+    out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
     _train(translation, folder)
 
 
-def resume(folder: Path, run: Run, untrusted: bool = False) -> None:
+def resume(folder: Path, untrusted: bool = False) -> None:
     """Resume through verl's own resume mode, with the data in the run's folder."""
+    run = read_run(folder / CONFIG, {"output_dir": str(folder)})
     check_permission(run, ("output_dir",), untrusted)
     if RunFolder(folder).run().get("status") == "done":
         out.print(f"{folder} is finished.\n{_next_steps(folder)}", soft_wrap=True)
@@ -52,7 +53,7 @@ def resume(folder: Path, run: Run, untrusted: bool = False) -> None:
     translation = translate(run, resume=True)
     if not (folder / "checkpoints" / LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
-        raise EngineError(Problem(f"{folder}: verl has not written a checkpoint yet.", remedy=advice))
+        raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
     if not Path(translation["data.train_files"]).is_file():
         raise EngineError(f"{folder}: the run's training data are missing ({translation['data.train_files']}).")
     require_verl()
