@@ -125,13 +125,9 @@ def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None 
     """Report every unknown key with the closest known one."""
     known = [*known, *OWN_KEYS]
     advice = "Remove it, or run `dew train --keys` to list all settings."
-    unknown = [
-        Problem(f"{key} is not a setting.", remedy=did_you_mean(key, known) or advice)
-        for key in keys
-        if key not in known
-    ]
-    if unknown:
-        raise ConfigError(unknown, source=source)
+    problems = {key: did_you_mean(key, known) or advice for key in keys if key not in known}
+    if problems:
+        raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
 
 
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,8 +158,8 @@ def _size(node: Node, sizes: dict[int, float]) -> float:
     if id(node) not in sizes:
         sizes[id(node)] = math.inf
         parts = [] if isinstance(node, ScalarNode) else node.value
-        flat = [part for pair in parts for part in pair] if isinstance(node, MappingNode) else parts
-        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in flat)
+        parts = [part for pair in parts for part in pair] if isinstance(node, MappingNode) else parts
+        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
     return sizes[id(node)]
 
 
@@ -209,18 +205,8 @@ class _Representer(SafeRepresenter):
         return True
 
     def represent_str(self, data: str) -> Any:
-        plain = PLAIN.fullmatch(data) and data.lower() not in (
-            "y",
-            "n",
-            "yes",
-            "no",
-            "on",
-            "off",
-            "true",
-            "false",
-            "null",
-        )
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if plain else '"')
+        style = None if PLAIN.fullmatch(data) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
     def represent_float(self, data: float) -> Any:
         node = super().represent_float(data)
@@ -228,7 +214,7 @@ class _Representer(SafeRepresenter):
         return node
 
 
-PLAIN = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
+PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w./-]*", re.ASCII | re.IGNORECASE)
 _Representer.add_representer(str, _Representer.represent_str)
 _Representer.add_representer(float, _Representer.represent_float)
 

@@ -67,9 +67,10 @@ def test_every_command_has_help(dew, name):
     assert code == 0 and "Usage: dew" in out and len(out.splitlines()) < 80
 
 
-def test_without_arguments_it_shows_its_help(dew):
-    code, out, err = dew()
-    assert code == 0 and not err and re.findall(r"^  (\w+)  .*[^.]\.$", out, flags=re.MULTILINE) == COMMANDS
+def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
+    done = subprocess.run([sys.executable, "-m", "dew.cli"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr
+    assert re.findall(r"^  (\w+)  .*[^.]\.$", done.stdout, flags=re.MULTILINE) == COMMANDS
 
 
 def test_version(dew):
@@ -263,6 +264,7 @@ def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
         folder.append_alarm({"step": 2, "message": "Entropy fell.", "remedy": "Lower the rate."})
         while view.step < 2:
             time.sleep(0.01)
+        folder.append_metrics({"step": 2, "seconds": 9.0})  # more about the same step
         folder.append_metrics({"step": 3, "reward": 0.6})
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["mine: step 2/5  reward 0.500", "⚠ mine step 2: Entropy fell. Lower the rate."]

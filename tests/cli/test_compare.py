@@ -57,7 +57,7 @@ def test_settings_that_the_comparison_chooses_are_refused(tmp_path):
     (tmp_path / "r.yaml").write_text("task: countdown\nseed: 3\nalgorithm: dapo\nmax_steps: 5\n")
     run = command._without_per_run(*load_run(tmp_path / "r.yaml", ["--max_steps", "7"]))
     assert run.settings == {"max_steps": 7}  # without the recipe's own algorithm and seed
-    with pytest.raises(ConfigError, match="seed: .*--seeds"):
+    with pytest.raises(ConfigError, match=r"seed: .*--seeds"):
         command._without_per_run(*load_run(tmp_path / "r.yaml", ["--seed", "1"]))
     with pytest.raises(ConfigError, match="dew train --engine verl"):
         command._without_per_run(*load_run(tmp_path / "r.yaml", ["--engine", "verl"]))

@@ -1,5 +1,7 @@
 """The flag parser, and the settings known without importing TRL."""
 
+from pathlib import Path
+
 import pytest
 
 from dew.cli import flags
@@ -49,7 +51,9 @@ def test_other_words_are_refused(word):
 
 def test_flags_override_the_file(tmp_path):
     path = tmp_path / "my.yaml"
-    path.write_text("task: chain\nseed: 1\nproblems: 8\nverl: {trainer: {nnodes: 1, logger: x}, +a.b: 1}\nengine: verl\n")
+    path.write_text(
+        "task: chain\nseed: 1\nproblems: 8\nverl: {trainer: {nnodes: 1, logger: x}, +a.b: 1}\nengine: verl\n"
+    )
     run, typed = load_run(path, ["--seed", "2", "--problems=9", "trainer.nnodes=8", "a.b=2"])
     assert run.settings == {"seed": 2} and run.problems == 9 and run.task == "chain" and run.source == str(path)
     assert run.verl == {"trainer.logger": "x", "trainer.nnodes": 8, "a.b": 2}
@@ -61,6 +65,11 @@ def test_a_wrong_flag_is_blamed_on_the_command_line(tmp_path):
     with pytest.raises(ConfigError, match="problems") as error:
         load_run(tmp_path / "my.yaml", ["--problems", "many"])
     assert error.value.source == "command line"
+
+
+def test_a_tilde_in_output_dir_is_the_home_folder(tmp_path):
+    (tmp_path / "my.yaml").write_text("output_dir: ~/runs\n")
+    assert load_run(tmp_path / "my.yaml", [])[0].settings == {"output_dir": str(Path.home() / "runs")}
 
 
 def test_reward_functions_beside_the_file_are_found_from_anywhere(tmp_path, monkeypatch):

@@ -276,9 +276,7 @@ def test_every_command_refuses_an_untrusted_file_until_the_setting_is_typed(here
     assert dew(monkeypatch, capsys, "train", path, "--dry-run")[0] == 0
 
 
-MERGES = "b0: &b0 {k: 1}\n" + "".join(
-    f"b{i + 1}: &b{i + 1} {{<<: [{', '.join([f'*b{i}'] * 20)}]}}\n" for i in range(7)
-)
+MERGES = "b0: &b0 {k: 1}\n" + "".join(f"b{i + 1}: &b{i + 1} {{<<: [{', '.join([f'*b{i}'] * 20)}]}}\n" for i in range(7))
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
 )
@@ -286,9 +284,9 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.parametrize(
     "text",
-    [LAUGHS, MERGES, "a: &a [*a]", "a: &a {b: *a}", "a: &a {<<: *a}", "x: " + "[" * 50_000, "a: 1\n" * 100_000, "k" * 300_000 + ": 1",
-     "a: " + "9" * 5000, "? {a: 1}\n: 2", "a: !!timestamp 2001-99-99", "a: !!int x", "a: !!float x",
-     "a: !!binary '\x80'", "a: !!pairs x", "a: !!set {b, c}", "&a : *a", "a: 2001-12-14t21:59:43.10-05:99"],
+    [LAUGHS, MERGES, "a: &a [*a]", "a: &a {b: *a}", "a: &a {<<: *a}", "x: " + "[" * 50_000, "a: 1\n" * 100_000,
+     "k" * 300_000 + ": 1", "a: " + "9" * 5000, "? {a: 1}\n: 2", "a: !!timestamp 2001-99-99", "a: !!int x",
+     "a: !!float x", "a: !!binary '\x80'", "a: !!pairs x", "a: !!set {b, c}", "&a : *a", "a: 2001-12-14t21:59:43.10-05:99"],
     ids=range(18),
 )  # fmt: skip
 def test_yaml_that_expands_without_end_is_refused(text):

@@ -62,8 +62,8 @@ def _explain(error: Exception) -> int:
         return 2
     if isinstance(error, DewError):
         show_error(error.problems, error.source)
-    elif isinstance(error, OSError):
-        show_error([Problem(f"{error.filename or 'a file'}: {error.strerror or error}.")])
+    elif isinstance(error, OSError) and error.filename:
+        show_error([Problem(f"{error.filename}: {error.strerror or error}.")])
     else:
         text = str(error).strip().split("\n", maxsplit=1)[0]
         advice = "Set DEW_TRACEBACK=1 in the environment to see the traceback."

@@ -15,6 +15,7 @@ from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
 from dew.cli.live import live
 from dew.cli.runs import Child, cores, finished, lock, run_all
 from dew.config import Run, read_run, to_yaml
+from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 from dew.records import RunFolder
@@ -40,20 +41,18 @@ def compare(
 ) -> None:
     """Compare algorithms over several seeds.
 
-    Differences are paired by seed and by problem. Further flags are settings of every run: `--max_steps 100`. Re-run the same command to resume: finished runs are
-    kept, interrupted ones are resumed.
+    Differences are paired by seed and by problem. Further flags are settings of every run: `--max_steps 100`.
+    Re-run the same command to resume: finished runs are kept, interrupted ones are resumed.
     """
+    run, typed = load_run(recipe, context.args)
+    run = _without_per_run(run, typed)
+    check_settings(run, typed)
+    check_permission(run, typed, untrusted)
     names = _algorithms(algorithms)
     baseline = names[0] if baseline is None else _algorithms(baseline)[0]
     if baseline not in names:
         advice = f"Choose one of: {', '.join(names)}."
         raise ConfigError(Problem(f"baseline: {baseline} is not among the algorithms.", remedy=advice))
-    run, typed = load_run(recipe, context.args)
-    run = _without_per_run(run, typed)
-    check_settings(run, typed)
-    from dew.engines.permission import check_permission
-
-    check_permission(run, typed, untrusted)
     folder = folder or Path("runs") / f"compare-{recipe.stem}"
     pairs = [(name, seed) for seed in range(seeds) for name in names]  # seed by seed: early results are balanced
     with lock(folder) as held:
@@ -96,16 +95,16 @@ def _without_per_run(run: Run, typed: Typed) -> Run:
 def _write_config(run: Run, folder: Path) -> Path:
     """Write the config that all runs share; refuse a folder that holds anything else."""
     path = folder / "recipe.yaml"
-    text = to_yaml(run, ["The config shared by all runs of this comparison."])
-    if any(folder.glob("*-seed*/run.json")) and path.exists() and path.read_text() != text:
-        old, new = read_run(path).to_dict(), run.to_dict()
-        changed = ", ".join(sorted(k for k in {**old, **new} if old.get(k) != new.get(k)))
+    old, new = read_run(path).to_dict() if path.exists() else {}, run.to_dict()
+    changed = ", ".join(sorted(key for key in {**old, **new} if old.get(key) != new.get(key)))
+    what = ""
+    if old and changed and any(folder.glob("*-seed*/run.json")):
         what = f"{folder} holds a comparison with other settings ({changed})."
-        raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
-    if not path.exists() and any(p.name != ".lock" for p in folder.iterdir()):
+    elif not old and any(p.name != ".lock" for p in folder.iterdir()):
         what = f"{folder} is not empty and holds no comparison."
+    if what:
         raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
-    write_atomically(path, text.encode())
+    write_atomically(path, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())
     return path
 
 

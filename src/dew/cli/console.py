@@ -125,7 +125,4 @@ def by_credit(tokens: Sequence[str], credit: Sequence[float]) -> Text:
 def by_entropy(tokens: Sequence[str], entropy: Sequence[float]) -> Text:
     """Tokens coloured by entropy: the deeper, the higher."""
     largest = max(entropy, default=0.0) or 1.0
-    line = Text()
-    for token, H in zip(tokens, entropy, strict=True):
-        line.append(tinted(printable(token), H / largest, ORANGE))
-    return line
+    return Text.assemble(*(tinted(printable(t), H / largest, ORANGE) for t, H in zip(tokens, entropy, strict=True)))

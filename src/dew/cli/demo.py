@@ -39,6 +39,8 @@ def demo(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
     """Train GRPO and GTPO side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
+    from dew.report import build
+
     began = time.monotonic()
     path = find(RECIPE)
     assert path is not None
@@ -48,7 +50,7 @@ def demo(
     with lock(folder) as held:
         _train(folder, path, steps, held)
         _results(folder)
-        page = _report(folder)
+        page = build([folder / name for name in ALGORITHMS], folder / "report.html")
     _next_steps(folder, page, time.monotonic() - began)
 
 
@@ -138,15 +140,10 @@ def _highest(tokens: Sequence[str], entropy: Sequence[float]) -> str:
 
 def _train(folder: Path, recipe: Path, steps: int, held: int) -> None:
     _heading("Training")
-    flags = ["--max_steps", str(steps)]
-    children = [
-        Child(
-            name,
-            ["train", str(recipe), "--algorithm", name, *flags, "--output_dir", str(folder / name)],
-            folder / name,
-        )
-        for name in ALGORITHMS
-    ]
+    children = []
+    for name in ALGORITHMS:
+        flags = ["--algorithm", name, "--max_steps", str(steps), "--output_dir", str(folder / name)]
+        children.append(Child(name, ["train", str(recipe), *flags], folder / name))
     views = [child.view for child in children][::-1]  # the screen shows answers of the first: GTPO's
     try:
         with live(lambda: views, every=max(steps // LINES, 1)):
@@ -198,12 +195,6 @@ def _verdict(first: str, second: str, change: Any) -> str:
         return f"{difference} That is within noise: this run does not show which of the two is better."
     ahead = second if gap.value > 0 else first
     return f"{difference} {ahead} is ahead here, in one run each: another seed may reverse it."
-
-
-def _report(folder: Path) -> Path:
-    from dew.report import build
-
-    return build([folder / name for name in ALGORITHMS], folder / "report.html")
 
 
 def _next_steps(folder: Path, page: Path, seconds: float) -> None:

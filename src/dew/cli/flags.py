@@ -1,6 +1,7 @@
 """Settings on the command line: `--learning_rate 1e-5`, for verl also `trainer.nnodes=8`, merged over a file's."""
 
 import ast
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
@@ -45,6 +46,8 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
             raise ConfigError(Problem(problem, remedy="Add --engine verl, or remove it."), source="command line")
     if "reward_funcs" in run.settings and "reward_funcs" not in typed:
         keys["reward_funcs"] = _located(run.settings["reward_funcs"], Path(run.source or ".").parent)
+    if isinstance(folder := keys.get("output_dir"), str):
+        keys["output_dir"] = os.path.expanduser(folder)
     return make_run(keys, source=run.source), typed
 
 

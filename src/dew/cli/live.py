@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,11 @@ def live(views: Callable[[], Sequence["RunView"]], *, every: int = 1, transient:
     stop = threading.Event()
 
     def follow() -> None:
-        while not stop.wait(POLL):
-            _print_progress(views(), every)
-        _print_progress(views(), every)
+        ended = False
+        while not ended:
+            ended = stop.wait(POLL)
+            with suppress(DewError, OSError):  # a damaged file must not end the thread
+                _print_progress(views(), every)
 
     for view in views():
         view.poll()  # what a resumed run wrote before is not printed again
@@ -59,9 +61,9 @@ def live(views: Callable[[], Sequence["RunView"]], *, every: int = 1, transient:
 
 def _print_progress(views: Sequence["RunView"], every: int) -> None:
     for view in views:
-        known = len(view.alarms)
-        steps = [line.get("step") for line in view.poll()]
-        if any(step == view.steps or (isinstance(step, int) and step % every == 0) for step in steps):
+        known, last = len(view.alarms), view.step
+        steps = [line["step"] for line in map(_numbers, view.poll()) if line.get("step", 0) > last]
+        if any(step == view.steps or step % every == 0 for step in steps):
             out.print(view.line(), soft_wrap=True)
         for alarm in view.alarms[known:]:
             out.print(_alarm(view, alarm), soft_wrap=True)
@@ -148,9 +150,8 @@ def screen(views: Sequence[RunView]) -> RenderableType:
     parts += [Text(_alarm(view, alarm)) for view in views for alarm in view.alarms[-2:]]
     group = views[0].newest_group() if views else None
     if group is not None:
-        parts.append(
-            Text(f"\nstep {group.step}  {group.prompt.strip()}   blue: positive credit, orange: negative", style="dim")
-        )
+        legend = "blue: positive credit, orange: negative"
+        parts.append(Text(f"\nstep {group.step}  {group.prompt.strip()}   {legend}", style="dim"))
         for answer in group.answers[:ANSWERS_SHOWN]:
             mark = Text("✓ " if answer.correct else "✗ ")
             parts.append(mark + by_credit(answer.tokens, answer.advantage or [0.0] * len(answer.tokens)))

@@ -102,7 +102,7 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
 
     args, folder = parsed.args, Path(parsed.args.output_dir)
     args.disable_tqdm = True
-    out.print(f"{args.algorithm} on {parsed.run.task or parsed.script.dataset_name}: {args.batches}")
+    out.print(f"{args.algorithm} on {parsed.run.task or parsed.script.dataset_name}: {args.batches}", soft_wrap=True)
     view = RunView(folder)
     try:
         with live(lambda: [view], every=max(int(args.logging_steps), 1)):
@@ -122,7 +122,7 @@ def _show(parsed: "Parsed", as_json: bool) -> None:
     if as_json:
         print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
     else:
-        out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}")
+        out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
 
 
 @app.command()

@@ -5,7 +5,9 @@ Your own file is trusted. With `--untrusted`, these settings work only if they a
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,50 +66,37 @@ def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[
     """(name, effect) of every setting that needs approval in a file from `folder`."""
     if code := [str(r) for r in _as_list(settings.get("reward_funcs")) if is_path(own_path(str(r)))]:
         yield "reward_funcs", f"runs code ({', '.join(code)})"
-    for name, value in settings.items():
-        yield from _nested(name, value)
-        if name in SENDS and _is_on(value):
-            yield name, SENDS[name]
     if remote := [str(r) for r in _as_list(settings.get("report_to")) if str(r).lower() not in LOCAL_LOGGERS]:
         yield "report_to", f"sends metrics to {', '.join(remote)}"
     for name in ("guide", "vllm_server_base_url", "vllm_server_host"):
         if host := _remote_host(name, settings.get(name)):
             yield name, f"connects to {host}"
-    folders = {name: value for name, value in _leaves("verl", settings.get("verl") or {}) if name.endswith("_dir")}
-    if settings.get("output_dir") is not None:
-        folders["output_dir"] = settings["output_dir"]
-    for name, value in folders.items():
-        if not _is_below(str(value), folder):
+    for name, value in _walk("", settings):
+        last = name.rpartition(".")[2]
+        if last in RUNS_CODE and _is_on(value):
+            yield name, RUNS_CODE[last]
+        elif name in SENDS and _is_on(value):
+            yield name, SENDS[name]
+        elif last == "path" and (str(value).startswith(CODE_PATHS) or str(value).endswith(".py")):
+            yield name, "runs code"
+        elif last in SAFE_LOADING and not _is_on(value):
+            yield name, "allows weights in pickle files, which run code when loaded"
+        elif last == "attn_implementation" and "/" in str(value):
+            yield name, "loads compiled code from the hub"
+        elif re.fullmatch(r"output_dir|verl\..*_dir", name) and value is not None and not _is_below(str(value), folder):
             yield name, f"{value} is neither below the current folder nor below the file's own"
 
 
-def _nested(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The same for one setting and everything inside it, be it a mapping or JSON."""
-    last = name.rpartition(".")[2]
-    if last in RUNS_CODE and _is_on(value):
-        yield name, RUNS_CODE[last]
-    elif last == "path" and (str(value).startswith(CODE_PATHS) or str(value).endswith(".py")):
-        yield name, "runs code"
-    elif last in SAFE_LOADING and not _is_on(value):
-        yield name, "allows weights in pickle files, which run code when loaded"
-    elif last == "attn_implementation" and "/" in str(value):
-        yield name, "loads compiled code from the hub"
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _nested(f"{name}.{key}", part)
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield name, value
-        return
-    for key, part in value.items():
-        yield from _leaves(f"{name}.{key}", part)
+def _walk(above: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every setting at any depth, also inside JSON, by its dotted name."""
+    for key, value in settings.items():
+        yield f"{above}{key}", value
+        inner = value
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            with suppress(ValueError, RecursionError):
+                inner = json.loads(value)
+        if isinstance(inner, Mapping):
+            yield from _walk(f"{above}{key}.", inner)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -37,8 +37,7 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     check_keys([key for key in run.settings if key in typed], known, source="command line")
     check_keys(run.settings, known, source=run.source)
     check_permission(run, typed, untrusted)
-    parser = TrlParser(kinds)
-    parser.error = _fail  # argparse would exit
+    parser = TrlParser(kinds, exit_on_error=False)
     settings = _convert_all(parser, run, typed)
     parser.set_defaults_with_config(**settings)
     if dry and not torch.cuda.is_available():
@@ -56,8 +55,7 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model)
 
 
-def _fail(message: str) -> None:
-    raise ValueError(message)
+KINDS = {"int": "an integer", "float": "a number", "string_to_bool": "true or false"}
 
 
 def _convert_all(parser: Any, run: Run, typed: Mapping[str, str]) -> dict[str, Any]:
@@ -79,22 +77,14 @@ def _convert_all(parser: Any, run: Run, typed: Mapping[str, str]) -> dict[str, A
     return settings
 
 
-KINDS = {"int": "an integer", "float": "a number", "string_to_bool": "true or false"}
-
-
 def _convert(action: Any, value: Any, text: str | None) -> Any:
-    """One setting in its type; `text` is what was typed for it. Mappings and other types are left to TRL."""
+    """One value in its type; `text` is what was typed for it. Mappings and unusual types are left to TRL."""
     if value is None or isinstance(value, Mapping):
         return value
     if action.nargs == "+" and action.type in (str, float):
-        return [_convert_one(action, item, text) for item in (value if isinstance(value, list) else [value])]
-    return _convert_one(action, value, text)
-
-
-def _convert_one(action: Any, value: Any, text: str | None) -> Any:
-    if action.type is str and not isinstance(value, str):
-        if isinstance(value, bool | list):
-            return value
+        item = argparse.Namespace(type=action.type, nargs=None, choices=None)
+        return [_convert(item, part, text) for part in (value if isinstance(value, list) else [value])]
+    if action.type is str and not isinstance(value, str | bool | list):
         value = str(value) if text is None else text  # --run_name 1.10 is text
     if action.type is int and isinstance(value, float) and value.is_integer():
         return int(value)
