@@ -145,7 +145,8 @@ class _Constructor(SafeConstructor):
         return super().construct_document(node)
 
     def construct_yaml_int(self, node: ScalarNode) -> Any:
-        return int(node.value) if node.value.lstrip("+-").replace("_", "").isdecimal() else node.value
+        digits = node.value.replace("_", "")
+        return int(digits) if digits.lstrip("+-").isdecimal() else node.value
 
 
 _Constructor.add_constructor("tag:yaml.org,2002:int", _Constructor.construct_yaml_int)  # 0o17 and 0x1f stay text
