@@ -1,27 +1,31 @@
-"""A run, as a file describes it: what dew knows itself, and what it hands on to the engine.
+"""The config of a run: a flat YAML file with dew's own keys and the engine's.
 
-Files are YAML, flat, and may be any GRPO configuration of TRL. Keys of dew's own:
+Any GRPO config file of TRL works. dew's own keys:
 
     engine          trl (default) or verl
     task            countdown, chain, a named data set, or a file of problems; instead of dataset_name
     task_settings   settings of that task
-    problems        how many problems of the task to train on
-    verifier        what judges answers, if not the task's own
+    problems        number of training problems taken from the task
+    verifier        name of the verifier, if not the task's own
     scores          evaluate before and after training: {problems, k, max_new_tokens, temperature}; false: do not
-    verl            keys that only verl has, nested or dotted; read with engine: verl alone
+    verl            keys that only verl has, nested or dotted; ignored on TRL
 """
 
-import difflib
+import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem, did_you_mean
 
 Settings = dict[str, Any]
 ENGINES = ("trl", "verl")
@@ -29,58 +33,58 @@ ENGINES = ("trl", "verl")
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a run is scored before and after training, on held-out problems."""
+    """How a run is evaluated before and after training, on held-out problems."""
 
     problems: int = 128
-    """How many held-out problems."""
+    """Number of held-out problems."""
     k: int = 16
-    """Answers to each."""
+    """Answers per problem."""
     temperature: float = 1.0
     max_new_tokens: int | None = None
-    """Left out: the run's max_completion_length."""
+    """Maximum new tokens per answer; None: the run's max_completion_length."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What dew knows of a run. `settings` is the engine's, in TRL's words; `verl` is what only verl has words for."""
+    """The config of a run. `settings` holds the engine's keys under TRL's names, `verl` the keys only verl has."""
 
     engine: str = "trl"
-    """Who trains: trl or verl."""
+    """The training engine: trl or verl."""
     task: str | None = None
     """Built-in task, named data set or file of problems; None where the engine's own data keys are used."""
     task_settings: Settings = field(default_factory=dict)
     """Settings of the task, e.g. {numbers: 3}."""
     problems: int = 4096
-    """How many problems of the task to train on."""
+    """Number of training problems taken from the task."""
     verifier: str | None = None
-    """What judges answers; None: the task's own."""
+    """Name of the verifier; None: the task's own."""
     scores: Scoring | None = None
     """Evaluate before and after training."""
     verl: Settings = field(default_factory=dict)
-    """verl's own keys, e.g. {trainer.nnodes: 8}; TRL never sees them."""
+    """verl's own keys, e.g. {trainer.nnodes: 8}; ignored on TRL."""
     settings: Settings = field(default_factory=dict)
-    """Everything else, for the engine."""
+    """All other keys, for the engine."""
     source: str | None = None
-    """The file that it came from, for messages."""
+    """The file the config was read from, for messages."""
 
     def __post_init__(self) -> None:
         problems = []
         if self.engine not in ENGINES:
-            problems.append(f"engine: {self.engine!r} is not known. Choose one of: {', '.join(ENGINES)}.")
+            problems.append(Problem(f"engine: {self.engine!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
         if self.problems < 1:
-            problems.append(f"problems: {self.problems}. At least one problem is needed to train on.")
+            problems.append(Problem(f"problems: {self.problems}.", remedy="Give at least one training problem."))
         if problems:
-            raise ConfigError(_where(self.source, problems))
+            raise ConfigError(problems, source=self.source)
 
     def to_dict(self) -> Settings:
-        """The whole run as a file would say it."""
+        """The run as the keys of a file."""
         own = {name: getattr(self, name) for name in OWN_KEYS if getattr(self, name) not in (None, {})}
         if self.scores is not None:
             own["scores"] = {f.name: getattr(self.scores, f.name) for f in fields(self.scores)}
         return {**own, **self.settings}
 
 
-KINDS = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict}
+TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict}
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
 
@@ -90,148 +94,137 @@ def read_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Ru
 
 
 def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
-    """Sort a flat file's keys into dew's own and the engine's."""
+    """Split the keys of a flat file into dew's own and the engine's."""
     own = {k: v for k, v in keys.items() if k in OWN_KEYS}
     problems = [
-        f"{key}: expected {kind.__name__}, got {own[key]!r}."
-        for key, kind in KINDS.items()
+        Problem(f"{key}: expected {kind.__name__}, got {own[key]!r}.")
+        for key, kind in TYPES.items()
         if own.get(key) is not None and (not isinstance(own[key], kind) or isinstance(own[key], bool))
     ]
     try:
         own["scores"] = _scoring(own.get("scores"))
     except ConfigError as error:
-        problems.append(str(error))
+        problems += error.problems
     if problems:
-        raise ConfigError(_where(source, problems))
+        raise ConfigError(problems, source=source)
     given = {k: v for k, v in own.items() if v is not None}
     return Run(**given, settings={k: v for k, v in keys.items() if k not in OWN_KEYS}, source=source)
 
 
 def _scoring(value: Any) -> Scoring | None:
-    if value is None or value is False:
-        return None
-    if value is True:
-        return Scoring()
+    if value is None or isinstance(value, bool):
+        return Scoring() if value else None
     if not isinstance(value, Mapping):
-        raise ConfigError(f"scores: expected true, false or settings such as {{problems: 128, k: 16}}, got {value!r}.")
-    known = [f.name for f in fields(Scoring)]
-    unknown = [f"scores.{k} is not known.{nearest(k, known)}" for k in value if k not in known]
-    if unknown:
-        raise ConfigError("\n".join(unknown))
+        example = "Write true, false or settings such as {problems: 128, k: 16}."
+        raise ConfigError(Problem(f"scores: {value!r} is not understood.", remedy=example))
+    check_keys([f"scores.{key}" for key in value], [f"scores.{f.name}" for f in fields(Scoring)])
     return Scoring(**value)
 
 
 def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None = None) -> None:
-    """Name every unknown key, the one that was probably meant, and the file."""
+    """Report every unknown key with the closest known one."""
     known = [*known, *OWN_KEYS]
-    unknown = [f"{key} is not a setting.{nearest(key, known)}" for key in keys if key not in known]
-    if unknown:
-        raise ConfigError(_where(source, unknown))
+    advice = "Remove it, or run `dew train --keys` to list all settings."
+    problems = {key: did_you_mean(key, known) or advice for key in keys if key not in known}
+    if problems:
+        raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {near[0]}?" if near else " Leave it out, or see `dew train --keys` for all."
+# ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
+
+MAX_SIZE = 200_000
+"""Characters of a config file, and values in it with every alias expanded."""
 
 
-def _where(source: str | None, problems: list[str]) -> str:
-    return "\n".join([f"{source}:", *(f"- {p}" for p in problems)]) if source else "\n".join(problems)
+class _Constructor(SafeConstructor):
+    """Plain values only. The size is checked before aliases and merge keys are expanded."""
+
+    def construct_document(self, node: Node) -> Any:
+        if _size(node, {}) > MAX_SIZE:
+            raise ValueError("its aliases expand without end; write each value once")
+        return super().construct_document(node)
+
+    def construct_yaml_int(self, node: ScalarNode) -> Any:
+        digits = node.value.replace("_", "")
+        return int(digits) if digits.lstrip("+-").isdecimal() else node.value
 
 
-# ── YAML as people mean it ──────────────────────────────────────────────────────────────────────────────────
+_Constructor.add_constructor("tag:yaml.org,2002:int", _Constructor.construct_yaml_int)  # 0o17 and 0x1f stay text
+for _tag in ("timestamp", "value"):  # and so do dates and `=`
+    _Constructor.add_constructor(f"tag:yaml.org,2002:{_tag}", SafeConstructor.construct_yaml_str)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars: 1e-6 is a number, `no` a word and 3:20 text; a key that stands twice is a mistake."""
-
-    yaml_implicit_resolvers: ClassVar = {}  # type: ignore[misc]
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        twice = sorted(key for key, times in keys.items() if times > 1)
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{', '.join(twice)} stands twice; keep one", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern, _first in (
-    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("int", r"^[-+]?(?:0|[1-9][0-9_]*)$", "-+0123456789"),
-    ("float", r"^[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
-    ("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+."),
-    ("merge", r"^<<$", "<"),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+def _size(node: Node, sizes: dict[int, float]) -> float:
+    """Values in a node with aliases expanded, each node visited once; infinite if the node contains itself."""
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf
+        parts = [] if isinstance(node, ScalarNode) else node.value
+        parts = [part for pair in parts for part in pair] if isinstance(node, MappingNode) else parts
+        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
+    return sizes[id(node)]
 
 
 def read_yaml(path: str | Path) -> Settings:
-    """The mapping in a YAML file, or one clear error."""
+    """The mapping in a YAML file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. `dew recipes` lists those that come with dew.") from None
+        raise ConfigError(Problem(f"{path}: no such file.", remedy="`dew recipes` lists the bundled ones.")) from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read ({reason}).") from None
     return parse_yaml(text, str(path))
 
 
-LARGEST = 200_000
-"""Characters of a configuration, and values in it once aliases are written out: no one means more."""
-
-
-def parse_yaml(text: str, source: str = "configuration") -> Settings:
-    if len(text) > LARGEST:
-        raise ConfigError(f"{source}: {len(text):,} characters. A configuration has at most {LARGEST:,}.")
+def parse_yaml(text: str, source: str = "config") -> Settings:
+    """The mapping in a YAML text: `1e-6` is a number, `no` a word, a key given twice an error."""
+    if len(text) > MAX_SIZE:
+        raise ConfigError(f"{source}: {len(text):,} characters; a config has at most {MAX_SIZE:,}.")
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _Constructor
+    yaml.composer.warn_double_anchors = False
     try:
-        value = yaml.load(text, Loader=_Loader)
-        _check_size(value)
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        value = yaml.load(text)
+    except (YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
         reason = getattr(error, "problem", None) or str(error).split("\n", maxsplit=1)[0]
-        raise ConfigError(f"{source}: not YAML{line} ({reason}).") from None
+        raise ConfigError(f"{source}: invalid YAML{line} ({reason}).") from None
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
-        raise ConfigError(f"{source}: expected lines such as `learning_rate: 1e-6`, got a {type(value).__name__}.")
+        what = f"{source}: expected `key: value` lines, got a {type(value).__name__}."
+        raise ConfigError(Problem(what, remedy="Write lines such as `learning_rate: 1e-6`."))
     return value
 
 
-def _check_size(value: Any) -> None:
-    """Aliases of aliases of aliases, or one that holds itself, are small in a file and endless outside it."""
-    waiting, seen = [value], 0
-    while waiting:
-        found = waiting.pop()
-        seen += 1
-        if seen > LARGEST:
-            raise ValueError("its aliases, written out, have no end; write each value once")
-        if isinstance(found, dict):
-            waiting += [*found.keys(), *found.values()]
-        elif isinstance(found, list | tuple | set):
-            waiting += found
-
-
-def to_yaml(run: Run, header: Iterable[str] = ()) -> str:
-    """A file that describes this run again; `header` lines become comments."""
-    comments = "".join(f"# {line}\n" for line in header)
-    return comments + yaml.dump(run.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Plain blocks; text that either YAML would read as something else stands in quotes."""
-
-    yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
-        first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, []) + _Loader.yaml_implicit_resolvers.get(first, [])
-        for first in {**yaml.SafeDumper.yaml_implicit_resolvers, **_Loader.yaml_implicit_resolvers}
-    }
+class _Representer(SafeRepresenter):
+    """Text that YAML 1.1 or 1.2 would read as another type is quoted, and floats are floats in both."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> Any:
+        style = None if PLAIN.fullmatch(data) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
-_Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(list(value)))
+    def represent_float(self, data: float) -> Any:
+        node = super().represent_float(data)
+        node.value = re.sub(r"^(-?\d+)e", r"\1.0e", node.value)
+        return node
+
+
+PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w./-]*", re.ASCII | re.IGNORECASE)
+_Representer.add_representer(str, _Representer.represent_str)
+_Representer.add_representer(float, _Representer.represent_float)
+
+
+def to_yaml(run: Run, header: Iterable[str] = ()) -> str:
+    """A config file for this run, with `header` lines as comments."""
+    yaml, stream = YAML(typ="safe", pure=True), StringIO()
+    yaml.Representer = _Representer
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(run.to_dict(), stream)
+    return "".join(f"# {line}\n" for line in header) + stream.getvalue()

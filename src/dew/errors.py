@@ -27,9 +27,12 @@ class DewError(Exception):
     """Anything dew refuses to do. Its text is for the user; a traceback is not needed to understand it."""
 
     problems: list[Problem]
+    source: str | None
+    """The file or command that holds the problems."""
 
     def __init__(self, problems: str | Problem | Iterable[str | Problem], *, source: str | None = None) -> None:
-        """`source` is the file or command that holds the problems; it heads the list."""
+        """`source` heads the list in the printed text."""
+        self.source = source
         listed = [problems] if isinstance(problems, str | Problem) else list(problems)
         self.problems = [problem if isinstance(problem, Problem) else Problem(problem) for problem in listed]
         if source is None and len(self.problems) == 1:

@@ -1,17 +1,18 @@
-"""The command `dew` as its user types it. Commands that train are in test_cli_train.py."""
+"""The command `dew` as its user types it. Commands that train are in test_train.py."""
 
 import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from dew.cli import app as command
-from dew.cli import console, watch
+from dew import __version__
+from dew.cli import console, live, main
 from dew.config import read_run
+from dew.errors import Problem as Trouble
 from dew.evaluate.sampling import Sampled, Sampling
 from dew.evaluate.scores import ScoredProblem as Problem
 from dew.evaluate.scores import Scores
@@ -24,17 +25,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def dew(monkeypatch, capsys):
     """Run a command in this process: (exit code, standard output, standard error)."""
-    for module in ("app", "console", "train", "report", "explain", "recipes", "evaluate", "export"):
-        __import__(f"dew.cli.{module}")
-        room = sys.modules[f"dew.cli.{module}"]
-        for name, stderr in (("out", False), ("err", True)):
-            if hasattr(room, name):
-                monkeypatch.setattr(room, name, Console(stderr=stderr, highlight=False, width=160))
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["dew", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
-            command.main()
+            main()
         captured = capsys.readouterr()
         return stop.value.code, captured.out, captured.err
 
@@ -62,17 +57,29 @@ def test_help_needs_neither_torch_nor_an_engine():
     assert "Commands:" in out and out.strip().endswith("[]")
 
 
-@pytest.mark.parametrize("name", ["train", "resume", "eval", "report", "explain", "recipes", "export"])
-def test_every_command_explains_itself(dew, name):
+COMMANDS = [
+    "demo", "train", "resume", "export", "preflight", "doctor", "eval", "compare", "report", "explain", "recipes",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(dew, name):
     code, out, _ = dew(name, "--help")
     assert code == 0 and "Usage: dew" in out and len(out.splitlines()) < 80
 
 
-def test_alone_it_shows_its_help_whole(dew):
-    code, out, err = dew()
-    assert (
-        code == 0 and not err and all(f"\n  {name}" in out for name in ("demo", "train", "eval", "recipes", "export"))
-    )
+def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
+    done = subprocess.run([sys.executable, "-m", "dew.cli"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr
+    assert re.findall(r"^  (\w+)  .*[^.]\.$", done.stdout, flags=re.MULTILINE) == COMMANDS
+
+
+def test_version(dew):
+    assert dew("--version") == (0, f"dew {__version__}\n", "")
+
+
+def test_the_package_is_typed_and_the_marker_is_packaged():
+    assert (ROOT / "src/dew/py.typed").is_file() and 'packages = ["src/dew"]' in (ROOT / "pyproject.toml").read_text()
 
 
 # ---- errors ------------------------------------------------------------------------------------
@@ -81,11 +88,17 @@ def test_alone_it_shows_its_help_whole(dew):
     [
         (["trian"], 2, "No such command"),
         (["eval"], 2, "Missing argument"),
-        (["train"], 1, "which configuration"),
+        (["train"], 1, "dew train FILE.yaml"),
         (["train", "nowhere.yaml"], 1, "no such file"),
-        (["resume", "nowhere"], 1, "not a run's folder"),
-        (["report"], 1, "which run"),
-        (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean tiny/countdown"),
+        (["resume", "nowhere"], 1, "output_dir of a run"),
+        (["report"], 1, "dew report runs/NAME"),
+        (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
+        (["train", "tiny/countdown", "--algorithm", "gtop"], 1, "Did you mean 'gtpo'"),
+        (["train", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
+        (["train", "tiny/countdown", "--engine", "openrlhf"], 1, "trl or verl"),
+        (["train", "tiny/countdown", "stray"], 1, "'stray' is not understood"),
+        (["train", "tiny/countdown", "trainer.nnodes=2"], 1, "--engine verl"),
+        (["compare", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
         (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),
         (["explain", "nowhere.jsonl"], 1, "cannot be read"),
         (["export", "nowhere", "there"], 1, "no final model"),
@@ -103,12 +116,28 @@ def test_files_that_cannot_be_written_are_named(dew, tmp_path):
     assert code == 1 and "No such file or directory" in err and str(target) in err
 
 
-def test_long_errors_are_cut(monkeypatch, capsys):
-    monkeypatch.setattr(console, "err", Console(stderr=True, highlight=False, width=160))
-    console.show_error("\n".join(f"problem {i}" for i in range(40)))
+def test_an_error_shows_each_problem_and_its_remedy(capsys):
+    console.show_error([Trouble("a: 1 is bad.", "It is odd.", "Write 2."), Trouble("b is missing.")], "my.yaml")
+    assert capsys.readouterr().err == "error: my.yaml:\n  a: 1 is bad. It is odd.\n  → Write 2.\n  b is missing.\n"
+
+
+def test_long_errors_are_cut(capsys):
+    console.show_error([Trouble("\n".join(f"problem {i}" for i in range(40)))])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == console.MAX_ERROR_LINES
-    assert lines[0] == "error: problem 0" and lines[-1] == "... and 31 more"
+    assert lines[0] == "error: problem 0" and lines[-1] == f"... and {41 - console.MAX_ERROR_LINES} more lines"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"), [("learning_rat: 1e-6", []), ("", ["--learnin_rate", "1"]), ("engine: openrlhf", [])]
+)
+def test_a_typo_is_reported_before_anything_slow_is_imported(tmp_path, text, flags):
+    (tmp_path / "my.yaml").write_text(f"model_name_or_path: tiny\ntask: countdown\n{text}\n")
+    command = [sys.executable, "-X", "importtime", "-m", "dew.cli", "train", str(tmp_path / "my.yaml"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert done.returncode == 1 and "→ " in done.stderr
+    assert imported and not imported & {"torch", "transformers", "trl", "numpy"}
 
 
 # ---- eval --------------------------------------------------------------------------------------
@@ -131,7 +160,7 @@ def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
     assert found["model"]["scores"]["mean@2"]["value"] == 0.5 and found["vs"]["scores"]["mean@2"]["value"] == 0.25
     assert found["differences"]["mean@2"]["difference"]["value"] == -0.25
     code, _, err = dew("eval", tmp_path / "a.json", "-k", 4)
-    assert code == 1 and "-k: kept answers" in err
+    assert code == 1 and "-k" in err
     (tmp_path / "a.json").write_text("{}")
     code, _, err = dew("eval", tmp_path / "a.json")
     assert code == 1 and "--keep" in err
@@ -147,7 +176,7 @@ def test_recipes_are_listed_shown_and_copied(dew, tmp_path):
     code, _, _ = dew("recipes", "copy", "tiny/countdown", tmp_path)
     assert code == 0 and read_run(tmp_path / "countdown.yaml").task == "countdown"
     code, _, err = dew("recipes", "copy", "tiny/countdown", tmp_path)
-    assert code == 1 and "is there already" in err
+    assert code == 1 and "already exists" in err
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda p: p.stem)
@@ -182,13 +211,13 @@ def test_explain_gives_the_same_numbers_as_json(dew, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--step", 9], "was not recorded. There are: 3"),
-        (["--group", 5], "was not recorded. There are: 0"),
-        (["--answer", 7], "7 of 2"),
+        (["--step", 9], "Choose one of: 3."),
+        (["--group", 5], "Choose one of: 0."),
+        (["--answer", 7], "between 1 and 2"),
         (["--settings", "{alpha2: -1}"], "alpha2=-1"),
     ],
 )
-def test_explain_says_what_there_is(dew, tmp_path, words, says):
+def test_explain_lists_what_was_recorded(dew, tmp_path, words, says):
     write_records(tmp_path, 3, [group()])
     code, _, err = dew("explain", tmp_path, *words)
     assert code == 1 and says in err
@@ -196,7 +225,7 @@ def test_explain_says_what_there_is(dew, tmp_path, words, says):
 
 # ---- the live view -----------------------------------------------------------------------------
 def test_a_view_follows_a_run_as_it_grows(tmp_path):
-    folder, view = RunFolder(tmp_path), watch.RunView(tmp_path, "gtpo")
+    folder, view = RunFolder(tmp_path), live.RunView(tmp_path, "gtpo")
     assert view.poll() == [] and view.seconds_left is None
     folder.write_run({"steps": 10})
     for step in (1, 2):
@@ -209,19 +238,34 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
     assert view.poll() == []
 
 
-def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path):
+def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.write_run({"steps": 4})
     folder.append_metrics({"step": 1, "time": 1.0, "reward": 0.5})
     folder.append_alarm({"step": 1, "alarm": "x", "message": "Entropy fell.", "remedy": "Lower the rate."})
     write_records(tmp_path, 1, [group(step=1)])
-    shown = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    shown.print(watch.screen([watch.RunView(tmp_path, "mine")]))
-    text = shown.export_text()
+    console.out.print(live.screen([live.RunView(tmp_path, "mine")]))
+    text = capsys.readouterr().out
     for word in ("mine", "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
         assert word in text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05")])
 def test_time_left_is_readable(seconds, text):
-    assert watch.clock(seconds) == text
+    assert live.clock(seconds) == text
+
+
+def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.write_run({"steps": 5})
+    folder.append_metrics({"step": 1, "reward": 0.1})  # before the run was resumed
+    view = live.RunView(tmp_path, "mine")
+    with live.live(lambda: [view], every=2):
+        folder.append_metrics({"step": 2, "reward": 0.5})
+        folder.append_alarm({"step": 2, "message": "Entropy fell.", "remedy": "Lower the rate."})
+        while view.step < 2:
+            time.sleep(0.01)
+        folder.append_metrics({"step": 2, "seconds": 9.0})  # more about the same step
+        folder.append_metrics({"step": 3, "reward": 0.6})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["mine: step 2/5  reward 0.500", "⚠ mine step 2: Entropy fell. Lower the rate."]

@@ -1,4 +1,4 @@
-"""`dew compare`: its plan, what is left to do after an interruption, and its tables."""
+"""`dew compare`: its runs, what is left to do after an interruption, and its tables."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from dew.cli import compare as command
+from dew.cli.flags import load_run
 from dew.config import make_run
 from dew.errors import ConfigError
 from dew.evaluate import Result, compare_runs
@@ -24,76 +25,65 @@ def test_the_table_by_hand():
     text = command.markdown(compare_runs(runs("dapo", [0.2, 0.4]) + runs("gtpo", [0.3, 0.4]), "dapo"))
     assert "| dapo | 2 | 0.300 ± 0.141 | 480 |" in text  # √(0.1² + 0.1²) = 0.141
     assert "| gtpo − dapo | area under training accuracy | +0.050 [+0.000, +0.100] | 1 of 2 | too few seeds" in text
-    assert "do not tell the algorithms apart" in text
+    assert "do not separate the algorithms" in text
 
 
-def test_noise_and_more_than_noise_are_told_apart():
+def test_only_differences_larger_than_noise_are_named():
     base = [0.1, 0.2, 0.3, 0.4, 0.5]
     same = [0.12, 0.18, 0.33, 0.36, 0.5]
     result = compare_runs(runs("dapo", base) + runs("grpo", same) + runs("gtpo", [x + 0.1 for x in base]), "dapo")
     text = command.markdown(result)
     assert "| grpo − dapo |" in text and "within noise |" in text and "| gtpo ahead |" in text
-    assert "More than noise: gtpo ahead in area" in text and "The others are within noise" in text
-    assert "do not tell" not in text
+    assert "Larger than noise: gtpo ahead in area" in text and "The others are within noise" in text
+    assert "do not separate" not in text
 
 
-def test_one_algorithm_has_nothing_to_be_held_against():
+def test_one_algorithm_has_no_differences():
     assert "difference" not in command.markdown(compare_runs(runs("gtpo", [0.1]), "gtpo"))
 
 
 # The plan
 
 
-def test_flags_are_settings():
-    assert command.settings_of(["--max_steps", "8", "--learning-rate=3e-4", "--use_cpu", "--bf16", "false"]) == {
-        "max_steps": 8,
-        "learning_rate": 3e-4,
-        "use_cpu": True,
-        "bf16": False,
-    }
-    with pytest.raises(ConfigError, match="stray"):
-        command.settings_of(["stray"])
-
-
 def test_names_are_spelled_as_dew_does():
     assert command._algorithms("GTPO, grpo-s,gtpo") == ["gtpo", "grpo_s"]
     with pytest.raises(ConfigError, match="Did you mean 'gtpo'"):
         command._algorithms("gtop")
-    with pytest.raises(ConfigError, match="none given"):
+    with pytest.raises(ConfigError, match="no name given"):
         command._algorithms(" ,")
 
 
-def test_what_the_comparison_sets_itself_is_refused(tmp_path):
+def test_settings_that_the_comparison_chooses_are_refused(tmp_path):
     (tmp_path / "r.yaml").write_text("task: countdown\nseed: 3\nalgorithm: dapo\nmax_steps: 5\n")
-    run = command._recipe(tmp_path / "r.yaml", ["--max_steps", "7"])
-    assert run.settings == {"max_steps": 7}  # the recipe's own algorithm and seed make room
-    with pytest.raises(ConfigError, match="seed: the comparison sets it"):
-        command._recipe(tmp_path / "r.yaml", ["--seed", "1"])
+    run = command._without_per_run(*load_run(tmp_path / "r.yaml", ["--max_steps", "7"]))
+    assert run.settings == {"max_steps": 7}  # without the recipe's own algorithm and seed
+    with pytest.raises(ConfigError, match=r"seed: .*--seeds"):
+        command._without_per_run(*load_run(tmp_path / "r.yaml", ["--seed", "1"]))
     with pytest.raises(ConfigError, match="dew train --engine verl"):
-        command._recipe(tmp_path / "r.yaml", ["--engine", "verl"])
+        command._without_per_run(*load_run(tmp_path / "r.yaml", ["--engine", "verl"]))
 
 
 def test_a_folder_holds_one_comparison(tmp_path):
     folder = tmp_path / "c"
     folder.mkdir()
     first = make_run({"task": "countdown", "max_steps": 5})
-    plan = command._plan(first, folder)
-    assert command._plan(first, folder) == plan
-    command._plan(make_run({"task": "countdown", "max_step": 5}), folder)  # a slip that no run survived
-    command._plan(first, folder)
-    RunFolder(command.place(folder, "gtpo", 0)).write_run({"status": "running"})
+    plan = command._write_config(first, folder)
+    assert command._write_config(first, folder) == plan
+    command._write_config(make_run({"task": "countdown", "max_step": 5}), folder)  # a typo: no run has started
+    command._write_config(first, folder)
+    RunFolder(command.run_folder(folder, "gtpo", 0)).write_run({"status": "running"})
     with pytest.raises(ConfigError, match=r"other settings \(max_steps\)"):
-        command._plan(make_run({"task": "countdown", "max_steps": 6}), folder)
+        command._write_config(make_run({"task": "countdown", "max_steps": 6}), folder)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="not empty"):
-        command._plan(first, tmp_path / "full")
+        command._write_config(first, tmp_path / "full")
 
 
-def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_begun_again(tmp_path):
+def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_started_again(tmp_path):
     plan = tmp_path / "recipe.yaml"
     fresh = command._child(plan, tmp_path, "gtpo", 0)
-    home = command.place(tmp_path, "gtpo", 0)
+    home = command.run_folder(tmp_path, "gtpo", 0)
     assert fresh is not None and fresh.arguments[:2] == ["train", str(plan)]
     assert fresh.arguments[2:] == ["--algorithm", "gtpo", "--seed", "0", "--output_dir", str(home)]
 
@@ -114,9 +104,9 @@ def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_begun_again(
     assert unscored is not None and unscored.arguments[0] == "train" and not home.exists()
 
 
-def test_a_gpu_belongs_to_one_run():
-    assert command._at_once(make_run({"use_cpu": False})) == 1
-    assert command._at_once(make_run({"use_cpu": True})) >= 1
+def test_a_gpu_takes_one_run():
+    assert command._parallel(make_run({"use_cpu": False})) == 1
+    assert command._parallel(make_run({"use_cpu": True})) >= 1
 
 
 # As it is typed
@@ -139,7 +129,7 @@ def test_mistakes_are_named_before_anything_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_killed_half_way_goes_on(tmp_path):
+def test_a_comparison_killed_half_way_resumes(tmp_path):
     words = ["compare", "tiny/countdown", "--algorithms", "gtpo,grpo", "--seeds", "1", "--parallel", "1", "--out", "c"]
     words += ["--max_steps", "4", "--scores", "{problems: 8, k: 4}", "--save_steps", "1"]
     running = subprocess.Popen([sys.executable, "-m", "dew.cli", *words], cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""`dew demo`: what it says about its runs, and the processes that it sees to their end."""
+"""`dew demo`: its findings, its folder, and its child processes."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dew.cli import demo
-from dew.cli.children import Child, Lock, finished, run_all
+from dew.cli.runs import Child, finished, lock, run_all
 from dew.errors import ConfigError, EngineError
 from dew.evaluate.sampling import Sampled, Sampling
 from dew.evaluate.scores import ScoredProblem as Problem
@@ -34,27 +34,27 @@ NONE, ALL = scores_of([[WRONG, WRONG]] * 40), scores_of([[RIGHT, RIGHT]] * 40)
 HALF = scores_of([[RIGHT, WRONG]] * 40)
 
 
-# What is said
+# Findings
 
 
 def test_both_improved_and_nobody_is_ahead():
     *lines, blank, verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": HALF})
     assert lines[0].startswith("GRPO: pass@1 changed by +0.500") and "noise" not in lines[0]
-    assert not blank and "+0.000" in verdict and "does not say which of the two is better" in verdict
+    assert not blank and "+0.000" in verdict and "does not show which of the two is better" in verdict
 
 
 def test_one_run_ahead_is_not_called_better():
     verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": ALL})[-1]
-    assert "GTPO is ahead here" in verdict and "another seed may turn it round" in verdict
+    assert "GTPO is ahead here" in verdict and "another seed may reverse it" in verdict
     assert "GRPO is ahead here" in demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": ALL, "gtpo": HALF})[-1]
 
 
-def test_a_falling_pass_at_k_is_told():
+def test_a_falling_pass_at_k_is_reported():
     varied = scores_of([[RIGHT, WRONG]] * 40)
     narrow = scores_of([[RIGHT, RIGHT]] * 20 + [[WRONG, WRONG]] * 20)
     lines = demo.findings({"grpo": varied, "gtpo": varied}, {"grpo": narrow, "gtpo": varied})
-    assert "pass@2 changed by -0.500" in lines[1] and "surer of fewer ways" in lines[1]
-    assert "within noise" in lines[3] and "surer" not in lines[3]
+    assert "pass@2 changed by -0.500" in lines[1] and "fewer ways" in lines[1]
+    assert "within noise" in lines[3] and "fewer ways" not in lines[3]
 
 
 def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
@@ -68,19 +68,19 @@ def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
 
 def test_only_an_earlier_demo_is_replaced(tmp_path):
     folder = tmp_path / "demo"
-    demo._claim(folder, overwrite=False)
+    demo.claim_demo(folder, overwrite=False)
     (folder / "grpo").mkdir(parents=True)
     with pytest.raises(ConfigError, match="--overwrite"):
-        demo._claim(folder, overwrite=False)
+        demo.claim_demo(folder, overwrite=False)
     (folder / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"holds more than a demo \(thesis.tex\)"):
-        demo._claim(folder, overwrite=True)
+    with pytest.raises(ConfigError, match=r"thesis.tex"):
+        demo.claim_demo(folder, overwrite=True)
     (folder / "thesis.tex").unlink()
-    demo._claim(folder, overwrite=True)
+    demo.claim_demo(folder, overwrite=True)
     assert not folder.exists()
 
 
-# Its children
+# Child processes
 
 DONE = """
 import sys, pathlib
@@ -93,20 +93,23 @@ def child(folder: Path, code: str) -> Child:
     return Child(folder.name, [str(folder)], folder, program=(sys.executable, "-c", code))
 
 
-def test_children_run_to_their_end_at_most_so_many_at_a_time(tmp_path):
+def test_at_most_so_many_children_run_at_a_time(tmp_path, monkeypatch):
     children = [child(tmp_path / str(i), DONE) for i in range(3)]
     at_once, ended = [], []
-    run_all(
-        children,
-        2,
-        tick=lambda running: at_once.append(len(running)),
-        ended=lambda child: ended.append(child.label),
-    )
+
+    real = Child.start
+
+    def start(self, keep_open):
+        real(self, keep_open)
+        at_once.append(sum(c.running for c in children))
+
+    monkeypatch.setattr(Child, "start", start)
+    run_all(children, 2, ended=lambda child: ended.append(child.label))
     assert max(at_once) == 2 and sorted(ended) == ["0", "1", "2"]
     assert all(finished(c.folder) for c in children)
 
 
-def test_a_failing_child_shows_its_last_words_and_ends_the_others(tmp_path):
+def test_a_failing_child_shows_its_log_and_stops_the_others(tmp_path):
     bad = child(tmp_path / "bad", "print('0%|  | 0/2 [00:00<?, ?it/s]'); raise SystemExit('error: no such model')")
     slow = child(tmp_path / "slow", "import time; time.sleep(600)")
     with pytest.raises(EngineError, match="bad ended with exit code 1") as caught:
@@ -120,7 +123,7 @@ def test_a_failing_child_shows_its_last_words_and_ends_the_others(tmp_path):
     ("code", "says"),
     [
         ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
-        ("print('Stopped at step 3')", "stopped before its end"),
+        ("print('Stopped at step 3')", "stopped before it finished"),
     ],
 )
 def test_a_child_that_is_killed_or_stopped_is_not_done(tmp_path, code, says):
@@ -153,21 +156,21 @@ def test_an_interruption_ends_all_children(tmp_path, number):
 
 
 def test_children_of_a_killed_parent_keep_the_folder_locked(tmp_path):
-    with Lock(tmp_path) as lock:
+    with lock(tmp_path) as held:
         orphan = child(tmp_path / "run", "import time; time.sleep(600)")
-        orphan.start([lock])
+        orphan.start([held])
     assert orphan.process is not None
     try:
-        with pytest.raises(ConfigError, match="at work here"), Lock(tmp_path):
+        with pytest.raises(ConfigError, match="in use"), lock(tmp_path):
             pass
     finally:
         orphan.process.kill()
         orphan.process.wait()
-    with Lock(tmp_path):
+    with lock(tmp_path):
         pass
 
 
-def test_a_run_is_finished_when_it_is_scored(tmp_path):
+def test_a_run_is_finished_when_it_is_evaluated(tmp_path):
     folder = RunFolder(tmp_path)
     assert not finished(tmp_path)
     folder.write_run({"status": "done"})

@@ -6,8 +6,7 @@ import sys
 
 from typer.testing import CliRunner
 
-import dew.cli.doctor
-import dew.cli.train  # noqa: F401 an app of one command would be called without its name
+import dew.cli.preflight  # noqa: F401 adds the command
 from dew.cli.app import app
 from dew.preflight.installation import PACKAGES
 

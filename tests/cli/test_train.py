@@ -57,7 +57,7 @@ def config(tmp_path):
 @pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
 def test_every_recipe_takes_every_algorithm(algorithm):
     for path in RECIPES:
-        parsed = launch.parse(read_run(path), ["--algorithm", algorithm], dry=True)
+        parsed = launch.parse(read_run(path, {"algorithm": algorithm}), dry=True)
         assert parsed.args.build_algorithm().name == algorithm
 
 
@@ -67,16 +67,56 @@ def test_every_recipe_is_understood(path):
     assert parsed.args.batches.fits and parsed.args.build_algorithm().name in path.read_text()
 
 
-def test_flags_win_over_the_file():
-    parsed = launch.parse(make_run(SMALL), ["--learning_rate", "3e-4", "--algorithm", "grpo"])
-    assert parsed.args.learning_rate == 3e-4 and parsed.args.build_algorithm().name == "grpo"
-    assert parsed.run.settings["learning_rate"] == 3e-4
+@pytest.mark.parametrize(
+    ("given", "converted"),
+    [
+        ({"max_steps": 1e2}, 100),
+        ({"learning_rate": "1e-5"}, 1e-5),
+        ({"bf16": "no"}, False),
+        ({"run_name": 5}, "5"),
+        ({"reward_funcs": "think_format"}, ["think_format"]),
+        ({"report_to": ["tensorboard"]}, ["tensorboard"]),
+        ({"lr_scheduler_type": "cosine"}, "cosine"),
+    ],
+)
+def test_values_get_the_type_that_trl_declares(given, converted):
+    (name,) = given
+    parsed = launch.parse(make_run({**SMALL, **given}))
+    found = parsed.run.settings[name]
+    assert found == converted and type(found) is type(converted)
+    assert name == "bf16" or any(getattr(part, name, None) == converted for part in (parsed.script, parsed.args))
+
+
+def test_text_stays_as_it_was_typed():
+    parsed = launch.parse(make_run({**SMALL, "run_name": 1.1}), {"run_name": "1.10"})
+    assert parsed.args.run_name == parsed.run.settings["run_name"] == "1.10"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"learning_rate": "fast"}, "not a number"),
+        ({"max_steps": 1.5}, "not an integer"),
+        ({"max_steps": [1]}, "not an integer"),
+        ({"seed": True}, "not an integer"),
+        ({"bf16": "maybe"}, "not true or false"),
+        ({"lr_scheduler_type": "cosin"}, "Did you mean 'cosine'"),
+        ({"reward_weights": ["much"]}, "not a number"),
+        ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
+    ],
+)
+def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
+    (name,) = given
+    for typed, source in (({}, "x.yaml"), ({name: "..."}, "command line")):
+        with pytest.raises(ConfigError, match=says) as error:
+            launch.parse(make_run({**SMALL, **given}, source="x.yaml"), typed)
+        assert error.value.source == source and name in error.value.problems[0].what
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"learnin_rate": 1}, "Did you mean learning_rate"),
+        ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"num_generations": 5}, "5"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
@@ -100,7 +140,7 @@ def test_missing_data_is_named(change, says):
         launch.data_of(launch.parse(make_run({**SMALL, **change})))
 
 
-def test_problems_whose_gold_cannot_be_matched_are_left_out_aloud(tmp_path, caplog):
+def test_problems_whose_gold_cannot_be_matched_are_left_out_with_a_warning(tmp_path, caplog):
     pytest.importorskip("math_verify")
     rows = [{"problem": f"What is {i}+1?", "answer": str(i + 1)} for i in range(24)]
     rows += [{"problem": f"How does {i} look?", "answer": "\\frac{"} for i in range(24)]
@@ -121,7 +161,7 @@ def test_missing_rewards_are_named():
         launch.rewards_of(launch.parse(make_run({**SMALL, "reward_funcs": ["no_such_module.reward"]})))
 
 
-def test_rewards_are_dews_trls_or_ones_own(tmp_path):
+def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
     (tmp_path / "mine.py").write_text("def brevity(completions, **_):\n    return [-len(c) for c in completions]\n")
     names = ["think_format_reward", "boxed_format", f"{tmp_path}/mine.py:brevity"]
     functions = launch.rewards_of(launch.parse(make_run({**SMALL, "reward_funcs": names})))
@@ -152,7 +192,7 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(config, tmp_pat
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), RuntimeError("write: No space left on device")]
 )
-def test_a_full_disk_says_how_to_go_on(monkeypatch, error):
+def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
     from dew.cli import train
 
     def launched(*_, **__):
@@ -160,7 +200,7 @@ def test_a_full_disk_says_how_to_go_on(monkeypatch, error):
 
     monkeypatch.setattr(launch, "launch", launched)
     with pytest.raises(EngineError, match=r"disk is full.*dew resume trainer_output"):
-        train._go(launch.parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
+        train._train(launch.parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
 
 
 @pytest.mark.slow
@@ -178,7 +218,7 @@ def test_a_run_killed_after_its_last_step_is_not_trained_further(config, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_that_is_asked_to_stop_goes_on_where_it_was(config, tmp_path):
+def test_a_stopped_run_resumes_with_identical_results(config, tmp_path):
     whole = dew("train", config(max_steps=6, output_dir=str(tmp_path / "whole")))
     assert whole.returncode == 0, whole.stderr
     run = dew("train", config(max_steps=6), wait=False)
@@ -187,7 +227,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_where_it_was(config, tmp_path):
         time.sleep(0.05)
     run.send_signal(signal.SIGTERM)
     out, err = run.communicate(timeout=120)
-    assert run.returncode == 0 and "Go on with: dew resume" in out, err
+    assert run.returncode == 0 and "dew resume" in out, err
     assert folder.run()["status"] == "stopped" and len(folder.metrics()) < 6
     assert dew("resume", folder.path).returncode == 0
     assert folder.run()["status"] == "done"

@@ -12,7 +12,7 @@ import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
 from dew.config import make_run
-from dew.engines.trl.launch import parse
+from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, Problem
 from dew.preflight import answers, memory, passed, preflight
 from dew.preflight.check import attempt, failed, guarded, ok, skipped, warning

@@ -12,17 +12,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import yaml
 
 from attacks import ATTACKS, FAMILIES, PLACES, completions
 from dew.errors import DewError
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "dew").rglob("*.py"))
-
-
-def test_the_corpus_is_what_it_claims():
-    assert len(set(ATTACKS)) == len(ATTACKS) >= 250 and len(FAMILIES) >= 10 and len(PLACES) >= 10
 
 
 # ── what the source may not hold ────────────────────────────────────────────────────────────────────────────
@@ -58,7 +53,7 @@ ALLOWED = {
     ("cli/app.py", "import_module"): "one of dew's own commands",
     ("rewards/pool.py", "subprocess.Popen"): "the nursery: this interpreter, fixed arguments",
     ("rewards/child.py", "subprocess.Popen"): "a reward's process: this interpreter, the path as one argument",
-    ("cli/children.py", "subprocess.Popen"): "dew itself, arguments as a list",
+    ("cli/runs.py", "subprocess.Popen"): "dew itself, arguments as a list",
     ("engines/recording.py", "subprocess.run"): "git rev-parse HEAD",
 }
 """(file, call) -> why it may be there."""
@@ -103,8 +98,8 @@ def findings(path: Path, text: str) -> list[str]:
             found.append(f"{name} without trust_remote_code=False: transformers would ask on the terminal")
         if name.endswith("torch.load") and not _is(keywords.get("weights_only"), True):
             found.append("torch.load without weights_only=True")
-        if name == "yaml.load" and ast.unparse(keywords.get("Loader", ast.Constant(None))) != "_Loader":
-            found.append("yaml.load without the safe loader")
+        if last == "YAML" and ast.unparse(keywords.get("typ", ast.Constant(None))) != "'safe'":
+            found.append("YAML without the safe constructor")
         if name == "Environment" and not _is(keywords.get("autoescape"), True):
             found.append("a template without autoescape")
         if last == "from_pretrained" and "Model" in name and not _is(keywords.get("use_safetensors"), True):
@@ -127,16 +122,10 @@ def test_no_file_runs_text_loads_pickles_or_opens_a_shell(path):
     assert findings(path, path.read_text()) == []
 
 
-def test_yaml_is_read_by_a_safe_loader():
-    from dew.config import _Loader
-
-    assert issubclass(_Loader, yaml.SafeLoader)
-
-
 @pytest.mark.parametrize(
     "line",
     ["eval(x)", "exec(x)", "os.system(x)", "subprocess.run(x, shell=True)", "import pickle", "torch.load(f)",
-     "torch.load(f, weights_only=False)", "yaml.load(t, Loader=yaml.Loader)", "yaml.load(t)", "sympy.sympify(x)",
+     "torch.load(f, weights_only=False)", "YAML()", "YAML(typ='unsafe')", "sympy.sympify(x)",
      "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=True, use_safetensors=True)",
      "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False)", "AutoTokenizer.from_pretrained(x)",
      "from zipfile import ZipFile", "z.extractall()", "import_module(name)", "Environment(loader=x)"],
@@ -426,7 +415,7 @@ def test_commands_show_a_hostile_run_without_a_control_character(hostile_run, ca
 
 def test_the_live_screen_and_warnings_too(hostile_run, capsys):
     from dew.cli.console import LogToConsole
-    from dew.cli.watch import RunView, screen
+    from dew.cli.live import RunView, screen
 
     text = printed(lambda terminal: terminal.print(screen([RunView(hostile_run, "\x1b[2J")])))
     assert all(c.isprintable() or c == "\n" for c in text)

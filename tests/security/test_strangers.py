@@ -1,4 +1,4 @@
-"""Files from strangers are data: recipes, runs, data sets and models have no effect but the one that was asked for."""
+"""Files from other people: configs read with --untrusted, runs, data sets and models."""
 
 import gzip
 import json
@@ -16,10 +16,10 @@ import torch
 
 from attacks import FAMILIES
 from dew.cli import main
+from dew.cli.flags import load_run
 from dew.config import make_run, parse_yaml, read_run
-from dew.engines.permission import OFF, RUNS_CODE, SENDS, check_permission, wishes
+from dew.engines.permission import OFF, RUNS_CODE, SENDS, check_permission, needs_approval
 from dew.engines.trl import launch
-from dew.engines.verl.words import with_words
 from dew.errors import ConfigError, DewError, RecordError
 from dew.files import stay_inside, write_atomically
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
@@ -39,9 +39,9 @@ def dew(monkeypatch, capsys, *words) -> tuple[int, str, str]:
     return stop.value.code, shown.out, shown.err
 
 
-# ── recipes ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── configs ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-WISHES = {
+NEED_APPROVAL = {
     "trust_remote_code": {"trust_remote_code": True},
     "trust_remote_code ": {"trust_remote_code": "yes"},
     "model_init_kwargs.trust_remote_code": {"model_init_kwargs": {"trust_remote_code": True}},
@@ -52,9 +52,9 @@ WISHES = {
     "model_init_kwargs.attn_implementation": {"model_init_kwargs": {"attn_implementation": "evil/kernel"}},
     "model_init_kwargs.use_safetensors": {"model_init_kwargs": {"use_safetensors": False}},
     "model_init_kwargs.weights_only": {"model_init_kwargs": {"weights_only": False}},
-    "rewards.py:score": {"reward_funcs": ["rewards.py:score"]},
-    "os.system": {"reward_funcs": ["os.system"]},
-    "os:system": {"reward_funcs": "os:system"},
+    "reward_funcs": {"reward_funcs": ["rewards.py:score"]},
+    "reward_funcs ": {"reward_funcs": ["think_format", "os.system"]},
+    "reward_funcs  ": {"reward_funcs": "os:system"},
     "push_to_hub": {"push_to_hub": True},
     "log_completions_hub_repo": {"log_completions_hub_repo": "evil/answers"},
     "trackio_space_id": {"trackio_space_id": "evil/space"},
@@ -70,6 +70,8 @@ WISHES = {
     "output_dir   ": {"output_dir": ".git/hooks"},
     "output_dir    ": {"output_dir": "."},
     "output_dir     ": {"output_dir": "~/x/../../../../etc"},
+    "output_dir      ": {"output_dir": "~/runs"},
+    "output_dir       ": {"output_dir": "~root/runs"},
 }
 HARMLESS = [
     {"trust_remote_code": False},
@@ -95,15 +97,60 @@ def here(tmp_path, monkeypatch):
     return tmp_path / "recipes"
 
 
-@pytest.mark.parametrize(("name", "settings"), WISHES.items())
-def test_a_file_that_wants_more_is_refused_until_it_is_allowed_by_name(here, name, settings):
-    name = name.strip()
+@pytest.mark.parametrize(("name", "settings"), NEED_APPROVAL.items())
+def test_an_untrusted_file_needs_approval_on_the_command_line(here, name, settings):
     run = make_run({**SMALL, **settings}, source=str(here / "r.yaml"))
-    with pytest.raises(ConfigError, match=rf"--allow {re.escape(name)}"):
-        launch.parse(run)
-    check_permission(run, (), [name])
-    check_permission(run, settings, ())  # typed on the command line, it is the user's own
-    check_permission(make_run({**SMALL, **settings}), (), ())  # and in Python it is its author's
+    with pytest.raises(ConfigError) as error:
+        launch.parse(run, untrusted=True)
+    (problem,) = error.value.problems
+    assert problem.what.startswith(f"{name.strip()}: ") and "command line" in problem.remedy
+    check_permission(run, settings, untrusted=True)  # typed
+    check_permission(run, (), untrusted=False)
+
+
+TRL_FILE = """
+model_name_or_path: tiny
+dataset_name: somebody/problems
+reward_funcs: [accuracy_reward, my_rewards.brevity, rewards/mine.py:score]
+outcome_reward: accuracy_reward
+reward_weights: [1.0, 0.1, 0.1]
+report_to: wandb
+push_to_hub: true
+hub_model_id: me/my-model
+output_dir: %s/elsewhere/run
+trackio_space_id: me/space
+learning_rate: 1e-6
+num_generations: 4
+per_device_train_batch_size: 8
+use_cpu: true
+bf16: false
+log_completions: true
+vllm_server_host: gpu-node-1
+model_init_kwargs: {attn_implementation: sdpa}
+"""
+
+
+def test_an_ordinary_config_of_trl_is_trusted(here, tmp_path, monkeypatch, capsys):
+    (here / "r.yaml").write_text(TRL_FILE % tmp_path)
+    code, out, err = dew(monkeypatch, capsys, "train", here / "r.yaml", "--dry-run", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["report_to"] == "wandb" and found["push_to_hub"] is True
+    assert found["reward_funcs"] == ["accuracy_reward", "my_rewards.brevity", "rewards/mine.py:score"]
+    code, _, err = dew(monkeypatch, capsys, "train", here / "r.yaml", "--dry-run", "--untrusted")
+    assert code == 1
+    for name in ("reward_funcs", "report_to", "push_to_hub", "output_dir", "trackio_space_id", "vllm_server_host"):
+        assert f"  {name}: " in err
+
+
+def test_remote_code_and_pickles_are_off_unless_the_file_turns_them_on(here):
+    run = make_run({**SMALL, "output_dir": "run"}, source=str(here / "r.yaml"))
+    parsed = launch.parse(run)
+    assert parsed.args.trust_remote_code is False
+    assert launch.build_trainer(parsed).args.model_init_kwargs["use_safetensors"] is True
+    named = {"trust_remote_code": True, "model_init_kwargs": {"use_safetensors": False}}
+    parsed = launch.parse(make_run({**run.to_dict(), **named}, source=run.source))
+    assert parsed.args.trust_remote_code is True and parsed.args.model_init_kwargs == {"use_safetensors": False}
 
 
 @pytest.mark.parametrize(
@@ -119,37 +166,45 @@ def test_a_file_that_wants_more_is_refused_until_it_is_allowed_by_name(here, nam
         ({"trainer": {"rollout_data_dir": "/etc"}}, "verl.trainer.rollout_data_dir"),
     ],
 )
-def test_a_file_for_verl_is_data_too(here, verl, name):
-    run = make_run({**SMALL, "verl": verl}, source=str(here / "r.yaml"))
-    with pytest.raises(ConfigError, match=rf"--allow {re.escape(name)}"):
-        with_words(run, ())
-    assert with_words(run, (), [name]).verl
+def test_an_untrusted_file_for_verl_needs_approval_too(here, verl, name):
+    (here / "r.yaml").write_text(json.dumps({**SMALL, "engine": "verl", "verl": verl}))
+    run, typed = load_run(here / "r.yaml", [])
+    with pytest.raises(ConfigError) as error:
+        check_permission(run, typed, untrusted=True)
+    assert error.value.problems[0].what.startswith(f"{name}: ")
+    check_permission(run, typed, untrusted=False)
+    run, typed = load_run(here / "r.yaml", [f"{name.removeprefix('verl.')}=~/x.py"])
+    check_permission(run, typed, untrusted=True)
     harmless = {"actor_rollout_ref.model.path": "folder", "trainer.default_local_dir": "runs/x/checkpoints"}
-    assert with_words(make_run({**SMALL, "verl": harmless}, source=str(here / "r.yaml")), ()).verl
+    check_permission(make_run({**SMALL, "verl": harmless}, source=str(here / "r.yaml")), (), untrusted=True)
 
 
 @pytest.mark.parametrize("settings", HARMLESS)
-def test_what_every_file_may_do(here, settings):
-    assert list(wishes(settings, here)) == []
+def test_what_needs_no_approval(here, settings):
+    assert list(needs_approval(settings, here)) == []
 
 
-def test_every_wish_is_told_at_once(here):
+def test_all_settings_that_need_approval_are_listed_at_once(here):
     keys = {"trust_remote_code": True, "push_to_hub": True, "reward_funcs": ["a.py:b"]}
     with pytest.raises(ConfigError) as error:
-        launch.parse(make_run({**SMALL, **keys}, source=str(here / "r.yaml")))
-    assert "--allow a.py:b --allow trust_remote_code --allow push_to_hub" in str(error.value)
+        launch.parse(make_run({**SMALL, **keys}, source=str(here / "r.yaml")), untrusted=True)
+    assert {problem.what.split(":")[0] for problem in error.value.problems} == set(keys)
 
 
-def test_a_secret_is_refused_wherever_it_stands(here):
-    for run, flags in ((make_run({**SMALL, "hub_token": "hf_x"}), []), (make_run(SMALL), ["--hub_token", "hf_x"])):
-        with pytest.raises(ConfigError, match="HF_TOKEN") as error:
-            launch.parse(run, flags)
-        assert "hf_x" not in str(error.value)
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_secret_is_refused_everywhere(here, monkeypatch, capsys, untrusted):
+    with pytest.raises(ConfigError, match="HF_TOKEN") as error:
+        launch.parse(make_run({**SMALL, "hub_token": "hf_x"}), untrusted=untrusted)
+    assert "hf_x" not in str(error.value)
+    (here / "r.yaml").write_text(json.dumps({**SMALL, "output_dir": "run"}))
+    words = ["train", here / "r.yaml", "--hub_token", "hf_x", *["--untrusted"] * untrusted]
+    code, out, err = dew(monkeypatch, capsys, *words)
+    assert code == 1 and "HF_TOKEN" in err and "hf_x" not in out + err and not Path("run").exists()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda p: p.stem)
-def test_the_recipes_that_come_with_dew_ask_for_nothing(path):
-    assert list(wishes(read_run(path).settings, path.parent)) == []
+def test_bundled_recipes_need_no_approval(path):
+    check_permission(read_run(path), (), untrusted=True)
 
 
 REVIEWED = {
@@ -166,15 +221,15 @@ REVIEWED = {
     "dataset_config", "eval_use_gather_object", "lr_scheduler_kwargs", "algorithm_kwargs", "optim_args",
     "outcome_reward", "reward_timeout", "reward_memory", "reward_weights", "scale_rewards",
 }  # fmt: skip
-"""Settings whose names sound as if they might run, load, send or write something, and that were looked at."""
+"""Settings whose names sound as if they might run, load, send or write something, and that were reviewed."""
 SOUNDS = re.compile(
     r"remote|code|hub|token|url|host|server|space|bucket_id|repo|_dir|path|deepspeed|kernel|config|kwargs|args|backend|"
     r"checkpoint|compile|template|reward|guide|dataset_name|model|(?<!data)load|gather_object|impl|report_to|cache|script"
 )
 
 
-def test_a_setting_that_trl_adds_is_looked_at():
-    """A new version may bring a new way to run code or to send data: this test fails until somebody has judged it."""
+def test_new_settings_of_trl_are_reviewed():
+    """A new version may bring a new way to run code or to send data: this test fails until somebody has reviewed it."""
     from trl import ModelConfig
     from trl.scripts.grpo import GRPOScriptArguments
 
@@ -201,33 +256,27 @@ def test_off_is_off_however_it_is_written():
         assert word in OFF and string_to_bool(word) is False
 
 
-def test_the_command_line_refuses_and_allows(here, monkeypatch, capsys):
+def test_every_command_refuses_an_untrusted_file_until_the_setting_is_typed(here, monkeypatch, capsys):
     (here / "mine.py").write_text("open('ran', 'w')\ndef score(completions, **_): return [0.0] * len(completions)\n")
     path = here / "r.yaml"
     path.write_text(json.dumps({**SMALL, "output_dir": "run", "reward_funcs": [f"{here}/mine.py:score"]}))
-    code, _, err = dew(monkeypatch, capsys, "train", path, "--dry-run")
-    assert code == 1 and "runs code" in err and f"--allow {here}/mine.py:score" in err.replace("\n", "")
-    code, _, err = dew(monkeypatch, capsys, "preflight", path, "--answers", "0", "--json")
-    assert code == 1
-    code, _, err = dew(monkeypatch, capsys, "compare", path)
-    assert code == 1 and "--allow" in err
-    assert not Path("ran").exists()
-    code, _, _ = dew(monkeypatch, capsys, "train", path, "--dry-run", "--allow", f"{here}/mine.py:score")
-    assert code == 0
-    code, _, _ = dew(monkeypatch, capsys, "train", path, "--dry-run", "--reward_funcs", f"{here}/mine.py:score")
-    assert code == 0
+    code, _, err = dew(monkeypatch, capsys, "train", path, "--dry-run", "--untrusted")
+    assert code == 1 and "runs code" in err
+    code, out, _ = dew(monkeypatch, capsys, "preflight", path, "--answers", "0", "--json", "--untrusted")
+    assert code == 1 and "runs code" in out
+    code, _, err = dew(monkeypatch, capsys, "compare", path, "--untrusted")
+    assert code == 1 and "runs code" in err
+    (here / "run").mkdir()
+    shutil.copy(path, here / "run" / "config.yaml")
+    code, _, err = dew(monkeypatch, capsys, "resume", here / "run", "--untrusted")
+    assert code == 1 and "runs code" in err
+    assert not Path("ran").exists() and not list(Path().iterdir())
+    words = ["train", path, "--dry-run", "--untrusted", "--reward_funcs", f"{here}/mine.py:score"]
+    assert dew(monkeypatch, capsys, *words)[0] == 0
+    assert dew(monkeypatch, capsys, "train", path, "--dry-run")[0] == 0
 
 
-def test_a_comparison_hands_on_what_was_allowed(here):
-    from dew.cli import compare
-
-    run = make_run({**SMALL, "reward_funcs": ["a.py:b"], "trust_remote_code": True}, source="r.yaml")
-    words = compare._allowed(run, ["trust_remote_code"], ["a.py:b"])
-    assert words == ["--allow", "a.py:b", "--allow", "trust_remote_code"]
-    child = compare._child(Path("r.yaml"), here, "gtpo", 0, words)
-    assert list(child.arguments[-4:]) == words
-
-
+MERGES = "b0: &b0 {k: 1}\n" + "".join(f"b{i + 1}: &b{i + 1} {{<<: [{', '.join([f'*b{i}'] * 20)}]}}\n" for i in range(7))
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
 )
@@ -235,12 +284,13 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.parametrize(
     "text",
-    [LAUGHS, "a: &a [*a]", "a: &a {b: *a}", "x: " + "[" * 50_000, "a: 1\n" * 100_000, "k" * 300_000 + ": 1",
-     "a: " + "9" * 5000, "? {a: 1}\n: 2", "a: !!timestamp 2001-99-99", "a: !!int x", "a: !!float x",
-     "a: !!binary '\x80'", "a: !!pairs x", "a: !!set {b, c}", "&a : *a", "a: 2001-12-14t21:59:43.10-05:99"],
-    ids=range(16),
+    [LAUGHS, MERGES, "a: &a [*a]", "a: &a {b: *a}", "a: &a {<<: *a}", "x: " + "[" * 50_000, "a: 1\n" * 100_000,
+     "k" * 300_000 + ": 1", "a: " + "9" * 5000, "? {a: 1}\n: 2", "a: !!timestamp 2001-99-99", "a: !!int x",
+     "a: !!float x", "a: !!binary '\x80'", "a: !!pairs x", "a: !!set {b, c}", "&a : *a",
+     "a: 2001-12-14t21:59:43.10-05:99"],
+    ids=range(18),
 )  # fmt: skip
-def test_yaml_that_is_small_in_a_file_and_endless_outside_is_refused(text):
+def test_yaml_that_expands_without_end_is_refused(text):
     try:
         value = parse_yaml(text)
     except DewError as error:
@@ -410,7 +460,7 @@ def test_the_canary_sings_where_pickles_are_loaded(tmp_path, model):
 
 def test_weights_that_are_pickles_are_not_loaded(tmp_path, model, monkeypatch, capsys):
     code, _, err = dew(monkeypatch, capsys, "eval", model, "-n", 1, "-k", 1)
-    assert code == 1 and "no model can be loaded" in err
+    assert code == 1 and "cannot be loaded" in err
     shutil.copytree(model, tmp_path / "run" / "model")
     code, _, err = dew(monkeypatch, capsys, "export", tmp_path / "run", tmp_path / "out")
     assert code == 1

@@ -174,10 +174,10 @@ def put(name: str, content: bytes | str) -> Path:
 
 def yaml_text(text: str) -> None:
     """Any text as a recipe; what is read is written and read again the same."""
-    from dew.engines.permission import wishes
+    from dew.engines.permission import needs_approval
 
     run = make_run(parse_yaml(text), source="r.yaml")
-    list(wishes(run.settings, HERE))
+    list(needs_approval({**run.settings, "verl": run.verl}, HERE))
     again = make_run(parse_yaml(to_yaml(run)))
     assert repr(again.to_dict()) == repr(run.to_dict())
 
@@ -195,7 +195,7 @@ def recipe(keys: dict[str, Any]) -> None:
         task(run.task, **run.task_settings)
     if run.verifier is not None:
         verifier(run.verifier)
-    check_permission(run, (), ())
+    check_permission(run, (), untrusted=True)
     check_keys(run.settings, TRL_KEYS, source="r.yaml")
 
 
@@ -213,7 +213,7 @@ def record_bytes(content: bytes) -> None:
 def record(group: dict[str, Any]) -> None:
     """A group of any values: read, credited as `dew explain` does, shown as `dew report` does."""
     from dew.cli.console import out
-    from dew.cli.explain import explain
+    from dew.cli.report import explain
     from dew.report.content import content_of
     from dew.report.run import Run
     from dew.report.write import blobs
@@ -227,8 +227,8 @@ def record(group: dict[str, Any]) -> None:
 
 def run_folder(files: dict[str, str]) -> None:
     """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
-    from dew.cli.children import finished
-    from dew.cli.watch import RunView, screen
+    from dew.cli.live import RunView, screen
+    from dew.cli.runs import finished
     from dew.evaluate import read_result
     from dew.report.content import content_of
     from dew.report.readers import read_run

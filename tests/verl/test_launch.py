@@ -210,7 +210,7 @@ def test_what_verl_does_not_need_is_told():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"learnin_rate": 1}, "Did you mean learning_rate"),
+        ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
         ({"num_generations": 1}, "at least 2"),

@@ -1,4 +1,4 @@
-"""Parse, call, print."""
+"""The command line: parse, call, print."""
 
 from dew.cli.app import main
 

@@ -1,36 +1,48 @@
-"""The command `dew`: what all commands hang on, and what becomes of errors."""
+"""The command `dew`: the Typer app that all commands attach to, and how errors are shown."""
 
 import logging
 import os
 import sys
 from importlib import import_module
+from typing import Annotated
 
 import typer
 
 from dew.cli.console import LogToConsole, err, show_error
-from dew.errors import DewError
+from dew.errors import DewError, Problem
 
-app = typer.Typer(
-    name="dew",
-    help="Token-level credit for reinforcement learning of language models.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(name="dew", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "report", "explain", "doctor", "recipes", "export")
-"""The modules in the order of the help text; each adds its own."""
+COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "report", "recipes")
+"""The modules that define the commands, in the order of the help text."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from dew import __version__
+
+        typer.echo(f"dew {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Token-level credit for reinforcement learning of language models."""
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 it cannot be done, 2 the command was not understood."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 the command was not understood."""
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
-    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's configuration may name
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's config may request
     for module in COMMANDS:
         import_module(f"dew.cli.{module}")
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], prog_name="dew", standalone_mode=False)
     except typer.Exit as stop:
         code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
@@ -42,17 +54,18 @@ def main() -> None:
 
 
 def _explain(error: Exception) -> int:
-    """One clear message. What is nobody's mistake but ours can be asked for in full."""
+    """Show an error as one message; return the exit code."""
     if os.environ.get("DEW_TRACEBACK"):
         raise error
     if hasattr(error, "format_message"):  # click's: the command line was not understood
-        show_error(f"{error.format_message()}\nSee: dew --help")
+        show_error([Problem(error.format_message(), remedy="See `dew --help`.")])
         return 2
     if isinstance(error, DewError):
-        show_error(str(error))
-    elif isinstance(error, OSError):
-        show_error(f"{error.filename or 'a file'}: {error.strerror or error}.")
+        show_error(error.problems, error.source)
+    elif isinstance(error, OSError) and error.filename:
+        show_error([Problem(f"{error.filename}: {error.strerror or error}.")])
     else:
         text = str(error).strip().split("\n", maxsplit=1)[0]
-        show_error(f"{type(error).__name__}: {text}\nDEW_TRACEBACK=1 in the environment shows where.")
+        advice = "Set DEW_TRACEBACK=1 in the environment to see the traceback."
+        show_error([Problem(f"{type(error).__name__}: {text}", remedy=advice)])
     return 1

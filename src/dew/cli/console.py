@@ -1,22 +1,28 @@
-"""What every command prints with: one console, one way to say that something went wrong, colours of credit.
+"""The console that every command prints to: errors, tables of checks, JSON, and tokens coloured by credit.
 
-Whatever is printed may hold text of a model or of a stranger's file. So square brackets are never markup here, and
-of the text itself no control character reaches the terminal; rich's own colours and cursor moves do.
+Anything printed may contain text of a model or of somebody else's file. So square brackets are never markup, and no
+control character in the text reaches the terminal; rich's own colours and cursor moves do.
 """
 
 import json
 import logging
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
+
+from dew.errors import Problem
+
+if TYPE_CHECKING:
+    from dew.preflight import Check
 
 
 class PlainConsole(Console):
-    """A console on which text is text."""
+    """A console that prints text as text."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **settings)
@@ -27,8 +33,13 @@ class PlainConsole(Console):
 
 
 def shown(text: str) -> str:
-    """Text as a terminal may see it, line by line: no control characters, no direction marks."""
+    """Text that is safe for a terminal: no control characters, no direction marks."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
+
+
+def printable(text: str) -> str:
+    """The same on one line."""
+    return shown(text.replace("\n", "⏎"))
 
 
 out = PlainConsole()
@@ -36,30 +47,60 @@ err = PlainConsole(stderr=True)
 
 
 class LogToConsole(logging.Handler):
-    """Warnings of dew's own, on standard error."""
+    """dew's own warnings, on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         err.print(self.format(record), soft_wrap=True)
 
 
-BLUE, ORANGE = (40, 100, 220), (215, 95, 0)
-"""Earns and pays: told apart by everybody, and never by colour alone."""
-
-MAX_ERROR_LINES = 10
+MAX_ERROR_LINES = 20
 
 
-def show_error(message: str) -> None:
-    """At most ten lines, the first of which names the matter."""
-    lines = message.strip().splitlines() or ["something went wrong"]
-    hidden = len(lines) - MAX_ERROR_LINES
-    if hidden > 0:
-        lines = [*lines[: MAX_ERROR_LINES - 1], f"... and {hidden + 1} more"]
-    err.print(Text("error: ", style="bold red") + Text("\n".join(lines)), soft_wrap=True)
+def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
+    """Each problem, and its remedy on a line of its own after an arrow, as in the table of checks."""
+    lines, indent = ([Text(f"{source}:")], "  ") if source else ([], "")
+    for problem in problems:
+        what = f"{problem.what} {problem.why}".strip()
+        lines += [Text(indent + line) for line in what.splitlines()]
+        lines += [Text(f"{indent}→ {problem.remedy}", style="bold")] if problem.remedy else []
+    if len(lines) > MAX_ERROR_LINES:
+        lines = [*lines[: MAX_ERROR_LINES - 1], Text(f"... and {len(lines) - MAX_ERROR_LINES + 1} more lines")]
+    err.print(Text("error: ", style="bold red") + Text("\n").join(lines), soft_wrap=True)
+
+
+MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("–", "dim")}
+
+
+def show_checks(checks: Sequence["Check"]) -> None:
+    """Checks as a table: a mark, the status, the finding, and the remedy after an arrow."""
+    grid = Table(show_edge=False, pad_edge=False, show_header=False, box=None, padding=(0, 2, 0, 0))
+    for no_wrap in (True, True, False):
+        grid.add_column(no_wrap=no_wrap, overflow="fold")
+    for check in checks:
+        mark, style = MARKS[check.status]
+        says = Text(printable(check.says))
+        if check.remedy:
+            says += Text(f"\n→ {printable(check.remedy)}", style="bold")
+        grid.add_row(Text(f"{mark} {check.status}", style=style), check.name, says)
+    out.print(grid)
+
+
+def summary(checks: Sequence["Check"]) -> str:
+    counts = {status: sum(check.status == status for check in checks) for status in MARKS}
+    return ", ".join(f"{n} {status}" for status, n in counts.items() if n)
 
 
 def print_json(value: Any) -> None:
-    """For programs: JSON on standard output, nothing else."""
-    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")  # ASCII: no byte of it moves a terminal
+    """JSON on standard output, for programs; ASCII, so that it cannot move a terminal's cursor."""
+    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+
+
+def signed(interval: Any) -> str:
+    return f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+BLUE, ORANGE = (40, 100, 220), (215, 95, 0)
+"""Positive and negative credit, also told apart by colour-blind readers."""
 
 
 def tinted(text: str, share: float, colour: tuple[int, int, int]) -> Text:
@@ -69,11 +110,8 @@ def tinted(text: str, share: float, colour: tuple[int, int, int]) -> Text:
     return Text(text, style=f"{'white' if depth > 0.6 else 'black'} on rgb({r},{g},{b})")
 
 
-def credited(tokens: list[str], credit: list[float]) -> Text:
-    """An answer with every token on the colour of its credit: blue earns, orange pays.
-
-    The depth is stretched from the answer's least to its largest, or differences of a tenth would not be seen.
-    """
+def by_credit(tokens: Sequence[str], credit: Sequence[float]) -> Text:
+    """Tokens coloured by credit: blue positive, orange negative, scaled from the least to the largest of the answer."""
     sizes = [abs(x) for x in credit]
     least, largest = min(sizes, default=0.0), max(sizes, default=0.0)
     spread = largest - least
@@ -84,15 +122,7 @@ def credited(tokens: list[str], credit: list[float]) -> Text:
     return line
 
 
-def hesitant(tokens: list[str], entropy: list[float]) -> Text:
-    """An answer with every token on the colour of its entropy: the deeper, the more the policy hesitated."""
+def by_entropy(tokens: Sequence[str], entropy: Sequence[float]) -> Text:
+    """Tokens coloured by entropy: the deeper, the higher."""
     largest = max(entropy, default=0.0) or 1.0
-    line = Text()
-    for token, H in zip(tokens, entropy, strict=True):
-        line.append(tinted(printable(token), H / largest, ORANGE))
-    return line
-
-
-def printable(text: str) -> str:
-    """Text of a model on one line: new lines are shown as such."""
-    return shown(text.replace("\n", "⏎"))
+    return Text.assemble(*(tinted(printable(t), H / largest, ORANGE) for t, H in zip(tokens, entropy, strict=True)))

@@ -1,4 +1,4 @@
-"""`dew recipes`: ls, show, copy."""
+"""`dew recipes`: list, show and copy the bundled configs."""
 
 import shutil
 from pathlib import Path
@@ -8,22 +8,17 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out
-from dew.config import nearest
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem, did_you_mean
 
 recipes = typer.Typer()
 app.add_typer(recipes, name="recipes")
 
-HERE = Path(__file__).parents[1] / "recipes"
-"""Where the wheel puts them; in a checkout they stand at its root."""
-
-
-def folder() -> Path:
-    return HERE if HERE.is_dir() else Path(__file__).parents[3] / "recipes"
-
 
 def names() -> dict[str, Path]:
-    return {str(path.relative_to(folder()).with_suffix("")): path for path in sorted(folder().rglob("*.yaml"))}
+    """Name -> file. In the wheel recipes lie inside the package, in a checkout at its root."""
+    packaged = Path(__file__).parents[1] / "recipes"
+    folder = packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
+    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def find(name: str) -> Path | None:
@@ -33,36 +28,37 @@ def find(name: str) -> Path | None:
 def _get(name: str) -> Path:
     path = find(name)
     if path is None:
-        raise ConfigError(f"No recipe is called {name!r}.{nearest(name, names())}")
+        advice = did_you_mean(name, names()) or "`dew recipes` lists them."
+        raise ConfigError(Problem(f"There is no recipe {name!r}.", remedy=advice))
     return path
 
 
 @recipes.callback(invoke_without_command=True)
 def plain(context: typer.Context) -> None:
-    """Runs that are known: list them, read one, copy one."""
+    """List, show or copy bundled recipes."""
     if context.invoked_subcommand is None:
         ls()
 
 
 @recipes.command("ls")
 def ls() -> None:
-    """All recipes, each with its first line."""
+    """List all recipes."""
     for name, path in names().items():
         out.print(f"{name:32} {path.read_text().splitlines()[0].removeprefix('# ')}", soft_wrap=True)
 
 
 @recipes.command()
 def show(name: str) -> None:
-    """Print one."""
+    """Print a recipe."""
     out.print(_get(name).read_text().rstrip(), soft_wrap=True)
 
 
 @recipes.command()
 def copy(name: str, to: Annotated[Path, typer.Argument(help="File or folder.")] = Path(".")) -> None:
-    """Copy one, to change it."""
+    """Copy a recipe, to edit it."""
     source = _get(name)
     target = to / source.name if to.is_dir() else to
     if target.exists():
-        raise ConfigError(f"{target} is there already. Name another file.")
+        raise ConfigError(Problem(f"{target} already exists.", remedy="Choose another file name."))
     shutil.copyfile(source, target)
-    out.print(f"{target}\nNext: dew train {target} --dry-run")
+    out.print(f"{target}\nNext: dew train {target} --dry-run", soft_wrap=True)

@@ -1,212 +1,164 @@
-"""`dew train` and `dew resume`."""
+"""`dew train`, `dew resume` and `dew export`."""
 
 import shutil
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.cli.watch import RunView, screen
-from dew.config import Run, read_run
-from dew.errors import ConfigError
+from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run, setting_fields
+from dew.cli.live import RunView, live
+from dew.cli.runs import claim_run
+from dew.config import OWN_KEYS, read_run, to_yaml
+from dew.errors import ConfigError, Problem
 from dew.files import stay_inside, sweep
 
-Allow = Annotated[
-    list[str] | None,
-    typer.Option("--allow", help="Let the file do this: the name that the refusal shows. May be given several times."),
-]
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+if TYPE_CHECKING:
+    from dew.engines.trl.settings import Parsed
 
 
 @app.command(context_settings=PASS_ON)
 def train(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Argument(help="A YAML file: a recipe, or any GRPO file of TRL.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved run and its arithmetic; stop.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Empty the run's folder first.")] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="List every setting with its help, and stop.")] = False,
-    allow: Allow = None,
-    json: Annotated[bool, typer.Option("--json", help="With --dry-run: the resolved run as JSON.")] = False,
+    config: Annotated[Path | None, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and batch sizes, then exit.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in output_dir first.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
+    untrusted: Untrusted = False,
+    json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
 ) -> None:
     """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`.
 
-    On clusters: `--engine verl`, with verl's own keys as hydra has them: `trainer.nnodes=8`.
+    On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
     """
     if keys:
-        _list_keys()
+        out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
+        for field in sorted(setting_fields(), key=lambda field: field.name):
+            out.print(f"{field.name}  {str(field.metadata.get('help', '')).splitlines()[0][:150]}")
         return
     if config is None:
-        raise ConfigError("train: which configuration? `dew train FILE.yaml`; `dew recipes` lists some.")
-    run, flags = with_own_flags(read_run(recipe_path(config)), context.args)
+        raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
+    run, typed = load_run(config, context.args)
+    check_settings(run, typed)
     if run.engine == "verl":
         from dew.cli import verl
 
-        verl.train(run, flags, dry=dry_run, overwrite=overwrite, as_json=json, allowed=allow or ())
+        verl.train(run, typed, dry=dry_run, overwrite=overwrite, as_json=json, untrusted=untrusted)
         return
-    from dew.engines.trl import launch as trl
+    from dew.engines.trl import launch, settings
 
-    trl.quiet()
-    parsed = trl.parse(run, flags, dry=dry_run, allowed=allow or ())
+    launch.quiet()
+    parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
         _show(parsed, json)
         return
-    folder = Path(parsed.args.output_dir)
-    claim(folder, overwrite)
-    _go(parsed, resume=False)
+    claim_run(Path(parsed.args.output_dir), overwrite)
+    _train(parsed, resume=False)
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped or killed.")], allow: Allow = None
+    folder: Annotated[Path, typer.Argument(help="The output_dir of a run that was stopped or killed.")],
+    untrusted: Untrusted = False,
 ) -> None:
-    """Go on with a run from its last complete checkpoint."""
-    from dew.cli import verl
-
-    path = folder / "config.yaml"
-    if not path.is_file() and not (folder / verl.RECIPE).is_file():
-        raise ConfigError(f"{folder}: not a run's folder (no config.yaml). Give the output_dir of a run.")
+    """Resume a run from its last complete checkpoint."""
+    config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
+    if not config.is_file() and not on_verl:
+        raise ConfigError(Problem(f"{folder}: no config.yaml there.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
-    if (folder / verl.RECIPE).is_file():
-        verl.resume(folder, allow or ())
+    if on_verl:
+        from dew.cli import verl
+
+        verl.resume(folder, untrusted)
         return
-    run = read_run(path)
+    moved = {"output_dir": str(folder)}
+    run = read_run(config, moved)
     if "actor_rollout_ref" in run.settings:
-        raise ConfigError(
-            f"{folder}: verl was started here without dew train. Go on with the command that started it and "
-            "trainer.resume_mode=auto."
-        )
-    from dew.engines.trl import launch as trl
+        advice = "Resume with the command that started it and trainer.resume_mode=auto."
+        raise ConfigError(Problem(f"{folder}: this run was started with verl itself, not `dew train`.", remedy=advice))
+    from dew.engines.trl import launch, settings
 
-    trl.quiet()
-    if trl.finished(run, folder):
+    launch.quiet()
+    if launch.finished(run, folder):
+        from dew.report import build
+
         sweep(folder)
-        if not (folder / "report.html").exists():
-            from dew.report import build
-
-            build([folder])
-        out.print(f"{folder} is finished: the model is in {folder / 'model'}. Look at it: dew report {folder}")
+        page = folder / "report.html"
+        out.print(
+            f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page if page.exists() else build([folder])}"
+        )
         return
-    here = Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})
-    _go(trl.parse(here, allowed=("output_dir", *(allow or ()))), resume=True)
+    _train(settings.parse(run, moved, untrusted=untrusted), resume=True)
 
 
-def _go(parsed: Any, *, resume: bool) -> None:
-    from dew.engines.trl import launch as trl
+def _train(parsed: "Parsed", *, resume: bool) -> None:
+    from dew.engines.trl import launch
     from dew.engines.trl.failures import disk_full
-
-    folder = Path(parsed.args.output_dir)
-    parsed.args.disable_tqdm = True
-    out.print(f"{parsed.args.algorithm} on {parsed.run.task or parsed.script.dataset_name}: {parsed.args.batches}")
-    view = RunView(folder)
-    callbacks = [] if out.is_terminal else [_lines(view)]
-    try:
-        with live(view):
-            status = trl.launch(parsed, callbacks=callbacks, resume=resume, say=out.print)
-    except Exception as error:
-        full = disk_full(error, folder)
-        if full is None:
-            raise
-        raise full from None
-    if status == "stopped":
-        out.print(f"Stopped at step {view.step} with a checkpoint. Go on with: dew resume {folder}")
-        return
     from dew.report import build
 
-    out.print(f"Done: {folder}\nThe model: {folder / 'model'}\nThe report, to open in a browser: {build([folder])}")
-
-
-def live(view: RunView) -> AbstractContextManager[Any]:
-    if not out.is_terminal:
-        return nullcontext()
-    from rich.live import Live
-
-    return Live(get_renderable=lambda: screen([view]), console=out, refresh_per_second=2)
-
-
-def _lines(view: RunView) -> Any:
-    """Where nobody looks at a screen: one plain line per logging step."""
-    from transformers import TrainerCallback
-
-    class Lines(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            known = len(view.alarms)
-            if view.poll() and state.global_step % max(int(args.logging_steps), 1) == 0:
-                out.print(view.line(), soft_wrap=True)
-            for alarm in view.alarms[known:]:
-                out.print(f"⚠ step {alarm.get('step')}: {alarm.get('message')} {alarm.get('remedy')}", soft_wrap=True)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if view.poll():
-                out.print(view.line(), soft_wrap=True)
-
-    return Lines()
-
-
-def recipe_path(config: Path) -> Path:
-    """A file, or the name of a recipe that comes with dew."""
-    from dew.cli.recipes import find
-
-    return config if config.exists() else find(str(config)) or config
-
-
-def with_own_flags(run: Run, flags: list[str]) -> tuple[Run, list[str]]:
-    """Flags that are dew's own keys change the run; the others go to TRL's parser."""
-    from dew.config import OWN_KEYS, make_run, parse_yaml
-
-    own: dict[str, Any] = {}
-    others: list[str] = []
-    words = iter(flags)
-    for word in words:
-        name, _, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in OWN_KEYS:
-            value = value or next(words, "")
-            own.update(parse_yaml(f"{name}: {value}", f"--{name}"))
-        else:
-            others.append(word)
-    return (make_run({**run.to_dict(), **own}, source=run.source), others) if own else (run, flags)
-
-
-def claim(folder: Path, overwrite: bool) -> None:
-    if folder.is_dir():
-        sweep(folder)
-    if not folder.exists() or not any(folder.iterdir()):
+    args, folder = parsed.args, Path(parsed.args.output_dir)
+    args.disable_tqdm = True
+    out.print(f"{args.algorithm} on {parsed.run.task or parsed.script.dataset_name}: {args.batches}", soft_wrap=True)
+    view = RunView(folder)
+    try:
+        with live(lambda: [view], every=max(int(args.logging_steps), 1)):
+            status = launch.launch(parsed, resume=resume, say=out.print)
+    except Exception as error:
+        if full := disk_full(error, folder):
+            raise full from None
+        raise
+    if status == "stopped":
+        out.print(f"Stopped at step {view.step} with a checkpoint. Resume with: dew resume {folder}")
         return
-    if not overwrite:
-        raise ConfigError(
-            f"output_dir: {folder} is not empty. Go on with it (dew resume {folder}), choose another folder, or add "
-            "--overwrite."
-        )
-    if not any((folder / name).exists() for name in ("config.yaml", "verl.yaml")):
-        raise ConfigError(f"output_dir: {folder} does not look like a run of dew's; it is not emptied. Choose another.")
-    shutil.rmtree(folder)
+    out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
 
-def _show(parsed: Any, as_json: bool) -> None:
-    from dew.config import to_yaml
-
+def _show(parsed: "Parsed", as_json: bool) -> None:
+    algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
     if as_json:
-        resolved = {**parsed.run.to_dict(), "batches": str(parsed.args.batches)}
-        print_json({**resolved, "algorithm_settings": vars(parsed.args.build_algorithm())})
-        return
-    out.print(to_yaml(parsed.run).rstrip())
-    out.print(f"\n{parsed.args.build_algorithm()}")
-    out.print(f"\n{parsed.args.batches}")
+        print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
+    else:
+        out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
 
 
-def _list_keys() -> None:
-    from dataclasses import fields
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    to: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+) -> None:
+    """Export a run's final model. The folder loads with `from_pretrained`; LoRA weights are merged."""
+    source = run / "model"
+    if not source.is_dir():
+        advice = f"Finish the run (dew resume {run}) or give another folder."
+        raise ConfigError(Problem(f"{run}: no final model there.", remedy=advice))
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
+    stay_inside(source)
+    if (source / "adapter_config.json").is_file():
+        _merge_lora(source, to)
+    else:
+        shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
+    out.print(f"{to}: loads and generates, e.g. {_generate(to)!r}", soft_wrap=True)
 
-    from trl import ModelConfig
-    from trl.scripts.grpo import GRPOScriptArguments
 
-    from dew.config import OWN_KEYS
-    from dew.engines.trl import DewConfig
+def _merge_lora(source: Path, to: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoTokenizer
 
-    out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
-    for kind in (DewConfig, GRPOScriptArguments, ModelConfig):
-        for f in sorted(fields(kind), key=lambda f: f.name):
-            if f.init:
-                out.print(f"{f.name}  {str(f.metadata.get('help', '')).splitlines()[0][:150]}")
+    model: Any = AutoPeftModelForCausalLM.from_pretrained(str(source), use_safetensors=True, trust_remote_code=False)
+    model.merge_and_unload().save_pretrained(str(to))
+    AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
+
+
+def _generate(folder: Path) -> str:
+    """Load the exported model and generate a few tokens."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), use_safetensors=True, trust_remote_code=False)
+    ids = tokenizer("1", return_tensors="pt")
+    return tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])

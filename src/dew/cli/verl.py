@@ -1,36 +1,33 @@
-"""`dew train --engine verl`: show the command, write what it reads, start it, watch it."""
+"""`dew train --engine verl`: print the command, write what it reads, start it, follow it."""
 
 import re
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from dew.cli.children import Child, Lock, run_all
 from dew.cli.console import out, print_json
-from dew.cli.train import claim, live
+from dew.cli.flags import Typed
+from dew.cli.live import live
+from dew.cli.runs import Child, claim_run, lock, run_all
 from dew.config import Run, read_run, to_yaml
+from dew.engines.permission import check_permission
 from dew.engines.verl import data
 from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, shown
 from dew.engines.verl.contract import require_verl
 from dew.engines.verl.translate import Translation, translate
-from dew.engines.verl.words import with_words
-from dew.errors import EngineError
+from dew.errors import EngineError, Problem
 from dew.files import write_atomically
 from dew.preflight.verl import plan_of
 from dew.records import RunFolder
 
-RECIPE = "verl.yaml"
-"""The recipe, as config.yaml is with TRL; the engine writes verl's whole configuration under that name."""
+CONFIG = "verl.yaml"
+"""The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""
 SCRIPT = "train.sh"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LATEST = "latest_checkpointed_iteration.txt"
-"""Where verl writes which checkpoint is whole."""
+"""The file in which verl names its last complete checkpoint."""
 
 
-def train(
-    run: Run, words: list[str], *, dry: bool, overwrite: bool, as_json: bool, allowed: Collection[str] = ()
-) -> None:
-    run = with_words(run, words, allowed)
+def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool = False) -> None:
+    check_permission(run, typed, untrusted)
     translation = translate(run)
     checked = check_against_verl(translation)
     if dry:
@@ -39,46 +36,32 @@ def train(
     require_verl()
     folder = Path(translation["algorithm.dew_run.folder"])
     problems = data.data_of(run, translation, data.load_tokenizer(translation["actor_rollout_ref.model.path"]))
-    claim(folder, overwrite)
-    write_atomically(folder / RECIPE, to_yaml(run, ["Go on with it: dew resume THIS_FOLDER"]).encode())
+    claim_run(folder, overwrite)
+    write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
     data.write(problems, folder)
     out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
-    _go(translation, folder)
+    _train(translation, folder)
 
 
-def resume(folder: Path, allowed: Collection[str] = ()) -> None:
-    """verl's own resume mode, with the data that lie in the folder."""
-    run = with_words(read_run(folder / RECIPE), (), ("output_dir", *allowed))
+def resume(folder: Path, untrusted: bool = False) -> None:
+    """Resume through verl's own resume mode, with the data in the run's folder."""
+    run = read_run(folder / CONFIG, {"output_dir": str(folder)})
+    check_permission(run, ("output_dir",), untrusted)
     if RunFolder(folder).run().get("status") == "done":
-        out.print(
-            f"{folder} is finished. Look at it: dew report {folder}\nThe model: {merge_command(folder)}", soft_wrap=True
-        )
+        out.print(f"{folder} is finished.\n{_next_steps(folder)}", soft_wrap=True)
         return
-    moved = Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})
-    translation = translate(moved, resume=True)
+    translation = translate(run, resume=True)
     if not (folder / "checkpoints" / LATEST).is_file():
-        raise EngineError(
-            f"{folder}: verl has written no checkpoint yet. Start anew with a smaller save_steps: "
-            f"dew train {folder / RECIPE} --output_dir NEW_FOLDER."
-        )
+        advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
+        raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
     if not Path(translation["data.train_files"]).is_file():
-        raise EngineError(f"{folder}: the data that the run was reading are gone ({translation['data.train_files']}).")
+        raise EngineError(f"{folder}: the run's training data are missing ({translation['data.train_files']}).")
     require_verl()
-    _go(translation, folder)
-
-
-def remarks(translation: Translation, checked: bool) -> list[str]:
-    """What there is to know besides the command."""
-    lines = [f"{translation.algorithm}", f"{translation.batches}.", *plan_of(translation).lines()]
-    lines += [f"Note: {note}." for note in translation.notes]
-    if translation.unused:
-        lines.append(f"Not needed on verl: {', '.join(translation.unused)}.")
-    if not checked:
-        lines.append("verl is not installed here: it judges keys of its own when the command runs.")
-    return lines
+    _train(translation, folder)
 
 
 def _show(translation: Translation, checked: bool, as_json: bool) -> None:
+    plan = plan_of(translation)
     if as_json:
         print_json(
             {
@@ -86,65 +69,60 @@ def _show(translation: Translation, checked: bool, as_json: bool) -> None:
                 "overrides": translation.overrides,
                 "batches": {**vars(translation.batches), "text": str(translation.batches)},
                 "algorithm_settings": vars(translation.algorithm),
-                "plan": plan_of(translation).to_dict(),
+                "plan": plan.to_dict(),
                 "unused": translation.unused,
                 "notes": translation.notes,
                 "checked_against_verl": checked,
             }
         )
         return
-    for line in remarks(translation, checked):
-        out.print(f"# {line}", markup=False, soft_wrap=True)
-    out.print(shown(command(translation, "python")), markup=False, soft_wrap=True)
+    lines = [f"{translation.algorithm}", f"{translation.batches}.", *plan.lines()]
+    lines += [f"Note: {note}." for note in translation.notes]
+    if translation.unused:
+        lines.append(f"Not used on verl: {', '.join(translation.unused)}.")
+    if not checked:
+        lines.append("verl is not installed here: its own keys are checked when the command runs.")
+    out.print("".join(f"# {line}\n" for line in lines) + shown(command(translation, "python")), soft_wrap=True)
 
 
-def _go(translation: Translation, folder: Path) -> None:
-    script = f"#!/bin/sh\n# What dew starts, to read or to run by hand.\n{shown(command(translation))}\n"
+def _train(translation: Translation, folder: Path) -> None:
+    script = f"#!/bin/sh\n# The command that dew runs.\n{shown(command(translation))}\n"
     write_atomically(folder / SCRIPT, script.encode())
-    out.print(f"{translation.algorithm.name} on verl: {translation.batches}", soft_wrap=True)
-    out.print(f"The command: {folder / SCRIPT}", soft_wrap=True)
     child = _Training(folder.name, overrides(translation), folder, program=(*command(translation)[:1], *MAIN))
-    out.print(f"Its output: {child.log}", soft_wrap=True)
-    if child.log.exists():  # of the part that went before
+    if child.log.exists():  # of the run before it was resumed
         child.log.replace(child.log.with_name(f"{folder.name}.before.log"))
+    out.print(f"{translation.algorithm.name} on verl: {translation.batches}", soft_wrap=True)
+    out.print(f"Command: {folder / SCRIPT}\nLog: {child.log}", soft_wrap=True)
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
-    view = child.view
-    view.poll()  # what an earlier part of the run has told is not told again
-
-    def tick(_: Any) -> None:
-        if view.poll() and not out.is_terminal:
-            out.print(view.line(), soft_wrap=True)
-
     try:
-        with Lock(folder) as held, live(view):
-            run_all([child], 1, keep_open=[held], tick=tick)
+        with lock(folder) as held, live(lambda: [child.view]):
+            run_all([child], 1, keep_open=[held])
     except KeyboardInterrupt:
         RunFolder(folder).write_run({"status": "stopped"})
-        out.print(f"Stopped. Go on from verl's last checkpoint with: dew resume {folder}", soft_wrap=True)
+        out.print(f"Stopped. Resume from verl's last checkpoint with: dew resume {folder}", soft_wrap=True)
         raise
-    tick(None)
-    out.print(f"Done: {folder}\nThe report: dew report {folder}\nThe model: {merge_command(folder)}", soft_wrap=True)
+    out.print(f"Done: {folder}\n{_next_steps(folder)}", soft_wrap=True)
 
 
 class _Training(Child):
-    """verl's driver. It ends well or not; what it was doing stands in its log."""
+    """verl's driver process."""
 
     def check(self) -> None:
         assert self.process is not None
-        ended_well = self.process.returncode == 0
-        RunFolder(self.folder).write_run({"status": "done" if ended_well else "failed"})
-        if not ended_well:
+        done = self.process.returncode == 0
+        RunFolder(self.folder).write_run({"status": "done" if done else "failed"})
+        if not done:
             super().check()
 
-    def last_words(self) -> str:
-        return COLOURS.sub("", super().last_words())
+    def log_tail(self) -> str:
+        return COLOURS.sub("", super().log_tail())
 
 
-def merge_command(folder: Path) -> str:
-    """verl keeps shards; this makes of the last ones a folder that any tool loads."""
+def _next_steps(folder: Path) -> str:
+    """How to see the report, and how to merge verl's shards into a model folder."""
     latest = folder / "checkpoints" / LATEST
     step = latest.read_text().strip() if latest.is_file() else "N"
     return (
-        f"python -m verl.model_merger merge --backend fsdp --local_dir {folder}/checkpoints/global_step_{step}/actor "
-        f"--target_dir {folder}/model"
+        f"Report: dew report {folder}\nModel: python -m verl.model_merger merge --backend fsdp "
+        f"--local_dir {folder}/checkpoints/global_step_{step}/actor --target_dir {folder}/model"
     )

@@ -1,17 +1,19 @@
-"""What a file may not bring about by itself: run code, send anything away, or write where it does not belong.
+"""What a config file from somebody else may not do without approval: run code, send data away, write elsewhere.
 
-A recipe is data, whoever wrote it. A setting that makes more of it counts where the user typed it, as a setting
-(`--trust_remote_code`) or by name (`--allow trust_remote_code`). Runs made in Python are their author's own.
+Your own file is trusted. With `--untrusted`, these settings work only if they are repeated on the command line
+(`--push_to_hub true`). A secret is refused in either case: settings are saved in the run's folder and its report.
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from dew.config import Run
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem
 from dew.rewards.parts import is_path, own_path
 
 RUNS_CODE = {
@@ -21,103 +23,92 @@ RUNS_CODE = {
     "allow_all_kernels": "loads compiled code from the hub",
     "external_lib": "runs code",
 }
-"""Wherever they stand, also inside other settings."""
-CODE_BY_PATH = ("pkg://", "file://")
+"""At any depth, also inside other settings."""
+CODE_PATHS = ("pkg://", "file://")
 """How verl's settings name modules: reward functions, data sets, samplers."""
-SAFE = ("use_safetensors", "weights_only")
-"""Switched off, weights are read as pickles, which are programs."""
+SAFE_LOADING = ("use_safetensors", "weights_only")
+"""Turned off, weights may be pickles, which run code when loaded."""
 SENDS = {
     "push_to_hub": "uploads the model",
-    "log_completions_hub_repo": "uploads the answers",
-    "trackio_space_id": "sends metrics away",
-    "trackio_bucket_id": "sends metrics away",
-    "trackio_static_space_id": "sends metrics away",
-    "deepspeed": "may write wherever it is told to",
+    "log_completions_hub_repo": "uploads the completions",
+    "trackio_space_id": "uploads metrics",
+    "trackio_bucket_id": "uploads metrics",
+    "trackio_static_space_id": "uploads metrics",
+    "deepspeed": "may write files anywhere",
 }
-AT_HOME = ("none", "tensorboard")
-"""What `report_to` may name: nothing of it leaves the run's folder."""
-LOCAL = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
+LOCAL_LOGGERS = ("none", "tensorboard")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
+APPROVE = "Repeat the setting on the command line to approve it, or run without --untrusted."
 OFF = ("", "0", "false", "no", "n", "f", "off", "none")
 
 
-def check_permission(run: Run, typed: Collection[str], allowed: Collection[str]) -> None:
-    """Refuse what the file wants and nobody typed, all of it at once, with what to type."""
+def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
+    """Refuse secrets, and in an untrusted file every setting that needs approval.
+
+    `typed` holds the names given on the command line, verl's keys as `verl.trainer.nnodes`; those are approved.
+    """
     if "hub_token" in run.settings or "hub_token" in typed:
-        raise ConfigError(
-            "hub_token: a secret does not belong into settings, which are written into the run's folder and its "
-            "report. Set HF_TOKEN in the environment, or run `hf auth login`."
-        )
-    if run.source is None:
+        why = "Secrets do not belong in settings, which are saved in the run's folder and its report."
+        raise ConfigError(Problem("hub_token:", why, "Set HF_TOKEN in the environment, or run `hf auth login`."))
+    if not untrusted:
         return
     settings = {key: value for key, value in {**run.settings, "verl": run.verl}.items() if key not in typed}
-    wanted = {name: why for name, why in wishes(settings, Path(run.source).parent) if name not in allowed}
-    if wanted:
-        listed = "".join(f"\n- {name}: {why}" for name, why in wanted.items())
-        words = " ".join(f"--allow {name}" for name in wanted)
-        raise ConfigError(f"{run.source} asks for more than a file may do by itself:{listed}\nTo allow it: {words}")
+    problems = [
+        Problem(f"{name}: {effect}.", remedy=APPROVE)
+        for name, effect in needs_approval(settings, Path(run.source or ".").parent)
+        if name not in typed
+    ]
+    if problems:
+        raise ConfigError(problems, source=f"{run.source} requests actions that need your approval")
 
 
-def wishes(settings: Mapping[str, Any], home: Path) -> Iterator[tuple[str, str]]:
-    """(name, what it brings about) of everything that must be allowed."""
-    for reward in _listed(settings.get("reward_funcs")):
-        if is_path(own_path(str(reward))):
-            yield str(reward), "runs code"
-    for name, value in settings.items():
-        yield from _inside(name, value)
-        if name in SENDS and _on(value):
-            yield name, SENDS[name]
-    if away := [str(r) for r in _listed(settings.get("report_to")) if str(r).lower() not in AT_HOME]:
-        yield "report_to", f"sends metrics to {', '.join(away)}"
+def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
+    """(name, effect) of every setting that needs approval in a file from `folder`."""
+    if code := [str(r) for r in _as_list(settings.get("reward_funcs")) if is_path(own_path(str(r)))]:
+        yield "reward_funcs", f"runs code ({', '.join(code)})"
+    if remote := [str(r) for r in _as_list(settings.get("report_to")) if str(r).lower() not in LOCAL_LOGGERS]:
+        yield "report_to", f"sends metrics to {', '.join(remote)}"
     for name in ("guide", "vllm_server_base_url", "vllm_server_host"):
-        if host := _elsewhere(name, settings.get(name)):
-            yield name, f"talks to {host}"
-    for name, value in _leaves("verl", settings.get("verl") or {}):
-        if name.endswith("_dir") and not _belongs(str(value), home):
+        if host := _remote_host(name, settings.get(name)):
+            yield name, f"connects to {host}"
+    for name, value in _walk("", settings):
+        last = name.rpartition(".")[2]
+        if last in RUNS_CODE and _is_on(value):
+            yield name, RUNS_CODE[last]
+        elif name in SENDS and _is_on(value):
+            yield name, SENDS[name]
+        elif last == "path" and (str(value).startswith(CODE_PATHS) or str(value).endswith(".py")):
+            yield name, "runs code"
+        elif last in SAFE_LOADING and not _is_on(value):
+            yield name, "allows weights in pickle files, which run code when loaded"
+        elif last == "attn_implementation" and "/" in str(value):
+            yield name, "loads compiled code from the hub"
+        elif re.fullmatch(r"output_dir|verl\..*_dir", name) and value is not None and not _is_below(str(value), folder):
             yield name, f"{value} is neither below the current folder nor below the file's own"
-    folder = settings.get("output_dir")
-    if folder is not None and not _belongs(str(folder), home):
-        yield "output_dir", f"{folder} is neither below the current folder nor below the file's own"
 
 
-def _inside(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The same for a setting and everything in it, be it a mapping or JSON."""
-    last = name.rpartition(".")[2]
-    if last in RUNS_CODE and _on(value):
-        yield name, RUNS_CODE[last]
-    elif last == "path" and str(value).startswith(CODE_BY_PATH) | str(value).endswith(".py"):
-        yield name, "runs code"
-    elif last in SAFE and not _on(value):
-        yield name, "lets weights be read as pickles, which are programs"
-    elif last == "attn_implementation" and "/" in str(value):
-        yield name, "loads compiled code from the hub"
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _inside(f"{name}.{key}", part)
+def _walk(above: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every setting at any depth, also inside JSON, by its dotted name."""
+    for key, value in settings.items():
+        yield f"{above}{key}", value
+        inner = value
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            with suppress(ValueError, RecursionError):
+                inner = json.loads(value)
+        if isinstance(inner, Mapping):
+            yield from _walk(f"{above}{key}.", inner)
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield name, value
-        return
-    for key, part in value.items():
-        yield from _leaves(f"{name}.{key}", part)
-
-
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _on(value: Any) -> bool:
+def _is_on(value: Any) -> bool:
     return str(value).strip().lower() not in OFF
 
 
-def _elsewhere(name: str, value: Any) -> str | None:
-    """The host of an address, if that is not this machine."""
+def _remote_host(name: str, value: Any) -> str | None:
+    """The host of an address, unless it is this machine."""
     text = str(value or "")
     if name == "guide" and not text.startswith(("http://", "https://")):
         return None
@@ -125,15 +116,15 @@ def _elsewhere(name: str, value: Any) -> str | None:
         host = urlsplit(text).hostname if "//" in text else text
     except ValueError:
         return text
-    return host if host and host not in LOCAL else None
+    return host if host and host not in LOCAL_HOSTS else None
 
 
-def _belongs(folder: str, home: Path) -> bool:
-    """Below the current folder or the file's own, and not in a hidden one."""
+def _is_below(path: str, folder: Path) -> bool:
+    """Below the current folder or the file's own, and not in a hidden one. TRL expands `~`."""
     try:
-        path = Path(folder).resolve()
-        bases = [base.resolve() for base in (Path.cwd(), home)]
+        target = Path(path).expanduser().resolve()
+        bases = [base.resolve() for base in (Path.cwd(), folder)]
     except (OSError, ValueError, RuntimeError):
         return False
-    below = [path.relative_to(base) for base in bases if path != base and path.is_relative_to(base)]
+    below = [target.relative_to(base) for base in bases if target != base and target.is_relative_to(base)]
     return any(not any(part.startswith(".") for part in inner.parts) for inner in below)

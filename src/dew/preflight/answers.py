@@ -14,8 +14,9 @@ import torch
 from dew.algorithms import Algorithm
 from dew.engines.credit import Rows, judge
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.launch import Parsed, build_trainer
+from dew.engines.trl.launch import build_trainer
 from dew.engines.trl.rewards import check_weights, outcome_index
+from dew.engines.trl.settings import Parsed
 from dew.evaluate import mean_interval
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
 from dew.preflight.data import Data, Golds, correct_answers, score

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from dew.engines.recording import gold_of
-from dew.engines.trl.launch import Parsed, data_of, rewards_of
+from dew.engines.trl.launch import data_of, rewards_of
 from dew.engines.trl.rewards import checked, missing_columns, reward_name
+from dew.engines.trl.settings import Parsed
 from dew.preflight.check import Check, failed, graded, ok, warning
 from dew.rewards import Verifier
 from dew.rewards.verdict import text_of

@@ -36,7 +36,7 @@ from dew.preflight.machine import size
 
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
-    from dew.engines.trl.launch import Parsed
+    from dew.engines.trl.settings import Parsed
 
 LONGEST_TRIED = 256
 """Prompts to tokenize when looking for the longest: those with the most characters."""

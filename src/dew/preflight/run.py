@@ -1,10 +1,10 @@
 """All checks of a run on TRL, in order. A check that needs what another one found missing is skipped."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dew.config import Run
-from dew.engines.trl.launch import Parsed
+from dew.engines.trl.settings import Parsed
 from dew.preflight.answers import Evidence, check_answers, check_filter, check_reward, find_outcome, sample
 from dew.preflight.check import Check, attempt, guarded, passed, skipped
 from dew.preflight.data import Data, check_columns, check_golds, try_golds
@@ -20,10 +20,15 @@ Say = Callable[[str], None]
 
 
 def preflight(
-    run: Run, flags: Sequence[str] = (), *, answers: int = ANSWERS, allowed: Collection[str] = (), say: Say = print
+    run: Run,
+    typed: Mapping[str, str] | None = None,
+    *,
+    answers: int = ANSWERS,
+    untrusted: bool = False,
+    say: Say = print,
 ) -> list[Check]:
     """Every check of a run before it trains. `answers`: how many to sample; 0 samples none."""
-    parsed, found = read_settings(run, flags, allowed)
+    parsed, found = read_settings(run, typed, untrusted)
     checks = [check_versions(), *found]
     if parsed is None:
         why = "Data, rewards, model and disk are checked once the settings are valid."

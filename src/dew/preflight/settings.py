@@ -1,12 +1,12 @@
 """The settings of a run on TRL, and what follows from them: batches, checkpoints and their size on disk."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from dew.config import Run
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.launch import Parsed, parse
+from dew.engines.trl.settings import Parsed, parse
 from dew.errors import DewError, Problem
 from dew.preflight.check import Check, from_problem, graded, ok, warning
 from dew.preflight.machine import free_disk, size
@@ -15,10 +15,10 @@ from dew.preflight.memory import Shape, optimizer_bytes
 ABOUT_BATCHES = ("groups of", "generation_batch_size=", "num_generations=")
 
 
-def read(run: Run, flags: Sequence[str], allowed: Collection[str] = ()) -> tuple[Parsed | None, list[Check]]:
+def read(run: Run, typed: Mapping[str, str] | None, untrusted: bool = False) -> tuple[Parsed | None, list[Check]]:
     """The run as TRL parses it, or None and a failed check for each problem."""
     try:
-        parsed = parse(run, flags, allowed=allowed)
+        parsed = parse(run, typed, untrusted=untrusted)
     except DewError as error:
         return None, [from_problem(_subject(problem), problem) for problem in error.problems]
     return parsed, [ok("settings", f"{len(parsed.run.settings)} settings, all valid."), check_batches(parsed.args)]

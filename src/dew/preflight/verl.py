@@ -28,13 +28,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from dew.config import Run
+from dew.engines.permission import check_permission
 from dew.engines.problems import judge_of
 from dew.engines.verl.batches import Batches
 from dew.engines.verl.command import check_against_verl
 from dew.engines.verl.data import Data, data_of, load_tokenizer
 from dew.engines.verl.keys import ACTOR, FSDP, MODEL, ROLLOUT
 from dew.engines.verl.translate import Translation, translate
-from dew.engines.verl.words import with_words
 from dew.errors import DewError
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
 from dew.preflight.installation import check_versions
@@ -241,11 +241,11 @@ def local_shape(model: str) -> Shape | None:
     return replace(s, parameters=s.layers * layer + ends)
 
 
-def preflight_verl(run: Run, words: Sequence[str] = (), allowed: Collection[str] = ()) -> list[Check]:
+def preflight_verl(run: Run, typed: Collection[str] = (), untrusted: bool = False) -> list[Check]:
     """Versions, settings, batches, GPUs, memory, folder, data, verifier."""
     checks = [check_versions("verl")]
     try:
-        run = with_words(run, words, allowed)
+        check_permission(run, typed, untrusted)
         translation = translate(run)
         composed = check_against_verl(translation)
     except DewError as error:

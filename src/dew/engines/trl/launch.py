@@ -4,8 +4,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config, get_quantization_config
 
 from dew import __version__
-from dew.config import Run, Scoring, check_keys, to_yaml
-from dew.engines.permission import check_permission
+from dew.config import Run, Scoring, to_yaml
 from dew.engines.problems import judge_of, training_rows
 from dew.engines.recording import git_commit
 from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.config import DewConfig
+from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
@@ -30,66 +29,6 @@ from dew.tasks import model_folder, task
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """A Run as TRL sees it."""
-
-    run: Run
-    script: Any
-    args: DewConfig
-    model: Any
-
-
-def parse(run: Run, flags: Sequence[str] = (), *, dry: bool = False, allowed: Collection[str] = ()) -> Parsed:
-    """TRL's parser over the run's settings and further command-line flags (`--learning_rate 1e-5`).
-
-    A dry parse understands a run for a GPU on a machine that has none. `allowed` names what a file may bring about
-    beyond training (permission.py).
-    """
-    import torch
-    from trl import ModelConfig, TrlParser
-    from trl.scripts.grpo import GRPOScriptArguments
-
-    kinds = (GRPOScriptArguments, DewConfig, ModelConfig)
-    known = [f.name for kind in kinds for f in fields(kind) if f.init]
-    check_keys(run.settings, known, source=run.source)
-    given = [flag[2:].split("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")]
-    check_keys(given, [*known, *(f"no_{name}" for name in known)], source="command line")
-
-    check_permission(run, given, allowed)
-    parser = TrlParser(kinds)
-    parser.error = _refuse
-    parser.set_defaults_with_config(**run.settings)
-    if dry and not torch.cuda.is_available():
-        parser.set_defaults(use_cpu=True)
-    try:
-        script, args, model = parser.parse_args_into_dataclasses(args=list(flags))
-    except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and what they ask for
-        if isinstance(error, ConfigError):
-            raise
-        kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{run.source or 'configuration'}: {kind}{error}") from error
-    settings = {**run.settings, **{name: _value_of(name, script, args, model) for name in given}}
-    _check_model(model, run)
-    return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model)
-
-
-def _refuse(message: str) -> None:
-    raise ConfigError(f"command line: {message}. `dew train --keys` lists the settings with their types.")
-
-
-def _value_of(name: str, *parsed: Any) -> Any:
-    return next((getattr(part, name) for part in parsed if hasattr(part, name)), None)
-
-
-def _check_model(model: Any, run: Run) -> None:
-    if not model.model_name_or_path:
-        raise ConfigError(
-            f"{run.source or 'configuration'}: model_name_or_path is missing. Name a model folder, a hub model, or "
-            "`tiny`, the model that comes with dew."
-        )
 
 
 # ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
 """Words of a command line: TRL's flags and hydra's overrides, read and written."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dew.config import Run, check_keys, parse_yaml
@@ -50,13 +50,13 @@ def spelled(value: Any) -> str:
     return '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', '\\"'), value) + '"'
 
 
-def with_words(run: Run, words: Sequence[str], allowed: Collection[str] = ()) -> Run:
+def with_words(run: Run, words: Sequence[str], untrusted: bool = False) -> Run:
     """Flags (`--learning_rate 1e-5`) change the recipe's settings, hydra's words (`trainer.nnodes=8`) its `verl:`.
 
-    `allowed` names what the file may bring about beyond training (engines/permission.py).
+    `untrusted`: see engines/permission.py.
     """
     typed = [word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")]
-    check_permission(run, typed, allowed)
+    check_permission(run, typed, untrusted)
     settings, verl = dict(run.settings), flat(run.verl)
     rest = list(words)
     while rest:

@@ -1,16 +1,19 @@
-"""Look at runs while they go on, through the files that they write: one line per run, and an answer with its credit."""
+"""Live view of runs through the files they write: a table and coloured answers on a terminal, else plain lines."""
 
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dew.cli.console import credited
+from dew.cli.console import by_credit, out
 from dew.errors import DewError
 from dew.records import GroupRecord, RunFolder, read_records
 
@@ -24,10 +27,54 @@ COLUMNS = {  # heading: metric, format
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
 }
 ANSWERS_SHOWN = 3
+POLL = 0.5
+
+
+@contextmanager
+def live(views: Callable[[], Sequence["RunView"]], *, every: int = 1, transient: bool = False) -> Iterator[None]:
+    """Show runs while the block runs. Without a terminal: a line every `every` steps, and alarms; 0: nothing."""
+    if out.is_terminal:
+        with Live(get_renderable=lambda: screen(views()), console=out, refresh_per_second=2, transient=transient):
+            yield
+        return
+    stop = threading.Event()
+
+    def follow() -> None:
+        ended = False
+        while not ended:
+            ended = stop.wait(POLL)
+            with suppress(DewError, OSError):  # a damaged file must not end the thread
+                _print_progress(views(), every)
+
+    for view in views():
+        view.poll()  # what a resumed run wrote before is not printed again
+    thread = threading.Thread(target=follow, daemon=True)
+    if every:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if every:
+            thread.join()
+
+
+def _print_progress(views: Sequence["RunView"], every: int) -> None:
+    for view in views:
+        known, last = len(view.alarms), view.step
+        steps = [line["step"] for line in map(_numbers, view.poll()) if line.get("step", 0) > last]
+        if any(step == view.steps or step % every == 0 for step in steps):
+            out.print(view.line(), soft_wrap=True)
+        for alarm in view.alarms[known:]:
+            out.print(_alarm(view, alarm), soft_wrap=True)
+
+
+def _alarm(view: "RunView", alarm: dict[str, Any]) -> str:
+    return f"⚠ {view.label} step {alarm.get('step')}: {alarm.get('message')} {alarm.get('remedy')}"
 
 
 class RunView:
-    """One run's folder, read as it grows."""
+    """A run's folder, read as it grows."""
 
     def __init__(self, folder: Path | str, label: str | None = None) -> None:
         self.folder = RunFolder(folder)
@@ -44,7 +91,7 @@ class RunView:
         return int(self.latest.get("step", 0))
 
     def poll(self) -> list[dict[str, Any]]:
-        """Take in what has been written since the last time; the new lines of metrics."""
+        """Read what was written since the last call; return the new lines of metrics."""
         lines, self._read = _new_lines(self.folder.path / "metrics.jsonl", self._read)
         alarms, self._alarms_read = _new_lines(self.folder.path / "alarms.jsonl", self._alarms_read)
         self.alarms += alarms
@@ -58,7 +105,7 @@ class RunView:
 
     @property
     def seconds_left(self) -> float | None:
-        """From the pace of the last steps."""
+        """Estimated from the last steps."""
         recent = self._times
         if self.steps is None or len(recent) < 2:
             return None
@@ -66,11 +113,11 @@ class RunView:
         return (self.steps - last) * (ended - began) / max(last - first, 1)
 
     def newest_group(self) -> GroupRecord | None:
-        """Of the newest recorded groups, the one in which credit differs most from token to token."""
+        """Of the newest recorded groups, the one whose credit differs most between tokens."""
         files = self.folder.record_files()
         try:
             return max(read_records(files[-1]), key=_contrast) if files else None
-        except DewError:  # being written
+        except DewError:  # still being written
             return None
 
     def line(self) -> str:
@@ -82,7 +129,7 @@ class RunView:
 
 
 def table(views: Sequence[RunView]) -> Table:
-    """Progress, time left and the numbers that matter, a row per run."""
+    """Progress, time left and the main metrics, one row per run."""
     grid = Table(show_edge=False, pad_edge=False)
     grid.add_column("run")
     for head in ("step", "left", *COLUMNS):
@@ -96,19 +143,18 @@ def table(views: Sequence[RunView]) -> Table:
 
 
 def screen(views: Sequence[RunView]) -> RenderableType:
-    """The whole live view: the table, alarms, and some answers of the newest recorded group."""
+    """The whole view: the table, recent alarms, and some answers of the first run's newest recorded group."""
     for view in views:
         view.poll()
     parts: list[RenderableType] = [table(views)]
-    for view in views:
-        for alarm in view.alarms[-2:]:
-            parts.append(Text(f"⚠ {view.label} step {alarm.get('step')}: {alarm.get('message')} {alarm.get('remedy')}"))
+    parts += [Text(_alarm(view, alarm)) for view in views for alarm in view.alarms[-2:]]
     group = views[0].newest_group() if views else None
     if group is not None:
-        parts.append(Text(f"\nstep {group.step}  {group.prompt.strip()}   blue earns, orange pays", style="dim"))
+        legend = "blue: positive credit, orange: negative"
+        parts.append(Text(f"\nstep {group.step}  {group.prompt.strip()}   {legend}", style="dim"))
         for answer in group.answers[:ANSWERS_SHOWN]:
             mark = Text("✓ " if answer.correct else "✗ ")
-            parts.append(mark + credited(list(answer.tokens), list(answer.advantage or [0.0] * len(answer.tokens))))
+            parts.append(mark + by_credit(answer.tokens, answer.advantage or [0.0] * len(answer.tokens)))
     return Group(*parts)
 
 
@@ -123,13 +169,13 @@ def _contrast(group: GroupRecord) -> float:
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, Any]:
-    """What of a line can be reckoned with: a step is whole, everything else a finite number."""
+    """The finite numbers of a line; steps as integers."""
     numbers = {k: v for k, v in line.items() if isinstance(v, int | float) and abs(v) < 1e300}
     return {k: int(v) if k in ("step", "steps") else v for k, v in numbers.items()}
 
 
 def _new_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
-    """Whole lines after `start`, and where they end."""
+    """Complete lines after byte `start`, and where they end."""
     if not path.exists():
         return [], start
     with path.open("rb") as file:

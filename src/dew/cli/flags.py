@@ -1,0 +1,174 @@
+"""Settings on the command line: `--learning_rate 1e-5`, for verl also `trainer.nnodes=8`, merged over a file's."""
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dew.cli.recipes import find
+from dew.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
+from dew.errors import ConfigError, Problem
+from dew.rewards.parts import is_path, own_path
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands whose further flags are settings."""
+Untrusted = Annotated[
+    bool,
+    typer.Option(
+        "--untrusted",
+        help="The file is from somebody else: refuse settings that run code, upload or write elsewhere, unless they "
+        "are repeated on the command line.",
+    ),
+]
+OVERRIDE = re.compile(r"\+{0,2}\w+(\.\w+)+=.*", re.DOTALL)
+Typed = dict[str, str]
+"""Name -> text of every setting that was typed; verl's keys as `verl.trainer.nnodes`."""
+
+
+def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
+    """The run of a file or a bundled recipe, changed by the command line, and which settings were typed."""
+    run = read_run(config if config.exists() else find(str(config)) or config)
+    settings, typed = parse_flags(words)
+    make_run({key: value for key, value in settings.items() if key in OWN_KEYS}, source="command line")  # blame it
+    keys = {**run.to_dict(), **settings}
+    if "verl" in settings:
+        given = dict(_dotted(settings["verl"]))
+        replaced = {key.lstrip("+") for key in given}
+        keys["verl"] = {key: v for key, v in _dotted(run.verl) if key.lstrip("+") not in replaced} | given
+        if keys["engine"] != "verl":
+            problem = f"{next(iter(given), 'verl')} is a setting of verl, and this run trains on {keys['engine']}."
+            raise ConfigError(Problem(problem, remedy="Add --engine verl, or remove it."), source="command line")
+    if "reward_funcs" in run.settings and "reward_funcs" not in typed:
+        keys["reward_funcs"] = _located(run.settings["reward_funcs"], Path(run.source or ".").parent)
+    if isinstance(folder := keys.get("output_dir"), str):
+        keys["output_dir"] = os.path.expanduser(folder)
+    return make_run(keys, source=run.source), typed
+
+
+def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
+    """Command-line words as settings, and the text typed for each.
+
+    `--key value`, `--key=value`, several words for a list, a bare `--key` for true, `--no_key` for false. Hydra's
+    `a.b=value` and `+a.b=value` become `{"verl": {"a.b": value}}`. Values are YAML 1.2 scalars, lists or mappings.
+    """
+    settings: Settings = {}
+    typed: Typed = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, text = word.partition("=")
+        if OVERRIDE.fullmatch(word):
+            settings["verl"] = {**settings.get("verl", {}), name: _value(text)}
+            typed[f"verl.{name}"] = text
+            continue
+        if not word.startswith("--"):
+            advice = "Write settings as --name value; for verl also as key.key=value."
+            raise ConfigError(Problem(f"command line: {word!r} is not understood.", remedy=advice))
+        name, texts = name[2:].replace("-", "_"), [text] if equals else []
+        while not equals and rest and not rest[0].startswith("--") and not OVERRIDE.fullmatch(rest[0]):
+            texts.append(rest.pop(0))
+        if not texts:
+            name, texts = (name[3:], ["false"]) if name.startswith("no_") else (name, ["true"])
+        settings[name] = _value(texts[0]) if len(texts) == 1 else [_value(text) for text in texts]
+        typed[name] = " ".join(texts)
+    return settings, typed
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, null, a list or mapping, quoted text; everything else is text as it stands."""
+    try:
+        value = parse_yaml(f"value: {text}")["value"] if "\n" not in text else text
+    except ConfigError:
+        return text
+    as_typed = isinstance(value, str) and not text.startswith(("'", '"'))
+    return text if as_typed or (value is None and text.startswith("#")) else value
+
+
+def _dotted(nested: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """{"trainer": {"nnodes": 2}} -> ("trainer.nnodes", 2); an empty mapping is a value."""
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _located(rewards: Any, folder: Path) -> Any:
+    """Reward functions whose module lies beside the config file, by full path: `dew resume` must find them too."""
+    if isinstance(rewards, list):
+        return [_located(reward, folder) for reward in rewards]
+    module, _, function = own_path(str(rewards)).rpartition(":")
+    file = Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
+    beside = is_path(own_path(str(rewards))) and not file.exists() and (folder / file).is_file()
+    return f"{(folder / file).resolve()}:{function}" if beside else rewards
+
+
+# ── known settings ──────────────────────────────────────────────────────────────────────────────────────────
+
+CLASSES = {
+    "GRPOScriptArguments": "trl/scripts/grpo.py",
+    "ScriptArguments": "trl/scripts/utils.py",
+    "ModelConfig": "trl/trainer/model_config.py",
+    "DewConfig": "dew/engines/trl/config.py",
+    "GRPOConfig": "trl/trainer/grpo_config.py",
+    "_BaseConfig": "trl/trainer/base_config.py",
+    "TrainingArguments": "transformers/training_args.py",
+}
+"""The dataclasses that hold TRL's settings, with their bases, and the files that define them."""
+
+
+def check_settings(run: Run, typed: Typed) -> None:
+    """Report unknown settings and algorithms before anything slow is imported."""
+    known = known_settings()
+    if known is not None:
+        check_keys([name for name in typed if not name.startswith("verl.")], known, source="command line")
+        check_keys(run.settings, known, source=run.source)
+    if isinstance(algorithm := run.settings.get("algorithm"), str):
+        from dew.algorithms import get_algorithm
+
+        try:
+            get_algorithm(algorithm)
+        except ConfigError as error:
+            raise ConfigError(error.problems, source="command line" if "algorithm" in typed else run.source) from None
+
+
+def known_settings() -> set[str] | None:
+    """Names of all TRL settings, read from the source files: importing TRL takes ten seconds. None without TRL."""
+    known: set[str] = set()
+    for name, file in CLASSES.items():
+        package, _, path = file.partition("/")
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        source = Path(spec.submodule_search_locations[0]) / path
+        tree = ast.parse(source.read_bytes()) if source.is_file() else ast.Module([], [])
+        found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+        if not found or any(ast.unparse(base).rpartition(".")[2] not in CLASSES for base in found[0].bases):
+            return {field.name for field in setting_fields()}  # a version of TRL with another layout
+        known |= {
+            line.target.id
+            for line in found[0].body
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_setting(line)
+        }
+    return known
+
+
+def _is_setting(line: ast.AnnAssign) -> bool:
+    value = "" if line.value is None else ast.unparse(line.value)
+    return not ast.unparse(line.annotation).startswith("ClassVar") and "init=False" not in value
+
+
+def setting_fields() -> list[Field[Any]]:
+    """The dataclass fields of all TRL settings, by importing TRL."""
+    from trl import ModelConfig
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    from dew.engines.trl import DewConfig
+
+    return [f for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init]

@@ -1,0 +1,115 @@
+"""The flag parser, and the settings known without importing TRL."""
+
+from pathlib import Path
+
+import pytest
+
+from dew.cli import flags
+from dew.cli.flags import known_settings, load_run, parse_flags
+from dew.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (["--max_steps", "8"], {"max_steps": 8}),
+        (["--learning-rate=3e-4"], {"learning_rate": 3e-4}),
+        (["--use_cpu", "--bf16", "false"], {"use_cpu": True, "bf16": False}),
+        (["--no_shuffle_dataset"], {"shuffle_dataset": False}),
+        (["--seed", "-1"], {"seed": -1}),
+        (["--reward_funcs", "a.py:b", "think_format"], {"reward_funcs": ["a.py:b", "think_format"]}),
+        (["--algorithm_kwargs", "{alpha2: 0.2}"], {"algorithm_kwargs": {"alpha2": 0.2}}),
+        (["--algorithm_kwargs", '{"alpha2": 0.2}'], {"algorithm_kwargs": {"alpha2": 0.2}}),
+        (["--run_name", "no"], {"run_name": "no"}),
+        (["--run_name", "'5'"], {"run_name": "5"}),
+        (["--run_name", "a: b #1"], {"run_name": "a: b #1"}),
+        (["--run_name", "#1"], {"run_name": "#1"}),
+        (["--run_name", "a\nb: c"], {"run_name": "a\nb: c"}),
+        (["--guide", "null"], {"guide": None}),
+        (["--guide="], {"guide": None}),
+        (["--optim_args", "betas=0.9"], {"optim_args": "betas=0.9"}),
+        (["--output_dir", "runs/a.b=c"], {"output_dir": "runs/a.b=c"}),
+        (["trainer.nnodes=8", "+a.b=[1, x]"], {"verl": {"trainer.nnodes": 8, "+a.b": [1, "x"]}}),
+        (["--bf16", "trainer.nnodes=8"], {"bf16": True, "verl": {"trainer.nnodes": 8}}),
+        (["--seed", "1", "--seed", "2"], {"seed": 2}),
+    ],
+)
+def test_flags_are_settings(words, settings):
+    assert parse_flags(words)[0] == settings
+
+
+def test_the_parser_remembers_what_was_typed():
+    typed = parse_flags(["--run_name", "1.10", "--no_bf16", "--reward_funcs", "a", "b", "+a.b=1"])[1]
+    assert typed == {"run_name": "1.10", "bf16": "false", "reward_funcs": "a b", "verl.+a.b": "1"}
+
+
+@pytest.mark.parametrize("word", ["stray", "-x", "a=b", "="])
+def test_other_words_are_refused(word):
+    with pytest.raises(ConfigError, match="not understood"):
+        parse_flags(["--seed", "1", "--x=1", word])
+
+
+def test_flags_override_the_file(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        "task: chain\nseed: 1\nproblems: 8\nverl: {trainer: {nnodes: 1, logger: x}, +a.b: 1}\nengine: verl\n"
+    )
+    run, typed = load_run(path, ["--seed", "2", "--problems=9", "trainer.nnodes=8", "a.b=2"])
+    assert run.settings == {"seed": 2} and run.problems == 9 and run.task == "chain" and run.source == str(path)
+    assert run.verl == {"trainer.logger": "x", "trainer.nnodes": 8, "a.b": 2}
+    assert set(typed) == {"seed", "problems", "verl.trainer.nnodes", "verl.a.b"}
+
+
+def test_a_wrong_flag_is_blamed_on_the_command_line(tmp_path):
+    (tmp_path / "my.yaml").write_text("task: chain\n")
+    with pytest.raises(ConfigError, match="problems") as error:
+        load_run(tmp_path / "my.yaml", ["--problems", "many"])
+    assert error.value.source == "command line"
+
+
+def test_a_tilde_in_output_dir_is_the_home_folder(tmp_path):
+    (tmp_path / "my.yaml").write_text("output_dir: ~/runs\n")
+    assert load_run(tmp_path / "my.yaml", [])[0].settings == {"output_dir": str(Path.home() / "runs")}
+
+
+def test_reward_functions_beside_the_file_are_found_from_anywhere(tmp_path, monkeypatch):
+    for name in ("here", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "both.py").touch()
+    mine = tmp_path / "theirs" / "mine.py"
+    mine.touch()
+    monkeypatch.chdir(tmp_path / "here")
+    path = tmp_path / "theirs" / "my.yaml"
+    path.write_text("reward_funcs: ['mine.py:a', mine.b, 'both.py:c', think_format, 'json:dumps']\n")
+    run, _ = load_run(path, [])
+    assert run.settings["reward_funcs"] == [f"{mine}:a", f"{mine}:b", "both.py:c", "think_format", "json:dumps"]
+
+
+# ---- known settings ----------------------------------------------------------------------------
+def test_the_settings_read_from_source_files_are_the_real_ones():
+    pytest.importorskip("trl")
+    assert known_settings() == {field.name for field in flags.setting_fields()}
+
+
+@pytest.mark.parametrize("moved", [{"GRPOConfig": "trl/nowhere.py"}, {"ModelConfig": "trl/trainer/grpo_config.py"}])
+def test_a_version_of_trl_with_another_layout_is_imported(monkeypatch, moved):
+    pytest.importorskip("trl")
+    expected = known_settings()
+    called = []
+    real = flags.setting_fields
+    monkeypatch.setattr(flags, "CLASSES", {**flags.CLASSES, **moved})
+    monkeypatch.setattr(flags, "setting_fields", lambda: called.append(1) or real())
+    assert known_settings() == expected and called
+
+
+def test_a_base_class_that_is_not_listed_is_not_overlooked(monkeypatch):
+    pytest.importorskip("trl")
+    listed = {name: file for name, file in flags.CLASSES.items() if name != "_BaseConfig"}
+    monkeypatch.setattr(flags, "CLASSES", listed)
+    monkeypatch.setattr(flags, "setting_fields", list)
+    assert known_settings() == set()
+
+
+def test_without_trl_nothing_is_known(monkeypatch):
+    monkeypatch.setattr(flags, "find_spec", lambda name: None)
+    assert known_settings() is None
