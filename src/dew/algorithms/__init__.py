@@ -12,6 +12,7 @@ from dew.errors import ConfigError
 
 __all__ = [
     "DAPO",
+    "DEFAULT_ALGORITHM",
     "GRPO",
     "GRPOS",
     "GSPO",
@@ -20,10 +21,14 @@ __all__ = [
     "DrGRPO",
     "EntropyAdvantage",
     "ForkingTokens",
+    "algorithm_classes",
     "get_algorithm",
     "list_algorithms",
     "register_algorithm",
 ]
+
+DEFAULT_ALGORITHM = "gtpo"
+"""What a configuration that names no algorithm trains with."""
 
 _BY_NAME: dict[str, type[Algorithm]] = {}
 
@@ -37,6 +42,11 @@ def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
 def list_algorithms() -> list[str]:
     """The names that `get_algorithm` knows."""
     return [cls.name for cls in _BY_NAME.values()]
+
+
+def algorithm_classes() -> dict[str, type[Algorithm]]:
+    """Every registered algorithm by its name."""
+    return {cls.name: cls for cls in _BY_NAME.values()}
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:

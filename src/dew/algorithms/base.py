@@ -50,6 +50,13 @@ class Algorithm:
     ratio: ClassVar[Ratio] = "token"
     reduce: ClassVar[Reduce] = "tokens"
 
+    verl_estimator: ClassVar[str | None] = None
+    """verl's own advantage estimator, where it and verl's own loss train exactly this algorithm. It holds for the class
+    that sets it and not for subclasses, which may change the algorithm."""
+
+    verl_loss: ClassVar[str | None] = None
+    """A second name, beside "dew", that verl's `policy_loss.loss_mode` accepts for this algorithm's loss."""
+
     threshold: float = 0.5
     """An answer is correct (O⁺) when its outcome reward lies above this."""
 

@@ -19,6 +19,7 @@ class ForkingTokens(DAPO):
 
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
+    verl_loss: ClassVar[str | None] = "gtpo"
 
     keep: float = 0.2
     """Share of the batch's live tokens that train."""
@@ -40,6 +41,7 @@ class EntropyAdvantage(DAPO):
 
     name: ClassVar[str] = "entropy_advantage"
     needs_entropy: ClassVar[Whose] = "current"
+    verl_loss: ClassVar[str | None] = "gtpo"
 
     alpha: float = 0.4
     """Weight of the entropy in the bonus."""
@@ -61,4 +63,7 @@ class EntropyAdvantage(DAPO):
         if part.entropy is None:
             raise ShapeError("entropy_advantage needs the current policy's entropy of each token in its loss.")
         shaped = entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
-        return super().loss(logp, part, shaped, count=count)
+        value, stats = super().loss(logp, part, shaped, count=count)
+        plain = advantages if advantages.ndim == shaped.ndim else advantages.unsqueeze(-1)
+        bonus = torch.where(part.mask, shaped - plain, 0).sum() / part.mask.sum().clamp_min(1)
+        return value, {**stats, "credit/bonus": bonus}

@@ -10,10 +10,9 @@ from dew.cli.console import out, print_json
 from dew.cli.train import claim, live
 from dew.config import Run, read_run, to_yaml
 from dew.engines.verl import data
-from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, shown
-from dew.engines.verl.contract import require_verl
+from dew.engines.verl.compat import require_verl
+from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
 from dew.engines.verl.plan import plan_of
-from dew.engines.verl.translate import Translation, translate
 from dew.engines.verl.words import with_words
 from dew.errors import EngineError
 from dew.files import write_atomically
@@ -31,19 +30,19 @@ def train(
     run: Run, words: list[str], *, dry: bool, overwrite: bool, as_json: bool, allowed: Collection[str] = ()
 ) -> None:
     run = with_words(run, words, allowed)
-    translation = translate(run)
-    checked = check_against_verl(translation)
+    launch = prepare(run)
+    checked = check_with_verl(launch)
     if dry:
-        _show(translation, checked, as_json)
+        _show(launch, checked, as_json)
         return
     require_verl()
-    folder = Path(translation["algorithm.dew_run.folder"])
-    problems = data.data_of(run, translation, data.load_tokenizer(translation["actor_rollout_ref.model.path"]))
+    folder = Path(launch["algorithm.dew_run.folder"])
+    problems = data.prepare_data(launch, data.load_tokenizer(launch))
     claim(folder, overwrite)
     write_atomically(folder / RECIPE, to_yaml(run, ["Go on with it: dew resume THIS_FOLDER"]).encode())
-    data.write(problems, folder)
+    data.write_data(problems, folder)
     out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
-    _go(translation, folder)
+    _go(launch, folder)
 
 
 def resume(folder: Path, allowed: Collection[str] = ()) -> None:
@@ -55,55 +54,52 @@ def resume(folder: Path, allowed: Collection[str] = ()) -> None:
         )
         return
     moved = Run(**{**vars(run), "settings": {**run.settings, "output_dir": str(folder)}})
-    translation = translate(moved, resume=True)
+    launch = prepare(moved, resume=True)
     if not (folder / "checkpoints" / LATEST).is_file():
         raise EngineError(
             f"{folder}: verl has written no checkpoint yet. Start anew with a smaller save_steps: "
             f"dew train {folder / RECIPE} --output_dir NEW_FOLDER."
         )
-    if not Path(translation["data.train_files"]).is_file():
-        raise EngineError(f"{folder}: the data that the run was reading are gone ({translation['data.train_files']}).")
+    if not Path(launch["data.train_files"]).is_file():
+        raise EngineError(f"{folder}: the data that the run was reading are gone ({launch['data.train_files']}).")
     require_verl()
-    _go(translation, folder)
+    _go(launch, folder)
 
 
-def remarks(translation: Translation, checked: bool) -> list[str]:
+def remarks(launch: Launch, checked: bool) -> list[str]:
     """What there is to know besides the command."""
-    lines = [f"{translation.algorithm}", f"{translation.batches}.", *plan_of(translation).lines()]
-    lines += [f"Note: {note}." for note in translation.notes]
-    if translation.unused:
-        lines.append(f"Not needed on verl: {', '.join(translation.unused)}.")
+    lines = [f"{launch.algorithm}", f"{launch.batches}.", *plan_of(launch).lines()]
+    lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
         lines.append("verl is not installed here: it judges keys of its own when the command runs.")
     return lines
 
 
-def _show(translation: Translation, checked: bool, as_json: bool) -> None:
+def _show(launch: Launch, checked: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "command": command(translation, "python"),
-                "overrides": translation.overrides,
-                "batches": {**vars(translation.batches), "text": str(translation.batches)},
-                "algorithm_settings": vars(translation.algorithm),
-                "plan": plan_of(translation).to_dict(),
-                "unused": translation.unused,
-                "notes": translation.notes,
+                "command": command(launch, "python"),
+                "overrides": launch.overrides,
+                "batches": {**vars(launch.batches), "text": str(launch.batches)},
+                "algorithm_settings": vars(launch.algorithm),
+                "plan": plan_of(launch).to_dict(),
+                "notes": launch.notes,
                 "checked_against_verl": checked,
             }
         )
         return
-    for line in remarks(translation, checked):
+    for line in remarks(launch, checked):
         out.print(f"# {line}", markup=False, soft_wrap=True)
-    out.print(shown(command(translation, "python")), markup=False, soft_wrap=True)
+    out.print(shell_text(command(launch, "python")), markup=False, soft_wrap=True)
 
 
-def _go(translation: Translation, folder: Path) -> None:
-    script = f"#!/bin/sh\n# What dew starts, to read or to run by hand.\n{shown(command(translation))}\n"
+def _go(launch: Launch, folder: Path) -> None:
+    script = f"#!/bin/sh\n# What dew starts, to read or to run by hand.\n{shell_text(command(launch))}\n"
     write_atomically(folder / SCRIPT, script.encode())
-    out.print(f"{translation.algorithm.name} on verl: {translation.batches}", soft_wrap=True)
+    out.print(f"{launch.algorithm.name} on verl: {launch.batches}", soft_wrap=True)
     out.print(f"The command: {folder / SCRIPT}", soft_wrap=True)
-    child = _Training(folder.name, overrides(translation), folder, program=(*command(translation)[:1], *MAIN))
+    child = _Training(folder.name, hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
     out.print(f"Its output: {child.log}", soft_wrap=True)
     if child.log.exists():  # of the part that went before
         child.log.replace(child.log.with_name(f"{folder.name}.before.log"))

@@ -6,12 +6,11 @@ from typing import Any
 
 from dew.config import Run
 from dew.engines.problems import judge_of
-from dew.engines.verl.batches import Batches
-from dew.engines.verl.command import check_against_verl
-from dew.engines.verl.data import Data, data_of, load_tokenizer
-from dew.engines.verl.keys import MODEL
+from dew.engines.verl.data import Data, load_tokenizer, prepare_data
+from dew.engines.verl.launch import Launch, check_with_verl, prepare
 from dew.engines.verl.plan import GPUS, USABLE, Gpu, fit, plan_of
-from dew.engines.verl.translate import Translation, translate
+from dew.engines.verl.recipe import Batches
+from dew.engines.verl.settings import MODEL
 from dew.engines.verl.words import with_words
 from dew.errors import DewError
 from dew.preflight import versions
@@ -31,19 +30,19 @@ def preflight_verl(run: Run, words: Sequence[str] = (), allowed: Collection[str]
     checks = [versions.check("verl")]
     try:
         run = with_words(run, words, allowed)
-        translation = translate(run)
-        judged = check_against_verl(translation)
+        launch = prepare(run)
+        judged = check_with_verl(launch)
     except DewError as error:
         problems = [line for line in str(error).splitlines() if line.startswith("- ")] or [str(error)]
         checks += [from_text("settings", problem) for problem in problems]
         return [*checks, skipped("the rest", "Data, GPUs and memory are looked at when the settings are right.")]
     by = "verl's own configuration knows every key." if judged else "verl is not installed here to judge its own keys."
-    checks.append(ok("settings", f"{len(translation.overrides)} overrides; {by}", unused=translation.unused))
-    checks.append(ok("batches", f"{translation.batches}.", **vars(translation.batches)))
-    checks += guarded("gpus", lambda: [check_gpus(translation.batches, gpus())])
-    checks += guarded("memory", lambda: [check_memory(translation, gpus())])
-    checks += guarded("folder", lambda: [check_folder(Path(translation["algorithm.dew_run.folder"]))])
-    checks += guarded("data", lambda: _of_the_data(run, translation))
+    checks.append(ok("settings", f"{len(launch.overrides)} overrides; {by}", notes=launch.notes))
+    checks.append(ok("batches", f"{launch.batches}.", **vars(launch.batches)))
+    checks += guarded("gpus", lambda: [check_gpus(launch.batches, gpus())])
+    checks += guarded("memory", lambda: [check_memory(launch, gpus())])
+    checks += guarded("folder", lambda: [check_folder(Path(launch["algorithm.dew_run.folder"]))])
+    checks += guarded("data", lambda: _of_the_data(launch))
     return [*checks, NOT_LOOKED_AT]
 
 
@@ -58,11 +57,11 @@ def check_gpus(batches: Batches, found: Sequence[dict[str, Any]]) -> Check:
     return warning("gpus", says, remedy, **facts)
 
 
-def check_memory(translation: Translation, here: Sequence[dict[str, Any]]) -> Check:
+def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
     """The plan's arithmetic for the GPUs of this machine, or for both kinds that the plan knows."""
-    job = plan_of(translation).job
+    job = plan_of(launch).job
     if job is None:
-        return skipped("memory", f"The measures of {translation[f'{MODEL}.path']} are not known here.")
+        return skipped("memory", f"The measures of {launch[f'{MODEL}.path']} are not known here.")
     kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else list(GPUS)
     fits = [fit(job, gpu) for gpu in kinds]
     says = " ".join(
@@ -80,19 +79,19 @@ def check_memory(translation: Translation, here: Sequence[dict[str, Any]]) -> Ch
     return warning("memory", f"By arithmetic, on each of {job.gpus} GPUs: {says}", remedy, **facts)
 
 
-def _of_the_data(run: Run, translation: Translation) -> list[Check]:
-    data = data_of(run, translation, load_tokenizer(translation[f"{MODEL}.path"]))
+def _of_the_data(launch: Launch) -> list[Check]:
+    data = prepare_data(launch, load_tokenizer(launch))
     says = f"{len(data.train):,} problems to train on, {len(data.validation):,} to validate with"
     says += f"; {data.too_long} left out, their prompts being too long." if data.too_long else "."
     checks = [ok("data", says, train=len(data.train), validation=len(data.validation), too_long=data.too_long)]
-    return checks + guarded("verifier", lambda: [check_verifier(run, data)])
+    return checks + guarded("verifier", lambda: [check_verifier(launch, data)])
 
 
-def check_verifier(run: Run, data: Data) -> Check:
+def check_verifier(launch: Launch, data: Data) -> Check:
     """On gold answers in a box, and on nothing at all."""
-    if "reward.custom_reward_function.path" in run.verl:
+    if launch.own_reward:
         return skipped("verifier", "A reward function of your own is not probed here.")
-    judge = judge_of(run)
+    judge = judge_of(launch.run)
     assert judge is not None
     rows = [row["extra_info"] for row in data.train[:PROBED]]
     empty = sum(verdict.correct for verdict in judge.verdicts([""] * len(rows), rows))

@@ -25,8 +25,8 @@ Seconds of a step with R answers of mean length n to prompts of length p:
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dew.engines.verl.keys import ACTOR, FSDP, MODEL, ROLLOUT
-from dew.engines.verl.translate import Translation
+from dew.engines.verl.launch import Launch
+from dew.engines.verl.settings import ACTOR, FSDP, MODEL, ROLLOUT
 
 GB = 1e9
 CHUNK = 2048
@@ -240,8 +240,8 @@ class Plan:
         return {"model": self.model, "gpus": self.job.gpus, "on": per_gpu}
 
 
-def plan_of(translation: Translation) -> Plan:
-    get, batches = translation.__getitem__, translation.batches
+def plan_of(launch: Launch) -> Plan:
+    get, batches = launch.__getitem__, launch.batches
     model = get(f"{MODEL}.path")
     shape = SHAPES.get(model) or local_shape(model)
     if shape is None:

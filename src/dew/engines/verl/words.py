@@ -1,53 +1,12 @@
-"""Words of a command line: TRL's flags and hydra's overrides, read and written."""
+"""Flags of a command line applied to a run."""
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dew.config import Run, check_keys, parse_yaml
 from dew.engines.permission import check_permission
-from dew.engines.verl.keys import KNOWN
+from dew.engines.verl.recipe import SHARED, flat, merged
 from dew.errors import ConfigError
-
-Overrides = dict[str, Any]
-"""verl's key -> value; a leading + where verl's configuration has no such key."""
-
-BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
-"""Text that hydra reads as it stands; everything else goes into quotes."""
-
-
-def flat(nested: Mapping[str, Any], above: str = "") -> Overrides:
-    """{"trainer": {"nnodes": 2}} and {"trainer.nnodes": 2} -> {"trainer.nnodes": 2}; an empty mapping is a value."""
-    found: Overrides = {}
-    for key, value in nested.items():
-        name = f"{above}{key}"
-        found.update(flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value})
-    return found
-
-
-def merged(translated: Overrides, own: Overrides) -> Overrides:
-    """The user's word in place of ours, whether or not either has a +."""
-    given = {key.lstrip("+") for key in own}
-    return {**{key: value for key, value in translated.items() if key.lstrip("+") not in given}, **own}
-
-
-def override(key: str, value: Any) -> str:
-    return f"{key}={spelled(value)}"
-
-
-def spelled(value: Any) -> str:
-    """A value in hydra's grammar."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{spelled(str(k))}:{spelled(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(spelled, value)) + "]"
-    if not isinstance(value, str):
-        return str(value)
-    if BARE.fullmatch(value) and value.lower() not in ("null", "true", "false", "nan", "inf"):
-        return value
-    return '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', '\\"'), value) + '"'
 
 
 def with_words(run: Run, words: Sequence[str], allowed: Collection[str] = ()) -> Run:
@@ -79,7 +38,7 @@ def _flag(word: str, rest: list[str]) -> tuple[str, Any]:
         values.append(rest.pop(0))
     if not values and name.startswith("no_"):
         name, values = name.removeprefix("no_"), ["false"]
-    check_keys([name], KNOWN, source="command line")
+    check_keys([name], SHARED, source="command line")
     read = [_value(text, word) for text in values]
     return name, True if not read else read[0] if len(read) == 1 else read
 
