@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dew.algorithms import get_algorithm
-from dew.engines.verl.settings import VERL_DECIDES
+from dew.engines.verl.settings import SET_BY_VERL
 from dew.tasks.shipped import TINY
 
 
@@ -49,7 +49,7 @@ def rollouts(path):
 def own_settings(algorithm):
     """What was set beyond the paper's values."""
     plain = asdict(get_algorithm(algorithm.name))
-    return {k: v for k, v in asdict(algorithm).items() if v != plain[k] and k not in VERL_DECIDES}
+    return {k: v for k, v in asdict(algorithm).items() if v != plain[k] and k not in SET_BY_VERL}
 
 
 if __name__ == "__main__":

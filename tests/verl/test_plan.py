@@ -8,8 +8,8 @@ import pytest
 
 from dew.config import make_run, read_run
 from dew.engines.verl import plan
-from dew.engines.verl.batches import Batches
-from dew.engines.verl.translate import translate
+from dew.engines.verl.launch import prepare
+from dew.engines.verl.recipe import Batches
 from dew.preflight import verl as preflight
 
 ROOT = Path(__file__).parents[2]
@@ -99,17 +99,17 @@ def test_the_page_calibrates_with_the_formulas():
 
 # ---- a run's plan ------------------------------------------------------------------------------
 def test_a_recipes_plan_is_the_pages():
-    found = plan.plan_of(translate(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")))
+    found = plan.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")))
     assert found.job == SEVEN
     assert "fits; training 39 GB, sampling 43 GB each" in found.lines()[0]
 
 
 def test_models_of_ones_own_are_measured_from_their_folder():
-    found = plan.plan_of(translate(make_run(TINY)))
+    found = plan.plan_of(prepare(make_run(TINY)))
     assert found.job is not None and 1e4 < found.job.shape.parameters < 1e7
-    nowhere = plan.plan_of(translate(make_run({**TINY, "model_name_or_path": "some/model"})))
+    nowhere = plan.plan_of(prepare(make_run({**TINY, "model_name_or_path": "some/model"})))
     assert nowhere.job is None and "No plan" in nowhere.lines()[0]
-    lora = plan.plan_of(translate(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
+    lora = plan.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
     assert lora.job is not None and 0.01 < lora.job.trained < 0.05  # LoRA's rank 64 is 2 % of a 7B
 
 
@@ -127,7 +127,7 @@ def test_preflight_looks_at_what_it_can_and_says_what_it_cannot(tmp_path):
 
 
 def test_preflight_names_every_bad_setting():
-    found = preflight.preflight_verl(make_run({**TINY, "use_cpu": True, "num_generations": 5}))
+    found = preflight.preflight_verl(make_run({**TINY, "lr_scheduler_type": "linear", "num_generations": 5}))
     assert sum(check.name == "settings" and check.status == "failed" for check in found) == 2
     assert found[-1].status == "skipped"
 
@@ -140,7 +140,7 @@ def test_preflight_counts_gpus():
 
 
 def test_preflight_compares_the_plan_with_the_gpus_that_are_there():
-    translation = translate(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
+    translation = prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
     here = [{"name": "H100", "total": 80e9}]
     assert preflight.check_memory(translation, here).status == "ok"
     small = preflight.check_memory(translation, [{"name": "L4", "total": 24e9}])

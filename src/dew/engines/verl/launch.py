@@ -51,20 +51,10 @@ def prepare(run: Run, *, resume: bool = False) -> Launch:
     recipe = Recipe(run)
     algorithm, batches = recipe.algorithm(), recipe.batches()
     overrides = merged(recipe.overrides(algorithm, batches, resume), recipe.own)
-    problems = [*recipe.problems, *batches.problems(), *_length_problems(overrides)]
+    problems = [*recipe.problems, *batches.problems()]
     if problems or algorithm is None:
         raise ConfigError(dict.fromkeys(problems), source=f"{run.source or 'configuration'} on verl")
     return Launch(run, overrides, batches, algorithm, recipe.notes)
-
-
-def _length_problems(overrides: Overrides) -> list[Problem]:
-    longest = overrides["data.max_prompt_length"] + overrides["data.max_response_length"]
-    key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-    room = overrides[key] * overrides.get("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1)
-    if room >= longest:
-        return []
-    what = f"{key}={room}: a prompt and its answer may have {longest} tokens and must fit into one micro-batch."
-    return [Problem(what, remedy="Raise it, or shorten them.")]
 
 
 def hydra_words(launch: Launch) -> list[str]:

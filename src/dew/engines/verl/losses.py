@@ -8,6 +8,8 @@ divided by the divisor of the whole mini-batch over D, so the result does not de
 verl's rows: an answer of several rows has a sequence ratio in each.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,16 @@ from dew.engines.verl.settings import ACTOR, DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
 
 _TRAINED: ContextVar[tuple[Algorithm, Tensor | None] | None] = ContextVar("dew_trained", default=None)
-"""The algorithm whose loss is computed, and the (B, T) entropy of the policy being trained, where it is needed."""
+
+
+@contextmanager
+def training(algorithm: Algorithm, entropy: Tensor | None = None) -> Iterator[None]:
+    """Make `policy_loss` the loss of this algorithm. `entropy`: (B, T) of the policy being trained, if needed."""
+    token = _TRAINED.set((algorithm, entropy))
+    try:
+        yield
+    finally:
+        _TRAINED.reset(token)
 
 
 @dataclass(frozen=True)
@@ -47,11 +58,8 @@ def actor_loss(
             what = f"{algorithm.name}: verl did not compute the entropy of the policy being trained."
             raise EngineError(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
-    token = _TRAINED.set((algorithm, entropy))
-    try:
+    with training(algorithm, entropy):
         return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]
-    finally:
-        _TRAINED.reset(token)
 
 
 def policy_loss(

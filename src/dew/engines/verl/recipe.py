@@ -258,8 +258,14 @@ class Recipe:
             "trainer.experiment_name": self.get("run_name", folder.name),
             "hydra.run.dir": str(folder / "hydra"),
         }
-        prompt = self.count("data.max_prompt_length", found["data.max_prompt_length"])
-        found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = max(16384, prompt + found["data.max_response_length"])
+        prompt, answer = (self.count(key, found[key]) for key in ("data.max_prompt_length", "data.max_response_length"))
+        key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+        found[key] = max(16384, prompt + answer)
+        if (room := self.count(key, found[key]) * batches.sequence_parallel) < prompt + answer:
+            what = (
+                f"{key}={room}: a prompt and its answer may have {prompt + answer} tokens, more than one micro-batch."
+            )
+            self.problem(what, "Raise it, or shorten them.")
         return found
 
     def model(self) -> Overrides:
