@@ -1,7 +1,7 @@
 """verl on a machine without a GPU: a platform, a process group and a rollout on the CPU. Only for tests.
 
-Every process of a run imports this through VERL_USE_EXTERNAL_MODULES, before anything else of verl. Ray is told of
-GPUs that are not there; FSDP2 runs on gloo; each rollout replica is an actor that samples with `transformers`.
+Every process of a run imports this through VERL_USE_EXTERNAL_MODULES, before anything else of verl. Ray is given
+simulated GPUs; FSDP2 runs on gloo; each rollout replica is an actor that samples with `transformers`.
 """
 
 import os
@@ -17,7 +17,7 @@ os.environ["VERL_ENGINE_DEVICE"] = "cuda"  # the engines that verl registers for
 
 
 class NoDevice:
-    """`torch.cuda` where there is none: memory is 0, the rest does nothing."""
+    """A stand-in for `torch.cuda`: memory is 0, everything else does nothing."""
 
     def mem_get_info(self, *_):
         return 0, 0
@@ -56,7 +56,7 @@ class CpuPlatform(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"
 
     def ray_resource_name(self):
-        return "GPU"  # pretended: ray_init.num_gpus
+        return "GPU"  # simulated: ray_init.num_gpus
 
     def ray_noset_envvars(self):
         return []

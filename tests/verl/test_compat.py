@@ -172,7 +172,7 @@ def test_settings_travel_through_hydra():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=dew_sync"),
         ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode=True skips"),
@@ -184,11 +184,11 @@ def test_settings_travel_through_hydra():
         ("algorithm.adv_estimator=gtp0", "gtp0 is not known"),
     ],
 )
-def test_refusals_in_verls_own_configuration(override, told):
+def test_refusals_in_verls_own_configuration(override, message):
     config = composed("algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", override)
     with pytest.raises(DewError) as error:
         check(config, estimators=core_algos.ADV_ESTIMATOR_REGISTRY, losses=core_algos.POLICY_LOSS_REGISTRY)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_trainer_modes_are_registered_and_derive_from_verls():

@@ -225,7 +225,7 @@ def test_the_engine_names_no_algorithm():
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"scores": {"max_new_tokens": 999}}, "scores.max_new_tokens=999"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),
-        ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "more than one micro-batch"),
+        ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit one micro-batch"),
         ({"verl": {f"{ROLLOUT}.tensor_model_parallel_size": 2}}, "1 GPUs cannot be divided into samplers of 2"),
     ],
 )

@@ -87,7 +87,7 @@ def test_the_batches_of_a_step_are_weighted_by_their_answers():
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
-def test_a_record_tells_what_was_trained_on(name, tmp_path):
+def test_a_record_holds_what_was_trained_on(name, tmp_path):
     found, advantages = credited(name)
     settings = RunSettings(folder=str(tmp_path), records_every=2)
     recorder = Recorder(settings, context(name, H).algorithm, limit=3)
@@ -136,9 +136,9 @@ def test_a_verifier_as_verls_reward_function():
     assert (wrong["score"], wrong["acc"]) == (0.0, 0.0) and wrong.keys() == right.keys()
 
 
-def test_verl_asks_from_many_threads_at_once():
-    """Its reward workers judge in an executor; a verdict must not land on another answer."""
-    pytest.importorskip("math_verify", reason="the verifier of mathematics is an extra")
+def test_verl_calls_from_many_threads_at_once():
+    """Its reward workers score in an executor; results must not be mixed up."""
+    pytest.importorskip("math_verify", reason="the math verifier is an extra")
 
     def ask(i):
         return compute_score("math", rf"\boxed{{\frac{{{i}}}{{7}}}}", f"{i if i % 2 else i + 1}/7")["acc"]

@@ -251,10 +251,7 @@ class Recipe:
             "+algorithm.dew_run.folder": str(folder),
             "trainer.default_local_dir": str(folder / "checkpoints"),
             "trainer.resume_mode": "auto" if resume else "disable",
-            "trainer.logger": [
-                "console",
-                *(x for x in ([trackers] if isinstance(trackers, str) else trackers) if x != "none"),
-            ],
+            "trainer.logger": ["console", *(name for name in trackers if name != "none")],
             "trainer.experiment_name": self.get("run_name", folder.name),
             "hydra.run.dir": str(folder / "hydra"),
         }
@@ -262,10 +259,8 @@ class Recipe:
         key = f"{ACTOR}.ppo_max_token_len_per_gpu"
         found[key] = max(16384, prompt + answer)
         if (room := self.count(key, found[key]) * batches.sequence_parallel) < prompt + answer:
-            what = (
-                f"{key}={room}: a prompt and its answer may have {prompt + answer} tokens, more than one micro-batch."
-            )
-            self.problem(what, "Raise it, or shorten them.")
+            what = f"{key}={room}: a prompt and its answer may have {prompt + answer} tokens."
+            self.problem(f"{what} They must fit one micro-batch.", "Raise it, or shorten them.")
         return found
 
     def model(self) -> Overrides:
@@ -275,9 +270,7 @@ class Recipe:
         if self.run.task is None:
             self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
         if self.given.get("reward_funcs") and OWN_REWARD not in self.own:
-            remedy = (
-                f"Leave it out, or write verl: {{{OWN_REWARD}: FILE.py, reward.custom_reward_function.name: NAME}}."
-            )
+            remedy = f"Leave it out, or give your function under verl: {{{OWN_REWARD}: FILE.py}}."
             self.problem("reward_funcs: on verl the verifier is the only reward.", remedy)
         top_k, seeds = self.get("top_k", 0), (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed")
         found: Overrides = {
@@ -302,11 +295,7 @@ class Recipe:
 
     def schedule(self, per_step: int) -> Overrides:
         """The learning rate over the run, how long to train, when to save and validate."""
-        key, schedule, warmup = (
-            f"{OPTIM}.lr_scheduler_type",
-            self.get("lr_scheduler_type"),
-            self.get("warmup_steps", 0.0),
-        )
+        key, schedule = f"{OPTIM}.lr_scheduler_type", self.get("lr_scheduler_type")
         found: Overrides = {f"{OPTIM}.betas": [self.get("adam_beta1", 0.9), self.get("adam_beta2", 0.999)]}
         found[key] = SCHEDULES.get(schedule, "constant")
         if key not in self.own and schedule is None:
