@@ -73,8 +73,8 @@ def test_the_trl_engine_gives_what_verl_trained_on(algorithm, tmp_path, monkeypa
     assert batch["completion_mask"].sum(-1).tolist() == [len(answer["ids"]) for answer in answers]
     assert batch["verdict"].tolist() == [int(answer["acc"]) for answer in answers] and verls.abs().sum() > 1
 
-    # With its own forward pass: nearly the same. verl's formula cancels in float32, dew's operator does not; it shows in
-    # 1/H on the most certain tokens of wrong answers (H near 1e-5).
+    # With its own forward pass: nearly the same. verl's formula cancels in float32, dew's operator does not; it shows
+    # in 1/H on the most certain tokens of wrong answers (H near 1e-5).
     torch.testing.assert_close(batch["advantages"], verls, rtol=0.02, atol=0.02)
 
     # With verl's entropies: the same.
