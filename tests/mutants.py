@@ -27,7 +27,13 @@ TESTS = [
     "core/test_algorithms",
 ]
 
-VERL_TESTS = ["verl/test_credit", "verl/test_losses", "verl/test_settings", "verl/test_records"]
+VERL_TESTS = [
+    "verl/test_credit",
+    "verl/test_losses",
+    "verl/test_settings",
+    "verl/test_records",
+    "verl/test_own_algorithm",
+]
 """For mutants of the verl engine, which the tests above do not touch."""
 
 MUTANTS = [
@@ -103,20 +109,21 @@ MUTANTS = [
     ("engines/verl/estimators.py", "extra=total - score", "extra=total - acc", "a score of −1 is taken for a charge"),
     ("engines/verl/estimators.py", "outcome=acc", "outcome=total", "penalties decide who is right"),
     ("engines/verl/estimators.py", "ids.setdefault(index[b], len(ids)) for b in last.tolist()", "b // 4 for b in last.tolist()", "a group is a stride"),
-    ("engines/verl/estimators.py", "conversations.cut(credit.advantages, mask.shape[1])", "credit.advantages", "answers are not cut back into rows"),
-    ("engines/verl/conversations.py", "key=lambda b: int(names[b][2])", "key=lambda b: b", "rows are joined as they come"),
-    ("engines/verl/conversations.py", "start[b], end[i], last[i] = end[i], end[i] + lengths[b], b", "start[b], end[i], last[i] = 0, lengths[b], b", "rows lie on top of one another"),
-    ("engines/verl/carrying.py", "if live.numel() and not torch.count_nonzero(live):", "if False:", "zeros are an entropy"),
-    ("engines/verl/carrying.py", "live = entropy[mask.bool()]", "live = entropy", "padding is read"),
-    ("engines/verl/carrying.py", "_CARRIED.reset(token)", "pass", "a batch is carried into the next"),
-    ("engines/verl/carrying.py", "if entropy.shape != mask.shape:", "if entropy.ndim != mask.ndim:", "any shape is an entropy"),
-    ("engines/verl/losses.py", "return whole / processes", "return whole", "the gradient shrinks with the processes"),
-    ("engines/verl/losses.py", "\"batch_num_tokens\" if reduce == \"tokens\" else \"global_batch_size\"", "\"global_batch_size\" if reduce == \"tokens\" else \"batch_num_tokens\"", "swap the divisors"),
-    ("engines/verl/losses.py", "(\"sequence_mean\", \"sequences\")", "(\"token\", \"sequences\")", "GRPO-S with a token's ratio"),
+    ("engines/verl/estimators.py", "conversations.split(credit.advantages, mask.shape[1])", "credit.advantages", "answers are not split back into rows"),
+    ("engines/verl/context.py", "key=lambda b: int(names[b][2])", "key=lambda b: b", "rows are joined as they come"),
+    ("engines/verl/context.py", "start[b], end[i], last[i] = end[i], end[i] + lengths[b], b", "start[b], end[i], last[i] = 0, lengths[b], b", "rows lie on top of one another"),
+    ("engines/verl/context.py", "if live.numel() and not torch.count_nonzero(live):", "if False:", "zeros are an entropy"),
+    ("engines/verl/context.py", "live = entropy[mask.bool()]", "live = entropy", "padding is read"),
+    ("engines/verl/context.py", "_CURRENT.reset(token)", "pass", "a context outlives its batch"),
+    ("engines/verl/context.py", "if entropy.shape != mask.shape:", "if entropy.ndim != mask.ndim:", "any shape is an entropy"),
+    ("engines/verl/losses.py", "algorithm.divisor(tokens, rows) / processes", "algorithm.divisor(tokens, rows)", "the gradient shrinks with the processes"),
+    ("engines/verl/losses.py", "algorithm.divisor(tokens, rows)", "algorithm.divisor(rows, tokens)", "swap the divisors"),
+    ("engines/verl/losses.py", "value, stats = algorithm.loss(", "value, stats = Algorithm.loss(algorithm, ", "an algorithm's own loss is not used"),
     ("engines/verl/losses.py", "weight=rollout_is_weights", "weight=None", "the sampler's correction is lost"),
     ("engines/verl/settings.py", "and metric != \"acc\"", "and metric is None", "filter by the penalised reward"),
-    ("engines/verl/settings.py", "(chunked and read(config, f\"{model}.use_remove_padding\", False))", "chunked", "chunks that verl does not make"),
-    ("engines/verl/recording.py", "right / (answers + size * dropped)", "right / answers", "dropped groups do not count"),
+    ("engines/verl/settings.py", "(chunked and read(config, f\"{MODEL}.use_remove_padding\"))", "chunked", "chunks that verl does not make"),
+    ("engines/verl/settings.py", "vars(cls).get(\"verl_estimator\")", "cls.verl_estimator", "a subclass trains its base class"),
+    ("engines/verl/recorder.py", "right / (answers + size * dropped)", "right / answers", "dropped groups do not count"),
 ]  # fmt: skip
 
 

@@ -62,9 +62,9 @@ class RecordError(DewError, ValueError):
     """A file of a run that cannot be read."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`Did you mean 'gtpo'?`, or nothing when no known word is close."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`Did you mean 'gtpo'?`, or nothing when no known word is close. A higher `cutoff` finds near-identical ones."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"Did you mean {near[0]!r}?" if near else ""
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dew.config import make_run, read_run
-from dew.engines.verl.batches import Batches
-from dew.engines.verl.translate import translate
+from dew.engines.verl.launch import prepare
+from dew.engines.verl.recipe import Batches
 from dew.errors import ConfigError
 from dew.preflight import verl
 
@@ -93,17 +93,17 @@ def test_the_docs_compare_the_formulas_with_published_runs():
 
 # ---- the plan of a run ------------------------------------------------------------------------------
 def test_a_recipe_has_the_plan_of_the_docs():
-    found = verl.plan_of(translate(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")))
+    found = verl.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")))
     assert found.job == SEVEN
     assert "fits; training 39 GB, sampling 43 GB each" in found.lines()[0]
 
 
 def test_the_shape_of_a_local_model_is_read_from_its_folder():
-    found = verl.plan_of(translate(make_run(TINY)))
+    found = verl.plan_of(prepare(make_run(TINY)))
     assert found.job is not None and 1e4 < found.job.shape.parameters < 1e7
-    nowhere = verl.plan_of(translate(make_run({**TINY, "model_name_or_path": "some/model"})))
+    nowhere = verl.plan_of(prepare(make_run({**TINY, "model_name_or_path": "some/model"})))
     assert nowhere.job is None and "No plan" in nowhere.lines()[0]
-    lora = verl.plan_of(translate(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
+    lora = verl.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
     assert lora.job is not None
     assert 0.01 < lora.job.shape.trained / lora.job.shape.parameters < 0.05  # rank 64 is 2 % of a 7B model
 
@@ -122,9 +122,9 @@ def test_preflight_checks_what_it_can_and_skips_the_rest(tmp_path):
 
 
 def test_preflight_lists_every_invalid_setting():
-    run = make_run({**TINY, "use_cpu": True, "num_generations": 5})
+    run = make_run({**TINY, "lr_scheduler_type": "linear", "num_generations": 5})
     with pytest.raises(ConfigError) as raised:
-        translate(run)
+        prepare(run)
     found = verl.preflight_verl(run)
     failed = [check for check in found if check.name == "settings" and check.status == "failed"]
     assert len(failed) == len(raised.value.problems) and all(check.remedy for check in failed)
@@ -139,7 +139,7 @@ def test_preflight_counts_gpus():
 
 
 def test_preflight_compares_the_plan_with_the_gpus_of_this_machine():
-    translation = translate(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
+    translation = prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
     here = [{"name": "H100", "total": 80e9}]
     assert verl.check_memory(translation, here).status == "ok"
     small = verl.check_memory(translation, [{"name": "L4", "total": 24e9}])

@@ -1,7 +1,7 @@
 """verl on a machine without a GPU: a platform, a process group and a rollout on the CPU. Only for tests.
 
-Every process of a run imports this through VERL_USE_EXTERNAL_MODULES, before anything else of verl. Ray is told of
-GPUs that are not there; FSDP2 runs on gloo; each rollout replica is an actor that samples with `transformers`.
+Every process of a run imports this through VERL_USE_EXTERNAL_MODULES, before anything else of verl. Ray is given
+simulated GPUs; FSDP2 runs on gloo; each rollout replica is an actor that samples with `transformers`.
 """
 
 import os
@@ -17,7 +17,7 @@ os.environ["VERL_ENGINE_DEVICE"] = "cuda"  # the engines that verl registers for
 
 
 class NoDevice:
-    """`torch.cuda` where there is none: memory is 0, the rest does nothing."""
+    """A stand-in for `torch.cuda`: memory is 0, everything else does nothing."""
 
     def mem_get_info(self, *_):
         return 0, 0
@@ -56,7 +56,7 @@ class CpuPlatform(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"
 
     def ray_resource_name(self):
-        return "GPU"  # pretended: ray_init.num_gpus
+        return "GPU"  # simulated: ray_init.num_gpus
 
     def ray_noset_envvars(self):
         return []
@@ -103,25 +103,25 @@ def load_replica():
 
 
 def dump_batches(folder):
-    """Every batch that is recorded, whole: what the estimator was given, what it gave, and the tokens."""
-    from dew.engines.verl import estimators, recording
+    """Save every recorded batch: the estimator's input and output, and the tokens."""
+    from dew.engines.verl import estimators, recorder
 
     seen = {}
-    credit_rows, record_columns = estimators.credit_rows, recording.record_columns
+    credit_rows, record_columns = estimators.credit_rows, recorder.record_columns
 
-    def credit_and_keep(carried, rewards, mask, index):
-        found, advantages = credit_rows(carried, rewards, mask, index)
-        seen.update(keys=list(carried.keys), index=list(index), mask=mask, rewards=rewards, advantages=advantages)
-        seen.update(entropy=carried.entropy, acc=carried.acc, score=carried.score, algorithm=carried.algorithm)
-        return found, advantages
+    def credit_and_keep(context, rewards, mask, index):
+        batch, advantages = credit_rows(context, rewards, mask, index)
+        seen.update(keys=list(context.keys), index=list(index), mask=mask, rewards=rewards, advantages=advantages)
+        seen.update(entropy=context.entropy, acc=context.acc, score=context.score, algorithm=context.algorithm)
+        return batch, advantages
 
-    def columns_and_save(found, data, truncated):
+    def columns_and_save(batch, data, truncated):
         number = len(os.listdir(folder))
         tokens = {name: data[name] for name in ("prompts", "prompt_mask", "responses")}
         torch.save({**seen, **tokens}, os.path.join(folder, f"batch-{number}.pt"))
-        return record_columns(found, data, truncated)
+        return record_columns(batch, data, truncated)
 
-    estimators.credit_rows, recording.record_columns = credit_and_keep, columns_and_save
+    estimators.credit_rows, recorder.record_columns = credit_and_keep, columns_and_save
 
 
 register_rollout()

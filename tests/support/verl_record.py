@@ -1,9 +1,9 @@
-"""Makes tests/support/verl_rollouts.json out of batches that a run of verl left behind: what it sampled and trained on.
+"""Writes tests/support/verl_rollouts.json from the batches of a verl run: what it sampled and trained on.
 
     python tests/support/verl_record.py FOLDER/gtpo/batches/batch-0.pt FOLDER/grpo_s/batches/batch-0.pt
 
 FOLDER is pytest's --basetemp of `pytest -m slow tests/verl/test_run.py`. The first batch of a run is sampled by the
-model as it is shipped, so anybody can compute its entropies anew.
+bundled model, so its entropies can be recomputed.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dew.algorithms import get_algorithm
-from dew.engines.verl.settings import VERL_DECIDES
+from dew.engines.verl.settings import SET_BY_VERL
 from dew.tasks import TINY
 
 
@@ -47,9 +47,9 @@ def rollouts(path):
 
 
 def own_settings(algorithm):
-    """What was set beyond the paper's values."""
+    """Settings that differ from the defaults."""
     plain = asdict(get_algorithm(algorithm.name))
-    return {k: v for k, v in asdict(algorithm).items() if v != plain[k] and k not in VERL_DECIDES}
+    return {k: v for k, v in asdict(algorithm).items() if v != plain[k] and k not in SET_BY_VERL}
 
 
 if __name__ == "__main__":

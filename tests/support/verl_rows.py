@@ -1,15 +1,15 @@
-"""Rows as verl hands them to an estimator, for tests: uids, keys, padding rows, in any order."""
+"""Rows as verl passes them to an estimator, for tests: uids, keys, padding rows, in any order."""
 
 import numpy as np
 import torch
 
 from dew.algorithms import get_algorithm
-from dew.engines.verl.carrying import Carried
+from dew.engines.verl.context import BatchContext
 from groups import pad
 
 
 def rows(entry, dtype=torch.float64):
-    """An entry of golden.json as (rewards, mask, uids, entropy). The reward stands at an answer's last token."""
+    """An entry of golden.json as (rewards, mask, uids, entropy). The reward is at an answer's last token."""
     entropy, mask = pad(entry["input"]["entropy"], fill=0.0, dtype=dtype)
     rewards = torch.zeros_like(entropy)
     rewards[torch.arange(len(mask)), mask.sum(-1) - 1] = torch.tensor(entry["input"]["reward"], dtype=dtype)
@@ -17,12 +17,12 @@ def rows(entry, dtype=torch.float64):
     return rewards, mask.long(), uids, entropy
 
 
-def carried(name, entropy, settings=None, **more):
-    return Carried(algorithm=get_algorithm(name, **(settings or {})), entropy=entropy, **more)
+def context(name, entropy, settings=None, **more):
+    return BatchContext(algorithm=get_algorithm(name, **(settings or {})), entropy=entropy, **more)
 
 
 def with_padding(rewards, mask, uids, entropy, n=3):
-    """verl's padding rows: one uid of their own, nothing live, reward 0. Their entropy is whatever it is."""
+    """verl's padding rows: their own uid, no live token, reward 0, arbitrary entropy."""
     T = mask.shape[1]
     return (
         torch.cat([rewards, rewards.new_zeros(n, T)]),

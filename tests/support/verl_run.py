@@ -12,7 +12,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 def write_data(folder: Path, problems: int = 64) -> Path:
-    """Countdown problems as verl wants them."""
+    """Countdown problems in verl's format."""
     import pandas
 
     rows = task("countdown").rows(problems)
@@ -29,7 +29,7 @@ def write_data(folder: Path, problems: int = 64) -> Path:
 
 
 def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, answers: int = 4, prompts: int = 4):
-    """Two pretended GPUs, four problems of four answers a step, everything small."""
+    """Two simulated GPUs, four problems of four answers a step, everything small."""
     return [
         f"data.train_files={data}", f"data.val_files={data}", f"data.train_batch_size={prompts}",
         "data.max_prompt_length=32", "data.max_response_length=48", "data.dataloader_num_workers=0",
@@ -60,7 +60,7 @@ def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, ans
 
 
 def with_rollout_apart(folder: Path) -> list[str]:
-    """One more pretended GPU, for a rollout replica of its own that gets the weights through a file."""
+    """One more simulated GPU, for a separate rollout replica that gets the weights through a file."""
     engine = "actor_rollout_ref.rollout.checkpoint_engine"
     return [
         "trainer.v1.trainer_mode=dew_separate_async", "trainer.v1.separate_async.parameter_sync_step=2",
@@ -72,7 +72,7 @@ def with_rollout_apart(folder: Path) -> list[str]:
 
 
 def run_verl(folder: Path, settings: list[str], timeout: int = 1500) -> subprocess.CompletedProcess:
-    """`python -m dew.engines.verl.main` in a process of its own; its Ray ends with it. Batches go to folder/batches."""
+    """`python -m dew.engines.verl.main` in its own process; its Ray ends with it. Batches go to folder/batches."""
     (folder / "batches").mkdir(parents=True, exist_ok=True)
     paths = [str(HERE), str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {

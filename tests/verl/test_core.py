@@ -10,26 +10,23 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed: these run with `make test-verl`")
 
-from tensordict import TensorDict
-from verl import DataProto
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional as verl_F
-from verl.workers.config import ActorConfig
-from verl.workers.utils.losses import ppo_loss
 
+from dew.algorithms import get_algorithm
 from dew.credit import entropy_advantages
 from dew.engines.credit import Rows, give_credit
 from dew.engines.verl import plugin
-from dew.engines.verl.carrying import carrying
-from dew.engines.verl.losses import LOSSES, entropy_shaped_loss
-from dew.engines.verl.settings import OURS
+from dew.engines.verl.context import batch_context
+from dew.engines.verl.losses import actor_loss
+from dew.engines.verl.settings import dew_estimators
 from dew.errors import EngineError
 from dew.losses import policy_loss
 from groups import pad
-from verl_rows import carried, rows, with_padding
+from verl_rows import context, rows, with_padding
+from verl_worker import actor, model_output, proto, td, worker_batch
 
 plugin.register()  # an installed dew is registered by verl itself; a checkout on PYTHONPATH is not
 GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
@@ -40,23 +37,16 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
     torch.testing.assert_close(actual.double(), torch.as_tensor(expected).double(), rtol=rtol, atol=atol)
 
 
-def proto(rewards, mask, uids):
-    return DataProto.from_dict(
-        tensors={"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids}
-    )
-
-
 # ── estimators ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", dew_estimators())
 def test_verl_finds_every_estimator(name):
     assert core_algos.get_adv_estimator_fn(name).__name__ == f"{name}_advantages"
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_verl_finds_every_loss(name):
-    assert core_algos.get_policy_loss_fn(name).__name__ == f"{name}_loss"
+def test_verl_finds_the_loss():
+    assert core_algos.get_policy_loss_fn("dew").__module__ == "dew.engines.verl.losses"
 
 
 @every_entry
@@ -64,7 +54,7 @@ def test_verl_finds_every_loss(name):
 def test_golden_values_through_verls_registry(entry, name):
     rewards, mask, uids, entropy = rows(entry)
     for case in entry[name]:
-        with carrying(carried(name, entropy, case["settings"])):
+        with batch_context(context(name, entropy, case["settings"])):
             advantages, _ = core_algos.get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
         expected = case["advantage"]
         if name == "gtpo":
@@ -74,11 +64,11 @@ def test_golden_values_through_verls_registry(entry, name):
 
 
 @every_entry
-@pytest.mark.parametrize("name", OURS)
-def test_verls_compute_advantage_gives_what_the_engines_give(entry, name):
-    """With verl's padding rows among them, against the credit that the TRL engine gives the same rows."""
+@pytest.mark.parametrize("name", dew_estimators())
+def test_verls_compute_advantage_equals_dews_credit(entry, name):
+    """With verl's padding rows, against the credit that the TRL engine assigns to the same rows."""
     rewards, mask, uids, entropy = with_padding(*rows(entry, torch.float32))
-    with carrying(carried(name, entropy)) as c:
+    with batch_context(context(name, entropy)) as c:
         data = compute_advantage(proto(rewards, mask, uids), adv_estimator=name)
     n = len(mask) - 3
     expected = give_credit(
@@ -98,44 +88,44 @@ def test_verls_compute_advantage_gives_what_the_engines_give(entry, name):
 
 @every_entry
 def test_dapos_advantage_is_verls_grpo(entry):
-    """The baseline that ours are compared with is the same on both sides, but for verl's smaller constant."""
+    """The baseline is the same on both sides, except for verl's smaller constant."""
     rewards, mask, uids, _ = rows(entry)
-    with carrying(carried("entropy_advantage", None)):
+    with batch_context(context("entropy_advantage", None)):
         ours = compute_advantage(proto(rewards, mask, uids), adv_estimator="entropy_advantage").batch["advantages"]
     theirs = compute_advantage(proto(rewards, mask, uids), adv_estimator="grpo").batch["advantages"]
     close(ours, theirs * mask, rtol=1e-3, atol=1e-5)
 
 
 def test_several_rows_of_a_conversation_through_verls_own_path():
-    """Two conversations of two rows each: verl hands all rows over, and the answers are two."""
+    """Two conversations of two rows each: verl passes all rows, and the answers are two."""
     H = torch.tensor([[1.0, 2.0], [3.0, 4.0], [2.0, 1.0], [1.0, 0.0]])
     mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]])
     rewards = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
     keys, uids = ["u_0_0", "u_0_1", "u_1_0", "u_1_1"], np.array(["u"] * 4, dtype=object)
-    with carrying(carried("gtpo", H, keys=keys, acc=rewards.sum(-1))) as c:
+    with batch_context(context("gtpo", H, keys=keys, acc=rewards.sum(-1))) as c:
         data = compute_advantage_for_multi_trajectories(proto(rewards, mask, uids), keys, adv_estimator="gtpo")
-    [found] = c.found
+    [found] = c.credited
     assert found.rows.mask.shape == (2, 4) and found.credit.correct.tolist() == [True, False]
     joined = torch.stack([torch.cat(tuple(data.batch["advantages"][i : i + 2])) for i in (0, 2)])
     close(joined, found.credit.advantages, rtol=0, atol=0)
 
 
-def test_a_group_split_over_workers_gets_what_it_gets_whole():
+def test_a_group_split_over_workers_gets_the_same_advantages():
     """verl balances lengths over workers, so rows of a group lie apart in the batch."""
     entry = GOLDEN[-1]
     given = rows(entry)
-    with carrying(carried("gtpo", given[3])):
+    with batch_context(context("gtpo", given[3])):
         whole = compute_advantage(proto(*given[:3]), adv_estimator="gtpo").batch["advantages"]
     n = len(whole)
     order = [i for worker in range(3) for i in range(worker, n, 3)]
     rewards, mask, uids, entropy = (x[order] for x in given)
-    with carrying(carried("gtpo", entropy)):
+    with batch_context(context("gtpo", entropy)):
         split = compute_advantage(proto(rewards, mask, uids), adv_estimator="gtpo").batch["advantages"]
     close(split, whole[order], rtol=0, atol=1e-7)
 
 
 def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
-    """Peaked distributions as a trained model has them: why `entropy_from_logits_with_chunking` is demanded."""
+    """Peaked distributions as a trained model has them: why `entropy_from_logits_with_chunking` is required."""
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(512, 1000, generator=g)
     logits[torch.arange(512), torch.randint(1000, (512,), generator=g)] += torch.linspace(8, 30, 512)
@@ -155,70 +145,45 @@ def test_verls_own_trainer_is_refused():
 # ── losses ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def nested(x, lengths):
-    return torch.nested.as_nested_tensor([row[:n] for row, n in zip(x, lengths, strict=True)], layout=torch.jagged)
+ALGORITHMS = {
+    "gtpo": get_algorithm("gtpo"),
+    "grpo_s": get_algorithm("grpo_s"),
+    "geometric": get_algorithm("grpo_s", average="geometric"),
+}
 
 
-def actor(loss_mode):
-    return ActorConfig(
-        strategy="fsdp2", rollout_n=1, ppo_mini_batch_size=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.2,
-        clip_ratio_high=0.28, policy_loss={"loss_mode": loss_mode},
-    )  # fmt: skip
-
-
-def worker_batch(seed=0, B=4, P=2, T=5):
-    """A mini-batch as verl's workers hold it: prompts of P tokens, ragged answers, log-probabilities of both."""
-    g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, T + 1, (B,), generator=g)
-    lengths[0] = T
-    mask = torch.arange(T) < lengths[:, None]
-    old, A, H = (torch.rand(B, T, generator=g) for _ in range(3))
-    old, A = -old * mask, (A - 0.5) * mask
-    logp = (old + 0.4 * torch.randn(B, T, generator=g)) * mask
-    return lengths, mask, old, A, H * mask, logp
-
-
-def model_output(x, lengths, P=2):
-    """verl's log-probabilities stand one to the left, over prompt and answer."""
-    whole = [torch.cat([x.new_zeros(P - 1), row[:n], x.new_zeros(1)]) for row, n in zip(x, lengths, strict=True)]
-    return torch.nested.as_nested_tensor(whole, layout=torch.jagged)
-
-
-def td(rows_, lengths, mask, old, A, whole_tokens, whole_rows, dp=1, P=2):
-    part = TensorDict(
-        {
-            "prompts": nested(torch.ones(len(rows_), P, dtype=torch.long), [P] * len(rows_)),
-            "responses": nested(torch.ones(len(rows_), mask.shape[1], dtype=torch.long), lengths[rows_]),
-            "response_mask": nested(mask[rows_].long(), lengths[rows_]),
-            "old_log_probs": nested(old[rows_], lengths[rows_]),
-            "advantages": nested(A[rows_], lengths[rows_]),
-        },
-        batch_size=len(rows_),
-    )
-    part["attention_mask"] = nested(torch.ones(len(rows_), mask.shape[1] + P, dtype=torch.long), lengths[rows_] + P)
-    for name, value in (("dp_size", dp), ("batch_num_tokens", whole_tokens), ("global_batch_size", whole_rows)):
-        tu.assign_non_tensor_data(part, name, value)
-    return part
-
-
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 @pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0], [1], [2], [3]]])
-def test_verls_ppo_loss_with_our_policy_loss_is_dews_loss(name, split):
+def test_the_workers_loss_is_the_algorithms_loss(algorithm, split):
     """Value and gradient, whatever the micro-batches."""
     lengths, mask, old, A, _, logp = worker_batch()
-    ratio, reduce = LOSSES[name]
     whole = logp.clone().requires_grad_()
-    expected, _ = policy_loss(whole, old, A, mask, ratio=ratio, reduce=reduce)
+    expected, _ = policy_loss(whole, old, A, mask, ratio=algorithm.ratio, reduce=algorithm.reduce)
     expected.backward()
     parts, total = logp.clone().requires_grad_(), 0.0
     for micro in split:
         data = td(micro, lengths, mask, old, A, int(mask.sum()), len(mask))
-        value, metrics = ppo_loss(actor(name), {"log_probs": model_output(parts[micro], lengths[micro])}, data)
+        output = {"log_probs": model_output(parts[micro], lengths[micro])}
+        value, metrics = actor_loss(actor(), output, data, algorithm=algorithm)
         value.backward()
         total += value.item()
         assert "actor/dew/clip/high" in metrics
     close(torch.tensor(total), expected.detach(), atol=1e-6)
     close(parts.grad, whole.grad, atol=1e-6)
+
+
+def test_correction_weights_and_the_kl_term_reach_the_loss():
+    """The weights multiply the surrogate alone; the KL term is verl's, with its k3 and its coefficient."""
+    lengths, mask, old, A, H, logp = worker_batch()
+    ref, weight = old - 0.1 * H, 0.5 + H
+    expected, _ = policy_loss(logp, old, A, mask, ref_logp=ref, kl_coef=0.3, weight=weight)
+    data = td([0, 1, 2, 3], lengths, mask, old, A, int(mask.sum()), 4, rollout_is_weights=weight, ref_log_prob=ref)
+    config = actor(use_kl_loss=True, kl_loss_coef=0.3, kl_loss_type="low_var_kl", loss_agg_mode="token-mean")
+    value, metrics = actor_loss(
+        config, {"log_probs": model_output(logp, lengths)}, data, algorithm=get_algorithm("gtpo")
+    )
+    close(value, expected, atol=1e-6)
+    assert "kl_loss" in metrics
 
 
 def test_the_entropy_shaped_loss_is_the_papers():
@@ -229,9 +194,9 @@ def test_the_entropy_shaped_loss_is_the_papers():
     assert not torch.allclose(shaped, A)
     data = td([0, 1, 2, 3], lengths, mask, old, A, int(mask.sum()), len(mask))
     output = {"log_probs": model_output(logp, lengths), "entropy": model_output(H, lengths)}
-    loss_fn = partial(entropy_shaped_loss, actor("gtpo"), alpha=0.4, kappa=2.0)
+    loss_fn = partial(actor_loss, actor(), algorithm=get_algorithm("entropy_advantage", alpha=0.4, kappa=2.0))
     value, metrics = loss_fn(model_output=output, data=data, dp_group=None)
     close(value, expected, atol=1e-6)
-    assert metrics["actor/dew/credit/bonus"] == pytest.approx(float((shaped - A)[mask].mean()), rel=1e-5)
+    assert metrics["actor/dew/credit/bonus"].values[0] == pytest.approx(float((shaped - A)[mask].mean()), rel=1e-5)
     with pytest.raises(EngineError, match="calculate_entropy=True"):
         loss_fn(model_output={"log_probs": output["log_probs"]}, data=data)

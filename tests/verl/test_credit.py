@@ -1,4 +1,4 @@
-"""verl's rows to advantages, without verl: golden values, padding rows, conversations, and what is refused."""
+"""verl's rows to advantages, without verl: golden values, padding rows, conversations, refusals."""
 
 import json
 from pathlib import Path
@@ -10,19 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
-from dew.engines.verl.carrying import Carried, carrying
-from dew.engines.verl.conversations import Conversations
+from dew.engines.verl.context import BatchContext, Conversations, batch_context
 from dew.engines.verl.estimators import estimator
 from dew.errors import EngineError
 from groups import batches, pad
-from verl_rows import carried, rows, with_padding
+from verl_rows import context, rows, with_padding
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
 every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
 
 
 def estimate(name, rewards, mask, uids, entropy, settings=None, **more):
-    with carrying(carried(name, entropy, settings, **more)) as c:
+    with batch_context(context(name, entropy, settings, **more)) as c:
         advantages, returns = estimator(name)(token_level_rewards=rewards, response_mask=mask, index=uids)
     assert returns is advantages
     return advantages, c
@@ -63,7 +62,7 @@ def test_entropy_advantage_leaves_its_entropy_to_the_loss(entry):
     close(advantages[:, 0], entry["grpo"]["advantage"])
 
 
-def test_acc_decides_who_is_right_and_penalties_are_extra():
+def test_acc_decides_correctness_and_penalties_are_extra():
     """Two answers, scores +1 / −1 with acc 1 / 0; the right one is charged 0.8 for length and stays right.
 
     GTPO, equal entropies: r̃⁺ = 1 + .1 − .8 = .3, r̃⁻ = −(1 + .1) = −1.1. A score of −1 is no charge.
@@ -72,7 +71,7 @@ def test_acc_decides_who_is_right_and_penalties_are_extra():
     mask, H = torch.ones(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.float64)
     acc, score = torch.tensor([1.0, 0.0]), torch.tensor([1.0, -1.0])
     _, c = estimate("gtpo", rewards, mask, ["a", "a"], H, acc=acc, score=score)
-    [found] = c.found
+    [found] = c.credited
     close(found.credit.shaped, [[0.3, 0.3], [-1.1, -1.1]])
     close(found.credit.extra, [-0.8, 0.0])
     assert found.credit.correct.tolist() == [True, False]
@@ -102,7 +101,7 @@ def test_neither_padding_rows_nor_the_order_of_rows_matter(batch, random):
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
-def test_the_rows_of_a_conversation_are_one_answer_laid_end_to_end(name):
+def test_the_rows_of_a_conversation_are_one_answer(name):
     whole = [[1.0, 2.0, 3.0, 4.0], [2.0, 1.0], [0.5, 0.5, 2.5]]
     split = [[1.0, 2.0], [3.0, 4.0], [2.0, 1.0], [0.5], [0.5, 2.5]]
     keys = ["u_0_0", "u_0_1", "u_1_0", "u_2_0", "u_2_1"]
@@ -125,7 +124,7 @@ def test_the_rows_of_a_conversation_are_one_answer_laid_end_to_end(name):
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5), st.randoms())
-def test_joining_and_cutting_give_every_row_back(lengths, random):
+def test_joining_and_splitting_restore_every_row(lengths, random):
     rows = [(f"u_{i}_{k}", n) for i, answer in enumerate(lengths) for k, n in enumerate(answer)]
     random.shuffle(rows)
     T = max(n for _, n in rows)
@@ -134,11 +133,11 @@ def test_joining_and_cutting_give_every_row_back(lengths, random):
     conversations = Conversations.of(mask, [key for key, _ in rows])
     joined = conversations.join(x)
     assert len(joined) == len(lengths)
-    assert torch.equal(conversations.cut(joined, T), x)
+    assert torch.equal(conversations.split(joined, T), x)
     assert torch.count_nonzero(joined) == sum(map(sum, lengths))
 
 
-def test_a_batch_of_padding_rows_alone_earns_nothing():
+def test_a_batch_of_padding_rows_gets_no_advantage():
     H = torch.full((2, 3), 1.0)
     zero = torch.zeros(2, 3)
     advantages, _ = estimate("gtpo", zero, zero.long(), ["pad"] * 2, H)
@@ -154,18 +153,18 @@ def test_a_masked_answer_still_counts_in_its_groups_baseline():
     close(advantages, batch.to_rows(get_algorithm("dapo").advantages(batch)))
 
 
-# ── never silently GRPO ─────────────────────────────────────────────────────────────────────────────────────
+# ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────
 
 LIVE = torch.ones(2, 3, dtype=torch.long)
 
 
 def refused(entropy, mask=LIVE, name="gtpo"):
-    with pytest.raises(EngineError) as told:
+    with pytest.raises(EngineError) as error:
         estimate(name, torch.zeros(2, 3), mask, ["a", "a"], entropy)
-    return str(told.value)
+    return str(error.value)
 
 
-def test_without_the_trainer_the_estimator_says_what_to_set():
+def test_without_the_trainer_the_error_names_the_setting():
     with pytest.raises(EngineError, match=r"trainer\.v1\.trainer_mode=dew_sync"):
         estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])
 
@@ -179,8 +178,7 @@ def test_entropy_of_another_shape():
 
 
 def test_entropy_of_zeros():
-    told = refused(torch.zeros(2, 3))
-    assert "exactly 0 on every token" in told
+    assert "exactly 0 on every token" in refused(torch.zeros(2, 3))
 
 
 def test_entropy_that_is_zero_where_it_is_read():
@@ -190,7 +188,7 @@ def test_entropy_that_is_zero_where_it_is_read():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_entropy_that_is_no_entropy(bad):
+def test_entropy_with_impossible_values(bad):
     entropy = torch.ones(2, 3)
     entropy[1, 1] = bad
     assert "NaN, infinite or negative" in refused(entropy)
@@ -198,11 +196,14 @@ def test_entropy_that_is_no_entropy(bad):
 
 def test_an_estimator_that_the_trainer_was_not_set_up_for():
     algorithm = get_algorithm("grpo_s")
-    with carrying(Carried(algorithm=algorithm, entropy=torch.ones(2, 3))), pytest.raises(EngineError, match="set up"):
+    with (
+        batch_context(BatchContext(algorithm=algorithm, entropy=torch.ones(2, 3))),
+        pytest.raises(EngineError, match="set up for"),
+    ):
         estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])
 
 
-def test_nothing_is_carried_beyond_its_batch():
+def test_a_context_ends_with_its_batch():
     estimate("gtpo", torch.zeros(2, 3), LIVE, ["a", "a"], torch.ones(2, 3))
-    with pytest.raises(EngineError, match="does not hand it over"):
+    with pytest.raises(EngineError, match="does not pass on"):
         estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])

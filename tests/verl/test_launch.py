@@ -1,24 +1,24 @@
-"""`dew train --engine verl`: a recipe in verl's words, the data that verl reads, the command, and what it says."""
+"""`dew train --engine verl`: a recipe in verl's keys, the data that verl reads, the command, and a run's output."""
 
+import ast
 import json
 import os
 import shlex
 import subprocess
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dew.algorithms import list_algorithms
+from dew.algorithms import algorithm_classes, list_algorithms
 from dew.config import make_run, read_run, to_yaml
-from dew.engines.verl import command, data, keys
-from dew.engines.verl.batches import Batches
-from dew.engines.verl.translate import translate
-from dew.engines.verl.words import flat, merged, override, spelled, with_words
-from dew.errors import ConfigError, EngineError
+from dew.engines.verl import data, launch
+from dew.engines.verl.launch import hydra_text, hydra_words, prepare
+from dew.engines.verl.recipe import SHARED, Batches, flat, merged
+from dew.errors import ConfigError, EngineError, did_you_mean
 from dew.records import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +35,6 @@ SMALL = {
     "max_completion_length": 32,
     "lr_scheduler_type": "constant",
 }
-AS_VERL_CAN = ["--use_cpu", "false", "--mask_truncated_completions", "false", "--lr_scheduler_type", "constant"]
-"""What the small recipes ask for and verl has not."""
 
 
 def small(**changes):
@@ -50,9 +48,9 @@ def dew(*words, **environment):
 
 
 # ---- golden ------------------------------------------------------------------------------------
-def test_the_papers_set_up():
+def test_the_papers_setup():
     """Batch 128 prompts x 16 answers, one optimizer step each; 2,048 + 4,096 tokens; lr 1e-6; 210 steps."""
-    found = translate(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
+    found = prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
     expected = {
         "data.train_batch_size": 128,
         f"{ACTOR}.ppo_mini_batch_size": 128,
@@ -83,31 +81,31 @@ def test_the_papers_set_up():
 def test_optimizer_steps_become_steps():
     """64 per device x 4 micro-batches = 256 completions = 16 prompts x 16; 4 optimizer steps of 4 prompts each.
     240 optimizer steps are 240/4 = 60 steps, a checkpoint every 80 is one every 20."""
-    run = with_words(read_run(ROOT / "recipes/tiny/countdown.yaml"), AS_VERL_CAN)
-    found = translate(run)
+    path = ROOT / "recipes/tiny/countdown.yaml"
+    found = prepare(read_run(path))
     assert (found["data.train_batch_size"], found[f"{ACTOR}.ppo_mini_batch_size"]) == (16, 4)
     assert (found["trainer.total_training_steps"], found["trainer.save_freq"]) == (60, 20)
-    twice = translate(with_words(run, ["--num_iterations", "2"]))  # each answer trained on twice: half the steps
+    twice = prepare(read_run(path, {"num_iterations": 2}))  # each answer trained on twice: half the steps
     assert twice["trainer.total_training_steps"] == 30 and twice[f"{ACTOR}.ppo_epochs"] == 2
-    odd = translate(with_words(run, ["--max_steps", "241"]))
-    assert odd["trainer.total_training_steps"] == 61 and "241 optimizer steps become 61" in odd.notes[0]
+    odd = prepare(read_run(path, {"max_steps": 241}))
+    assert odd["trainer.total_training_steps"] == 61 and "241 optimizer steps become 61" in odd.notes[-1]
 
 
 ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
-    "gtpo": ("gtpo", "gtpo", "token-mean", False, (0.2, 0.28)),
-    "grpo_s": ("grpo_s", "grpo_s", "seq-mean-token-mean", False, (0.2, 0.28)),
+    "gtpo": ("gtpo", "dew", "token-mean", False, (0.2, 0.28)),
+    "grpo_s": ("grpo_s", "dew", "seq-mean-token-mean", False, (0.2, 0.28)),
     "grpo": ("grpo", "vanilla", "seq-mean-token-mean", False, (0.2, 0.2)),
     "dapo": ("grpo", "vanilla", "token-mean", True, (0.2, 0.28)),
     "dr_grpo": ("grpo", "vanilla", "seq-mean-token-sum-norm", False, (0.2, 0.2)),
     "gspo": ("grpo", "gspo", "seq-mean-token-mean", False, (3e-4, 4e-4)),
-    "forking_tokens": ("forking_tokens", "gtpo", "token-mean", True, (0.2, 0.28)),
-    "entropy_advantage": ("entropy_advantage", "gtpo", "token-mean", True, (0.2, 0.28)),
+    "forking_tokens": ("forking_tokens", "dew", "token-mean", True, (0.2, 0.28)),
+    "entropy_advantage": ("entropy_advantage", "dew", "token-mean", True, (0.2, 0.28)),
 }
 
 
 @pytest.mark.parametrize("name", list_algorithms())
 def test_every_algorithm_has_its_estimator_loss_and_filter(name):
-    found = translate(small(algorithm=name))
+    found = prepare(small(algorithm=name))
     estimator, loss, aggregation, filtered, clip = ALGORITHMS[name]
     assert found["algorithm.adv_estimator"] == estimator
     assert found[f"{ACTOR}.policy_loss.loss_mode"] == loss
@@ -118,45 +116,44 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
     assert found["algorithm.norm_adv_by_std_in_grpo"] is (False if name == "dr_grpo" else None)
 
 
-def test_settings_of_an_algorithm_travel():
-    found = translate(small(algorithm="gtpo", algorithm_kwargs={"alpha2": 0.2, "clip_high": 0.3, "kl_coef": 0.01}))
+def test_settings_of_the_algorithm():
+    found = prepare(small(algorithm="gtpo", algorithm_kwargs={"alpha2": 0.2, "clip_high": 0.3, "kl_coef": 0.01}))
     dew_settings = {k: v for k, v in found.overrides.items() if k.startswith("+algorithm.dew.")}
     assert dew_settings == {"+algorithm.dew.alpha2": 0.2}  # what verl has keys for goes there
     assert found[f"{ACTOR}.clip_ratio_high"] == 0.3
     assert found[f"{ACTOR}.use_kl_loss"] is True and found[f"{ACTOR}.kl_loss_coef"] == 0.01
-    geometric = translate(small(algorithm="grpo_s", algorithm_kwargs={"average": "geometric"}))
-    assert geometric[f"{ACTOR}.policy_loss.loss_mode"] == "grpo_s_geometric"
+    assert prepare(small(algorithm_kwargs='{"alpha2": 0.2}'))["algorithm.dew.alpha2"] == 0.2  # JSON, as TRL's flags
 
 
-def test_overlong_punishment_is_dews_or_verls():
+def test_the_overlong_penalty_is_dews_or_verls():
     soft = {"overlong": "soft", "overlong_buffer": 8}
-    own = translate(small(algorithm="gtpo", algorithm_kwargs=soft))
+    own = prepare(small(algorithm="gtpo", algorithm_kwargs=soft))
     assert own["algorithm.dew.overlong"] == "soft" and own["reward.reward_manager.name"] is None
-    verls = translate(small(algorithm="dapo", algorithm_kwargs=soft))
+    verls = prepare(small(algorithm="dapo", algorithm_kwargs=soft))
     assert verls["algorithm.dew.overlong"] is None and verls["reward.reward_manager.name"] == "dapo"
     assert verls["reward.reward_kwargs.overlong_buffer_cfg.len"] == 8
     assert verls["reward.reward_kwargs.max_resp_len"] == 32
     with pytest.raises(ConfigError, match="overlong='group'"):
-        translate(small(algorithm="dapo", algorithm_kwargs={"overlong": "group"}))
+        prepare(small(algorithm="dapo", algorithm_kwargs={"overlong": "group"}))
 
 
-def test_the_samplers_correction_is_trls():
-    assert translate(small())["algorithm.rollout_correction.rollout_is_threshold"] == "1e-09_3.0"  # masked above 3
-    cut = translate(small(vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=2.0))
-    assert cut["algorithm.rollout_correction.rollout_is"] == "token"
-    assert cut["algorithm.rollout_correction.rollout_is_threshold"] == 2.0
-    assert (
-        translate(small(vllm_importance_sampling_correction=False))["algorithm.rollout_correction.rollout_is"] is None
+def test_the_correction_for_the_sampler_is_trls_default():
+    """Sequences whose importance weight is above 3 do not train; `verl:` changes it."""
+    assert prepare(small())["algorithm.rollout_correction.rollout_is_threshold"] == "1e-09_3.0"
+    changed = prepare(
+        small(verl={"algorithm.rollout_correction": {"rollout_is": "token", "rollout_is_threshold": 2.0}})
     )
+    assert changed["algorithm.rollout_correction.rollout_is"] == "token"
+    assert changed["algorithm.rollout_correction.rollout_is_threshold"] == 2.0
 
 
 def test_lora_precision_scores_and_trackers():
-    found = translate(
+    found = prepare(
         small(
             use_peft=True, lora_r=8, bf16=False, report_to=["wandb"], scores={"problems": 4, "k": 2}, save_total_limit=1
         )
     )
-    assert found["actor_rollout_ref.model.lora_rank"] == 8 and "without dropout" in found.notes[0]
+    assert found["actor_rollout_ref.model.lora_rank"] == 8 and "without dropout" in found.notes[-1]
     assert found[f"{ACTOR}.fsdp_config.mixed_precision"]["param_dtype"] == "fp32" and found["trainer.logger"] == [
         "console",
         "wandb",
@@ -165,86 +162,87 @@ def test_lora_precision_scores_and_trackers():
     assert found[f"{ROLLOUT}.val_kwargs.n"] == 2 and found["trainer.max_actor_ckpt_to_keep"] == 1
 
 
-# ---- every key ---------------------------------------------------------------------------------
-def trls():
+# ---- settings ----------------------------------------------------------------------------------
+def trl_settings():
     pytest.importorskip("trl")
     from trl import ModelConfig
     from trl.scripts.grpo import GRPOScriptArguments
 
     from dew.engines.trl import DewConfig
 
-    return {f.name: f for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init}
+    return {f.name for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init}
 
 
-def test_every_key_of_trls_stands_in_exactly_one_table():
-    known = trls()
-    assert sorted(keys.KNOWN) == sorted(known)  # each once
-    assert len(set(keys.KNOWN)) == len(keys.KNOWN)
+def test_shared_settings_are_trls_and_no_other_setting_is_taken_for_a_typing_error():
+    known = trl_settings()
+    assert set(SHARED) <= known
+    assert [name for name in known - set(SHARED) if did_you_mean(name, SHARED, cutoff=0.92)] == []
 
 
-def test_defaults_are_trls_own():
-    known = trls()
-    for name, value in keys.DEFAULTS.items():
-        assert known[name].default == value, name
-    for name, (neutral, _) in keys.REFUSED.items():
-        default = known[name].default if known[name].default is not MISSING else known[name].default_factory()
-        assert default in neutral or name == "lora_dropout", name  # saying what TRL does anyway is never refused
-
-
-@pytest.mark.parametrize("name", keys.REFUSED)
-def test_what_verl_cannot_follow_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match=f"{name}='something else'"):
-        translate(small(**{name: "something else"}))
+def test_settings_that_verl_does_not_use_are_listed_once():
+    found = prepare(small(use_vllm=True, deepspeed="zero3.json", logging_steps=5, mask_truncated_completions=True))
+    assert found.notes == ["not used on verl: use_vllm, deepspeed, logging_steps, mask_truncated_completions"]
 
 
 def test_oversampling_is_left_to_verl():
-    found = translate(small(algorithm="dapo", algorithm_kwargs={"oversample": 3}))
-    assert found["algorithm.filter_groups.enable"] and "oversample=3" in found.notes[-1]
+    found = prepare(small(algorithm="dapo", algorithm_kwargs={"oversample": 3, "max_rounds": 9}))
+    assert found["algorithm.filter_groups.enable"] and any("oversample=3" in note for note in found.notes)
+    assert any("max_rounds=9" in note for note in found.notes)
 
 
-def test_what_verl_does_not_need_is_told():
-    found = translate(small(use_vllm=True, deepspeed="zero3.json", logging_steps=5))
-    assert list(found.unused) == ["use_vllm", "deepspeed", "logging_steps"]
+def test_trls_default_schedule_becomes_a_constant_learning_rate_with_a_note():
+    found = prepare(small(lr_scheduler_type=None))
+    assert found[f"{ACTOR}.optim.lr_scheduler_type"] == "constant" and "linear" in found.notes[-1]
+    cosine = prepare(small(lr_scheduler_type=None, verl={f"{ACTOR}.optim.lr_scheduler_type": "cosine"}))
+    assert cosine[f"{ACTOR}.optim.lr_scheduler_type"] == "cosine" and cosine.notes == []
+
+
+def test_the_engine_names_no_algorithm():
+    """Only verl's own words: its reward manager `dapo`, its loss `gspo`."""
+    names = {*algorithm_classes(), *(cls.__name__ for cls in algorithm_classes().values())}
+    found = set()
+    for path in Path(launch.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found |= {x for x in (getattr(node, "value", None), getattr(node, "id", None)) if isinstance(x, str)}
+    assert names & found == {"dapo", "gspo"}
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": 5}, "not a whole number of groups of 5"),
-        ({"lr_scheduler_type": None}, "'linear' \\(the default\\)"),
+        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type='linear'"),
         ({"max_steps": None, "num_train_epochs": 1.5}, "whole epochs"),
         ({"save_strategy": "epoch"}, "save_strategy='epoch'"),
-        ({"optim": "adafactor"}, "optim='adafactor'"),
-        ({"epsilon_high": 0.4}, "write algorithm_kwargs {clip_high: 0.4}"),
+        ({"save_steps": 0.1}, "save_steps=0.1"),
+        ({"reward_funcs": ["mine.py:f"]}, "reward_funcs"),
+        ({"algorithm_kwargs": "x"}, "algorithm_kwargs"),
         ({"task": None}, "task is missing"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
-        ({"dtype": "int8"}, "dtype='int8'"),
-        ({"report_to": "guestbook"}, "guestbook"),
-        ({"algorithm": "dapo", "algorithm_kwargs": {"max_rounds": 9}}, "until the batch is full"),
         ({"scores": {"max_new_tokens": 999}}, "scores.max_new_tokens=999"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),
         ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit one micro-batch"),
-        ({"verl": {f"{ROLLOUT}.tensor_model_parallel_size": 2}}, "1 GPUs cannot be shared out to samplers of 2"),
+        ({"verl": {f"{ROLLOUT}.tensor_model_parallel_size": 2}}, "1 GPUs cannot be divided into samplers of 2"),
     ],
 )
-def test_bad_settings_are_named(change, says):
-    with pytest.raises(ConfigError, match=says):
-        translate(small(**change))
+def test_bad_settings_are_named(change, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(small(**change))
 
 
-def test_every_problem_is_told_at_once():
+def test_all_problems_are_listed_at_once():
     with pytest.raises(ConfigError) as error:
-        translate(small(use_cpu=True, dtype="int8", num_generations=5))
-    assert len(str(error.value).splitlines()) == 4 and str(error.value).startswith("x.yaml on verl:")
+        prepare(small(lr_scheduler_type="linear", learning_rate="fast", num_generations=5))
+    assert len(error.value.problems) == 3 and str(error.value).startswith("x.yaml on verl:")
 
 
 # ---- batches -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("batches", "says"),
+    ("batches", "message"),
     [
         (Batches(prompts=128, mini=128, answers=16, nodes=8, gpus_per_node=8), None),
         (Batches(prompts=128, mini=32, answers=16, gpus_per_node=8), None),
@@ -253,45 +251,29 @@ def test_every_problem_is_told_at_once():
         (Batches(prompts=6, mini=3, answers=5, gpus_per_node=2), "ppo_mini_batch_size=4"),
         (Batches(prompts=3, mini=3, answers=5, gpus_per_node=2, sequence_parallel=2), None),  # 2 GPUs share each row
         (Batches(prompts=8, mini=8, answers=2, gpus_per_node=4, tensor_parallel=3), "samplers of 3"),
-        (Batches(prompts=8, mini=8, answers=2, gpus_per_node=4, sequence_parallel=3), "sequences of 3"),
+        (Batches(prompts=8, mini=8, answers=2, gpus_per_node=4, sequence_parallel=3), "sequence-parallel groups of 3"),
     ],
 )
-def test_batches_come_out_even_or_say_what_would(batches, says):
+def test_uneven_batches_are_refused_with_the_nearest_even_ones(batches, message):
     found = batches.problems()
-    assert found == [] if says is None else says in found[0]
+    assert found == [] if message is None else message in str(found[0])
 
 
 def test_more_gpus_do_not_change_the_prompts_of_a_step():
     run = read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")
-    assert translate(with_words(run, ["trainer.nnodes=8"])).batches.prompts == 128
+    more = {**run.to_dict(), "verl": {**flat(run.verl), "trainer.nnodes": 8}}
+    assert prepare(make_run(more)).batches.prompts == 128 and prepare(make_run(more)).batches.gpus == 64
     plain = small(verl={"trainer.n_gpus_per_node": 4})  # without verl's own number TRL's arithmetic holds: 16 x 4 / 4
-    assert translate(plain).batches.prompts == 16
+    assert prepare(plain).batches.prompts == 16
 
 
-# ---- words -------------------------------------------------------------------------------------
-def test_flags_change_settings_and_hydras_words_change_verls():
-    words = ["--learning_rate", "1e-5", "--bf16", "--no_shuffle_dataset", "--algorithm=grpo", "trainer.nnodes=2"]
-    run = with_words(small(verl={"trainer": {"nnodes": 1, "n_gpus_per_node": 8}}), words)
-    assert run.settings["learning_rate"] == 1e-5 and run.settings["bf16"] is True
-    assert run.settings["shuffle_dataset"] is False and run.settings["algorithm"] == "grpo"
-    assert run.verl == {"trainer.n_gpus_per_node": 8, "trainer.nnodes": 2}
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [(["trainer.nnodes"], "not understood"), (["--learnin_rate", "1"], "Did you mean"), (["gtpo"], "not understood")],
-)
-def test_words_that_are_not_understood(words, says):
-    with pytest.raises(ConfigError, match=says):
-        with_words(small(), words)
-
-
-def test_verls_own_words_win():
+# ---- hydra -------------------------------------------------------------------------------------
+def test_verls_own_keys_win():
     assert flat({"a": {"b": 1, "c.d": 2}, "e": {}}) == {"a.b": 1, "a.c.d": 2, "e": {}}
     assert merged({"a.b": 1, "+c": 2}, {"+a.b": 3, "c": 4}) == {"+a.b": 3, "c": 4}
-    found = translate(small(verl={"data": {"max_prompt_length": 99}, f"+{ROLLOUT}.engine_kwargs.vllm.x": 1}))
+    found = prepare(small(verl={"data": {"max_prompt_length": 99}, f"+{ROLLOUT}.engine_kwargs.vllm.x": 1}))
     assert found["data.max_prompt_length"] == 99
-    assert f"+{ROLLOUT}.engine_kwargs.vllm.x=1" in command.overrides(found)
+    assert f"+{ROLLOUT}.engine_kwargs.vllm.x=1" in hydra_words(found)
 
 
 def test_values_in_hydras_grammar():
@@ -307,7 +289,7 @@ def test_values_in_hydras_grammar():
         (["a", 1], "[a,1]"),
         ({"eps": 0.1}, "{eps:0.1}"),
     ):
-        assert spelled(value) == text
+        assert hydra_text(value) == text
 
 
 @given(
@@ -315,23 +297,23 @@ def test_values_in_hydras_grammar():
 )
 def test_what_is_written_is_what_hydra_reads(value):
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser")
-    if "$" in str(value) or any(ord(c) < 32 for c in str(value)):  # hydra's own marks; no setting has them
+    if "$" in str(value) or any(ord(c) < 32 for c in str(value)):  # hydra's own syntax; no setting has it
         return
-    assert parser.OverridesParser.create().parse_override(override("key", value)).value() == value
+    assert parser.OverridesParser.create().parse_override(f"key={hydra_text(value)}").value() == value
 
 
 # ---- recipes -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_every_recipe_is_understood_with_every_algorithm(path, algorithm):
-    found = translate(with_words(read_run(path), [*AS_VERL_CAN, "--algorithm", algorithm]))
+def test_every_recipe_works_with_every_algorithm(path, algorithm):
+    found = prepare(read_run(path, {"algorithm": algorithm}))
     assert found.algorithm.name == algorithm and not found.batches.problems()
-    command.check_against_verl(found)  # where verl is installed, it knows every key
+    launch.check_with_verl(found)  # where verl is installed, it knows every key
 
 
 @pytest.mark.parametrize("name", ["7b", "32b"])
-def test_the_papers_recipes_need_no_further_word(name):
-    assert translate(read_run(ROOT / f"recipes/paper/qwen2.5-{name}.yaml", {"engine": "verl"})).batches.prompts == 128
+def test_the_papers_recipes_need_no_further_settings(name):
+    assert prepare(read_run(ROOT / f"recipes/paper/qwen2.5-{name}.yaml", {"engine": "verl"})).batches.prompts == 128
 
 
 def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path):
@@ -356,10 +338,10 @@ def test_a_dry_run_needs_neither_trl_nor_verl():
     assert out.strip().endswith("[]")
 
 
-@pytest.mark.skipif(not command.verl_is_installed(), reason="verl is not installed: make test-verl")
-def test_verl_names_a_key_that_it_does_not_know():
+@pytest.mark.skipif(not launch.verl_is_installed(), reason="verl is not installed: make test-verl")
+def test_verl_names_an_unknown_key():
     with pytest.raises(ConfigError, match=r"trainer\.nnode"):
-        command.check_against_verl(translate(small(verl={"trainer.nnode": 2})))
+        launch.check_with_verl(prepare(small(verl={"trainer.nnode": 2})))
 
 
 # ---- data --------------------------------------------------------------------------------------
@@ -380,7 +362,7 @@ class Tokenizer:
 
 def test_rows_as_verl_reads_them():
     run = small()
-    found = data.data_of(run, translate(run), Tokenizer())
+    found = data.prepare_data(prepare(run), Tokenizer())
     row = found.train[0]
     assert len(found.train) == 64 and len(found.validation) == data.UNUSED_VALIDATION
     assert row["prompt"][0]["content"].startswith("<s>") and row["data_source"] == "countdown"
@@ -393,26 +375,26 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = {"task": str(tmp_path / "p.jsonl"), "verifier": "math", "problems": 8, "num_generations": 16}
     chat = small(**task, task_settings={"problem": "problem", "template": "chat"})
-    assert translate(chat)["actor_rollout_ref.model.custom_chat_template"] is None
+    assert prepare(chat)["actor_rollout_ref.model.custom_chat_template"] is None
     plain = small(**task, task_settings={"problem": "problem", "template": "qwen-boxed"})
-    assert translate(plain)["actor_rollout_ref.model.custom_chat_template"] is not None
+    assert prepare(plain)["actor_rollout_ref.model.custom_chat_template"] is not None
     pytest.importorskip("math_verify")
-    message = data.data_of(chat, translate(chat), Tokenizer()).train[0]["prompt"][0]
+    message = data.prepare_data(prepare(chat), Tokenizer()).train[0]["prompt"][0]
     assert message["role"] == "user" and not message["content"].startswith("<s>")  # the model's own template adds it
 
 
-def test_long_prompts_are_left_out_aloud_and_too_few_rows_are_refused(caplog):
+def test_long_prompts_are_left_out_and_too_few_rows_are_refused(caplog):
     run = small(verl={"data.max_prompt_length": 15})
-    found = data.data_of(run, translate(run), Tokenizer())
+    found = data.prepare_data(prepare(run), Tokenizer())
     assert 0 < found.too_long == 64 - len(found.train) and "are left out" in caplog.text
     few = small(problems=2)
     with pytest.raises(ConfigError, match="fewer than the 4 prompts of one step"):
-        data.data_of(few, translate(few), Tokenizer())
+        data.prepare_data(prepare(few), Tokenizer())
 
 
 def test_validation_problems_are_held_out():
     run = small(scores={"problems": 5, "k": 2})
-    found = data.data_of(run, translate(run), Tokenizer())
+    found = data.prepare_data(prepare(run), Tokenizer())
     train = {row["prompt"][0]["content"] for row in found.train}
     assert len(found.validation) == 5 and not train & {row["prompt"][0]["content"] for row in found.validation}
 
@@ -420,13 +402,13 @@ def test_validation_problems_are_held_out():
 def test_parquet_gives_back_what_was_written(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     run = small()
-    found = data.data_of(run, translate(run), Tokenizer())
-    data.write(found, tmp_path)
+    found = data.prepare_data(prepare(run), Tokenizer())
+    data.write_data(found, tmp_path)
     assert parquet.read_table(tmp_path / "data/train.parquet").to_pylist() == found.train
 
 
 # ---- a run -------------------------------------------------------------------------------------
-PRETENDED = """
+FAKE_DRIVER = """
 import json, os, sys
 words = dict(word.split("=", 1) for word in sys.argv[1:])
 folder = words["+algorithm.dew_run.folder"]
@@ -441,16 +423,16 @@ open(f"{folder}/checkpoints/latest_checkpointed_iteration.txt", "w").write("1")
 
 
 @pytest.fixture
-def pretended(tmp_path, monkeypatch, capsys):
-    """Everything but verl: a driver that writes what a run writes."""
+def fake_run(tmp_path, monkeypatch, capsys):
+    """Everything except verl: a driver that writes the files of a run."""
     from dew.cli import verl
     from dew.cli.console import out
 
-    (tmp_path / "driver.py").write_text(PRETENDED)
+    (tmp_path / "driver.py").write_text(FAKE_DRIVER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verl, "MAIN", ("driver.py",))
     monkeypatch.setattr(verl, "require_verl", lambda: None)
-    monkeypatch.setattr(verl, "check_against_verl", lambda _: True)
+    monkeypatch.setattr(verl, "check_with_verl", lambda _: True)
     monkeypatch.setattr(data, "load_tokenizer", lambda _: Tokenizer())
     monkeypatch.setattr(out, "_file", None)
 
@@ -462,28 +444,27 @@ def pretended(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_run_leaves_its_data_command_and_configuration(pretended, capsys):
-    folder = pretended()
+def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
+    folder = fake_run()
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "disable"
-    told = capsys.readouterr().out
-    assert "64 problems to train on" in told and "accuracy 0.500" in told
-    assert "verl.model_merger" in told and "global_step_1/actor" in told
+    output = capsys.readouterr().out
+    assert "64" in output and "accuracy 0.500" in output
+    assert "verl.model_merger" in output and "global_step_1/actor" in output
     again = read_run(folder.path / "verl.yaml")
     assert (
-        again.engine == "verl"
-        and translate(again).overrides == translate(make_run({**SMALL, **again.settings})).overrides
+        again.engine == "verl" and prepare(again).overrides == prepare(make_run({**SMALL, **again.settings})).overrides
     )
     assert "dew.engines.verl.main" in (folder.path / "train.sh").read_text()
     with pytest.raises(ConfigError, match="is not empty"):
-        pretended()
+        fake_run()
 
 
-def test_a_run_that_fails_shows_its_last_words_and_goes_on_from_a_checkpoint(pretended, tmp_path, capsys):
+def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fake_run, tmp_path, capsys):
     from dew.cli import verl
 
     (tmp_path / "fail").touch()
     with pytest.raises(EngineError, match=r"exit code 1[\s\S]*\n\(Runner pid=1\) CUDA out of memory"):
-        pretended()
+        fake_run()
     folder = RunFolder(tmp_path / "run")
     assert folder.run()["status"] == "failed"
     with pytest.raises(EngineError, match="no checkpoint yet"):
@@ -498,14 +479,14 @@ def test_a_run_that_fails_shows_its_last_words_and_goes_on_from_a_checkpoint(pre
     assert "is finished" in capsys.readouterr().out
 
 
-def test_a_run_that_verl_was_started_for_by_hand_says_how_to_go_on(tmp_path):
+def test_a_run_started_with_verl_itself_says_how_to_resume(tmp_path):
     (tmp_path / "config.yaml").write_text("actor_rollout_ref: {model: {path: tiny}}\n")
     done = dew("resume", tmp_path)
     assert done.returncode == 1 and "trainer.resume_mode=auto" in done.stderr
 
 
-def test_without_verl_a_run_says_what_to_install(tmp_path):
-    if command.verl_is_installed():
+def test_without_verl_the_error_says_what_to_install(tmp_path):
+    if launch.verl_is_installed():
         pytest.skip("verl is installed")
     (tmp_path / "x.yaml").write_text(to_yaml(small(output_dir=str(tmp_path / "run"))))
     done = dew("train", tmp_path / "x.yaml")

@@ -1,4 +1,4 @@
-"""The policy losses that verl's workers call, without verl: dew's own, however the batch is split."""
+"""The policy loss that verl's workers call, without verl: the algorithm's own, however the batch is split."""
 
 import json
 from pathlib import Path
@@ -9,22 +9,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dew.engines.verl.losses import LOSSES, loss
+from dew.algorithms import get_algorithm
+from dew.engines.verl.losses import policy_loss as verl_loss
+from dew.engines.verl.losses import training
 from dew.errors import EngineError
 from dew.losses import policy_loss
 from groups import pad
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
-NAMES = {"gtpo": "gtpo", "grpo_s": "grpo_s", "grpo_s_geometric": "grpo_s_geometric_ratio"}
+ALGORITHMS = {
+    "gtpo": get_algorithm("gtpo"),
+    "grpo_s": get_algorithm("grpo_s"),
+    "grpo_s_geometric_ratio": get_algorithm("grpo_s", average="geometric"),
+}
 
 
 def actor(**batch):
-    """What of verl's ActorConfig the losses read."""
-    return SimpleNamespace(clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.28, global_batch_info=batch)
+    """The part of verl's ActorConfig that the loss reads."""
+    return SimpleNamespace(global_batch_info=batch)
+
+
+def loss(name, *args, entropy=None, **kwargs):
+    with training(ALGORITHMS.get(name) or get_algorithm(name), entropy):
+        return verl_loss(*args, **kwargs)
 
 
 @pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_golden_values(entry, name):
     logp, mask = pad(entry["input"]["logp"], fill=0.0)
     old, _ = pad(entry["input"]["old_logp"], fill=0.0)
@@ -32,11 +43,11 @@ def test_golden_values(entry, name):
         advantages = pad(entry["gtpo"][0]["advantage"], fill=0.0)[0]
     else:
         advantages = torch.tensor(entry["grpo_s"][0]["advantage"])[:, None] * mask
-    value, _ = loss(name)(old, logp, advantages, mask.long(), config=actor())
-    torch.testing.assert_close(value, torch.tensor(entry["loss"][NAMES[name]], dtype=value.dtype), rtol=1e-6, atol=1e-9)
+    value, _ = loss(name, old, logp, advantages, mask.long(), config=actor())
+    torch.testing.assert_close(value, torch.tensor(entry["loss"][name], dtype=value.dtype), rtol=1e-6, atol=1e-9)
 
 
-@given(st.integers(0, 10_000), st.sampled_from(list(LOSSES)), st.integers(1, 5), st.integers(1, 3))
+@given(st.integers(0, 10_000), st.sampled_from(list(ALGORITHMS)), st.integers(1, 5), st.integers(1, 3))
 def test_value_and_gradient_do_not_depend_on_the_split(seed, name, micro, processes):
     """D processes of several micro-batches each, gradients averaged over processes: the loss of the whole."""
     g = torch.Generator().manual_seed(seed)
@@ -46,9 +57,9 @@ def test_value_and_gradient_do_not_depend_on_the_split(seed, name, micro, proces
     advantages = torch.randn(B, T, generator=g, dtype=torch.float64)
     mask = torch.rand(B, T, generator=g) < 0.7
     mask[:, 0] = True
-    ratio, reduce = LOSSES[name]
+    algorithm = ALGORITHMS[name]
     whole = logp.clone().requires_grad_()
-    expected, _ = policy_loss(whole, old, advantages, mask, ratio=ratio, reduce=reduce)
+    expected, _ = policy_loss(whole, old, advantages, mask, ratio=algorithm.ratio, reduce=algorithm.reduce)
     expected.backward()
 
     parts = logp.clone().requires_grad_()
@@ -56,7 +67,7 @@ def test_value_and_gradient_do_not_depend_on_the_split(seed, name, micro, proces
     total = 0.0
     for process in torch.arange(B).chunk(processes):
         for rows in process.split(micro):
-            value, _ = loss(name)(old[rows], parts[rows], advantages[rows], mask[rows].long(), config=config)
+            value, _ = loss(name, old[rows], parts[rows], advantages[rows], mask[rows].long(), config=config)
             (value / processes).backward()
             total += value.item() / processes
     torch.testing.assert_close(torch.tensor(total, dtype=torch.float64), expected.detach())
@@ -66,42 +77,56 @@ def test_value_and_gradient_do_not_depend_on_the_split(seed, name, micro, proces
 def test_correction_weights_multiply_the_surrogate():
     logp = torch.full((1, 2), -1.0)
     ones = torch.ones(1, 2)
-    value, _ = loss("grpo_s")(
-        logp, logp, ones, ones.long(), config=actor(), rollout_is_weights=torch.tensor([[0.5, 1.5]])
+    value, _ = loss(
+        "grpo_s", logp, logp, ones, ones.long(), config=actor(), rollout_is_weights=torch.tensor([[0.5, 1.5]])
     )
     assert value.item() == -1.0
-    value, _ = loss("grpo_s")(logp, logp, ones, ones.long(), config=actor(), rollout_is_weights=0.5 * ones)
+    value, _ = loss("grpo_s", logp, logp, ones, ones.long(), config=actor(), rollout_is_weights=0.5 * ones)
     assert value.item() == -0.5
 
 
-def test_one_clip_ratio_for_both_sides():
-    """A ratio of 1.25 and A = 1: clipped at 1.2 where verl has clip_ratio alone, free up to 1.28 otherwise."""
-    old = torch.zeros(1, 1)
-    logp, one = torch.full((1, 1), 1.25).log(), torch.ones(1, 1)
-    both = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=None, global_batch_info={})
-    assert loss("grpo_s")(old, logp, one, one.long(), config=both)[0].item() == pytest.approx(-1.2)
-    assert loss("grpo_s")(old, logp, one, one.long(), config=actor())[0].item() == pytest.approx(-1.25)
+def test_clipping_is_the_algorithms():
+    """A ratio of 1.25 and A = 1: unclipped up to 1.28, the paper's bound."""
+    old, one = torch.zeros(1, 1), torch.ones(1, 1)
+    logp = torch.full((1, 1), 1.25).log()
+    assert loss("grpo_s", old, logp, one, one.long(), config=actor())[0].item() == pytest.approx(-1.25)
+    with training(get_algorithm("grpo_s", clip_high=0.2)):
+        assert verl_loss(old, logp, one, one.long(), config=actor())[0].item() == pytest.approx(-1.2)
+
+
+def test_a_divisor_of_the_algorithms_own():
+    """Dr. GRPO divides by the generation budget: 2 tokens of -1 / (8 tokens x 1 answer)."""
+    zero, one = torch.zeros(1, 2), torch.ones(1, 2)
+    config = actor(dp_size=1, batch_num_tokens=2, global_batch_size=1)
+    with training(get_algorithm("dr_grpo", max_tokens=8)):
+        assert verl_loss(zero, zero, one, one.long(), config=config)[0].item() == pytest.approx(-2 / 8)
+
+
+def test_without_the_trainer_no_algorithm_is_known():
+    x = torch.zeros(1, 1)
+    with pytest.raises(EngineError, match="trainer_mode=dew_sync"):
+        verl_loss(x, x, x, torch.ones(1, 1), config=actor())
 
 
 def test_padding_rows_add_nothing():
     logp = torch.full((3, 2), -1.0)
     mask = torch.tensor([[1, 1], [1, 1], [0, 0]])
     advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [5.0, 5.0]])
-    for name in LOSSES:
-        value, _ = loss(name)(
-            logp, logp, advantages, mask, config=actor(dp_size=1, batch_num_tokens=4, global_batch_size=2)
+    for name in ALGORITHMS:
+        value, _ = loss(
+            name, logp, logp, advantages, mask, config=actor(dp_size=1, batch_num_tokens=4, global_batch_size=2)
         )
         assert value.item() == 0.0
 
 
-def test_several_processes_without_the_batchs_size_are_refused():
+def test_several_processes_need_the_size_of_the_batch():
     x = torch.zeros(1, 1)
     with pytest.raises(EngineError, match="size of the whole mini-batch"):
-        loss("grpo_s")(x, x, x, torch.ones(1, 1), config=actor(dp_size=2))
+        loss("grpo_s", x, x, x, torch.ones(1, 1), config=actor(dp_size=2))
 
 
-def test_metrics_under_verls_names_and_dews():
+def test_metrics_have_verls_names_and_dews():
     x = torch.zeros(1, 1)
-    _, metrics = loss("grpo_s")(x, x, x, torch.ones(1, 1), config=actor())
+    _, metrics = loss("grpo_s", x, x, x, torch.ones(1, 1), config=actor())
     assert {"actor/pg_clipfrac", "actor/ppo_kl", "actor/dew/ratio/mean", "actor/dew/clip/low"} <= metrics.keys()
     assert all(isinstance(value, float) for value in metrics.values())

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from dew.engines.verl.carrying import carrying
-from dew.engines.verl.estimators import estimator, judge_rows
-from dew.engines.verl.recording import Recorder, batch_numbers, record_columns, run_facts, step_numbers
+from dew.engines.verl.context import batch_context
+from dew.engines.verl.estimators import estimator, record_rows
+from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, run_facts, step_numbers
 from dew.engines.verl.rewards import compute_score
 from dew.engines.verl.settings import RunSettings
 from dew.errors import ConfigError, RewardError
 from dew.records import RunFolder, read_records
-from verl_rows import carried
+from verl_rows import context
 
 H = torch.tensor([[1.0, 2.0, 0.0], [2.0, 1.0, 3.0], [1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [5.0, 0.0, 0.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
@@ -30,9 +30,9 @@ class Letters:
 
 
 def credited(name="gtpo"):
-    with carrying(carried(name, H, keys=KEYS, acc=ACC, score=ACC)) as c:
+    with batch_context(context(name, H, keys=KEYS, acc=ACC, score=ACC)) as c:
         advantages, _ = estimator(name)(token_level_rewards=REWARDS, response_mask=MASK, index=UIDS)
-    return c.found[0], advantages
+    return c.credited[0], advantages
 
 
 def data():
@@ -87,10 +87,10 @@ def test_the_batches_of_a_step_are_weighted_by_their_answers():
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
-def test_a_record_tells_what_was_trained_on(name, tmp_path):
+def test_a_record_holds_what_was_trained_on(name, tmp_path):
     found, advantages = credited(name)
     settings = RunSettings(folder=str(tmp_path), records_every=2)
-    recorder = Recorder(settings, carried(name, H).algorithm, limit=3)
+    recorder = Recorder(settings, context(name, H).algorithm, limit=3)
     assert recorder.due(1)
     recorder.record(1, found, record_columns(found, data(), TRUNCATED), Letters())
     assert not recorder.due(1) and recorder.due(2) and not recorder.due(3)
@@ -105,7 +105,7 @@ def test_a_record_tells_what_was_trained_on(name, tmp_path):
 
 def test_verls_own_estimator_is_recorded_as_it_is():
     advantages = torch.ones(5, 3) * MASK
-    found = judge_rows(carried("gtpo", H, keys=KEYS, acc=ACC, score=ACC), REWARDS, MASK.bool(), UIDS, advantages)
+    found = record_rows(context("gtpo", H, keys=KEYS, acc=ACC, score=ACC), REWARDS, MASK.bool(), UIDS, advantages)
     assert torch.equal(found.credit.advantages, advantages)
     assert found.credit.correct.tolist() == [True, False, False, False, False]
     assert found.credit.shaped[0].tolist() == [1.0, 1.0, 0.0]
@@ -114,9 +114,9 @@ def test_verls_own_estimator_is_recorded_as_it_is():
 
 def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
-    recorder = Recorder(RunSettings(folder=str(tmp_path)), carried("gtpo", H).algorithm, limit=3)
+    recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
     recorder.log.begin(run_facts({"algorithm": {"adv_estimator": "gtpo"}}, recorder.algorithm, recorder.settings))
-    recorder.put(found, TRUNCATED)
+    recorder.add(found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
     recorder.log.end("done")
     run = RunFolder(tmp_path)
@@ -136,9 +136,9 @@ def test_a_verifier_as_verls_reward_function():
     assert (wrong["score"], wrong["acc"]) == (0.0, 0.0) and wrong.keys() == right.keys()
 
 
-def test_verl_asks_from_many_threads_at_once():
-    """Its reward workers judge in an executor; a verdict must not land on another answer."""
-    pytest.importorskip("math_verify", reason="the verifier of mathematics is an extra")
+def test_verl_calls_from_many_threads_at_once():
+    """Its reward workers score in an executor; results must not be mixed up."""
+    pytest.importorskip("math_verify", reason="the math verifier is an extra")
 
     def ask(i):
         return compute_score("math", rf"\boxed{{\frac{{{i}}}{{7}}}}", f"{i if i % 2 else i + 1}/7")["acc"]

@@ -1,6 +1,6 @@
 """Whole runs of verl on Ray with TransferQueue, FSDP2 on gloo and a rollout on the CPU. Needs verl (make test-verl).
 
-Two pretended GPUs, so two trainer processes and two rollout replicas; the tiny model of the package plays countdown.
+Two simulated GPUs, so two trainer processes and two rollout replicas; the bundled tiny model on countdown.
 """
 
 import subprocess
@@ -45,7 +45,7 @@ def run(root, data, name, *more, steps=STEPS):
 
 
 def check_batch(batch):
-    """Each group by itself earns what verl trained on: wherever its rows lay, whatever else was in the batch."""
+    """Each group alone gets the advantages that verl trained on, wherever its rows were in the batch."""
     advantages, groups = batch["advantages"], defaultdict(list)
     for row, uid in enumerate(batch["index"]):
         if batch["mask"][row].any():
@@ -124,7 +124,7 @@ def test_grpo_s_with_dapos_filter(root, data):
     assert batches[0]["algorithm"].beta2 == 0.2
     for batch in batches:
         for rows in check_batch(batch).values():
-            assert 0 < batch["acc"][rows].sum() < len(rows)  # the filter let only mixed groups pass
+            assert 0 < batch["acc"][rows].sum() < len(rows)  # the filter keeps only mixed groups
             assert batch["advantages"][rows].abs().sum() > 0
     assert sum(line["groups/dropped"] for line in run_.metrics()) > 0
 
@@ -136,7 +136,7 @@ def test_entropy_advantage_reads_the_current_policy(root, data):
     )  # fmt: skip
     check_folder(run_, STEPS)
     check_batch(batches[0])
-    assert all(line["credit/bonus"] > 0 for line in run_.metrics())  # the loss that the workers were given is ours
+    assert all(line["credit/bonus"] > 0 for line in run_.metrics())  # the workers use dew's loss
 
 
 def test_gtpo_in_the_colocated_asynchronous_mode(root, data):
@@ -159,15 +159,30 @@ def test_gtpo_in_the_separate_asynchronous_mode(root, data):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
-        ("trainer.v1.trainer_mode=sync", "dew: trainer.v1.trainer_mode=sync does not carry what dew needs"),
+        ("trainer.v1.trainer_mode=sync", "dew: trainer.v1.trainer_mode=sync does not pass on the old policy's entropy"),
         ("algorithm.rollout_correction.bypass_mode=True", "dew: algorithm.rollout_correction.bypass_mode=True skips"),
     ],
 )
-def test_a_run_that_would_train_something_else_does_not_start(root, data, override, told):
+def test_a_run_that_would_train_another_algorithm_does_not_start(root, data, override, message):
     folder = root / override.split("=")[0]
     settings = [*overrides(data, folder), "algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", override]
     assert run_verl(folder, settings).returncode == 1
     log = (folder / "log.txt").read_text()
-    assert told in log and "Traceback" not in log and "Started a local Ray instance" not in log
+    assert message in log and "Traceback" not in log and "Started a local Ray instance" not in log
+
+
+def test_an_algorithm_of_the_users_own(root, data):
+    """Registered in a module that the configuration names: in the driver, the trainer and the workers."""
+    name = "first_tokens"
+    run_, batches, _ = run(
+        root, data, name, f"algorithm.adv_estimator={name}", "+algorithm.dew.first=3", "+algorithm.dew.factor=2.0",
+        "actor_rollout_ref.model.external_lib=verl_own_algorithm",
+    )  # fmt: skip
+    check_folder(run_, STEPS)
+    assert run_.run()["algorithm"]["name"] == name
+    for batch in batches:
+        check_batch(batch)
+        assert batch["algorithm"].first == 3 and not batch["advantages"][:, 3:].any()
+    assert all(line["own/factor"] == 2.0 for line in run_.metrics())  # the workers used its loss

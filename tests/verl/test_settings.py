@@ -1,11 +1,19 @@
-"""verl's configuration as dew reads it: the same settings and errors as elsewhere, and what it refuses."""
+"""verl's configuration as dew reads it: the same settings and errors as elsewhere, and refusals."""
 
 from copy import deepcopy
 
 import pytest
 
-from dew.algorithms import GRPO, GRPOS, GTPO
-from dew.engines.verl.settings import VERL_DECIDES, algorithm_of, check, read, run_settings_of
+from dew.algorithms import DAPO, GRPO, GRPOS, GTPO, algorithm_classes, list_algorithms
+from dew.engines.verl.settings import (
+    SET_BY_VERL,
+    check,
+    dew_estimators,
+    read,
+    read_algorithm,
+    read_run_settings,
+    stock_estimator,
+)
 from dew.errors import ConfigError, DewError
 
 VERL = {
@@ -47,9 +55,9 @@ def verl(**changes):
 
 
 def refused(**changes):
-    with pytest.raises(DewError) as told:
+    with pytest.raises(DewError) as error:
         check(verl(**changes))
-    return str(told.value)
+    return str(error.value)
 
 
 ACTOR = "actor_rollout_ref__actor__"
@@ -64,29 +72,51 @@ def test_settings_of_the_algorithm():
     assert check(config) == GTPO(alpha2=0.2, entropy_clip=(0.1, 2.0), max_tokens=4096)
 
 
-def test_grpo_s_with_its_loss():
-    config = verl(algorithm__adv_estimator="grpo_s", actor_rollout_ref__actor__policy_loss__loss_mode="grpo_s")
-    assert isinstance(check(config), GRPOS)
+LOSS = "actor_rollout_ref__actor__policy_loss__loss_mode"
+
+
+@pytest.mark.parametrize("loss", ["vanilla", "dew", "grpo_s"])
+def test_names_of_an_algorithms_own_loss(loss):
+    assert isinstance(check(verl(algorithm__adv_estimator="grpo_s", **{LOSS: loss})), GRPOS)
+    check(
+        verl(algorithm__adv_estimator="grpo_s", algorithm__dew={"average": "geometric"}, **{LOSS: "grpo_s_geometric"})
+    )
+    check(verl(algorithm__adv_estimator="forking_tokens", **{LOSS: "gtpo"}))
 
 
 def test_verls_own_estimator_is_only_recorded():
-    assert check(verl(algorithm__adv_estimator="grpo"), known=["grpo"]) == GRPO(max_tokens=4096, clip_high=0.28)
+    algorithm = check(verl(algorithm__adv_estimator="rloo"), estimators=["rloo"])
+    assert (algorithm.name, algorithm.max_tokens, algorithm.clip_high) == ("rloo", 4096, 0.28)
 
 
-def test_what_verl_decides_is_read_from_verl():
+def test_which_algorithms_get_an_estimator_of_dews():
+    assert dew_estimators() == ["gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
+    stock = {name: stock_estimator(cls) for name, cls in algorithm_classes().items() if stock_estimator(cls)}
+    assert stock == dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo"), "grpo")
+    assert {*dew_estimators(), *stock} == set(list_algorithms())
+
+
+@pytest.mark.parametrize("base", [GRPO, DAPO])
+def test_a_subclass_does_not_inherit_verls_own_estimator(base):
+    """It may compute something else, and would silently train its base class."""
+    mine = type("Mine", (base,), {"name": "mine"})
+    assert mine.verl_estimator == "grpo" and stock_estimator(mine) is None
+
+
+def test_what_verl_controls_is_read_from_verl():
     config = verl(
         actor_rollout_ref__actor__use_kl_loss=True, algorithm__filter_groups={"enable": True, "metric": "acc"}
     )
-    algorithm = algorithm_of(config)
+    algorithm = read_algorithm(config)
     assert (algorithm.kl_coef, algorithm.dynamic_sampling) == (0.001, True)
 
 
 @pytest.mark.parametrize("mode", ["dew_sync", "dew_colocate_async", "dew_separate_async"])
-def test_every_mode_of_ours_is_allowed(mode):
+def test_every_trainer_mode_of_dews_is_accepted(mode):
     check(verl(trainer__v1__trainer_mode=mode))
 
 
-def test_reading_a_key_that_is_not_there():
+def test_reading_a_missing_key():
     assert read(verl(), "algorithm.nothing.here", 7) == 7
     assert read(verl(), "actor_rollout_ref.actor.clip_ratio_low", 0.5) == 0.5
 
@@ -95,7 +125,7 @@ def test_reading_a_key_that_is_not_there():
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async", "async"])
-def test_a_trainer_mode_that_does_not_carry_entropy(mode):
+def test_a_trainer_mode_without_the_entropy(mode):
     assert "trainer.v1.trainer_mode=dew_sync" in refused(trainer__v1__trainer_mode=mode)
 
 
@@ -109,61 +139,65 @@ def test_bypass_mode():
 
 @pytest.mark.parametrize("metric", ["reward", "seq_final_reward", None])
 def test_a_filter_on_anything_but_raw_correctness(metric):
-    told = refused(algorithm__filter_groups={"enable": True, "metric": metric})
-    assert "algorithm.filter_groups.metric=acc" in told
+    message = refused(algorithm__filter_groups={"enable": True, "metric": metric})
+    assert "algorithm.filter_groups.metric=acc" in message
 
 
-def test_an_unknown_setting_is_told_as_everywhere():
+def test_an_unknown_setting():
     assert "gtpo has no setting 'alhpa1'. Did you mean 'alpha1'?" in refused(algorithm__dew={"alhpa1": 1.0})
 
 
-def test_a_value_that_cannot_work_is_told_as_everywhere():
+def test_a_value_that_cannot_work():
     assert "alpha2=-0.1: a wrong answer would be rewarded for being sure" in refused(algorithm__dew={"alpha2": -0.1})
 
 
-@pytest.mark.parametrize("key", VERL_DECIDES)
-def test_settings_that_are_verls(key):
-    assert f"algorithm.dew.{key}: in a verl run this is verl's" in refused(algorithm__dew={key: 1})
+@pytest.mark.parametrize("key", SET_BY_VERL)
+def test_settings_that_verl_controls(key):
+    assert f"algorithm.dew.{key}: in a verl run, verl controls this" in refused(algorithm__dew={key: 1})
 
 
 def test_an_unknown_estimator():
     with pytest.raises(DewError, match="gtp0 is not known"):
-        check(verl(algorithm__adv_estimator="gtp0"), known=["grpo"])
+        check(verl(algorithm__adv_estimator="gtp0"), estimators=["grpo"])
 
 
 def test_settings_of_dews_with_an_estimator_of_verls():
     assert "adv_estimator is grpo" in refused(algorithm__adv_estimator="grpo", algorithm__dew={"alpha1": 1.0})
 
 
-def test_a_sequences_advantage_with_a_tokens_ratio():
-    assert "loss_mode=grpo_s (it is vanilla)" in refused(algorithm__adv_estimator="grpo_s")
+@pytest.mark.parametrize(
+    ("estimator", "settings", "loss"),
+    [
+        ("gtpo", {}, "gspo"),
+        ("gtpo", {}, "grpo_s"),
+        ("grpo_s", {}, "gtpo"),
+        ("grpo_s", {}, "grpo_s_geometric"),
+        ("grpo_s", {"average": "geometric"}, "grpo_s"),
+    ],
+)
+def test_the_loss_of_another_algorithm(estimator, settings, loss):
+    message = refused(algorithm__adv_estimator=estimator, algorithm__dew=settings, **{LOSS: loss})
+    assert f"loss_mode={loss}" in message and "loss_mode=dew" in message
 
 
-def test_the_geometric_mean_wants_the_geometric_ratio():
-    told = refused(
-        algorithm__adv_estimator="grpo_s",
-        algorithm__dew={"average": "geometric"},
-        actor_rollout_ref__actor__policy_loss__loss_mode="grpo_s",
-    )
-    assert "loss_mode=grpo_s_geometric" in told
-
-
-def test_a_tokens_advantage_with_a_sequences_ratio():
-    assert "one ratio per token" in refused(actor_rollout_ref__actor__policy_loss__loss_mode="gspo")
-
-
-def test_a_token_loss_that_is_not_averaged_over_tokens():
+def test_a_reduction_that_the_loss_would_ignore():
     assert "loss_agg_mode=token-mean" in refused(actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean")
+    check(verl(algorithm__adv_estimator="grpo_s", actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean"))
 
 
-def test_our_sequence_loss_with_an_estimator_of_verls():
-    told = refused(algorithm__adv_estimator="grpo", actor_rollout_ref__actor__policy_loss__loss_mode="grpo_s")
-    assert "belongs to algorithm.adv_estimator=grpo_s" in told
+def test_dews_loss_with_an_estimator_of_verls():
+    for loss in ("dew", "grpo_s"):
+        with pytest.raises(DewError, match=f"loss_mode={loss} does not go with"):
+            check(verl(algorithm__adv_estimator="grpo", **{LOSS: loss}), estimators=["grpo"], losses=["vanilla", "dew"])
+
+
+def test_distillation_replaces_the_same_loss():
+    assert "distillation" in refused(distillation={"enabled": True})
 
 
 def test_the_current_policys_entropy_must_be_computed():
-    told = refused(algorithm__adv_estimator="entropy_advantage")
-    assert "actor_rollout_ref.actor.calculate_entropy=True" in told
+    message = refused(algorithm__adv_estimator="entropy_advantage")
+    assert "actor_rollout_ref.actor.calculate_entropy=True" in message
 
 
 FSDP, MODEL = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__"
@@ -187,31 +221,31 @@ def test_other_ways_to_an_entropy_in_float32(exact):
     check(verl(**IN_BF16, **exact))
 
 
-def test_length_is_charged_once():
-    told = refused(
+def test_two_length_penalties():
+    message = refused(
         algorithm__dew={"overlong": "group"}, reward={"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
     )
-    assert "both charge length" in told
+    assert "both penalize length" in message
 
 
-def test_all_problems_are_told_at_once():
-    told = refused(
+def test_all_problems_are_listed_at_once():
+    message = refused(
         trainer__v1__trainer_mode="sync", algorithm__rollout_correction__bypass_mode=True, algorithm__dew={"x": 1}
     )
-    assert len(told.splitlines()) == 3
+    assert len(message.splitlines()) == 3
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_folder_is_absolute_since_workers_start_elsewhere(tmp_path, monkeypatch):
+def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = run_settings_of(verl(algorithm__dew_run={"folder": "runs/a", "records_every": 5}))
+    settings = read_run_settings(verl(algorithm__dew_run={"folder": "runs/a", "records_every": 5}))
     assert (settings.folder, settings.records_every, settings.records_groups) == (str(tmp_path / "runs/a"), 5, 4)
 
 
-def test_no_folder_no_records():
-    assert run_settings_of(verl()) is None
+def test_without_a_folder_nothing_is_recorded():
+    assert read_run_settings(verl()) is None
 
 
 @pytest.mark.parametrize(
@@ -219,4 +253,4 @@ def test_no_folder_no_records():
 )
 def test_run_settings_that_cannot_work(given):
     with pytest.raises(ConfigError, match="dew_run"):
-        run_settings_of(verl(algorithm__dew_run=given))
+        read_run_settings(verl(algorithm__dew_run=given))

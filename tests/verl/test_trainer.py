@@ -1,4 +1,4 @@
-"""What the trainer modes add to verl's trainer, on a queue of tensors. Needs verl (make test-verl)."""
+"""What dew's trainer modes add to verl's trainer, on a queue of tensors. Needs verl (make test-verl)."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from dew.engines.verl import trainer
-from dew.engines.verl.trainer import Crediting
+from dew.engines.verl.trainer import CreditMixin
 from dew.errors import EngineError
 
 H = [[1.0, 2.0], [2.0, 1.0, 3.0], [1.0, 4.0], [1.0]]
@@ -40,7 +40,7 @@ def config(*overrides):
 
 
 class Verls:
-    """As much of verl's trainer as a batch meets: it asks the estimator and forgets everything else."""
+    """The part of verl's trainer that a batch passes through."""
 
     def __init__(self, config):
         self.config, self.global_steps, self.mode = config, 1, config.trainer.v1.trainer_mode
@@ -58,7 +58,7 @@ class Verls:
         return batch
 
 
-class Trainer(Crediting, Verls):
+class Trainer(CreditMixin, Verls):
     pass
 
 
@@ -69,7 +69,7 @@ class Batch(SimpleNamespace):
 
 @pytest.fixture
 def step(monkeypatch):
-    """Give a batch its credit out of a queue that holds `entropy` and the reward manager's `infos`."""
+    """Compute advantages from a queue that holds `entropy` and the reward manager's `infos`."""
 
     def run(entropy=H, infos=(RIGHT, WRONG, WRONG, RIGHT), *, raw=1.0, settings=()):
         queue = TensorDict({}, batch_size=4)
@@ -91,11 +91,11 @@ def step(monkeypatch):
 def test_the_old_policys_entropy_reaches_the_estimator(step):
     advantages = step()
     assert (advantages[0, :2] > 0).all() and (advantages[1] < 0).all() and not advantages[3].any()
-    assert advantages[1].unique().numel() > 1  # not GRPO, which gives every token the same
+    assert advantages[1].unique().numel() > 1  # GRPO would give every token the same
     assert not torch.equal(advantages, step([*H[:2], [4.0, 1.0], [1.0]]))
 
 
-def test_verl_is_told_its_own_word_for_the_mode():
+def test_verl_sees_its_own_mode():
     assert Trainer(config("trainer.v1.trainer_mode=dew_colocate_async")).mode == "colocate_async"
 
 
@@ -125,21 +125,21 @@ def test_correctness_on_some_answers_only(step):
 
 
 def test_without_acc_the_raw_reward_decides(step):
-    """Not the one that a KL term has been subtracted from: 1.6 is right, and 1.0 of it is left."""
+    """Not the reward after the KL term: 1.6 is correct, and 1.0 of it is left."""
     assert torch.equal(step(infos=({}, {}, {}, {})), step())
     charged = step(infos=({}, {}, {}, {}), raw=1.6)
     assert (charged[0, :2] > 0).all() and not torch.equal(charged, step())
-    assert not step(infos=({}, {}, {}, {}), raw=0.2).any()  # nobody is right: a group of one outcome
+    assert not step(infos=({}, {}, {}, {}), raw=0.2).any()  # all wrong: a group of one outcome
 
 
-def test_a_trainer_that_does_not_ask_the_estimator(step, monkeypatch):
+def test_a_trainer_that_does_not_call_the_estimator(step, monkeypatch):
     monkeypatch.setattr(Verls, "_compute_advantage", lambda self, batch, metrics: batch)
-    with pytest.raises(EngineError, match="without asking gtpo"):
+    with pytest.raises(EngineError, match="without calling the estimator of gtpo"):
         step()
 
 
 @pytest.mark.parametrize("override", ["trainer.v1.trainer_mode=sync", "algorithm.rollout_correction.bypass_mode=True"])
-def test_the_trainer_itself_refuses_what_the_start_refuses(override):
+def test_the_trainer_refuses_the_same_settings_as_main(override):
     with pytest.raises(EngineError):
         Trainer(config(override))
 
@@ -157,7 +157,7 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
     assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
 
 
-def test_the_start_refuses_before_ray(monkeypatch):
+def test_main_refuses_before_ray_starts(monkeypatch):
     from dew.engines.verl.main import start
 
     monkeypatch.setattr("dew.engines.verl.main.run_ppo", lambda *_: pytest.fail("Ray was started"))

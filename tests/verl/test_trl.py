@@ -21,7 +21,7 @@ ROLLOUTS = json.loads((Path(__file__).parents[1] / "support" / "verl_rollouts.js
 
 
 def replaying(groups):
-    """A rollout function that hands out what verl sampled."""
+    """A rollout function that returns what verl sampled."""
 
     def rollout(prompts, trainer):
         completions = [answer["ids"] for group in groups for answer in group["answers"]]
@@ -33,7 +33,7 @@ def replaying(groups):
 
 
 def trainer_for(algorithm, settings, groups, folder):
-    """The TRL engine on the shipped model, at the point where a generation is to be judged."""
+    """The TRL engine with the bundled model, ready to score a generation."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -58,7 +58,7 @@ def trainer_for(algorithm, settings, groups, folder):
 
 
 def recorded(answers, name, width):
-    """(N, width) of what verl had for each token, 0 beyond an answer's end."""
+    """(N, width) verl's value of each token, 0 after an answer's end."""
     return torch.tensor([answer[name] + [0.0] * (width - len(answer[name])) for answer in answers])
 
 
@@ -73,8 +73,8 @@ def test_the_trl_engine_gives_what_verl_trained_on(algorithm, tmp_path, monkeypa
     assert batch["completion_mask"].sum(-1).tolist() == [len(answer["ids"]) for answer in answers]
     assert batch["verdict"].tolist() == [int(answer["acc"]) for answer in answers] and verls.abs().sum() > 1
 
-    # With a pass of its own: all but the same. verl's formula cancels in float32, dew's operator does not, and 1/H of a
-    # wrong answer's surest tokens (H near 1e-5) shows it.
+    # With its own forward pass: nearly the same. verl's formula cancels in float32, dew's operator does not; it shows
+    # in 1/H on the most certain tokens of wrong answers (H near 1e-5).
     torch.testing.assert_close(batch["advantages"], verls, rtol=0.02, atol=0.02)
 
     # With verl's entropies: the same.

@@ -11,6 +11,7 @@ from dew.errors import ConfigError, Problem, did_you_mean
 
 __all__ = [
     "DAPO",
+    "DEFAULT_ALGORITHM",
     "GRPO",
     "GRPOS",
     "GSPO",
@@ -19,11 +20,15 @@ __all__ = [
     "DrGRPO",
     "EntropyAdvantage",
     "ForkingTokens",
+    "algorithm_classes",
     "algorithms_for",
     "get_algorithm",
     "list_algorithms",
     "register_algorithm",
 ]
+
+DEFAULT_ALGORITHM = "gtpo"
+"""What a configuration that names no algorithm trains with."""
 
 _BY_NAME: dict[str, type[Algorithm]] = {}
 
@@ -42,6 +47,11 @@ def list_algorithms() -> list[str]:
 def algorithms_for(setting: str) -> list[str]:
     """The names of the algorithms that do what a loss setting of another trainer asks for."""
     return [cls.name for cls in _BY_NAME.values() if setting in cls.replaces]
+
+
+def algorithm_classes() -> dict[str, type[Algorithm]]:
+    """Every registered algorithm by its name."""
+    return {cls.name: cls for cls in _BY_NAME.values()}
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:

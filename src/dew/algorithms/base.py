@@ -63,6 +63,13 @@ class Algorithm:
     paper: ClassVar[Mapping[str, str] | None] = None
     """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
 
+    verl_estimator: ClassVar[str | None] = None
+    """verl's own advantage estimator, where it and verl's own loss train exactly this algorithm. It holds for the class
+    that sets it and not for subclasses, which may change the algorithm."""
+
+    verl_loss: ClassVar[str | None] = None
+    """A second name, beside "dew", that verl's `policy_loss.loss_mode` accepts for this algorithm's loss."""
+
     threshold: float = 0.5
     """An answer is correct (O⁺) if its outcome reward is above this."""
 

@@ -17,6 +17,7 @@ class GRPO(Algorithm):
     """Advantage relative to the group mean; every answer has the same weight. arXiv:2402.03300."""
 
     name: ClassVar[str] = "grpo"
+    verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "sequences"
 
     clip_high: float = 0.2
@@ -32,6 +33,7 @@ class DAPO(GRPO):
     """GRPO's advantage with clip-higher, a token-level loss and dynamic sampling. arXiv:2503.14476."""
 
     name: ClassVar[str] = "dapo"
+    verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
 
     clip_high: float = 0.28
@@ -46,6 +48,7 @@ class DrGRPO(GRPO):
     """GRPO without its two biases: no division by the std, none by the answer's length. arXiv:2503.20783."""
 
     name: ClassVar[str] = "dr_grpo"
+    verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
     scale: ClassVar[bool] = False
     fixed_divisor: ClassVar[bool] = True
@@ -61,6 +64,7 @@ class GSPO(GRPO):
     """GRPO with one geometric ratio per answer. arXiv:2507.18071."""
 
     name: ClassVar[str] = "gspo"
+    verl_estimator: ClassVar[str | None] = "grpo"
     ratio: ClassVar[Ratio] = "sequence_geometric"
 
     clip_low: float = 3e-4

@@ -20,6 +20,7 @@ class ForkingTokens(DAPO):
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
     replaces: ClassVar[tuple[str, ...]] = ("top_entropy_quantile",)
+    verl_loss: ClassVar[str | None] = "gtpo"
 
     keep: float = 0.2
     """Share of the batch's live tokens that train."""
@@ -42,6 +43,7 @@ class EntropyAdvantage(DAPO):
     name: ClassVar[str] = "entropy_advantage"
     needs_entropy: ClassVar[Whose] = "current"
     replaces: ClassVar[tuple[str, ...]] = ("entropy_coef", "use_adaptive_entropy")
+    verl_loss: ClassVar[str | None] = "gtpo"
 
     alpha: float = 0.4
     """Weight of the entropy in the bonus."""
@@ -63,4 +65,7 @@ class EntropyAdvantage(DAPO):
         if part.entropy is None:
             raise ShapeError("entropy_advantage needs the current policy's entropy of each token in its loss.")
         shaped = entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
-        return super().loss(logp, part, shaped, count=count)
+        value, stats = super().loss(logp, part, shaped, count=count)
+        plain = advantages if advantages.ndim == shaped.ndim else advantages.unsqueeze(-1)
+        bonus = torch.where(part.mask, shaped - plain, 0).sum() / part.mask.sum().clamp_min(1)
+        return value, {**stats, "credit/bonus": bonus}

@@ -10,9 +10,8 @@ from dew.cli.runs import Child, claim_run, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.engines.verl import data
-from dew.engines.verl.command import MAIN, check_against_verl, command, overrides, shown
-from dew.engines.verl.contract import require_verl
-from dew.engines.verl.translate import Translation, translate
+from dew.engines.verl.compat import require_verl
+from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically
 from dew.preflight.verl import plan_of
@@ -28,19 +27,19 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool = False) -> None:
     check_permission(run, typed, untrusted)
-    translation = translate(run)
-    checked = check_against_verl(translation)
+    launch = prepare(run)
+    checked = check_with_verl(launch)
     if dry:
-        _show(translation, checked, as_json)
+        _show(launch, checked, as_json)
         return
     require_verl()
-    folder = Path(translation["algorithm.dew_run.folder"])
-    problems = data.data_of(run, translation, data.load_tokenizer(translation["actor_rollout_ref.model.path"]))
+    folder = Path(launch["algorithm.dew_run.folder"])
+    problems = data.prepare_data(launch, data.load_tokenizer(launch))
     claim_run(folder, overwrite)
     write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
-    data.write(problems, folder)
+    data.write_data(problems, folder)
     out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
-    _train(translation, folder)
+    _train(launch, folder)
 
 
 def resume(folder: Path, untrusted: bool = False) -> None:
@@ -50,48 +49,45 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     if RunFolder(folder).run().get("status") == "done":
         out.print(f"{folder} is finished.\n{_next_steps(folder)}", soft_wrap=True)
         return
-    translation = translate(run, resume=True)
+    launch = prepare(run, resume=True)
     if not (folder / "checkpoints" / LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
-    if not Path(translation["data.train_files"]).is_file():
-        raise EngineError(f"{folder}: the run's training data are missing ({translation['data.train_files']}).")
+    if not Path(launch["data.train_files"]).is_file():
+        raise EngineError(f"{folder}: the run's training data are missing ({launch['data.train_files']}).")
     require_verl()
-    _train(translation, folder)
+    _train(launch, folder)
 
 
-def _show(translation: Translation, checked: bool, as_json: bool) -> None:
-    plan = plan_of(translation)
+def _show(launch: Launch, checked: bool, as_json: bool) -> None:
+    plan = plan_of(launch)
     if as_json:
         print_json(
             {
-                "command": command(translation, "python"),
-                "overrides": translation.overrides,
-                "batches": {**vars(translation.batches), "text": str(translation.batches)},
-                "algorithm_settings": vars(translation.algorithm),
+                "command": command(launch, "python"),
+                "overrides": launch.overrides,
+                "batches": {**vars(launch.batches), "text": str(launch.batches)},
+                "algorithm_settings": vars(launch.algorithm),
                 "plan": plan.to_dict(),
-                "unused": translation.unused,
-                "notes": translation.notes,
+                "notes": launch.notes,
                 "checked_against_verl": checked,
             }
         )
         return
-    lines = [f"{translation.algorithm}", f"{translation.batches}.", *plan.lines()]
-    lines += [f"Note: {note}." for note in translation.notes]
-    if translation.unused:
-        lines.append(f"Not used on verl: {', '.join(translation.unused)}.")
+    lines = [f"{launch.algorithm}", f"{launch.batches}.", *plan.lines()]
+    lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
         lines.append("verl is not installed here: its own keys are checked when the command runs.")
-    out.print("".join(f"# {line}\n" for line in lines) + shown(command(translation, "python")), soft_wrap=True)
+    out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")), soft_wrap=True)
 
 
-def _train(translation: Translation, folder: Path) -> None:
-    script = f"#!/bin/sh\n# The command that dew runs.\n{shown(command(translation))}\n"
+def _train(launch: Launch, folder: Path) -> None:
+    script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
     write_atomically(folder / SCRIPT, script.encode())
-    child = _Training(folder.name, overrides(translation), folder, program=(*command(translation)[:1], *MAIN))
+    child = _Training(folder.name, hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
     if child.log.exists():  # of the run before it was resumed
         child.log.replace(child.log.with_name(f"{folder.name}.before.log"))
-    out.print(f"{translation.algorithm.name} on verl: {translation.batches}", soft_wrap=True)
+    out.print(f"{launch.algorithm.name} on verl: {launch.batches}", soft_wrap=True)
     out.print(f"Command: {folder / SCRIPT}\nLog: {child.log}", soft_wrap=True)
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     try:

@@ -30,11 +30,10 @@ from typing import Any
 from dew.config import Run
 from dew.engines.permission import check_permission
 from dew.engines.problems import judge_of
-from dew.engines.verl.batches import Batches
-from dew.engines.verl.command import check_against_verl
-from dew.engines.verl.data import Data, data_of, load_tokenizer
-from dew.engines.verl.keys import ACTOR, FSDP, MODEL, ROLLOUT
-from dew.engines.verl.translate import Translation, translate
+from dew.engines.verl.data import Data, load_tokenizer, prepare_data
+from dew.engines.verl.launch import Launch, check_with_verl, prepare
+from dew.engines.verl.recipe import Batches
+from dew.engines.verl.settings import ACTOR, FSDP, MODEL, ROLLOUT
 from dew.errors import DewError
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
 from dew.preflight.installation import check_versions
@@ -161,7 +160,7 @@ def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> Pace:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a translated recipe."""
+    """The plan of a recipe on verl."""
 
     model: str
     job: Job | None
@@ -197,8 +196,8 @@ def _line(job: Job, gpu: Gpu) -> str:
     )
 
 
-def plan_of(translation: Translation) -> Plan:
-    get, batches = translation.__getitem__, translation.batches
+def plan_of(launch: Launch) -> Plan:
+    get, batches = launch.__getitem__, launch.batches
     model = get(f"{MODEL}.path")
     shape = SHAPES.get(model) or local_shape(model)
     if shape is None:
@@ -246,18 +245,18 @@ def preflight_verl(run: Run, typed: Collection[str] = (), untrusted: bool = Fals
     checks = [check_versions("verl")]
     try:
         check_permission(run, typed, untrusted)
-        translation = translate(run)
-        composed = check_against_verl(translation)
+        launch = prepare(run)
+        composed = check_with_verl(launch)
     except DewError as error:
         checks += [from_problem("settings", problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data, GPUs and memory are checked once the settings are valid.")]
     by = "verl accepts all of them." if composed else "verl is not installed here, so its own keys are not checked."
-    checks.append(ok("settings", f"{len(translation.overrides)} overrides; {by}", unused=translation.unused))
-    checks.append(ok("batches", f"{translation.batches}.", **vars(translation.batches)))
-    checks += guarded("gpus", lambda: check_gpus(translation.batches, gpus()))
-    checks += guarded("memory", lambda: check_memory(translation, gpus()))
-    checks += guarded("folder", check_folder, Path(translation["algorithm.dew_run.folder"]))
-    checks += guarded("data", check_data, run, translation)
+    checks.append(ok("settings", f"{len(launch.overrides)} overrides; {by}", notes=launch.notes))
+    checks.append(ok("batches", f"{launch.batches}.", **vars(launch.batches)))
+    checks += guarded("gpus", lambda: check_gpus(launch.batches, gpus()))
+    checks += guarded("memory", lambda: check_memory(launch, gpus()))
+    checks += guarded("folder", check_folder, Path(launch["algorithm.dew_run.folder"]))
+    checks += guarded("data", check_data, launch)
     why = "No answers are sampled on verl: truncation, mixed groups and entropy show at the first step."
     return [*checks, skipped("answers", why)]
 
@@ -271,9 +270,9 @@ def check_gpus(batches: Batches, found: Sequence[dict[str, Any]]) -> Check:
     return graded("gpus", says, remedy, warn=n < wanted, **facts)
 
 
-def check_memory(translation: Translation, here: Sequence[dict[str, Any]]) -> Check:
+def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
     """The plan for the GPUs of this machine or, without any, for the two kinds that dew knows."""
-    plan = plan_of(translation)
+    plan = plan_of(launch)
     job = plan.job
     if job is None:
         return skipped("memory", plan.lines()[0])
@@ -291,20 +290,20 @@ def check_memory(translation: Translation, here: Sequence[dict[str, Any]]) -> Ch
     return graded("memory", says, remedy, warn=not any(fits(job, gpu) for gpu in kinds), fail=False, **facts)
 
 
-def check_data(run: Run, translation: Translation) -> list[Check]:
+def check_data(launch: Launch) -> list[Check]:
     """The problems as verl will read them, and the verifier."""
-    data = data_of(run, translation, load_tokenizer(translation[f"{MODEL}.path"]))
+    data = prepare_data(launch, load_tokenizer(launch))
     says = f"{len(data.train):,} training problems, {len(data.validation):,} validation problems"
     says += f"; {data.too_long} left out because their prompts are too long." if data.too_long else "."
     checks = [ok("data", says, train=len(data.train), validation=len(data.validation), too_long=data.too_long)]
-    return checks + guarded("verifier", check_verifier, run, data)
+    return checks + guarded("verifier", check_verifier, launch, data)
 
 
-def check_verifier(run: Run, data: Data) -> Check:
+def check_verifier(launch: Launch, data: Data) -> Check:
     """Call the verifier on boxed gold answers and on empty answers."""
-    if "reward.custom_reward_function.path" in run.verl:
+    if launch.own_reward:
         return skipped("verifier", "A reward function of your own is not called here.")
-    judge = judge_of(run)
+    judge = judge_of(launch.run)
     assert judge is not None
     rows = [row["extra_info"] for row in data.train[:PROBED]]
     empty = sum(verdict.correct for verdict in judge.verdicts([""] * len(rows), rows))

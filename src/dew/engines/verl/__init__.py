@@ -1,17 +1,19 @@
-"""GTPO, GRPO-S and their peers inside verl 0.9: verl keeps its engine, dew gives it the credit.
+"""dew's algorithms inside verl 0.9: verl samples, scores and trains; dew computes the advantages and the policy loss.
 
-    python -m dew.engines.verl.main algorithm.adv_estimator=gtpo trainer.v1.trainer_mode=dew_sync ...
+    python -m dew.engines.verl.main algorithm.adv_estimator=NAME trainer.v1.trainer_mode=dew_sync ...
 
-    settings       verl's configuration read as one of dew's algorithms, with everything that cannot work
-    carrying       what verl's trainer hands to an estimator: the old policy's entropy, verdicts, conversations
-    conversations  several rows of one answer, laid end to end
-    estimators     rows in, advantages out
-    losses         the policy losses
-    plugin         registers estimators and losses in every process of verl
-    trainer        verl's trainer modes that carry the entropy
-    recording      a run's folder
-    rewards        dew's verifiers as verl's reward function
-    contract       the versions of verl, and every place in it that is leaned on
+    launch      a recipe as verl's overrides and command line
+    data        a recipe's problems as verl's Parquet files
+    settings    verl's configuration as one of dew's algorithms, and every setting that cannot work
+    main        starts verl with dew's trainer modes
+    trainer     verl's trainer modes, with the old policy's entropy passed to the estimator
+    context     what the trainer passes to the estimator
+    estimators  rows in, advantages out
+    losses      the algorithm's loss inside verl's
+    plugin      registers estimators and loss in every process of verl
+    recorder    the run's folder
+    rewards     dew's verifiers as verl's reward function
+    compat      supported versions of verl
 
-Nothing here imports verl, and only `plugin`, `trainer` and `main` do at all.
+Only `plugin`, `trainer` and `main` import verl at module level.
 """

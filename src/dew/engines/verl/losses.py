@@ -1,99 +1,104 @@
-"""verl's policy losses, from `dew.losses`. They run in the workers, on micro-batches of rows.
+"""The algorithm's own loss inside verl's actor loss. It runs in the workers, on micro-batches of rows.
 
-verl's workers average gradients over D data-parallel processes, and a mini-batch is split into micro-batches. Given
-the mini-batch's live tokens or rows, the loss of each part is its share times D, so that the whole does not depend on
-the split. A row is verl's row: an answer of several rows has a sequence ratio in each.
+The trainer gives every worker `actor_loss` with the algorithm. It runs verl's `ppo_loss`, which adds the KL and entropy
+terms, and in there `policy_loss` (`loss_mode=dew`) calls `algorithm.loss`.
+
+verl's workers average gradients over D data-parallel processes and split a mini-batch into micro-batches. Each part is
+divided by the divisor of the whole mini-batch over D, so the result does not depend on the split. A row is one of
+verl's rows: an answer of several rows has a sequence ratio in each.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from dew.credit import entropy_advantages
-from dew.errors import EngineError
-from dew.losses import Ratio, Reduce, policy_loss
+from dew.algorithms import Algorithm
+from dew.engines.verl.context import OTHER_RELEASE
+from dew.engines.verl.settings import ACTOR, DEW_LOSS, SWITCH_ON
+from dew.errors import EngineError, Problem
 
-LOSSES: dict[str, tuple[Ratio, Reduce]] = {
-    "gtpo": ("token", "tokens"),
-    "grpo_s": ("sequence_mean", "sequences"),
-    "grpo_s_geometric": ("sequence_geometric", "sequences"),
-}
-"""By the name that `actor_rollout_ref.actor.policy_loss.loss_mode` knows."""
+_TRAINED: ContextVar[tuple[Algorithm, Tensor | None] | None] = ContextVar("dew_trained", default=None)
 
 
-def loss(name: str) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
-    """The function that verl calls for `loss_mode=name`. `loss_agg_mode` is the name's own, verl's is not read."""
-    ratio, reduce = LOSSES[name]
-
-    def compute(
-        old_log_prob: Tensor,
-        log_prob: Tensor,
-        advantages: Tensor,
-        response_mask: Tensor,
-        loss_agg_mode: str = "",
-        config: Any = None,
-        rollout_is_weights: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        value, stats = policy_loss(
-            log_prob,
-            old_log_prob,
-            advantages,
-            response_mask.bool(),
-            ratio=ratio,
-            reduce=reduce,
-            clip_low=config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
-            clip_high=config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
-            count=_count(reduce, config.global_batch_info),
-            weight=rollout_is_weights,
-        )
-        return value, _metrics(stats)
-
-    compute.__name__ = f"{name}_loss"
-    return compute
+@contextmanager
+def training(algorithm: Algorithm, entropy: Tensor | None = None) -> Iterator[None]:
+    """Make `policy_loss` the loss of this algorithm. `entropy`: (B, T) of the policy being trained, if needed."""
+    token = _TRAINED.set((algorithm, entropy))
+    try:
+        yield
+    finally:
+        _TRAINED.reset(token)
 
 
-def _count(reduce: Reduce, batch: dict[str, Any]) -> float | None:
-    """The divisor of this process's share: that of the whole mini-batch over D."""
-    whole = batch.get("batch_num_tokens" if reduce == "tokens" else "global_batch_size")
-    processes = batch.get("dp_size", 1)
-    if whole is None:
-        if processes > 1:
-            raise EngineError(
-                f"verl gives no size of the whole mini-batch to its policy loss ({processes} processes): each would "
-                "divide by its own share. Install a release of verl that dew is tested with."
-            )
-        return None
-    return whole / processes
+@dataclass(frozen=True)
+class LossRows:
+    """The rows of a micro-batch, (B, T) each. The KL term towards a reference policy is verl's."""
+
+    mask: Tensor
+    old_logp: Tensor
+    weight: Tensor | None
+    entropy: Tensor | None
+    ref_logp: Tensor | None = None
 
 
-def _metrics(stats: dict[str, Tensor]) -> dict[str, float]:
-    """Under verl's names where it has one; the others under dew's. `ratio/max` would be averaged, so it is left out."""
-    numbers = {name: float(value) for name, value in stats.items() if name != "ratio/max"}
-    return {
-        "actor/pg_clipfrac": numbers["clip/low"] + numbers["clip/high"],
-        "actor/pg_clipfrac_lower": 0.0,
-        "actor/ppo_kl": numbers["kl/approx"],
-        **{f"actor/dew/{name}": value for name, value in numbers.items()},
-    }
-
-
-def entropy_shaped_loss(
-    config: Any, model_output: Any, data: Any, dp_group: Any = None, *, alpha: float, kappa: float
+def actor_loss(
+    config: Any, model_output: Any, data: Any, dp_group: Any = None, *, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Any]]:
-    """verl's own PPO loss on A + min(α·H, |A|/κ), H of the policy being trained. A policy loss of verl's gets no H."""
+    """verl's `ppo_loss` with the algorithm's own policy loss."""
     from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import no_padding_2_padding
 
-    if model_output.get("entropy", None) is None:
-        raise EngineError(
-            "entropy_advantage needs the current policy's entropy: set actor_rollout_ref.actor.calculate_entropy=True."
-        )
-    entropy = no_padding_2_padding(model_output["entropy"], data).detach()
-    rows = data.select("advantages", "response_mask").to_padded_tensor()
-    mask = rows["response_mask"].bool()
-    shaped = data.copy()
-    shaped["advantages"] = entropy_advantages(rows["advantages"], entropy, mask, alpha=alpha, kappa=kappa)
-    value, metrics = ppo_loss(config, model_output, shaped, dp_group)
-    bonus = (shaped["advantages"] - rows["advantages"])[mask].sum() / mask.sum().clamp_min(1)
-    return value, {**metrics, "actor/dew/credit/bonus": float(bonus)}
+    entropy = None
+    if algorithm.needs_entropy == "current":
+        if model_output.get("entropy", None) is None:
+            what = f"{algorithm.name}: verl did not compute the entropy of the policy being trained."
+            raise EngineError(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
+        entropy = no_padding_2_padding(model_output["entropy"], data).detach()
+    with training(algorithm, entropy):
+        return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]
+
+
+def policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """What verl calls for `loss_mode=dew`. The reduction is the algorithm's own; `loss_agg_mode` is not used."""
+    trained = _TRAINED.get()
+    if trained is None:
+        what = f"loss_mode={DEW_LOSS}: this trainer does not tell its workers which algorithm they train."
+        raise EngineError(Problem(what, remedy=SWITCH_ON))
+    algorithm, entropy = trained
+    rows = LossRows(mask=response_mask.bool(), old_logp=old_log_prob, weight=rollout_is_weights, entropy=entropy)
+    value, stats = algorithm.loss(log_prob, rows, advantages, count=_count(algorithm, config.global_batch_info))
+    return value, _metrics(stats)
+
+
+def _count(algorithm: Algorithm, batch: dict[str, Any]) -> float | None:
+    """The divisor of this process's share: that of the whole mini-batch over D."""
+    tokens, rows, processes = batch.get("batch_num_tokens"), batch.get("global_batch_size"), batch.get("dp_size", 1)
+    if tokens is not None and rows is not None:
+        return algorithm.divisor(tokens, rows) / processes
+    if processes > 1:
+        what = f"verl does not pass the size of the whole mini-batch to the policy loss of its {processes} processes."
+        raise EngineError(Problem(what, "Each would divide by its own share.", OTHER_RELEASE))
+    return None
+
+
+def _metrics(stats: dict[str, Tensor]) -> dict[str, float]:
+    """verl's names where it has one, `actor/dew/...` for all. verl averages, so maxima are left out."""
+    numbers = {name: float(value) for name, value in stats.items() if not name.endswith("/max")}
+    return {
+        "actor/pg_clipfrac": numbers.get("clip/low", 0.0) + numbers.get("clip/high", 0.0),
+        "actor/pg_clipfrac_lower": 0.0,
+        "actor/ppo_kl": numbers.get("kl/approx", 0.0),
+        **{f"actor/dew/{name}": value for name, value in numbers.items()},
+    }

@@ -1,7 +1,11 @@
 """`python -m dew.engines.verl.main <overrides>`: verl's own configuration and start, with dew's trainer modes.
 
-In place of `python -m verl.trainer.main_ppo`; every key of verl's `ppo_trainer` configuration means what it means
-there. A configuration that cannot work is told before Ray starts.
+Replaces `python -m verl.trainer.main_ppo`; every key of verl's `ppo_trainer` configuration keeps its meaning. A
+configuration that cannot work is reported before Ray starts.
+
+An algorithm of your own lives in a module that registers it (`dew.register_algorithm`) and that every process can
+import: installed, or on PYTHONPATH. Name the module in `VERL_USE_EXTERNAL_MODULES` or in
+`actor_rollout_ref.model.external_lib`.
 """
 
 import os
@@ -12,41 +16,41 @@ import hydra
 import ray
 from omegaconf import OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
+from verl.utils.import_utils import import_external_libs
 
 from dew.engines.verl import plugin
-from dew.engines.verl.contract import require_verl
-from dew.engines.verl.settings import check, run_settings_of
+from dew.engines.verl.compat import require_verl
+from dew.engines.verl.settings import EXTERNAL, check, plain, read_run_settings
 from dew.errors import DewError
-
-PLUGIN = plugin.__name__
-EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
 
 
 class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """verl's, in a process that knows dew's trainer modes."""
+    """verl's task runner, with the user's algorithms and dew's trainer modes imported first."""
 
     def run(self, config: Any) -> None:
+        import_external_libs(plain(config.actor_rollout_ref.model.external_lib))
         from dew.engines.verl import trainer  # noqa: F401
 
         super().run(config)
 
 
 def prepare(config: Any) -> None:
-    """Check everything, and have every process of the run import the plug-in: loudly, which an entry point is not."""
+    """Check everything, and have every process of the run import the plug-in by name."""
     require_verl()
-    check(config, known=ADV_ESTIMATOR_REGISTRY)
-    run = run_settings_of(config)
-    modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != PLUGIN]
+    import_external_libs(plain(config.actor_rollout_ref.model.external_lib))
+    plugin.register()
+    check(config, estimators=ADV_ESTIMATOR_REGISTRY, losses=POLICY_LOSS_REGISTRY)
+    run = read_run_settings(config)
+    modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != plugin.__name__]
+    variable = f"ray_kwargs.ray_init.runtime_env.env_vars.{EXTERNAL}"
     with open_dict(config):
         if run is not None:
             config.algorithm.dew_run.folder = run.folder
-        OmegaConf.update(
-            config, f"ray_kwargs.ray_init.runtime_env.env_vars.{EXTERNAL}", ",".join([*modules, PLUGIN]), force_add=True
-        )
+        OmegaConf.update(config, variable, ",".join([*modules, plugin.__name__]), force_add=True)
 
 
 def start(config: Any) -> None:

@@ -3,8 +3,8 @@
     reward.custom_reward_function.path=pkg://dew.engines.verl.rewards
     reward.custom_reward_function.name=compute_score
 
-The verifier is the one that `data_source` names (countdown, math, gsm8k, ...). Gold columns are read from
-`extra_info`; `answer` is `reward_model.ground_truth` unless extra_info has one.
+`data_source` names the verifier (countdown, math, gsm8k, ...). Its gold columns come from `extra_info`; `answer` is
+`reward_model.ground_truth` unless `extra_info` has one.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from dew.rewards import Verifier, verifier
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **_: Any
 ) -> dict[str, Any]:
-    """`score` is the reward, `acc` raw correctness: what groups are filtered by and what decides O⁺ and O⁻."""
+    """`score` is the reward; `acc`, raw correctness, filters groups and decides between O⁺ and O⁻."""
     row = {"answer": ground_truth, **(extra_info or {})}
     [verdict] = _verifier(data_source).verdicts([solution_str], [row])
     return {

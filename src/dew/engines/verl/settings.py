@@ -1,10 +1,10 @@
-"""verl's configuration read as one of dew's algorithms, and everything in it that cannot work.
+"""verl's configuration as one of dew's algorithms, and everything in it that cannot work.
 
-    algorithm.adv_estimator = gtpo | grpo_s | forking_tokens | entropy_advantage
-    algorithm.dew.*         = that algorithm's settings, by the names and with the checks that they have everywhere
-    algorithm.dew_run.*     = the run's folder
+    algorithm.adv_estimator   the algorithm's name, or one of verl's own estimators, which is only recorded
+    algorithm.dew.*           the algorithm's settings, with the same names and checks as everywhere in dew
+    algorithm.dew_run.*       the run's folder
 
-What verl decides itself (clipping, KL, group filtering, lengths) is set in verl's own keys and read from there.
+What verl controls itself (clipping, KL, group filtering, lengths) is set with verl's keys and read from there.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,25 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dew.algorithms import GRPO, Algorithm, get_algorithm
-from dew.engines.verl.carrying import SWITCH_ON
-from dew.engines.verl.losses import LOSSES
-from dew.errors import ConfigError, EngineError
+from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
+from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean
 
-OURS = ("gtpo", "grpo_s", "forking_tokens", "entropy_advantage")
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+OPTIM, FSDP = f"{ACTOR}.optim", f"{ACTOR}.fsdp_config"
+
 MODES = {"dew_sync": "sync", "dew_colocate_async": "colocate_async", "dew_separate_async": "separate_async"}
-"""Trainer mode -> the mode of verl's that it is otherwise."""
-
-ACTOR = "actor_rollout_ref.actor"
-VERL_DECIDES = {
-    "clip_low": f"{ACTOR}.clip_ratio_low",
-    "clip_high": f"{ACTOR}.clip_ratio_high",
-    "kl_coef": f"{ACTOR}.use_kl_loss=True and {ACTOR}.kl_loss_coef",
-    "dynamic_sampling": "algorithm.filter_groups.enable",
-    "max_rounds": "nothing: verl samples until the batch is full",
-    "oversample": "nothing: verl samples its own number of prompts at a time",
-    "max_tokens": "data.max_response_length",
+"""dew's trainer modes, and the mode of verl that each extends."""
+SWITCH_ON = (
+    "Start with `python -m dew.engines.verl.main` instead of `python -m verl.trainer.main_ppo` and set "
+    "trainer.v1.trainer_mode=dew_sync (or dew_colocate_async, dew_separate_async)."
+)
+EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
+"""Modules, separated by commas, that verl imports in every process; main.py passes it on to Ray's."""
+DEW_LOSS = "dew"
+"""The `loss_mode` that stands for the loss of the algorithm that is trained."""
+SET_BY_VERL = {
+    "clip_low": f"Set {ACTOR}.clip_ratio_low.",
+    "clip_high": f"Set {ACTOR}.clip_ratio_high.",
+    "kl_coef": f"Set {ACTOR}.use_kl_loss=True and {ACTOR}.kl_loss_coef.",
+    "dynamic_sampling": "Set algorithm.filter_groups.enable.",
+    "max_rounds": "Leave it out: verl samples until the batch is full.",
+    "oversample": "Leave it out: verl chooses how many prompts it samples at a time.",
+    "max_tokens": "Set data.max_response_length.",
 }
+"""Settings of an algorithm that verl has its own keys for."""
 
 
 @dataclass(frozen=True)
@@ -38,190 +45,166 @@ class RunSettings:
     """`algorithm.dew_run.*`"""
 
     folder: str
-    """Where the run's metrics, alarms and token records go."""
+    """Where metrics, alarms and token records are written."""
     records_every: int = 20
-    """Write token records every so many steps, and at the first; 0: never."""
+    """Write token records at the first step and every this many steps; 0 writes none."""
     records_groups: int = 4
     """Groups in each token record."""
     records_keep: int = 400
-    """Record files kept at most, spread over the run; 0: all."""
+    """Maximum number of record files, spread over the run; 0 keeps all."""
 
     def __post_init__(self) -> None:
         if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
-            raise ConfigError(
-                f"algorithm.dew_run: records_every={self.records_every}, records_groups={self.records_groups}, "
-                f"records_keep={self.records_keep}: give a number of steps (0 writes none), at least one group and "
-                "how many to keep (0: all)."
-            )
+            remedy = "records_every and records_keep are at least 0, records_groups at least 1."
+            raise ConfigError(Problem(f"algorithm.dew_run: {self} cannot work.", remedy=remedy))
 
 
 def read(config: Any, path: str, default: Any = None) -> Any:
-    """`read(config, "a.b.c")` of a DictConfig or of plain dictionaries; the default for a key that is not there."""
+    """`read(config, "a.b.c")` of a DictConfig or of plain dictionaries; the default for a missing or null key."""
     for key in path.split("."):
         config = config.get(key) if config is not None else None
     return default if config is None else config
 
 
-def algorithm_of(config: Any) -> Algorithm:
-    """The algorithm that this configuration names, with what verl decides filled in. GRPO for verl's own estimators."""
-    name, given = str(read(config, "algorithm.adv_estimator")), _plain(read(config, "algorithm.dew", {}))
-    if name not in OURS:
-        return GRPO(**_decided_by_verl(config))
-    wrong = [
-        f"algorithm.dew.{key}: in a verl run this is verl's to decide. Set {VERL_DECIDES[key]}."
-        for key in given
-        if key in VERL_DECIDES
-    ]
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    return get_algorithm(name, **given, **_decided_by_verl(config))
+def plain(x: Any) -> Any:
+    """Plain dictionaries and lists instead of OmegaConf's."""
+    if isinstance(x, Mapping) or hasattr(x, "items"):
+        return {str(key): plain(value) for key, value in x.items()}
+    return [plain(value) for value in x] if isinstance(x, Collection) and not isinstance(x, str) else x
 
 
-def run_settings_of(config: Any) -> RunSettings | None:
-    """Where to record; None if nowhere."""
-    given = _plain(read(config, "algorithm.dew_run", {}))
+def stock_estimator(cls: type[Algorithm]) -> str | None:
+    """verl's own estimator for exactly this class. Not inherited: a subclass may compute something else."""
+    found: str | None = vars(cls).get("verl_estimator")
+    return found
+
+
+def dew_estimators() -> list[str]:
+    """The registered algorithms whose advantages dew computes inside verl."""
+    return [name for name, cls in algorithm_classes().items() if stock_estimator(cls) is None]
+
+
+def read_algorithm(config: Any) -> Algorithm:
+    """The algorithm that this configuration names, with the settings that verl controls filled in."""
+    name, given = str(read(config, "algorithm.adv_estimator")), plain(read(config, "algorithm.dew", {}))
+    clip = read(config, f"{ACTOR}.clip_ratio", 0.2)
+    controlled = {
+        "clip_low": read(config, f"{ACTOR}.clip_ratio_low", clip),
+        "clip_high": read(config, f"{ACTOR}.clip_ratio_high", clip),
+        "kl_coef": read(config, f"{ACTOR}.kl_loss_coef", 0.0) if read(config, f"{ACTOR}.use_kl_loss") else 0.0,
+        "dynamic_sampling": bool(read(config, "algorithm.filter_groups.enable")),
+        "max_tokens": read(config, "data.max_response_length"),
+    }
+    if name not in dew_estimators():  # one of verl's own; this stands for it in metrics and records
+        return type("VerlEstimator", (Algorithm,), {"name": name})(**controlled)
+    what = "algorithm.dew.{}: in a verl run, verl controls this."
+    if wrong := [Problem(what.format(key), remedy=SET_BY_VERL[key]) for key in given if key in SET_BY_VERL]:
+        raise ConfigError(wrong)
+    return get_algorithm(name, **given, **controlled)
+
+
+def read_run_settings(config: Any) -> RunSettings | None:
+    """Where to record; None to record nothing."""
+    given = plain(read(config, "algorithm.dew_run", {}))
     if not given:
         return None
     known = list(RunSettings.__dataclass_fields__)
-    unknown = [key for key in given if key not in known]
-    if unknown or "folder" not in given:
-        raise ConfigError(
-            f"algorithm.dew_run has {', '.join(given)}: it takes {', '.join(known)}, and folder is needed, e.g. "
-            "+algorithm.dew_run.folder=runs/first."
-        )
+    if "folder" not in given or not set(given) <= set(known):
+        why = f"It takes {', '.join(known)}; folder is required."
+        remedy = "Write e.g. +algorithm.dew_run.folder=runs/first."
+        raise ConfigError(Problem(f"algorithm.dew_run has {', '.join(given)}.", why, remedy))
     return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
 
 
-def check(config: Any, known: Collection[str] = ()) -> Algorithm:
-    """The algorithm, once nothing stands against it. `known`: the names of verl's own estimators."""
-    problems, algorithm = [], None
-    for look in (algorithm_of, run_settings_of):
-        try:
-            found = look(config)
-            algorithm = found if isinstance(found, Algorithm) else algorithm
-        except ConfigError as error:
-            problems.append(str(error))
-    name = str(read(config, "algorithm.adv_estimator"))
-    problems += _mode_problems(config)
-    if name in OURS:
-        problems += _problems(config, name, algorithm)
+def check(config: Any, *, estimators: Collection[str] = (), losses: Collection[str] = ()) -> Algorithm:
+    """The algorithm, or one error with every problem. `estimators` and `losses` are the names that verl knows."""
+    name, algorithm = str(read(config, "algorithm.adv_estimator")), None
+    problems = _mode_problems(config)
+    if name in dew_estimators():
+        problems += _entropy_problems(config, algorithm_classes()[name])
     else:
-        problems += _stranger_problems(config, name, known)
+        problems += _stock_problems(config, name, estimators, losses)
+    try:
+        algorithm = read_algorithm(config)
+        problems += _loss_problems(config, algorithm) if name in dew_estimators() else []
+        read_run_settings(config)
+    except DewError as error:
+        problems += error.problems
     if problems or algorithm is None:
-        raise EngineError("\n".join(problems))
+        raise EngineError(problems)
     return algorithm
 
 
-def _mode_problems(config: Any) -> list[str]:
+def _mode_problems(config: Any) -> list[Problem]:
     mode = str(read(config, "trainer.v1.trainer_mode"))
     if not read(config, "trainer.use_v1", True):
-        return [f"trainer.use_v1=False: verl's old trainer drops the old policy's entropy. {SWITCH_ON}"]
-    return [] if mode in MODES else [f"trainer.v1.trainer_mode={mode} does not carry what dew needs. {SWITCH_ON}"]
+        return [Problem("trainer.use_v1=False: verl's old trainer drops the old policy's entropy.", remedy=SWITCH_ON)]
+    if mode in MODES:
+        return []
+    return [Problem(f"trainer.v1.trainer_mode={mode} does not pass on the old policy's entropy.", remedy=SWITCH_ON)]
 
 
-def _problems(config: Any, name: str, algorithm: Algorithm | None) -> list[str]:
-    """What would make the run something else than the algorithm it is called."""
-    found = []
-    if read(config, "algorithm.rollout_correction.bypass_mode", False):
-        found.append(
-            "algorithm.rollout_correction.bypass_mode=True skips the pass that computes the old policy's entropy, and "
-            f"{name} is made of that entropy. Set it to False."
-        )
+def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
+    """Settings that would be ignored, or that would make it another algorithm."""
+    name, mode_key, reduce_key = algorithm.name, f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+    mode, reduce = str(read(config, mode_key, "vanilla")), str(read(config, reduce_key, "token-mean"))
+    fitting = "token-mean" if algorithm.reduce == "tokens" else "seq-mean-token-mean"
     metric = read(config, "algorithm.filter_groups.metric")
-    if read(config, "algorithm.filter_groups.enable", False) and metric != "acc":
-        found.append(
-            f"algorithm.filter_groups.metric={metric} would keep groups whose answers differ only in a penalty "
-            "(length, format), not in being right. Set algorithm.filter_groups.metric=acc."
-        )
-    found += _precision_problems(config)
-    if algorithm is not None:
-        found += _loss_problems(config, algorithm)
-        if algorithm.overlong != "none" and read(config, "reward.reward_kwargs.overlong_buffer_cfg.enable", False):
-            found.append(
-                f"algorithm.dew.overlong={algorithm.overlong} and verl's overlong_buffer_cfg would both charge length. "
-                "Leave one of them out."
-            )
-        if algorithm.needs_entropy == "current":
-            found += _current_entropy_problems(config, name)
+    found = []
+    if mode not in ("vanilla", DEW_LOSS, algorithm.verl_loss):
+        found.append(Problem(f"{mode_key}={mode}: {name} has a loss of its own.", remedy=f"Set {mode_key}={DEW_LOSS}."))
+    if reduce not in ("token-mean", fitting):
+        what = f"{reduce_key}={reduce}: {name} reduces its loss in its own way."
+        found.append(Problem(what, remedy=f"Set {reduce_key}={fitting}."))
+    if read(config, "algorithm.filter_groups.enable") and metric != "acc":
+        why = "would keep groups whose answers differ only in a penalty (length, format), not in correctness."
+        remedy = "Set algorithm.filter_groups.metric=acc."
+        found.append(Problem(f"algorithm.filter_groups.metric={metric}", why, remedy))
+    if algorithm.overlong != "none" and read(config, "reward.reward_kwargs.overlong_buffer_cfg.enable"):
+        what = f"algorithm.dew.overlong={algorithm.overlong} and verl's overlong_buffer_cfg would both penalize length."
+        found.append(Problem(what, remedy="Leave one of them out."))
+    if read(config, "distillation.enabled"):
+        found.append(Problem(f"{name} and distillation both replace the actor's loss.", remedy="Use only one of them."))
     return found
 
 
-def _loss_problems(config: Any, algorithm: Algorithm) -> list[str]:
-    """A sequence's advantage needs a sequence's ratio, a token's a token's."""
-    mode = str(read(config, f"{ACTOR}.policy_loss.loss_mode", "vanilla"))
-    wanted = "grpo_s" if algorithm.ratio == "sequence_mean" else "grpo_s_geometric"
-    if algorithm.name == "grpo_s":
-        return (
-            []
-            if mode == wanted
-            else [f"grpo_s has one ratio per answer. Set {ACTOR}.policy_loss.loss_mode={wanted} (it is {mode})."]
-        )
-    if mode not in ("vanilla", "gtpo"):
-        return [f"{algorithm.name} has one ratio per token. Set {ACTOR}.policy_loss.loss_mode=gtpo (it is {mode})."]
-    reduce = str(read(config, f"{ACTOR}.loss_agg_mode", "token-mean"))
-    if mode == "vanilla" and reduce != "token-mean":
-        return [f"{algorithm.name} counts every token the same. Set {ACTOR}.loss_agg_mode=token-mean (it is {reduce})."]
-    return []
+def _entropy_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
+    """Settings that leave the entropy out, or that compute it in 16 bits.
 
-
-def _precision_problems(config: Any) -> list[str]:
-    """FSDP: H = logsumexp − Σ p·logit in the logits' 16 bits is noise; where verl has a float32 way, it must be taken.
-
-    Logits of 20 have steps of 1/8 in bf16, and most tokens' entropy comes out as exactly 0, or below it.
+    FSDP computes H = logsumexp − Σ p·logit in the precision of the logits. In bf16, logits of 20 are multiples of 1/8,
+    and the entropy of most tokens comes out as exactly 0, or below it. verl has ways to use float32.
     """
-    if str(read(config, f"{ACTOR}.strategy", "fsdp")) not in ("fsdp", "fsdp2"):
+    if algorithm.needs_entropy == "no":
         return []
-    fsdp, model = f"{ACTOR}.fsdp_config", "actor_rollout_ref.model"
-    chunked = read(config, f"{fsdp}.entropy_from_logits_with_chunking", False)
+    name, found = algorithm.name, []
+    if read(config, "algorithm.rollout_correction.bypass_mode"):
+        what = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes the old policy's entropy,"
+        found.append(Problem(what, f"which {name} needs.", "Set it to False."))
+    chunked = read(config, f"{FSDP}.entropy_from_logits_with_chunking")
     exact = (
-        (chunked and read(config, f"{model}.use_remove_padding", False))
-        or read(config, f"{model}.use_fused_kernels", False)
-        or str(read(config, f"{fsdp}.mixed_precision.param_dtype")) in ("fp32", "float32")
+        (chunked and read(config, f"{MODEL}.use_remove_padding"))
+        or read(config, f"{MODEL}.use_fused_kernels")
+        or str(read(config, f"{FSDP}.mixed_precision.param_dtype")) in ("fp32", "float32")
     )
-    if exact:
-        return []
-    return [
-        "verl would compute the old policy's entropy in bf16, as a small difference of large numbers: most of it is "
-        f"rounding. Set {ACTOR}.entropy_from_logits_with_chunking=True with {model}.use_remove_padding=True, which "
-        f"computes it in float32 (or {model}.use_fused_kernels=True)."
-    ]
-
-
-def _current_entropy_problems(config: Any, name: str) -> list[str]:
-    found = []
-    if not read(config, f"{ACTOR}.calculate_entropy", False):
-        found.append(f"{name} reads the entropy of the policy being trained. Set {ACTOR}.calculate_entropy=True.")
-    if read(config, "distillation.enabled", False):
-        found.append(f"{name} and verl's distillation both replace the actor's loss. Leave one of them out.")
+    if str(read(config, f"{ACTOR}.strategy", "fsdp")) in ("fsdp", "fsdp2") and not exact:
+        what = "verl would compute the entropy in bf16, as a small difference of large numbers: most of it is rounding."
+        remedy = f"Set {ACTOR}.entropy_from_logits_with_chunking=True with {MODEL}.use_remove_padding=True"
+        found.append(Problem(what, remedy=f"{remedy}, for float32 (or {MODEL}.use_fused_kernels=True)."))
+    if algorithm.needs_entropy == "current" and not read(config, f"{ACTOR}.calculate_entropy"):
+        what = f"{name} uses the entropy of the policy being trained."
+        found.append(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
     return found
 
 
-def _stranger_problems(config: Any, name: str, known: Collection[str]) -> list[str]:
-    """verl's own estimator in a trainer mode of dew's: only the run's folder is dew's then."""
-    found = []
-    if known and name not in known:
-        found.append(f"algorithm.adv_estimator={name} is not known. dew has {', '.join(OURS)}.")
+def _stock_problems(config: Any, name: str, estimators: Collection[str], losses: Collection[str]) -> list[Problem]:
+    """One of verl's own estimators in one of dew's trainer modes: dew only records the run."""
+    found, ours = [], dew_estimators()
+    if estimators and name not in estimators:
+        what = f"algorithm.adv_estimator={name} is not known. {did_you_mean(name, ours)}".rstrip()
+        found.append(Problem(what, remedy=f"dew's estimators are {', '.join(ours)}."))
     if read(config, "algorithm.dew"):
-        found.append(f"algorithm.dew.* are settings of {', '.join(OURS)}; algorithm.adv_estimator is {name}.")
+        found.append(Problem(f"algorithm.dew.* are settings of {', '.join(ours)}; algorithm.adv_estimator is {name}."))
     mode = str(read(config, f"{ACTOR}.policy_loss.loss_mode", "vanilla"))
-    if mode in LOSSES and mode != "gtpo":
-        found.append(f"{ACTOR}.policy_loss.loss_mode={mode} belongs to algorithm.adv_estimator=grpo_s, not to {name}.")
+    if mode == DEW_LOSS or (losses and mode not in losses):
+        found.append(Problem(f"{ACTOR}.policy_loss.loss_mode={mode} does not go with verl's own estimator {name}."))
     return found
-
-
-def _decided_by_verl(config: Any) -> dict[str, Any]:
-    clip = read(config, f"{ACTOR}.clip_ratio", 0.2)
-    return {
-        "clip_low": read(config, f"{ACTOR}.clip_ratio_low", clip),
-        "clip_high": read(config, f"{ACTOR}.clip_ratio_high", clip),
-        "kl_coef": read(config, f"{ACTOR}.kl_loss_coef", 0.0) if read(config, f"{ACTOR}.use_kl_loss", False) else 0.0,
-        "dynamic_sampling": bool(read(config, "algorithm.filter_groups.enable", False)),
-        "max_tokens": read(config, "data.max_response_length"),
-    }
-
-
-def _plain(x: Any) -> Any:
-    """Dictionaries and lists of their own: a DictConfig's are neither."""
-    if isinstance(x, Mapping) or hasattr(x, "items"):
-        return {str(key): _plain(value) for key, value in x.items()}
-    return [_plain(value) for value in x] if isinstance(x, Collection) and not isinstance(x, str) else x

@@ -1,14 +1,15 @@
-"""verl's trainer modes with one thing more: they carry the old policy's entropy to the estimator.
+"""verl's trainer modes, extended: they pass the old policy's entropy to the estimator and give workers dew's loss.
 
-    dew_sync             trainer and rollout take turns
-    dew_colocate_async   rollout goes on over steps, on the trainer's GPUs
-    dew_separate_async   rollout goes on over steps, on GPUs of its own
+    dew_sync             training and rollout take turns
+    dew_colocate_async   rollout continues across steps, on the trainer's GPUs
+    dew_separate_async   rollout continues across steps, on its own GPUs
 
 All three compute the old log-probabilities with the trainer's own weights, once per batch, and the entropy with them.
 In the asynchronous modes an answer may have been sampled by several versions of the policy; the entropy, like the old
 log-probabilities, is that of verl's old policy, not of each token's sampler.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from torch import Tensor
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -24,33 +25,40 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
 from dew.engines.verl import plugin
-from dew.engines.verl.carrying import Carried, Found, carrying
-from dew.engines.verl.contract import require_verl
-from dew.engines.verl.estimators import judge_rows
-from dew.engines.verl.losses import entropy_shaped_loss
-from dew.engines.verl.recording import Recorder, record_columns, run_facts
-from dew.engines.verl.settings import MODES, OURS, check, run_settings_of
-from dew.errors import EngineError
+from dew.engines.verl.compat import require_verl
+from dew.engines.verl.context import OTHER_RELEASE, BatchContext, batch_context
+from dew.engines.verl.estimators import record_rows
+from dew.engines.verl.losses import actor_loss
+from dew.engines.verl.recorder import Recorder, record_columns, run_facts
+from dew.engines.verl.settings import DEW_LOSS, MODES, check, dew_estimators, read_run_settings
+from dew.errors import EngineError, Problem
 from dew.files import write_atomically
+
+Info = dict[str, Any]
+"""What a reward manager returned for a row beside the reward."""
 
 require_verl()
 plugin.register()
 
 
-class Crediting:
-    """Goes before one of verl's trainers. Refuses a configuration that would train something else than it says."""
+class CreditMixin:
+    """Comes before one of verl's trainers. Refuses a configuration that would train another algorithm than it names."""
 
     config: Any
     global_steps: int
+    actor_rollout_wg: Any
+    tokenizer: Any
 
     def __init__(self, config: Any) -> None:
-        self.algorithm = check(config, known=ADV_ESTIMATOR_REGISTRY)
-        self._ours = str(config.algorithm.adv_estimator) in OURS
-        settings = run_settings_of(config)
+        self.algorithm = check(config, estimators=ADV_ESTIMATOR_REGISTRY, losses=POLICY_LOSS_REGISTRY)
+        self._credits = self.algorithm.name in dew_estimators()
+        settings = read_run_settings(config)
         limit = int(config.data.max_response_length)
         self._recorder = Recorder(settings, self.algorithm, limit) if settings else None
         self._resolved = OmegaConf.to_yaml(config, resolve=True)
-        config.trainer.v1.trainer_mode = MODES[config.trainer.v1.trainer_mode]  # verl compares this word all over
+        config.trainer.v1.trainer_mode = MODES[config.trainer.v1.trainer_mode]  # verl compares it in several places
+        if self._credits:
+            config.actor_rollout_ref.actor.policy_loss.loss_mode = DEW_LOSS
         super().__init__(config)  # type: ignore[call-arg]
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -71,49 +79,45 @@ class Crediting:
 
     def on_train_begin(self) -> None:
         super().on_train_begin()  # type: ignore[misc]
-        if self._ours and self.algorithm.needs_entropy == "current":
+        if self._credits:
             actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-            shape = {name: getattr(self.algorithm, name) for name in ("alpha", "kappa")}
-            self.actor_rollout_wg.set_loss_fn(partial(entropy_shaped_loss, actor, **shape))  # type: ignore[attr-defined]
+            without_kl = replace(self.algorithm, kl_coef=0.0)  # verl adds that term
+            self.actor_rollout_wg.set_loss_fn(partial(actor_loss, actor, algorithm=without_kl))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """verl's, with what it leaves in its queue carried to the estimator."""
-        data = _fetch(batch, ["entropy", "extra_fields", "rm_scores"])
+        """verl's, with the estimator's context fetched from verl's queue."""
+        data = _fetch(batch, "entropy", "extra_fields", "rm_scores")
         infos, raw = _reward_infos(data, len(batch)), _padded(data, "rm_scores")
         acc, score = _column(infos, "acc"), _column(infos, "score")
         if acc is None and raw is not None:  # before any KL term is subtracted
             acc = score = raw.sum(-1)
-        carried = Carried(
+        context = BatchContext(
             algorithm=self.algorithm, entropy=_padded(data, "entropy"), keys=batch.keys, acc=acc, score=score
         )
-        with carrying(carried):
+        with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        if self._ours and not carried.found:
-            raise EngineError(
-                f"verl computed advantages without asking {self.algorithm.name}. This verl calls estimators otherwise "
-                "than 0.9 does; install a release that dew is tested with."
-            )
+        if self._credits and not context.credited:
+            what = f"verl computed advantages without calling the estimator of {self.algorithm.name}."
+            raise EngineError(Problem(what, remedy=OTHER_RELEASE))
         if self._recorder is not None:
-            self._tell(batch, carried, infos, metrics)
+            metrics.update(self._record(self._recorder, batch, context, infos))
         return credited
 
-    def _tell(self, batch: Any, carried: Carried, infos: list[dict[str, Any]], metrics: dict[str, Any]) -> None:
-        assert self._recorder is not None
-        found = carried.found[0] if carried.found else self._judged(batch, carried)
+    def _record(self, recorder: Recorder, batch: Any, context: BatchContext, infos: list[Info]) -> dict[str, float]:
+        if context.credited:
+            found = context.credited[0]
+        else:  # one of verl's own estimators; its advantages are in the queue by now
+            data = _fetch(batch, "uid", "response_mask", "rm_scores", "advantages")
+            rewards, mask, advantages = (_padded(data, name) for name in ("rm_scores", "response_mask", "advantages"))
+            assert rewards is not None and mask is not None and advantages is not None
+            found = record_rows(context, rewards, mask.bool(), _listed(data, "uid"), advantages)
         ends = [batch.tags[b]["response_len"] for b in found.conversations.last_row.tolist()]
-        truncated = torch.tensor(ends) >= self._recorder.limit
-        numbers = self._recorder.put(found, truncated)
-        metrics.update({f"dew/{name}": value for name, value in numbers.items()})
-        if self._recorder.due(self.global_steps):
+        truncated = torch.tensor(ends) >= recorder.limit
+        numbers = recorder.add(found, truncated)
+        if recorder.due(self.global_steps):
             columns = record_columns(found, {**_texts(batch), "reward_extra_info": infos}, truncated)
-            self._recorder.record(self.global_steps, found, columns, self.tokenizer)  # type: ignore[attr-defined]
-
-    def _judged(self, batch: Any, carried: Carried) -> Found:
-        """For verl's own estimators, whose advantages lie in the queue by now."""
-        data = _fetch(batch, ["uid", "response_mask", "rm_scores", "advantages"])
-        rewards, mask, advantages = (_padded(data, name) for name in ("rm_scores", "response_mask", "advantages"))
-        assert rewards is not None and mask is not None and advantages is not None
-        return judge_rows(carried, rewards, mask.bool(), _listed(data, "uid"), advantages)
+            recorder.record(self.global_steps, found, columns, self.tokenizer)
+        return {f"dew/{name}": value for name, value in numbers.items()}
 
     def _compute_metrics(
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
@@ -123,69 +127,63 @@ class Crediting:
             self._recorder.step_end(self.global_steps, metrics, timing_raw)
 
 
-def _fetch(batch: Any, fields: list[str]) -> Any:
-    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+def _fetch(batch: Any, *fields: str) -> Any:
+    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
 def _padded(data: Any, name: str) -> Tensor | None:
-    """(B, T) of a column that verl keeps ragged; None if it is not there."""
+    """(B, T) of a column that verl keeps ragged; None if it is missing."""
     if name not in data:
         return None
-    x = data[name]
-    return x.to_padded_tensor(0) if x.is_nested else x
+    return data[name].to_padded_tensor(0) if data[name].is_nested else data[name]
 
 
 def _listed(data: Any, name: str) -> list[Any]:
-    """A column that is no tensor. The queue hands it back as one of several kinds of list, wrapped or not."""
+    """A column that is not a tensor. The queue returns it as one of several kinds of list, wrapped or not."""
     return [getattr(value, "data", value) for value in data[name]]
 
 
-def _reward_infos(data: Any, rows: int) -> list[dict[str, Any]]:
-    """What the reward manager said about each row, besides the reward."""
-    if "extra_fields" not in data:
-        return [{}] * rows
-    fields = _listed(data, "extra_fields")
+def _reward_infos(data: Any, rows: int) -> list[Info]:
+    fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * rows
     return [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
 
 
-def _column(infos: list[dict[str, Any]], name: str) -> Tensor | None:
-    there = [info.get(name) is not None for info in infos]
-    if not any(there):
+def _column(infos: list[Info], name: str) -> Tensor | None:
+    given = sum(info.get(name) is not None for info in infos)
+    if not given:
         return None
-    if not all(there):
+    if given < len(infos):
+        what = f"the reward function returned {name!r} for {given} of {len(infos)} answers."
         raise EngineError(
-            f"the reward function gave {name!r} for {sum(there)} of {len(there)} answers: correctness would mean two "
-            "things in one batch. Return it always, or never."
+            Problem(what, "Correctness would mean two things in one batch.", "Return it always, or never.")
         )
     return torch.tensor([float(info[name]) for info in infos])
 
 
 def _texts(batch: Any) -> dict[str, Any]:
     """What a token record shows, by verl's names."""
-    data = _fetch(batch, ["prompts", "responses", "old_log_probs", "reward_model"])
-    lengths = data["prompts"].offsets().diff()
-    prompts = data["prompts"].to_padded_tensor(0)
-    golds = _listed(data, "reward_model") if "reward_model" in data else []
+    data = _fetch(batch, "prompts", "responses", "old_log_probs", "reward_model")
+    lengths, prompts = data["prompts"].offsets().diff(), data["prompts"].to_padded_tensor(0)
+    golds = _listed(data, "reward_model") if "reward_model" in data else [None] * len(batch)
     return {
         "prompts": prompts,
         "prompt_mask": torch.arange(prompts.shape[1]) < lengths[:, None],
         "responses": data["responses"].to_padded_tensor(0),
         "old_log_probs": _padded(data, "old_log_probs"),
-        "gold": [str(g["ground_truth"]) if isinstance(g, dict) and "ground_truth" in g else None for g in golds]
-        or [None] * len(batch),
+        "gold": [str(g["ground_truth"]) if isinstance(g, dict) and "ground_truth" in g else None for g in golds],
     }
 
 
 @register_trainer("dew_sync")
-class DewSync(Crediting, PPOTrainerSync):  # type: ignore[misc]
-    """Trainer and rollout take turns."""
+class DewSync(CreditMixin, PPOTrainerSync):  # type: ignore[misc]
+    """Training and rollout take turns."""
 
 
 @register_trainer("dew_colocate_async")
-class DewColocateAsync(Crediting, PPOTrainerColocateAsync):  # type: ignore[misc]
-    """Rollout goes on over steps, on the trainer's GPUs."""
+class DewColocateAsync(CreditMixin, PPOTrainerColocateAsync):  # type: ignore[misc]
+    """Rollout continues across steps, on the trainer's GPUs."""
 
 
 @register_trainer("dew_separate_async")
-class DewSeparateAsync(Crediting, PPOTrainerSeparateAsync):  # type: ignore[misc]
-    """Rollout goes on over steps, on GPUs of its own."""
+class DewSeparateAsync(CreditMixin, PPOTrainerSeparateAsync):  # type: ignore[misc]
+    """Rollout continues across steps, on its own GPUs."""

@@ -1,7 +1,7 @@
 """A verl run's folder: the metrics and token records that `dew report` reads.
 
-verl's own trackers go on as they are; they also get the numbers below, under `dew/`. Groups that verl's filter
-dropped never reach the trainer: of them only the number and the accuracy are known, and both are counted in.
+verl's own trackers are unchanged; they also get the numbers of each batch, under `dew/`. Groups that verl's filter
+dropped never reach the trainer: only their number and accuracy are known, and both are included.
 """
 
 from collections.abc import Sequence
@@ -15,36 +15,26 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.recording import RunLog, due, git_commit, group_records, machine, versions
-from dew.engines.verl.carrying import Found
+from dew.engines.verl.context import CreditedBatch
 from dew.engines.verl.settings import RunSettings, read
 
-SECONDS = {
-    "gen": "seconds/generation",
-    "reward": "seconds/reward",
-    "old_log_prob": "seconds/scoring",
-    "adv": "seconds/credit",
-    "update_actor": "seconds/update",
-}
-NAMES = {
-    "actor/loss": "loss",
-    "actor/grad_norm": "grad_norm",
-    "actor/lr": "learning_rate",
-    "actor/kl_loss": "kl/ref",
-}
-"""verl's name -> dew's, where both mean the same."""
-
+TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
+"""verl's timers -> dew's `seconds/...`"""
+NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "learning_rate", "actor/kl_loss": "kl/ref"}
+"""verl's metrics -> dew's, where both mean the same."""
 DROPPED, DROPPED_SCORES = "training/filter_groups/evicted_samples", "_dapo_filtered_reward_counts"
-JUDGE = "verl"
+SUMS = ("groups/kept", "groups/mixed", "tokens")
+REWARD = "verl"
+"""The name of the reward in token records."""
 
 
 def run_facts(config: Any, algorithm: Algorithm, settings: RunSettings) -> dict[str, Any]:
-    """Who ran what on which machine."""
+    """What runs, and on which machine."""
     workers = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
-    estimator = str(read(config, "algorithm.adv_estimator"))
     return {
         "name": Path(settings.folder).name,
         "engine": "verl",
-        "algorithm": {"name": estimator, "settings": asdict(algorithm)},
+        "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
         "model": str(read(config, "actor_rollout_ref.model.path")),
         "data": str(read(config, "data.train_files")),
         "seed": read(config, "data.seed"),
@@ -55,40 +45,40 @@ def run_facts(config: Any, algorithm: Algorithm, settings: RunSettings) -> dict[
 
 
 class Recorder:
-    """Collects what the parts of a step tell and writes it when the step ends."""
+    """Collects the numbers of a step's batches and writes them when the step ends."""
 
     def __init__(self, settings: RunSettings, algorithm: Algorithm, limit: int) -> None:
         self.settings, self.algorithm, self.limit = settings, algorithm, limit
         self.log = RunLog(settings.folder)
-        self._parts: list[tuple[int, Numbers]] = []
+        self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
 
-    def due(self, step: int) -> bool:
-        """Whether this step's tokens are wanted: one record a step, of its first batch."""
-        return self._recorded != step and due(step, self.settings.records_every, 1)
-
-    def put(self, found: Found, truncated: Tensor) -> Numbers:
-        """The numbers of a batch; a step has several where verl syncs its parameters every few batches."""
-        numbers = batch_numbers(found, truncated, self.algorithm.threshold)
-        self._parts.append((len(found.rows.group), numbers))
+    def add(self, batch: CreditedBatch, truncated: Tensor) -> Numbers:
+        """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""
+        numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
+        self._batches.append((len(batch.rows.group), numbers))
         return numbers
 
-    def record(self, step: int, found: Found, columns: dict[str, Any], tokenizer: Any) -> None:
-        groups = group_records(
-            step, self.algorithm, columns, found.credit, tokenizer, self.settings.records_groups, JUDGE
-        )
+    def due(self, step: int) -> bool:
+        """Whether to write a token record: at most one per step, of its first batch."""
+        return self._recorded != step and due(step, self.settings.records_every, 1)
+
+    def record(self, step: int, batch: CreditedBatch, columns: dict[str, Any], tokenizer: Any) -> None:
+        number = self.settings.records_groups
+        groups = group_records(step, self.algorithm, columns, batch.credit, tokenizer, number, REWARD)
         self.log.folder.write_records(step, groups, self.settings.records_keep)
         self._recorded = step
 
     def step_end(self, step: int, metrics: dict[str, Any], timing: dict[str, float]) -> None:
-        parts, self._parts = self._parts, []
-        self.log.write(step, step_numbers(parts, metrics, timing))
+        batches, self._batches = self._batches, []
+        self.log.write(step, step_numbers(batches, metrics, timing))
 
 
-def batch_numbers(found: Found, truncated: Tensor, threshold: float) -> Numbers:
-    """What can be said about the answers of a batch, by the names of docs/metrics.md."""
-    rows, credit = found.rows, found.credit
-    here = credit.scored
+def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> Numbers:
+    """Metrics of the answers of a batch, by the names of docs/metrics.md."""
+    rows, credit, here = batch.rows, batch.credit, batch.credit.scored
+    if not here.any():
+        return {}
     answers = {
         "guided": rows.guided[here],
         "outcome": rows.outcome[here],
@@ -96,42 +86,35 @@ def batch_numbers(found: Found, truncated: Tensor, threshold: float) -> Numbers:
         "length": rows.mask.sum(-1)[here],
         "truncated": truncated[here],
     }
-    if not here.any():
-        return {}
-    numbers = answer_metrics(answers, [], threshold)
-    numbers.update(credit_metrics(rows, credit))
+    numbers = {**answer_metrics(answers, [], threshold), **credit_metrics(rows, credit)}
     if rows.entropy is not None:
         sums = entropy_sums(rows.entropy, rows.mask, credit.correct.float(), here)
         numbers.update({name: float(total / count) for name, (total, count) in sums.items() if count})
-    groups = rows.group[here].unique()
-    numbers["groups/kept"] = float(len(groups))
+    numbers["groups/kept"] = float(len(rows.group[here].unique()))
     numbers["groups/mixed"] = float(len(rows.group[credit.signal].unique()))
     numbers["tokens"] = float(answers["length"].sum())
     return numbers
 
 
-SUMS = ("groups/kept", "groups/mixed", "tokens")
-
-
-def step_numbers(parts: Sequence[tuple[int, Numbers]], metrics: dict[str, Any], timing: dict[str, float]) -> Numbers:
-    """A step's line: its batches, weighted by their answers, with verl's own numbers and times."""
+def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any], timing: dict[str, float]) -> Numbers:
+    """A line of metrics: the step's batches, weighted by their answers, with verl's own numbers and times."""
     numbers: Numbers = {}
-    for name in dict.fromkeys(name for _, part in parts for name in part):
-        values = [(n, part[name]) for n, part in parts if name in part]
+    for name in dict.fromkeys(name for _, batch in batches for name in batch):
+        values = [(n, batch[name]) for n, batch in batches if name in batch]
         if name in SUMS:
             numbers[name] = sum(x for _, x in values)
         elif name.endswith("/max"):
             numbers[name] = max(x for _, x in values)
         else:
             numbers[name] = sum(n * x for n, x in values) / sum(n for n, _ in values)
-    _count_groups(numbers, sum(n for n, _ in parts), metrics)
+    _count_groups(numbers, sum(n for n, _ in batches), metrics)
     numbers.update({to: float(metrics[name]) for name, to in NAMES.items() if name in metrics})
     for name, value in metrics.items():
         if name.startswith("actor/dew/"):
             numbers[name.removeprefix("actor/dew/")] = float(value)
         elif name.startswith("val-core/"):
             numbers[name.replace("val-core/", "eval/", 1)] = float(value)
-    numbers.update({to: float(timing[name]) for name, to in SECONDS.items() if name in timing})
+    numbers.update({f"seconds/{to}": float(timing[name]) for name, to in TIMES.items() if name in timing})
     tokens = numbers.pop("tokens", 0.0)
     if numbers.get("seconds/generation"):
         numbers["tokens_per_second"] = tokens / numbers["seconds/generation"]
@@ -139,41 +122,40 @@ def step_numbers(parts: Sequence[tuple[int, Numbers]], metrics: dict[str, Any], 
 
 
 def _count_groups(numbers: Numbers, answers: int, metrics: dict[str, Any]) -> None:
-    """Groups sampled, and the accuracy over all of them: a dropped group's answers share one known verdict."""
+    """Sampled groups, and the accuracy over all of them: the answers of a dropped group share one known outcome."""
     kept, mixed = numbers.get("groups/kept", 0.0), numbers.pop("groups/mixed", 0.0)
     dropped = float(metrics.get(DROPPED, 0.0))
     numbers["groups/dropped"], numbers["groups/sampled"] = dropped, kept + dropped
     if not kept:
         return
     numbers["groups/mixed_share"] = mixed / (kept + dropped)
-    verdicts = metrics.get(DROPPED_SCORES) or {}
-    if "accuracy" in numbers and sum(verdicts.values()) == dropped:
+    outcomes = metrics.get(DROPPED_SCORES) or {}
+    if "accuracy" in numbers and sum(outcomes.values()) == dropped:
         size = answers / kept
-        right = numbers["accuracy"] * answers + size * sum(float(v > 0.5) * n for v, n in verdicts.items())
+        right = numbers["accuracy"] * answers + size * sum(float(x > 0.5) * n for x, n in outcomes.items())
         numbers["accuracy"] = right / (answers + size * dropped)
 
 
-def record_columns(found: Found, data: dict[str, Any], truncated: Tensor) -> dict[str, Any]:
-    """The answers of a batch as `group_records` wants them. `data`: padded tensors and lists by verl's names."""
-    rows, conversations = found.rows, found.conversations
-    last = conversations.last_row
+def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor) -> dict[str, Any]:
+    """The answers of a batch as `group_records` takes them. `data`: padded tensors and lists by verl's names."""
+    rows, join, last = batch.rows, batch.conversations.join, batch.conversations.last_row
     infos = [data["reward_extra_info"][b] for b in last.tolist()]
     return {
         "group": rows.group,
-        "filler": ~found.credit.scored,
+        "filler": ~batch.credit.scored,
         "prompt_ids": data["prompts"][last],
         "prompt_mask": data["prompt_mask"][last],
-        "completion_ids": conversations.join(data["responses"]),
+        "completion_ids": join(data["responses"]),
         "tokens": torch.where(rows.mask, torch.arange(1, rows.mask.shape[1] + 1), 0).amax(-1),
         "mask": rows.mask,
         "table": [
-            {("extra", f"{JUDGE}/{name}"): info[name] or None for name in ("verdict", "extracted") if name in info}
+            {("extra", f"{REWARD}/{name}"): info[name] or None for name in ("verdict", "extracted") if name in info}
             for info in infos
         ],
         "truncated": truncated,
         "guided": rows.guided,
         "entropy": rows.entropy,
-        "logp": conversations.join(data["old_log_probs"]),
+        "logp": join(data["old_log_probs"]),
         "outcome": rows.outcome,
         "gold": [data["gold"][b] for b in last.tolist()],
     }

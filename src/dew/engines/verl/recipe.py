@@ -1,0 +1,400 @@
+"""A recipe's settings in verl's keys: the settings that both engines have, on top of `defaults.yaml`.
+
+TRL counts completions and optimizer steps, verl counts prompts and generations, so batches and steps are converted.
+Settings that verl does not use are listed in one note.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
+from os import environ
+from pathlib import Path
+from typing import Any
+
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm, list_algorithms
+from dew.config import OWN_KEYS, Run, read_yaml
+from dew.engines.verl.settings import (
+    ACTOR,
+    DEW_LOSS,
+    EXTERNAL,
+    FSDP,
+    MODEL,
+    OPTIM,
+    ROLLOUT,
+    SET_BY_VERL,
+    stock_estimator,
+)
+from dew.errors import ConfigError, DewError, Problem, did_you_mean
+from dew.tasks import model_folder, task
+
+Overrides = dict[str, Any]
+"""verl's key -> value; a leading + where verl's configuration has no such key."""
+
+COPIED: dict[str, tuple[str, Any]] = {
+    "trust_remote_code": (f"{MODEL}.trust_remote_code", None),
+    "gradient_checkpointing": (f"{MODEL}.enable_gradient_checkpointing", True),
+    "max_completion_length": ("data.max_response_length", 512),
+    "chat_template_kwargs": ("data.apply_chat_template_kwargs", None),
+    "temperature": (f"{ROLLOUT}.temperature", 1.0),
+    "top_p": (f"{ROLLOUT}.top_p", 1.0),
+    "vllm_gpu_memory_utilization": (f"{ROLLOUT}.gpu_memory_utilization", None),
+    "learning_rate": (f"{OPTIM}.lr", 1e-6),
+    "weight_decay": (f"{OPTIM}.weight_decay", 0.0),
+    "max_grad_norm": (f"{OPTIM}.clip_grad", 1.0),
+    "seed": ("data.seed", 42),
+    "save_total_limit": ("trainer.max_actor_ckpt_to_keep", None),
+    "records_every": ("+algorithm.dew_run.records_every", 20),
+    "records_groups": ("+algorithm.dew_run.records_groups", 4),
+    "records_keep": ("+algorithm.dew_run.records_keep", 400),
+}
+"""TRL's name -> verl's key and TRL's default; None leaves the key out."""
+SHARED = (
+    *COPIED, "model_name_or_path", "bf16", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "algorithm",
+    "algorithm_kwargs", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "num_iterations", "max_steps", "num_train_epochs", "warmup_steps", "lr_scheduler_type",
+    "adam_beta1", "adam_beta2", "top_k", "vllm_tensor_parallel_size", "save_strategy", "save_steps", "eval_strategy",
+    "eval_steps", "output_dir", "run_name", "report_to", "reward_funcs",
+)  # fmt: skip
+"""Every setting that is read here."""
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
+STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
+"""verl's own losses, by the ratio that they use."""
+NO_DUAL_CLIP = 1e9
+"""verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""A chat template that adds nothing, for prompts that are already formatted."""
+OWN_REWARD = "reward.custom_reward_function.path"
+
+
+@cache
+def defaults() -> Overrides:
+    return flat(read_yaml(Path(__file__).with_name("defaults.yaml")))
+
+
+def flat(nested: Mapping[str, Any], above: str = "") -> Overrides:
+    """{"trainer": {"nnodes": 2}} and {"trainer.nnodes": 2} -> {"trainer.nnodes": 2}; an empty mapping is a value."""
+    found: Overrides = {}
+    for key, value in nested.items():
+        name = f"{above}{key}"
+        found.update(flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value})
+    return found
+
+
+def merged(overrides: Overrides, own: Overrides) -> Overrides:
+    """The user's values in place of ours, whether or not either key has a +."""
+    given = {key.lstrip("+") for key in own}
+    return {**{key: value for key, value in overrides.items() if key.lstrip("+") not in given}, **own}
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How many prompts and answers a step has, and the GPUs that share them."""
+
+    prompts: int
+    """data.train_batch_size: prompts of one generation, which is one step in verl."""
+    mini: int
+    """actor_rollout_ref.actor.ppo_mini_batch_size: prompts of one optimizer step."""
+    answers: int
+    """actor_rollout_ref.rollout.n: G, the group size."""
+    passes: int = 1
+    """actor_rollout_ref.actor.ppo_epochs: how often a generation is trained on."""
+    nodes: int = 1
+    gpus_per_node: int = 1
+    tensor_parallel: int = 1
+    """GPUs per sampler."""
+    sequence_parallel: int = 1
+    """GPUs that share one sequence while training."""
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps per step of verl."""
+        return max(1, self.prompts // self.mini) * self.passes
+
+    def problems(self) -> list[Problem]:
+        """What verl would refuse, or silently pad."""
+        found = [
+            Problem(f"{self.gpus} GPUs cannot be divided into {what} of {size}.", remedy=f"Set {key} to a divisor.")
+            for what, size, key in (
+                ("samplers", self.tensor_parallel, f"{ROLLOUT}.tensor_model_parallel_size"),
+                ("sequence-parallel groups", self.sequence_parallel, f"{ACTOR}.ulysses_sequence_parallel_size"),
+            )
+            if self.gpus % size
+        ]
+        if self.prompts % self.mini:
+            low = self.prompts // self.mini * self.mini
+            near = f"{low} or {low + self.mini}" if low else str(self.mini)
+            what = f"{self.prompts} prompts per step are not a multiple of the {self.mini} per optimizer step."
+            why = "verl would pad the last one with empty rows."
+            found.append(Problem(what, why, f"Nearest: data.train_batch_size={near}."))
+        rows, shares = self.mini * self.answers, max(1, self.gpus // self.sequence_parallel)
+        if rows % shares:
+            fitting = next(m for m in range(self.mini, self.mini + shares + 1) if m * self.answers % shares == 0)
+            key = "data.train_batch_size" if self.mini == self.prompts else f"{ACTOR}.ppo_mini_batch_size"
+            what = f"{self.mini} prompts x {self.answers} answers = {rows} rows per optimizer step"
+            remedy = f"Next larger: {key}={fitting}."
+            found.append(Problem(f"{what} cannot be divided evenly among {shares} GPUs.", remedy=remedy))
+        return found
+
+    def __str__(self) -> str:
+        steps = self.optimizer_steps
+        return (
+            f"{self.prompts} prompts x {self.answers} answers = {self.prompts * self.answers} completions per step on "
+            f"{self.gpus} GPU{'s' * (self.gpus > 1)} ({self.nodes} x {self.gpus_per_node}); {self.mini * self.answers} "
+            f"completions per optimizer step, {steps} optimizer step{'s' * (steps > 1)} per step"
+        )
+
+
+class Recipe:
+    """Reads a recipe part by part and collects all problems and notes."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.given, self.own = run, run.settings, flat(run.verl)
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        unused = [key for key in self.given if key not in SHARED]
+        if unused:
+            self.notes.append(f"not used on verl: {', '.join(unused)}")
+        for key in unused:  # no two of TRL's settings are this close: a typing error
+            if guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):
+                self.problem(f"{key} is not a setting.", guess)
+
+    def problem(self, what: str, remedy: str = "") -> None:
+        self.problems.append(Problem(what, remedy=remedy))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, or the default; a type other than the default's is a problem."""
+        value = self.given.get(name)
+        if value is None or default is None:
+            return default if value is None else value
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        if isinstance(value, kinds) and isinstance(value, bool) <= isinstance(default, bool):
+            return value
+        self.problem(f"{name}={value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}.")
+        return default
+
+    def count(self, name: str, default: int) -> int:
+        """A whole number of at least 1: one of verl's keys if the name has a dot, else a setting."""
+        value = self.own.get(name, self.own.get(f"+{name}", default)) if "." in name else self.get(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        self.problem(f"{name}={value!r}: expected a whole number of at least 1.")
+        return default
+
+    def algorithm(self) -> Algorithm | None:
+        name, settings = self.get("algorithm", DEFAULT_ALGORITHM), self.given.get("algorithm_kwargs") or {}
+        try:
+            settings = json.loads(settings) if isinstance(settings, str) else dict(settings)
+            import_algorithms(name, self.own.get(f"{MODEL}.external_lib") or [])
+            return get_algorithm(name, **{"max_tokens": self.get("max_completion_length", 512), **settings})
+        except DewError as error:
+            self.problems += error.problems
+        except (ValueError, TypeError):
+            self.problem("algorithm_kwargs: expected settings such as {clip_high: 0.3}.")
+        return None
+
+    def batches(self) -> Batches:
+        """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
+        nodes, per_node = self.count("trainer.nnodes", 1), self.count("trainer.n_gpus_per_node", 1)
+        G, accumulation = self.count("num_generations", 8), self.count("gradient_accumulation_steps", 1)
+        at_once = self.count("per_device_train_batch_size", 8) * nodes * per_node
+        generation = self.count("steps_per_generation", accumulation)
+        if G < 2:
+            self.problem(f"num_generations={G}: credit compares the answers to one prompt.", "Use at least 2.")
+        if generation % accumulation:
+            multiple = f"gradient_accumulation_steps={accumulation}"
+            self.problem(f"steps_per_generation={generation} is not a multiple of {multiple}.")
+        completions = at_once * generation
+        prompts = self.count("data.train_batch_size", max(1, completions // G))
+        if completions % G and "data.train_batch_size" not in self.own:
+            what = f"{at_once} completions on all GPUs x {generation} micro-batches = {completions}"
+            remedy = f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step."
+            self.problem(f"{what}, which is not a whole number of groups of {G}.", remedy)
+        mini = max(1, prompts * accumulation // max(generation, accumulation))
+        samplers = f"{ROLLOUT}.tensor_model_parallel_size"
+        return Batches(
+            prompts=prompts,
+            mini=self.count(f"{ACTOR}.ppo_mini_batch_size", mini),
+            answers=G,
+            passes=self.count("num_iterations", 1),
+            nodes=nodes,
+            gpus_per_node=per_node,
+            tensor_parallel=self.count(samplers, self.count("vllm_tensor_parallel_size", 1)),
+            sequence_parallel=self.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1),
+        )
+
+    def overrides(self, algorithm: Algorithm | None, batches: Batches, resume: bool) -> Overrides:
+        """The whole run, without the user's `verl:` section."""
+        folder = Path(self.get("output_dir", "trainer_output")).absolute()
+        trackers = self.get("report_to") or []
+        trackers = [trackers] if isinstance(trackers, str) else trackers
+        found = {
+            **defaults(),
+            **{key: value for name, (key, default) in COPIED.items() if (value := self.get(name, default)) is not None},
+            **self.model(),
+            **self.schedule(batches.optimizer_steps),
+            **(self.objective(algorithm) if algorithm is not None else {}),
+            "data.train_batch_size": batches.prompts,
+            f"{ACTOR}.ppo_mini_batch_size": batches.mini,
+            f"{ACTOR}.ppo_epochs": batches.passes,
+            f"{ROLLOUT}.n": batches.answers,
+            f"{ROLLOUT}.tensor_model_parallel_size": batches.tensor_parallel,
+            "trainer.nnodes": batches.nodes,
+            "trainer.n_gpus_per_node": batches.gpus_per_node,
+            "data.train_files": str(folder / "data" / "train.parquet"),
+            "data.val_files": str(folder / "data" / "val.parquet"),
+            "+algorithm.dew_run.folder": str(folder),
+            "trainer.default_local_dir": str(folder / "checkpoints"),
+            "trainer.resume_mode": "auto" if resume else "disable",
+            "trainer.logger": ["console", *(name for name in trackers if name != "none")],
+            "trainer.experiment_name": self.get("run_name", folder.name),
+            "hydra.run.dir": str(folder / "hydra"),
+        }
+        prompt, answer = (self.count(key, found[key]) for key in ("data.max_prompt_length", "data.max_response_length"))
+        key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+        found[key] = max(16384, prompt + answer)
+        if (room := self.count(key, found[key]) * batches.sequence_parallel) < prompt + answer:
+            what = f"{key}={room}: a prompt and its answer may have {prompt + answer} tokens."
+            self.problem(f"{what} They must fit one micro-batch.", "Raise it, or shorten them.")
+        return found
+
+    def model(self) -> Overrides:
+        """Model, prompts and sampling."""
+        if not self.given.get("model_name_or_path"):
+            self.problem("model_name_or_path is missing.", "Name a model folder, a hub model, or tiny.")
+        if self.run.task is None:
+            self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
+        if self.given.get("reward_funcs") and OWN_REWARD not in self.own:
+            remedy = f"Leave it out, or give your function under verl: {{{OWN_REWARD}: FILE.py}}."
+            self.problem("reward_funcs: on verl the verifier is the only reward.", remedy)
+        top_k, seeds = self.get("top_k", 0), (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed")
+        found: Overrides = {
+            f"{MODEL}.path": model_folder(self.get("model_name_or_path", "")),
+            f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1,
+            **dict.fromkeys(seeds, self.get("seed", 42)),
+        }
+        if self.run.task and getattr(task(self.run.task, **self.run.task_settings), "template", "plain") != "chat":
+            found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
+        if not self.get("bf16", True):
+            precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+            found |= {f"{FSDP}.dtype": "float32", f"{ROLLOUT}.dtype": "float32", f"+{FSDP}.mixed_precision": precision}
+        if self.get("use_peft", False):
+            self.notes.append("LoRA without dropout, which verl's does not have")
+            found |= {
+                f"{MODEL}.lora_rank": self.count("lora_r", 16),
+                f"{MODEL}.lora_alpha": self.count("lora_alpha", 32),
+                f"{MODEL}.target_modules": self.get("lora_target_modules") or "all-linear",
+                f"{ROLLOUT}.load_format": "safetensors",  # vLLM reads the base weights; only adapters are sent
+            }
+        return found
+
+    def schedule(self, per_step: int) -> Overrides:
+        """The learning rate over the run, how long to train, when to save and validate."""
+        key, schedule = f"{OPTIM}.lr_scheduler_type", self.get("lr_scheduler_type")
+        found: Overrides = {f"{OPTIM}.betas": [self.get("adam_beta1", 0.9), self.get("adam_beta2", 0.999)]}
+        found[key] = SCHEDULES.get(schedule, "constant")
+        if key not in self.own and schedule is None:
+            self.notes.append("the learning rate is constant: verl does not have TRL's default, linear")
+        elif key not in self.own and schedule not in SCHEDULES:
+            self.problem(f"lr_scheduler_type={schedule!r} does not exist in verl.", f"Use {', '.join(SCHEDULES)}.")
+        warmup = self.get("warmup_steps", 0.0)
+        if warmup >= 1:
+            found[f"{OPTIM}.lr_warmup_steps"] = self.steps("warmup_steps", warmup, per_step)
+        elif warmup > 0:
+            found[f"{OPTIM}.lr_warmup_steps_ratio"] = warmup
+        max_steps, epochs = self.get("max_steps", -1), self.get("num_train_epochs", 3.0)
+        if max_steps > 0:  # an epoch has at least one step, so that many epochs never end the run early
+            steps = self.steps("max_steps", max_steps, per_step)
+            found |= {"trainer.total_training_steps": steps, "trainer.total_epochs": steps}
+        else:
+            found["trainer.total_epochs"] = int(epochs)
+            if epochs != int(epochs):
+                self.problem(f"num_train_epochs={epochs}: verl counts whole epochs.", "Set max_steps instead.")
+        every = self.get("save_steps", 500.0)
+        for kind, frequency, default in (("save", "trainer.save_freq", "steps"), ("eval", "trainer.test_freq", "no")):
+            strategy = self.get(f"{kind}_strategy", default)
+            if strategy == "steps":
+                found[frequency] = self.steps(f"{kind}_steps", self.get(f"{kind}_steps", every), per_step)
+            elif strategy != "no":
+                self.problem(f"{kind}_strategy={strategy!r} does not exist in verl.", "Use steps or no.")
+        return found | self.validation(found)
+
+    def steps(self, name: str, value: float, per_step: int) -> int:
+        """Optimizer steps as steps of verl, rounded up with a note."""
+        if value < 1:
+            self.problem(f"{name}={value}: verl does not take a fraction of the run.", "Write a number of steps.")
+        steps = max(1, -(-int(value) // per_step))
+        if steps * per_step != value:
+            self.notes.append(f"{name}={value:g} optimizer steps become {steps} steps of {per_step} each")
+        return steps
+
+    def validation(self, found: Overrides) -> Overrides:
+        """`scores:` as verl's validation, before and after training."""
+        scoring, limit = self.run.scores, self.get("max_completion_length", 512)
+        if scoring is None:
+            return {}
+        if scoring.max_new_tokens not in (None, limit):
+            what = f"scores.max_new_tokens={scoring.max_new_tokens}: verl validates with max_completion_length={limit}."
+            self.problem(what, "Leave it out; dew eval takes other lengths.")
+        at_the_end = found.get("trainer.total_training_steps", found.get("trainer.save_freq", -1))
+        return {
+            "trainer.val_before_train": True,
+            "trainer.test_freq": found.get("trainer.test_freq", at_the_end),
+            f"{ROLLOUT}.val_kwargs.n": scoring.k,
+            f"{ROLLOUT}.val_kwargs.do_sample": scoring.temperature > 0,
+            f"{ROLLOUT}.val_kwargs.temperature": scoring.temperature,
+        }
+
+    def objective(self, algorithm: Algorithm) -> Overrides:
+        """Estimator, loss and filter: dew's, or verl's own where the class declares that they train the same."""
+        stock = stock_estimator(type(algorithm))
+        found: Overrides = {
+            "algorithm.adv_estimator": stock or algorithm.name,
+            f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
+            f"{ACTOR}.loss_agg_mode": "token-mean" if algorithm.reduce == "tokens" else "seq-mean-token-mean",
+            f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
+            f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
+            f"{ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
+            "algorithm.filter_groups.enable": algorithm.dynamic_sampling,
+        }
+        if algorithm.kl_coef > 0:
+            found |= {f"{ACTOR}.kl_loss_coef": algorithm.kl_coef, f"{ACTOR}.kl_loss_type": "low_var_kl"}
+        changed = {f.name: x for f in fields(algorithm) if (x := getattr(algorithm, f.name)) != f.default}
+        for name in ("max_rounds", "oversample"):
+            if name in changed:
+                self.notes.append(f"{name}={changed[name]:g} is not used: verl samples until the batch is full")
+        own = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
+        return found | (self.stock(algorithm, own) if stock else {f"+algorithm.dew.{k}": v for k, v in own.items()})
+
+    def stock(self, algorithm: Algorithm, own: dict[str, Any]) -> Overrides:
+        """Further keys of verl's own estimator and loss. Its reward manager has the soft overlong penalty."""
+        found: Overrides = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP} if algorithm.ratio == "token" else {}
+        if not getattr(algorithm, "scale", True):
+            found["algorithm.norm_adv_by_std_in_grpo"] = False
+        if algorithm.reduce == "tokens" and algorithm.divisor(1, 1) != 1:  # a fixed divisor per answer
+            found[f"{ACTOR}.loss_agg_mode"] = "seq-mean-token-sum-norm"
+            found[f"{ACTOR}.loss_scale_factor"] = algorithm.max_tokens
+        if own.get("overlong") == "soft":
+            buffer = {"enable": True, "len": own["overlong_buffer"], "penalty_factor": 1.0, "log": False}
+            found |= {f"+reward.reward_kwargs.overlong_buffer_cfg.{name}": value for name, value in buffer.items()}
+            found |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": algorithm.max_tokens}
+            own = {name: value for name, value in own.items() if name not in ("overlong", "overlong_buffer")}
+        for name, value in own.items():
+            self.problem(f"{name}={value!r}: verl's own {algorithm.name} has no such setting.", "Leave it out.")
+        return found
+
+
+def import_algorithms(name: str, library: str | list[str]) -> None:
+    """Import the user's modules where `name` is not registered yet: `external_lib` and VERL_USE_EXTERNAL_MODULES."""
+    modules = [*([library] if isinstance(library, str) else library), *environ.get(EXTERNAL, "").split(",")]
+    for module in filter(None, modules if name not in list_algorithms() else ()):
+        try:
+            import_module(module)
+        except ImportError as error:
+            remedy = "Install it or put its folder on PYTHONPATH, on every node."
+            raise ConfigError(Problem(f"{module} cannot be imported ({error}).", remedy=remedy)) from None

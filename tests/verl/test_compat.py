@@ -1,0 +1,227 @@
+"""Every part of verl that dew depends on is still there. Needs verl (make test-verl)."""
+
+import importlib
+import inspect
+import logging
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed: these run with `make test-verl`")
+
+from hydra import compose, initialize_config_module
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+from dew.engines.verl import compat, plugin
+from dew.engines.verl.settings import MODES, check, dew_estimators, read
+from dew.errors import DewError, EngineError
+
+SIGNATURES = {
+    "verl.trainer.ppo.core_algos:register_adv_est": ("name_or_enum",),
+    "verl.trainer.ppo.core_algos:register_policy_loss": ("name",),
+    "verl.trainer.ppo.v1.trainer_base:register_trainer": ("name",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.__init__": ("self", "config"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.fit": ("self", "agent_loop_manager"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.on_train_begin": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage": ("self", "batch", "metrics"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_metrics":
+        ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
+    "verl.trainer.main_ppo:run_ppo": ("config", "task_runner_class"),
+    "verl.workers.utils.losses:ppo_loss": ("config", "model_output", "data", "dp_group"),
+    "verl.workers.utils.padding:no_padding_2_padding": None,
+}  # fmt: skip
+"""What dew calls or overrides, with its parameters; None: only that it exists."""
+
+SOURCES = {
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob": (
+        '"calculate_entropy": True',
+        'data.select("old_log_probs", "entropy")',
+    ),
+    "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync._compute_old_log_prob": (
+        "super()._compute_old_log_prob(batch, metrics)",
+    ),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage": (
+        'fields = ["uid", "response_mask", "rm_scores"',
+        "batch_keys=batch.keys",
+        "config=self.config.algorithm",
+    ),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._step_once": (
+        "self._compute_old_log_prob(batch",
+        "self._compute_advantage(batch",
+    ),
+    "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories": (
+        "if adv_estimator != core_algos.AdvantageEstimator.GRPO:",
+    ),
+    "verl.trainer.ppo.ray_trainer:compute_advantage": (
+        '"token_level_rewards": data.batch["token_level_rewards"]',
+        '"response_mask": data.batch["response_mask"]',
+        'adv_kwargs["index"] = data.non_tensor_batch["uid"]',
+    ),
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._dapo_filtered_keys": (
+        'extra_fields.get("reward_extra_info", {})',
+        "reward_extra_info[self.filter_groups_metric]",
+    ),
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ._agent_loop_postprocess": (
+        'keys.append(f"{uid}_{session_id}_{i}")',
+        'output.extra_fields["reward_extra_info"] = final_output.extra_fields["reward_extra_info"]',
+    ),
+    "verl.trainer.ppo.padding_utils:upsample_batch_to_divisible_size": ('template_sample["uid"] = pad_uid',),
+    "verl.experimental.reward_loop.reward_manager.dapo:DAPORewardManager.run_single": (
+        "reward_extra_info[key] = value",
+        'reward_extra_info["acc"] = score',
+    ),
+    "verl.experimental.reward_loop.reward_manager.naive:NaiveRewardManager.run_single": (
+        "reward_extra_info[key] = value",
+        'reward_extra_info["acc"] = score',
+    ),
+    "verl.workers.utils.losses:ppo_loss": (
+        'config.global_batch_info["dp_size"] = data["dp_size"]',
+        'config.global_batch_info["batch_num_tokens"] = data["batch_num_tokens"]',
+        'config.global_batch_info["global_batch_size"] = data["global_batch_size"]',
+        'data["response_mask"].to(bool)',
+    ),
+    "verl.utils.torch_functional:entropy_from_logits_with_chunking": (
+        "logits_chunk = logits[i : i + chunk_size].float()",
+    ),
+    "verl.utils.experimental.torch_functional:_fused_linear_for_ppo_fwd": ("logits = logits.to(torch.float32)",),
+    "verl.trainer.main_ppo:TaskRunnerV1": (
+        "get_trainer_cls(config.trainer.v1.trainer_mode)",
+        "self.trainer.fit(self.agent_loop_manager)",
+    ),
+}
+"""Lines of source that dew depends on and a signature does not show."""
+
+SETTINGS = (
+    "algorithm.adv_estimator", "algorithm.filter_groups.enable", "algorithm.filter_groups.metric",
+    "algorithm.rollout_correction.bypass_mode", "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "actor_rollout_ref.actor.loss_agg_mode", "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high",
+    "actor_rollout_ref.actor.calculate_entropy", "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.strategy", "actor_rollout_ref.model.path",
+    "actor_rollout_ref.actor.entropy_from_logits_with_chunking",
+    "actor_rollout_ref.actor.fsdp_config.entropy_from_logits_with_chunking",
+    "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.model.use_fused_kernels", "data.max_response_length",
+    "data.train_files", "trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.sync",
+    "trainer.v1.colocate_async", "trainer.v1.separate_async", "trainer.n_gpus_per_node", "trainer.nnodes",
+    "ray_kwargs.ray_init", "reward.reward_manager.name",
+)  # fmt: skip
+"""Keys of verl's configuration that dew reads."""
+
+
+def place(path):
+    module, name = path.split(":")
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    behind = getattr(found, "__ray_actor_class__", found)
+    return inspect.unwrap(behind)
+
+
+@pytest.fixture(scope="module")
+def config():
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer")
+
+
+def composed(*overrides):
+    exact = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=[exact, *overrides])
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signature(path):
+    wanted = SIGNATURES[path]
+    found = tuple(inspect.signature(place(path)).parameters)
+    assert wanted is None or found == wanted, f"{path} now takes {found}"
+
+
+def test_source():
+    """Compared without white space: a formatter may have broken the lines."""
+    missing = []
+    for path, lines in SOURCES.items():
+        module, name = path.split(":")
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(getattr(found, "__ray_actor_class__", found), part)
+        source = "".join(inspect.getsource(getattr(found, "__ray_actor_class__", found)).split())
+        missing += [f"{path}: {line}" for line in lines if "".join(line.split()) not in source]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_key_of_the_configuration(config, key):
+    *folder, last = key.split(".")
+    parent = read(config, ".".join(folder))
+    assert last in parent
+
+
+def test_verls_default_configuration_needs_three_overrides():
+    algorithm = check(composed("algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync"))
+    assert (algorithm.name, algorithm.clip_low, algorithm.max_tokens) == ("gtpo", 0.2, 512)
+
+
+def test_settings_travel_through_hydra():
+    config = composed(
+        "algorithm.adv_estimator=grpo_s", "trainer.v1.trainer_mode=dew_sync", "+algorithm.dew.beta2=0.2",
+        "+algorithm.dew.entropy_clip=[0.1,2.0]", "actor_rollout_ref.actor.policy_loss.loss_mode=grpo_s",
+    )  # fmt: skip
+    algorithm = check(config)
+    assert (algorithm.beta2, algorithm.entropy_clip) == (0.2, (0.1, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=dew_sync"),
+        ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode=True skips"),
+        ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
+        ("+algorithm.dew.alhpa1=1", "Did you mean 'alpha1'?"),
+        ("actor_rollout_ref.actor.entropy_from_logits_with_chunking=False", "most of it is rounding"),
+        ("trainer.use_v1=False", "use_v1=False"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "gtpo has a loss of its own"),
+        ("algorithm.adv_estimator=gtp0", "gtp0 is not known"),
+    ],
+)
+def test_refusals_in_verls_own_configuration(override, message):
+    config = composed("algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", override)
+    with pytest.raises(DewError) as error:
+        check(config, estimators=core_algos.ADV_ESTIMATOR_REGISTRY, losses=core_algos.POLICY_LOSS_REGISTRY)
+    assert message in str(error.value)
+
+
+def test_trainer_modes_are_registered_and_derive_from_verls():
+    from dew.engines.verl import trainer  # noqa: F401
+
+    for ours, theirs in MODES.items():
+        assert issubclass(TRAINER_REGISTRY[ours], TRAINER_REGISTRY[theirs])
+
+
+def test_the_entry_point_is_the_plug_in():
+    from importlib.metadata import entry_points
+
+    ours = [point for point in entry_points(group="verl.plugins") if point.name == "dew"]
+    if not ours:
+        pytest.skip("dew is not installed here (a checkout on PYTHONPATH): entry points come with the installation")
+    assert ours[0].load() is plugin.register
+
+
+@pytest.mark.parametrize("found", ["0.8.5", "0.10.0", "1.0"])
+def test_an_unsupported_version_of_verl_is_refused_where_it_is_used(found, monkeypatch):
+    monkeypatch.setattr(compat, "version", lambda name: found)
+    with pytest.raises(EngineError, match=f"verl {found} is installed; dew works with verl 0.9"):
+        compat.require_verl()
+    registry: dict = {}
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", registry)
+    plugin.register()
+    assert set(registry) == set(dew_estimators())
+    with pytest.raises(EngineError, match=f"verl {found}"):
+        registry["gtpo"](token_level_rewards=None)
+
+
+def test_registering_twice_does_nothing(caplog):
+    before = dict(core_algos.ADV_ESTIMATOR_REGISTRY)
+    with caplog.at_level(logging.DEBUG):
+        plugin.register()
+    assert before == core_algos.ADV_ESTIMATOR_REGISTRY

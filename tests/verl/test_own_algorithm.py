@@ -1,0 +1,113 @@
+"""An algorithm that a user registers in a module of their own runs on verl without a change to the engine."""
+
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dew import algorithms
+from dew.algorithms import get_algorithm
+from dew.config import make_run
+from dew.engines.verl.context import batch_context
+from dew.engines.verl.estimators import estimator
+from dew.engines.verl.launch import prepare
+from dew.engines.verl.losses import policy_loss, training
+from dew.engines.verl.settings import check, dew_estimators, read_algorithm
+from dew.errors import ConfigError
+from verl_rows import context
+
+MODULE, NAME = "verl_own_algorithm", "first_tokens"
+ACTOR = "actor_rollout_ref.actor"
+REWARDS = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+MASK = torch.ones(2, 3, dtype=torch.long)
+
+
+@pytest.fixture
+def unregistered(monkeypatch):
+    """As in a new process: nothing has imported the user's module."""
+    monkeypatch.setattr(algorithms, "_BY_NAME", dict(algorithms._BY_NAME))
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    algorithms._BY_NAME.pop(NAME.replace("_", ""), None)
+
+
+@pytest.fixture
+def registered(unregistered):
+    __import__(MODULE)
+
+
+def recipe(**verl):
+    keys = {"task": "countdown", "model_name_or_path": "tiny", "algorithm": NAME, "algorithm_kwargs": {"first": 1}}
+    return make_run({"engine": "verl", "num_generations": 4, "lr_scheduler_type": "constant", **keys, "verl": verl})
+
+
+@pytest.mark.parametrize("how", ["external_lib", "environment"])
+def test_a_recipe_finds_the_module_and_trains_with_its_estimator_and_loss(unregistered, monkeypatch, how):
+    if how == "environment":
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", f"json,{MODULE}")
+    launch = prepare(recipe(**({"actor_rollout_ref.model.external_lib": MODULE} if how == "external_lib" else {})))
+    assert launch["algorithm.adv_estimator"] == NAME and launch[f"{ACTOR}.policy_loss.loss_mode"] == "dew"
+    assert launch["algorithm.dew.first"] == 1 and launch["algorithm.filter_groups.enable"] is True
+
+
+def test_a_module_that_cannot_be_imported_is_named(unregistered):
+    with pytest.raises(ConfigError, match="no_such_module cannot be imported"):
+        prepare(recipe(**{"actor_rollout_ref.model.external_lib": "no_such_module"}))
+    with pytest.raises(ConfigError, match="'first_tokens'"):
+        prepare(recipe())
+
+
+def test_its_settings_come_from_verls_configuration(registered):
+    config = {
+        "algorithm": {"adv_estimator": NAME, "dew": {"first": 1}, "rollout_correction": {"bypass_mode": True}},
+        "trainer": {"v1": {"trainer_mode": "dew_sync"}},
+        "data": {"max_response_length": 8},
+    }
+    assert NAME in dew_estimators()
+    expected = get_algorithm(NAME, first=1, max_tokens=8, clip_high=0.2, dynamic_sampling=False)
+    assert check(config) == read_algorithm(config) == expected
+
+
+def test_estimator_and_loss_are_its_own(registered):
+    """Two answers, one correct: A = ±1 / (1 + 1e-4) with the sample std 0.7071; only the first token trains."""
+    with batch_context(context(NAME, None, {"first": 1})):
+        advantages, _ = estimator(NAME)(token_level_rewards=REWARDS, response_mask=MASK, index=["a", "a"])
+    plain = 0.5 / (0.5**0.5 + 1e-4)
+    torch.testing.assert_close(advantages, torch.tensor([[plain, 0, 0], [-plain, 0, 0]]))
+    logp, config = torch.zeros(2, 3), SimpleNamespace(global_batch_info={})
+    with training(get_algorithm(NAME, factor=3.0)):
+        value, metrics = policy_loss(logp, logp, torch.ones(2, 3), MASK, config=config)
+    assert value.item() == pytest.approx(-3.0) and metrics["actor/dew/own/factor"] == 3.0
+
+
+def test_inside_verl(registered, monkeypatch):
+    """Through verl's registry, its compute_advantage and the loss that its workers call."""
+    pytest.importorskip("verl", reason="verl is not installed: this runs with `make test-verl`")
+    import numpy as np
+    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    from dew.engines.verl import plugin
+    from dew.engines.verl.losses import actor_loss
+    from verl_worker import actor, model_output, proto, td, worker_batch
+
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", dict(core_algos.ADV_ESTIMATOR_REGISTRY))
+    plugin.register()
+    uids = np.array(["a", "a"], dtype=object)
+    with batch_context(context(NAME, None, {"first": 1})) as batch:
+        data = compute_advantage(proto(REWARDS, MASK, uids), adv_estimator=NAME)
+    assert data.batch["advantages"][:, 0].abs().min() > 0 and not data.batch["advantages"][:, 1:].any()
+    assert not torch.equal(
+        data.batch["advantages"],
+        compute_advantage(proto(REWARDS, MASK, uids), adv_estimator="grpo").batch["advantages"],
+    )
+    assert batch.credited[0].credit.correct.tolist() == [True, False]
+
+    lengths, mask, old, A, _, logp = worker_batch()
+    whole = td([0, 1, 2, 3], lengths, mask, old, A, int(mask.sum()), len(mask))
+    losses = []
+    for factor in (1.0, 3.0):
+        loss_fn = partial(actor_loss, actor(), algorithm=get_algorithm(NAME, factor=factor))
+        losses.append(loss_fn(model_output={"log_probs": model_output(logp, lengths)}, data=whole)[0])
+    torch.testing.assert_close(losses[1], 3 * losses[0])
