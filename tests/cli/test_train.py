@@ -13,6 +13,7 @@ import pytest
 
 from dew.config import make_run, read_run
 from dew.engines.trl import launch
+from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, EngineError
 from dew.records import RunFolder
 
@@ -57,13 +58,13 @@ def config(tmp_path):
 @pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
 def test_every_recipe_takes_every_algorithm(algorithm):
     for path in RECIPES:
-        parsed = launch.parse(read_run(path, {"algorithm": algorithm}), dry=True)
+        parsed = parse(read_run(path, {"algorithm": algorithm}), dry=True)
         assert parsed.args.build_algorithm().name == algorithm
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
 def test_every_recipe_is_understood(path):
-    parsed = launch.parse(read_run(path), dry=True)
+    parsed = parse(read_run(path), dry=True)
     assert parsed.args.batches.fits and parsed.args.build_algorithm().name in path.read_text()
 
 
@@ -81,14 +82,14 @@ def test_every_recipe_is_understood(path):
 )
 def test_values_get_the_type_that_trl_declares(given, converted):
     (name,) = given
-    parsed = launch.parse(make_run({**SMALL, **given}))
+    parsed = parse(make_run({**SMALL, **given}))
     found = parsed.run.settings[name]
     assert found == converted and type(found) is type(converted)
     assert name == "bf16" or any(getattr(part, name, None) == converted for part in (parsed.script, parsed.args))
 
 
 def test_text_stays_as_it_was_typed():
-    parsed = launch.parse(make_run({**SMALL, "run_name": 1.1}), {"run_name": "1.10"})
+    parsed = parse(make_run({**SMALL, "run_name": 1.1}), {"run_name": "1.10"})
     assert parsed.args.run_name == parsed.run.settings["run_name"] == "1.10"
 
 
@@ -109,7 +110,7 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
     (name,) = given
     for typed, source in (({}, "x.yaml"), ({name: "..."}, "command line")):
         with pytest.raises(ConfigError, match=says) as error:
-            launch.parse(make_run({**SMALL, **given}, source="x.yaml"), typed)
+            parse(make_run({**SMALL, **given}, source="x.yaml"), typed)
         assert error.value.source == source and name in error.value.problems[0].what
 
 
@@ -124,7 +125,7 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
 )
 def test_bad_settings_are_named_before_anything_is_loaded(change, says):
     with pytest.raises(ConfigError, match=says):
-        launch.parse(make_run({**SMALL, **change}, source="x.yaml"))
+        parse(make_run({**SMALL, **change}, source="x.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_bad_settings_are_named_before_anything_is_loaded(change, says):
 )
 def test_missing_data_is_named(change, says):
     with pytest.raises(ConfigError, match=says):
-        launch.data_of(launch.parse(make_run({**SMALL, **change})))
+        launch.data_of(parse(make_run({**SMALL, **change})))
 
 
 def test_problems_whose_gold_cannot_be_matched_are_left_out_with_a_warning(tmp_path, caplog):
@@ -156,15 +157,15 @@ def test_problems_whose_gold_cannot_be_matched_are_left_out_with_a_warning(tmp_p
 
 def test_missing_rewards_are_named():
     with pytest.raises(ConfigError, match="no reward"):
-        launch.rewards_of(launch.parse(make_run({**SMALL, "task": None})))
+        launch.rewards_of(parse(make_run({**SMALL, "task": None})))
     with pytest.raises(ConfigError, match=r"no_such_module.*cannot be imported"):
-        launch.rewards_of(launch.parse(make_run({**SMALL, "reward_funcs": ["no_such_module.reward"]})))
+        launch.rewards_of(parse(make_run({**SMALL, "reward_funcs": ["no_such_module.reward"]})))
 
 
 def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
     (tmp_path / "mine.py").write_text("def brevity(completions, **_):\n    return [-len(c) for c in completions]\n")
     names = ["think_format_reward", "boxed_format", f"{tmp_path}/mine.py:brevity"]
-    functions = launch.rewards_of(launch.parse(make_run({**SMALL, "reward_funcs": names})))
+    functions = launch.rewards_of(parse(make_run({**SMALL, "reward_funcs": names})))
     assert functions[0].name == "countdown" and len(functions) == 4
     assert functions[3](completions=["abc"]) == [-3]
 
@@ -200,7 +201,7 @@ def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
 
     monkeypatch.setattr(launch, "launch", launched)
     with pytest.raises(EngineError, match=r"disk is full.*dew resume trainer_output"):
-        train._train(launch.parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
+        train._train(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from dew.cli.flags import load_run
 from dew.config import make_run, parse_yaml, read_run
 from dew.engines.permission import OFF, RUNS_CODE, SENDS, check_permission, needs_approval
 from dew.engines.trl import launch
+from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, DewError, RecordError
 from dew.files import stay_inside, write_atomically
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
@@ -101,7 +102,7 @@ def here(tmp_path, monkeypatch):
 def test_an_untrusted_file_needs_approval_on_the_command_line(here, name, settings):
     run = make_run({**SMALL, **settings}, source=str(here / "r.yaml"))
     with pytest.raises(ConfigError) as error:
-        launch.parse(run, untrusted=True)
+        parse(run, untrusted=True)
     (problem,) = error.value.problems
     assert problem.what.startswith(f"{name.strip()}: ") and "command line" in problem.remedy
     check_permission(run, settings, untrusted=True)  # typed
@@ -145,11 +146,11 @@ def test_an_ordinary_config_of_trl_is_trusted(here, tmp_path, monkeypatch, capsy
 
 def test_remote_code_and_pickles_are_off_unless_the_file_turns_them_on(here):
     run = make_run({**SMALL, "output_dir": "run"}, source=str(here / "r.yaml"))
-    parsed = launch.parse(run)
+    parsed = parse(run)
     assert parsed.args.trust_remote_code is False
     assert launch.build_trainer(parsed).args.model_init_kwargs["use_safetensors"] is True
     named = {"trust_remote_code": True, "model_init_kwargs": {"use_safetensors": False}}
-    parsed = launch.parse(make_run({**run.to_dict(), **named}, source=run.source))
+    parsed = parse(make_run({**run.to_dict(), **named}, source=run.source))
     assert parsed.args.trust_remote_code is True and parsed.args.model_init_kwargs == {"use_safetensors": False}
 
 
@@ -187,14 +188,14 @@ def test_what_needs_no_approval(here, settings):
 def test_all_settings_that_need_approval_are_listed_at_once(here):
     keys = {"trust_remote_code": True, "push_to_hub": True, "reward_funcs": ["a.py:b"]}
     with pytest.raises(ConfigError) as error:
-        launch.parse(make_run({**SMALL, **keys}, source=str(here / "r.yaml")), untrusted=True)
+        parse(make_run({**SMALL, **keys}, source=str(here / "r.yaml")), untrusted=True)
     assert {problem.what.split(":")[0] for problem in error.value.problems} == set(keys)
 
 
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_a_secret_is_refused_everywhere(here, monkeypatch, capsys, untrusted):
     with pytest.raises(ConfigError, match="HF_TOKEN") as error:
-        launch.parse(make_run({**SMALL, "hub_token": "hf_x"}), untrusted=untrusted)
+        parse(make_run({**SMALL, "hub_token": "hf_x"}), untrusted=untrusted)
     assert "hf_x" not in str(error.value)
     (here / "r.yaml").write_text(json.dumps({**SMALL, "output_dir": "run"}))
     words = ["train", here / "r.yaml", "--hub_token", "hf_x", *["--untrusted"] * untrusted]
@@ -466,7 +467,7 @@ def test_weights_that_are_pickles_are_not_loaded(tmp_path, model, monkeypatch, c
     assert code == 1
     run = make_run({**SMALL, "model_name_or_path": str(model), "output_dir": str(tmp_path / "o")})
     with pytest.raises(Exception, match=r"model\.safetensors"):
-        launch.build_trainer(launch.parse(run))
+        launch.build_trainer(parse(run))
     assert not (tmp_path / "canary").exists()
 
 
@@ -485,7 +486,7 @@ def test_code_in_a_model_folder_is_not_run(tmp_path, monkeypatch, capsys):
     assert code == 1
     run = make_run({**SMALL, "model_name_or_path": str(folder), "output_dir": str(tmp_path / "o")})
     with pytest.raises(Exception, match=r"trust_remote_code|evil|custom code"):
-        launch.build_trainer(launch.parse(run))
+        launch.build_trainer(parse(run))
     assert not (tmp_path / "canary").exists()
 
 
@@ -495,7 +496,7 @@ def test_a_data_set_that_is_a_script_is_not_run(tmp_path):
     (folder / "data.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
     for name in (str(folder), str(folder / "data.py")):
         with pytest.raises(ConfigError, match="cannot be loaded"):
-            launch.data_of(launch.parse(make_run({**SMALL, "task": None, "dataset_name": name})))
+            launch.data_of(parse(make_run({**SMALL, "task": None, "dataset_name": name})))
     assert not (tmp_path / "canary").exists()
 
 

@@ -201,9 +201,9 @@ def recipe(keys: dict[str, Any]) -> None:
 
 def recipe_parsed(keys: dict[str, Any]) -> None:
     """The same through TRL's parser, with what is needed to get there."""
-    from dew.engines.trl import launch
+    from dew.engines.trl.settings import parse
 
-    launch.parse(make_run({"model_name_or_path": "tiny", "use_cpu": True, "bf16": False, **keys}), dry=True)
+    parse(make_run({"model_name_or_path": "tiny", "use_cpu": True, "bf16": False, **keys}), dry=True)
 
 
 def record_bytes(content: bytes) -> None:

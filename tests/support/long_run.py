@@ -60,12 +60,13 @@ def main(folder, steps):
 
     from dew.config import make_run
     from dew.engines.trl import launch
+    from dew.engines.trl.settings import parse
 
     torch.set_num_threads(1)
     launch.quiet()
     watcher = watch(max(1, steps // 40))
     run = make_run({**SETTINGS, "max_steps": steps, "output_dir": str(folder)})
-    launch.launch(launch.parse(run), callbacks=[watcher])
+    launch.launch(parse(run), callbacks=[watcher])
     (folder / "watched.json").write_text(json.dumps(watcher.seen))
 
 
