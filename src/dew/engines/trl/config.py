@@ -93,9 +93,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     reward_memory: float | None = _setting(
         None, "Maximum GiB for the process of a reward function given by path (default: half of the machine's memory)."
     )
-    records_every: int = _setting(
-        20, "Write token records at the first step and every this many steps; 0 disables them."
-    )
+    records_every: int = _setting(20, "Write token records at the first step and every this many; 0 disables them.")
     records_groups: int = _setting(4, "Groups in each token record.")
     records_keep: int = _setting(400, "Maximum number of records; beyond it every second one is deleted. 0 keeps all.")
     exact_head: bool = _setting(
