@@ -13,9 +13,9 @@ SOME = {"recipe, values, TRL's parser": 20, "verdicts, processes": 50, "records,
 @pytest.fixture(autouse=True, scope="module")
 def _no_processes_left():
     yield
-    from dew.rewards import pool
+    from dew.rewards.math import workers
 
-    pool.shutdown()
+    workers.close()
 
 
 @pytest.mark.parametrize("name", fuzz.DOORS)

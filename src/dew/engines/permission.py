@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from dew.config import Run
 from dew.errors import ConfigError
-from dew.rewards.parts import is_path, own_path
+from dew.rewards.user_function import is_user_function
 
 RUNS_CODE = {
     "trust_remote_code": "runs code that comes with a model",
@@ -60,7 +60,7 @@ def check_permission(run: Run, typed: Collection[str], allowed: Collection[str])
 def wishes(settings: Mapping[str, Any], home: Path) -> Iterator[tuple[str, str]]:
     """(name, what it brings about) of everything that must be allowed."""
     for reward in _listed(settings.get("reward_funcs")):
-        if is_path(own_path(str(reward))):
+        if is_user_function(str(reward)):
             yield str(reward), "runs code"
     for name, value in settings.items():
         yield from _inside(name, value)

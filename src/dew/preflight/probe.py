@@ -8,7 +8,7 @@ from typing import Any
 from dew.engines.trl.recording import gold_of
 from dew.engines.trl.rewards import checked
 from dew.preflight.data import Data
-from dew.rewards.verdict import text_of
+from dew.rewards.verifiers import text_of
 
 Row = dict[str, Any]
 

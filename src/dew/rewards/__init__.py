@@ -1,6 +1,7 @@
-"""Text to verdict. A verifier is also a reward function for TRL."""
+"""Reward functions and verifiers. A verifier is a reward function that also reports a status for each answer."""
 
-from dew.rewards.registry import verifier
-from dew.rewards.verdict import Verdict, Verifier
+from dew.rewards.compose import reward_parts
+from dew.rewards.user_function import load_reward
+from dew.rewards.verifiers import Verdict, Verifier, verifier
 
-__all__ = ["Verdict", "Verifier", "verifier"]
+__all__ = ["Verdict", "Verifier", "load_reward", "reward_parts", "verifier"]

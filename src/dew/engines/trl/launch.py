@@ -133,18 +133,17 @@ def _reward(name: str, args: DewConfig) -> Any:
     """TRL's by name, one of dew's by name, or one's own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
-    from dew.rewards.own import load_reward
-    from dew.rewards.parts import is_path, own_path, reward
+    from dew.rewards.compose import reward
+    from dew.rewards.user_function import is_user_function, load_reward
 
     if name in TRL_REWARDS:
         return getattr(trl_rewards, name)
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
         return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
-    path = own_path(name)
-    if not is_path(path):
-        return reward(path)
+    if not is_user_function(name):
+        return reward(name)
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
-    return load_reward(path, args.reward_timeout, memory, args.seed)
+    return load_reward(name, args.reward_timeout, memory, args.seed)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,10 +12,9 @@ from typing import Any
 from torch import nn
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards.host import required
-from dew.rewards.own import TIMEOUT, OwnReward
-from dew.rewards.returned import NO_NUMBER, Rewards, as_rewards, told
-from dew.rewards.watchdog import bounded
+from dew.rewards.deadline import time_limit
+from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
+from dew.rewards.values import NOT_FINITE, Rewards, as_rewards, describe
 
 logger = logging.getLogger("dew")
 
@@ -32,7 +31,7 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
     if isinstance(reward, str | nn.Module) or not callable(reward):
         return reward
     name = reward_name(reward)
-    limited = hasattr(reward, "verdicts") or isinstance(reward, OwnReward)
+    limited = hasattr(reward, "verdicts") or isinstance(reward, UserFunction)
     if hasattr(reward, "verdicts"):
         reward = telling(reward)
     call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
@@ -49,7 +48,7 @@ def _calling(reward: Any, name: str, timeout: float | None) -> Callable[..., Rew
     def scored(**kwargs: Any) -> Rewards:
         n = len(kwargs["completions"])  # before the function can change the list
         try:
-            with nullcontext() if timeout is None else bounded(name, timeout):
+            with nullcontext() if timeout is None else time_limit(name, timeout):
                 found = as_rewards(name, reward(**kwargs), n)
         except (Exception, SystemExit) as error:
             raise _raised(name, error, kwargs) from error
@@ -74,8 +73,8 @@ def _awaiting(reward: Any, name: str, timeout: float) -> Callable[..., Any]:
 
 
 def _warned(name: str, found: Rewards, completions: Sequence[Any]) -> Rewards:
-    if NO_NUMBER in found:
-        first = completions[found.index(NO_NUMBER)]
+    if NOT_FINITE in found:
+        first = completions[found.index(NOT_FINITE)]
         logger.warning(
             "The reward %s returned an infinity or a NaN for the completion %.200r. The step is skipped: return None "
             "where it cannot judge, and only that answer is left out.",
@@ -166,9 +165,9 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
 def _required(reward: Any) -> list[str]:
     if hasattr(reward, "verdicts"):
         return list(reward.columns)
-    if isinstance(reward, OwnReward):
+    if isinstance(reward, UserFunction):
         return reward.required
-    return required(reward)
+    return required_columns(reward)
 
 
 def _no_column(who: str, wanted: str, columns: list[str]) -> str:
@@ -185,4 +184,4 @@ def _raised(name: str, error: BaseException, given: dict[str, Any]) -> RewardErr
     if isinstance(error, RewardError):
         return RewardError(f"{error} {asked}")
     advice = "Catch what can go wrong and return None where it cannot judge."
-    return RewardError(f"The reward {name} raised {told(error)}. {asked} {advice}")
+    return RewardError(f"The reward {name} raised {describe(error)}. {asked} {advice}")

@@ -1,10 +1,12 @@
-"""Answers read as mathematics and compared, with math-verify. Runs in the workers of pool.py, under a limit.
+"""Parses answers as LaTeX and compares them with math-verify. Runs only in the sandboxed workers of process.py.
 
-math-verify's own time limits are off: they need the main thread. sympy's `parse_expr`, which runs text as Python, is
-replaced everywhere: for sums in prose by the LaTeX parser, for the digits of numbers by their own reading.
+math-verify's own time limits are off: they need the main thread. sympy's `parse_expr` runs text as Python and is
+replaced: by the LaTeX parser for arithmetic in prose, by `_parse_atom` for the digits of numbers.
 """
 
+import logging
 import re
+import socket
 from functools import lru_cache
 from typing import Any
 
@@ -14,18 +16,43 @@ from latex2sympy2_extended import latex2sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy.parsing import sympy_parser
 
-from dew.rewards.answers import find_gold, too_much
-from dew.rewards.plain import read_number, write_number
-from dew.rewards.verdict import Status
+from dew.rewards.extract import find_gold, too_complex
+from dew.rewards.normalize import read_number, write_number
+from dew.rewards.verifiers import Status
+from dew.rewards.worker import fork_workers
 
 LATEX, PROSE = LatexExtractionConfig(), ExprExtractionConfig()
 
+WARM_UP = (
+    (r"\frac{1}{2} + x", True, r"x + \sqrt{4}/4"),
+    (r"(3, \frac{\pi}{2})", True, r"[0, 1)"),
+    (r"\{1, 2\}", True, "2, 1"),
+    ("so $x = 3$ and 1/2 are both", False, "3"),
+    ("y = 2x + 3", True, "2x - y + 3 = 0"),
+    (r"\sin^2 x + \cos^2 x", True, "1"),
+)
+"""Comparisons that fill the caches of the parser and of sympy before workers are forked."""
+
+
+def serve(channel: socket.socket) -> None:
+    """Entry point of the process that forks the workers (see math.py)."""
+    logging.disable(logging.CRITICAL)
+    fork_workers(channel, handle, [lambda case=case: compare(*case) for case in WARM_UP])
+
+
+def handle(request: dict[str, Any]) -> tuple[Status, str | None]:
+    """A worker's reply to one request."""
+    try:
+        return compare(request["answer"], request["marked"], request["gold"])
+    except BaseException:  # including a parser's SystemExit
+        return "unparsable", None
+
 
 @lru_cache(maxsize=64)
-def _arithmetic(text: str) -> Any:
-    """A sum in prose, `3 * (4 + 5)`, by the LaTeX parser."""
-    if too_much(text):
-        raise ValueError("too large to be an answer")
+def _parse_arithmetic(text: str) -> Any:
+    """Arithmetic in prose, `3 * (4 + 5)`, by the LaTeX parser."""
+    if too_complex(text):
+        raise ValueError("too complex for an answer")
     text = text.strip().rstrip(".").replace("**", "^").replace("*", r"\cdot ")
     return latex2sympy(text.replace("×", r"\times ").replace("÷", r"\div "))
 
@@ -33,8 +60,8 @@ def _arithmetic(text: str) -> Any:
 _DIGITS = re.compile(r"[+-]?(?:[0-9]+(?P<decimals>\.[0-9]*)?|\.(?P<only>[0-9]+))(?P<power>[eE][+-]?[0-9]{1,4})?")
 
 
-def _inert(text: str, *_: Any, **__: Any) -> Any:
-    """`12`, `.5`, `1e3`, `3/2` and `yotta` as sympy reads them, but not by running them; nothing else is read."""
+def _parse_atom(text: str, *_: Any, **__: Any) -> Any:
+    """`12`, `.5`, `1e3`, `3/2` and `yotta`, with the same result as in sympy but without evaluating code."""
     text = text.strip()
     if digits := _DIGITS.fullmatch(text):
         whole = not any((digits["decimals"], digits["only"], digits["power"]))
@@ -46,16 +73,16 @@ def _inert(text: str, *_: Any, **__: Any) -> Any:
     raise sympy.SympifyError(text)
 
 
-mv_parser.parse_expr_cached = _arithmetic
-sympy_parser.parse_expr = _inert  # what sympify calls: latex2sympy hands it every number that it meets
+mv_parser.parse_expr_cached = _parse_arithmetic
+sympy_parser.parse_expr = _parse_atom  # called by sympify, to which latex2sympy passes every number
 
 
-def judge(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
-    """(status, what was read). `answer` is an answer if it is marked as one, else prose that holds one."""
-    wanted, found = _wanted(gold), _readings(answer, marked)
-    extracted = _spelling(answer if marked else next((r for r in found if isinstance(r, str)), ""))
-    # Comparing the strings that math-verify falls back to is left to text.py, which knows what a word is.
-    wanted, found = ([r for r in readings if not isinstance(r, str)] for readings in (wanted, found))
+def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
+    """(status, extracted answer). An unmarked `answer` is prose that contains the answer."""
+    wanted, found = _parse_gold(gold), _parse_answer(answer, marked)
+    extracted = _normalize(answer if marked else next((r for r in found if isinstance(r, str)), ""))
+    # math-verify also returns the text it parsed. Text is compared in normalize.py, which knows what a word is.
+    wanted, found = ([r for r in parsed if not isinstance(r, str)] for parsed in (wanted, found))
     if not wanted or not found:
         return "unparsable", extracted
     same = verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True)
@@ -63,26 +90,26 @@ def judge(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
 
 
 @lru_cache(maxsize=256)
-def _wanted(gold: str) -> list[Any]:
-    """The readings of a gold answer; a group of answers shares one."""
+def _parse_gold(gold: str) -> list[Any]:
+    """A gold answer, parsed once for a group of answers."""
     target = find_gold(gold)
-    return _readings(target.text, target.marked) if target else []
+    return _parse_answer(target.text, target.marked) if target else []
 
 
-def _readings(text: str, marked: bool) -> list[Any]:
-    """Every way to understand it: sympy expressions, and the string that they were read from."""
-    if too_much(text):
+def _parse_answer(text: str, marked: bool) -> list[Any]:
+    """Every interpretation of an answer: sympy expressions, and the text that they were parsed from."""
+    if too_complex(text):
         return []
     if not marked:
-        return parse(_spaced(text), [LATEX, PROSE], parsing_timeout=None)
-    readings = []
+        return parse(_SPACE_AROUND_CJK.sub(" ", text), [LATEX, PROSE], parsing_timeout=None)
+    parsed = []
     for form in dict.fromkeys((clean(text), *_alternatives(text))):
-        readings += parse(rf"\boxed{{{form}}}", [LATEX], parsing_timeout=None)
-    return readings
+        parsed += parse(rf"\boxed{{{form}}}", [LATEX], parsing_timeout=None)
+    return parsed
 
 
 def _alternatives(text: str) -> list[str]:
-    """What a marked answer may mean besides what it says: a number with its unit, a decimal comma."""
+    """Other interpretations of a marked answer: a number with a unit, a decimal comma, scientific notation."""
     found = []
     text = re.sub(r"\A\\text\s*\{([^{}]*)\}\Z", r"\1", text.strip())
     if unit := _UNIT.fullmatch(text):
@@ -100,7 +127,7 @@ _UNIT = re.compile(
     r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
     r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
 )
-"""A number and then nothing but words, signs of currency and their powers. Possessive: no way back, no blow-up."""
+"""A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
 
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
 _DECORATION = re.compile(
@@ -125,7 +152,7 @@ _SIGNS = str.maketrans(
 
 
 def clean(text: str) -> str:
-    """A marked answer as LaTeX that math-verify reads: no delimiters, no decoration, signs spelt out."""
+    """A marked answer as LaTeX for math-verify: without delimiters and decoration, Unicode signs as commands."""
     text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
     text = _LISTED.sub(", ", _DEGREES.sub(r"\1{\2 \\pi / 180}", text))  # 5 apples and 3 oranges: two values
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
@@ -133,14 +160,14 @@ def clean(text: str) -> str:
             inner = text[len(left) : -len(right)]
             text = inner if left not in inner else text
     text = text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip()
-    # As a unit, e would be cut off from 1 - 1/\mathrm{e}, and what remains is 1.
-    text = _NAMES.sub(r"\\\1", _roots(_LETTER.sub(r"\1", text)))
+    # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
+    text = _NAMES.sub(r"\\\1", _convert_roots(_LETTER.sub(r"\1", text)))
     if "=" in text and "," in text:  # p=5, q=2 and p=7, q=2: two solutions, not four values
         text = _AND.sub(" ; ", text)
     return text.replace("**", "^").replace("*", r"\cdot ")
 
 
-def _roots(text: str) -> str:
+def _convert_roots(text: str) -> str:
     """`sqrt(a(b+c))` as `\\sqrt{a(b+c)}`."""
     for match in reversed(list(re.finditer(r"\\?(?<![A-Za-z])sqrt\s*\(", text))):
         depth = 0
@@ -153,17 +180,13 @@ def _roots(text: str) -> str:
     return text
 
 
-_EAST = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
+_SPACE_AROUND_CJK = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
+"""Chinese and Japanese put no spaces around numbers, but math-verify's search for numbers needs them."""
 
 
-def _spaced(text: str) -> str:
-    """Chinese and Japanese set numbers without spaces; the search for numbers needs them."""
-    return _EAST.sub(" ", text)
-
-
-def _spelling(text: str) -> str | None:
-    """One spelling for equal answers, as far as that goes without a parser: they vote by it."""
+def _normalize(text: str) -> str | None:
+    """One spelling for equal answers where no parser is needed; majority voting counts these strings."""
     text = _BOLD.sub(r"\1", text).strip().strip("$*` ")
     number = read_number(text if re.search("[,;]", text) else text.rpartition("=")[2])
-    spelt = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
-    return spelt[:500] or None
+    spelling = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
+    return spelling[:500] or None
