@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards import load_reward, reward_parts
-from dew.rewards.compose import reward
+from dew.rewards import load_reward
+from dew.rewards.compose import reward, reward_parts
 from dew.rewards.format import Overlong, boxed_format, think_answer_format, think_format
 from dew.rewards.values import NOT_FINITE
 

@@ -13,6 +13,31 @@ MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the bu
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
+_LABEL = re.compile(r"\A\\(?:text(?:bf|rm)?|mathrm)\s*\{[^{}]*(?::|=|\bis|\bare)\s*\}(?=.)", re.DOTALL)
+"""`\\text{Answer: }` before the answer, inside its box."""
+_ANSWER_IS = re.compile(r"(?im)\banswer\b\W{0,4}(?:(?:is|are)\b[ \t]*:?|:|=)[ \t*]*|^A:[ \t]*")
+_FINAL_ANSWER_IS = re.compile(r"(?i)\bfinal answer\b\W{0,4}(?:is\b[ \t]*:?|:)[ \t*]*")
+_SENTENCE_ENDS = re.compile(r"\n|[.!?](?:\s|\**$)|。|\bI hope\b")
+_LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
+_COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
+_MATH_WORD = re.compile(
+    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|infinity|inf|min|max|gcd|lcm|mod|and|or|theta|alpha"
+    r"|beta|[pb]?matrix|text|cases|array"
+)
+_SHORT_ANSWER = re.compile(
+    r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?|\w+|\\text\{[^{}]*\}|\([A-J]\)(?:\s[\w ]{0,60})?"
+)
+"""A number with its unit, one word, or a choice with its text."""
+_POWER = r"(?:\^|\*\*)[\s{(+-]*"
+_TOO_LARGE = re.compile(
+    rf"{_POWER}\d{{6,}}|\d{{5,}}[\s)}}]*!|!\s*!\s*!|\d\s*{_POWER}\d+[\s)}}]*{_POWER}\d|\d{{1000,}}"
+    rf"|[eE][+-]?\d{{5,}}|_?(?:sum|prod)\b.{{0,40}}\d{{5,}}"
+)
+"""A six-digit exponent, the factorial of a five-digit number, a tower of powers, a thousand digits, a huge sum."""
+
 
 class Answer(NamedTuple):
     """An extracted answer, not yet parsed as mathematics."""
@@ -52,13 +77,6 @@ def find_gold(answer: str) -> Answer | None:
     return Answer(whole, marked=False)
 
 
-# ── answer markers ──────────────────────────────────────────────────────────────────────────────────────────
-
-_DOLLAR = re.compile(r"(?<!\\)\$")
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
-_BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
-
-
 def after_thinking(text: str) -> str:
     """The text after the last `</think>`; the whole text if there is no such tag."""
     return text.rpartition("</think>")[2]
@@ -84,10 +102,6 @@ def last_boxed(text: str, *, open_end: bool = False) -> str | None:
     return _LABEL.sub("", ", ".join(boxes)) if boxes else None
 
 
-_LABEL = re.compile(r"\A\\(?:text(?:bf|rm)?|mathrm)\s*\{[^{}]*(?::|=|\bis|\bare)\s*\}(?=.)", re.DOTALL)
-"""`\\text{Answer: }` before the answer, inside its box."""
-
-
 def _box_at(text: str, at: int, open_end: bool) -> tuple[str, int] | None:
     """(content, end position) of a box whose command ends at `at`."""
     at = len(text) - len(text[at:].lstrip())
@@ -108,11 +122,6 @@ def _after_hashes(text: str) -> str | None:
     return _strip_marks(rest.lstrip("#: \t").partition("\n")[0]) or None if marker else None
 
 
-_ANSWER_IS = re.compile(r"(?im)\banswer\b\W{0,4}(?:(?:is|are)\b[ \t]*:?|:|=)[ \t*]*|^A:[ \t]*")
-_FINAL_ANSWER_IS = re.compile(r"(?i)\bfinal answer\b\W{0,4}(?:is\b[ \t]*:?|:)[ \t*]*")
-_SENTENCE_ENDS = re.compile(r"\n|[.!?](?:\s|\**$)|。|\bI hope\b")
-
-
 def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | None:
     """What follows the last "answer is" or "answer:", if it is a formula, a number with a unit, a choice or a word."""
     for match in reversed(list(phrase.finditer(text))[-3:]):
@@ -124,26 +133,10 @@ def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | N
     return None
 
 
-_LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
-
-
 def _final_bracket(text: str) -> str | None:
     """`[90]` at the end of the text: a single value, not an interval or a list."""
     found = _LAST_BRACKET.search(text[-200:])
     return found[1].strip(" $") if found else None
-
-
-# ── classifying text ────────────────────────────────────────────────────────────────────────────────────────
-
-_COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
-_MATH_WORD = re.compile(
-    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|infinity|inf|min|max|gcd|lcm|mod|and|or|theta|alpha"
-    r"|beta|[pb]?matrix|text|cases|array"
-)
-_SHORT_ANSWER = re.compile(
-    r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?|\w+|\\text\{[^{}]*\}|\([A-J]\)(?:\s[\w ]{0,60})?"
-)
-"""A number with its unit, one word, or a choice with its text."""
 
 
 def is_formula(text: str) -> bool:
@@ -176,11 +169,3 @@ def too_complex(text: str) -> bool:
         return True
     depths = accumulate(1 if bracket in "([{" else -1 for bracket in re.findall(r"[()\[\]{}]", text))
     return max(depths, default=0) > MAX_DEPTH
-
-
-_POWER = r"(?:\^|\*\*)[\s{(+-]*"
-_TOO_LARGE = re.compile(
-    rf"{_POWER}\d{{6,}}|\d{{5,}}[\s)}}]*!|!\s*!\s*!|\d\s*{_POWER}\d+[\s)}}]*{_POWER}\d|\d{{1000,}}"
-    rf"|[eE][+-]?\d{{5,}}|_?(?:sum|prod)\b.{{0,40}}\d{{5,}}"
-)
-"""A six-digit exponent, the factorial of a five-digit number, a tower of powers, a thousand digits, a huge sum."""

@@ -32,12 +32,43 @@ WARM_UP = (
     (r"\sin^2 x + \cos^2 x", True, "1"),
 )
 """Comparisons that fill the caches of the parser and of sympy before workers are forked."""
+_DIGITS = re.compile(r"[+-]?(?:[0-9]+(?P<decimals>\.[0-9]*)?|\.(?P<only>[0-9]+))(?P<power>[eE][+-]?[0-9]{1,4})?")
+_UNIT = re.compile(
+    r"(?:\\?\$|[€£¥~≈\s]|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR)\b)*"
+    r"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
+    r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
+    r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
+)
+"""A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
+
+_BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
+_DECORATION = re.compile(
+    r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|bm|boldsymbol|displaystyle|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
+)
+_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*(?:\d|\{\d\})\s*)?[({]?\s*)"
+    r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
+)
+_LISTED = re.compile(r"(?<=\d)\s*\\text\s*\{[^{}]*\b(?:and|or)\s*\}\s*(?=[-\d$])")
+_LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
+_NAMES = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
+_AND = re.compile(
+    r"(?:\\q?quad|\\ |\s)*(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-z\\])(?:and|or)(?![a-z]))(?:\\q?quad|\\ |\s)*"
+)
+_SIGNS = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
+     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+     "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "θ": r"\theta ", "％": r"\%",
+     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", " ": " ", "~": " "}
+)  # fmt: skip
+_SPACE_AROUND_CJK = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
+"""Chinese and Japanese put no spaces around numbers, but math-verify's search for numbers needs them."""
 
 
 def serve(channel: socket.socket) -> None:
     """Entry point of the process that forks the workers (see math.py)."""
     logging.disable(logging.CRITICAL)
-    fork_workers(channel, handle, [lambda case=case: compare(*case) for case in WARM_UP])
+    fork_workers(channel, handle, [dict(zip(("answer", "marked", "gold"), case, strict=True)) for case in WARM_UP])
 
 
 def handle(request: dict[str, Any]) -> tuple[Status, str | None]:
@@ -55,9 +86,6 @@ def _parse_arithmetic(text: str) -> Any:
         raise ValueError("too complex for an answer")
     text = text.strip().rstrip(".").replace("**", "^").replace("*", r"\cdot ")
     return latex2sympy(text.replace("×", r"\times ").replace("÷", r"\div "))
-
-
-_DIGITS = re.compile(r"[+-]?(?:[0-9]+(?P<decimals>\.[0-9]*)?|\.(?P<only>[0-9]+))(?P<power>[eE][+-]?[0-9]{1,4})?")
 
 
 def _parse_atom(text: str, *_: Any, **__: Any) -> Any:
@@ -121,36 +149,6 @@ def _alternatives(text: str) -> list[str]:
     return found
 
 
-_UNIT = re.compile(
-    r"(?:\\?\$|[€£¥~≈\s]|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR)\b)*"
-    r"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
-    r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
-    r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
-)
-"""A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
-
-_BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
-_DECORATION = re.compile(
-    r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|bm|boldsymbol|displaystyle|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
-)
-_DEGREES = re.compile(
-    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*(?:\d|\{\d\})\s*)?[({]?\s*)"
-    r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
-)
-_LISTED = re.compile(r"(?<=\d)\s*\\text\s*\{[^{}]*\b(?:and|or)\s*\}\s*(?=[-\d$])")
-_LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
-_NAMES = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
-_AND = re.compile(
-    r"(?:\\q?quad|\\ |\s)*(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-z\\])(?:and|or)(?![a-z]))(?:\\q?quad|\\ |\s)*"
-)
-_SIGNS = str.maketrans(
-    {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
-     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-     "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "θ": r"\theta ", "％": r"\%",
-     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", " ": " ", "~": " "}
-)  # fmt: skip
-
-
 def clean(text: str) -> str:
     """A marked answer as LaTeX for math-verify: without delimiters and decoration, Unicode signs as commands."""
     text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
@@ -178,10 +176,6 @@ def _convert_roots(text: str) -> str:
                 text = rf"{text[: match.start()]}\sqrt{{{inside}}}{text[mark.end() :]}"
                 break
     return text
-
-
-_SPACE_AROUND_CJK = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
-"""Chinese and Japanese put no spaces around numbers, but math-verify's search for numbers needs them."""
 
 
 def _normalize(text: str) -> str | None:

@@ -8,8 +8,6 @@ DECIMALS = 6
 """Decimals to which a rounded answer must agree: 0.333333 is 1/3, 0.33 is not."""
 CHOICES = "ABCDEFGHIJ"
 
-# ── numbers ─────────────────────────────────────────────────────────────────────────────────────────────────
-
 _SPACE = r"(?:\\[,;:! ]|[   ])"
 _GROUP = rf"(?:\{{?,\}}?{_SPACE}*|{_SPACE}+)"
 _DIGITS = rf"(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d{{1,60}})"
@@ -23,6 +21,10 @@ _RECURRING = re.compile(
     rf"(?P<sign>[-+]?)\s*(?P<whole>{_DIGITS})?\.(?P<once>\d{{0,60}})\\(?:overline|bar|dot)\s*\{{?(?P<again>\d{{1,60}})\}}?"
 )
 _AROUND = re.compile(r"\A(?:\\\(|\\\[|\\?\$|[€£¥]|\s)+|(?:\\\)|\\\]|\\?\$|[€£¥.]|\s)+\Z")
+_MARKUP = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|boxed)(?![a-zA-Z])|[{}$*`]|\\[ ,;!]")
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_ALONE = rf"(?<![A-Za-z0-9_'’])([{CHOICES}])(?![A-Za-z0-9_'’])"
+_AT_START = re.compile(rf"\W{{0,3}}([{CHOICES}])(?:[.,:;)]|\s*$|[^\x00-\x7f])")
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
@@ -74,12 +76,6 @@ def write_number(value: Fraction) -> str:
     return str(value)
 
 
-# ── words and choices ───────────────────────────────────────────────────────────────────────────────────────
-
-_MARKUP = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|boxed)(?![a-zA-Z])|[{}$*`]|\\[ ,;!]")
-_WORD = re.compile(r"[^\W\d_]{3,}")
-
-
 def words(text: str) -> str | None:
     """Lower-case words without articles and punctuation, or None if the text is mathematics."""
     plain = _MARKUP.sub(" ", text)
@@ -93,10 +89,6 @@ def gold_choice(gold: str) -> str | None:
     plain = _MARKUP.sub(" ", gold).strip()
     found = re.fullmatch(rf"\(([{CHOICES}])\)(?:\s.*)?|([{CHOICES}])[.):]?", plain, re.DOTALL)
     return (found[1] or found[2]) if found else None
-
-
-_ALONE = rf"(?<![A-Za-z0-9_'’])([{CHOICES}])(?![A-Za-z0-9_'’])"
-_AT_START = re.compile(rf"\W{{0,3}}([{CHOICES}])(?:[.,:;)]|\s*$|[^\x00-\x7f])")
 
 
 def final_choice(text: str) -> str | None:

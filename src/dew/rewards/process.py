@@ -33,6 +33,8 @@ GRACE = 0.5
 """Seconds after the limit, when the kernel kills a worker, until it is given up even if it is still there."""
 TICK = 0.2
 """Seconds between two checks of the memory that a process holds."""
+MAX_IDLE = 8
+"""Idle workers that are kept for the next requests."""
 MAX_PRINTED, LAST_LINES = 200, 5
 """Lines of a process's output that are forwarded to standard error, and that are quoted when it fails."""
 
@@ -127,17 +129,14 @@ class Process:
         except TimeoutError:
             why = f"did not answer within {limit:g} s and was killed"
         except OSError:
-            why = self._how_it_ended()
+            with suppress(subprocess.TimeoutExpired):
+                self.popen.wait(2)
+            code = self.popen.returncode
+            why = "closed its connection and was killed" if code is None else f"exited with code {code}"
+            why = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else why
         self.kill()
         self._output.join(1)
         raise ProcessFailed(why + (f" (it last printed: {' | '.join(self._last)})" if self._last else ""))
-
-    def _how_it_ended(self) -> str:
-        try:
-            code = self.popen.wait(2)
-        except subprocess.TimeoutExpired:
-            return "closed its connection and was killed"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def fork(self) -> Channel:
         """A new worker of a process that runs `worker.fork_workers`."""
@@ -267,7 +266,7 @@ class Pool:
 
     def _give_back(self, worker: Channel) -> None:
         with self._lock:
-            if self._server and len(self._idle) < worker_count() and worker.requests < self.MAX_REQUESTS:
+            if self._server and len(self._idle) < MAX_IDLE and worker.requests < self.MAX_REQUESTS:
                 self._idle.append(worker)
             else:
                 worker.close()

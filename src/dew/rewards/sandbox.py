@@ -19,6 +19,7 @@ BLOCKED = {
     "code.__new__", "function.__new__",
 }  # fmt: skip
 """Audit events (docs.python.org/3/library/audit_events.html) that are blocked whatever their arguments."""
+AUDITED = BLOCKED | {"open", "compile", "exec"}
 
 GENERATED = os.path.join("sympy", "polys", "monomials.py")
 """The one place where sympy needs `exec` to compare answers: it generates functions of integers."""
@@ -36,7 +37,7 @@ def enter_sandbox() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if violates(event, arguments):
+    if event in AUDITED and violates(event, arguments):
         raise SandboxViolation(f"{event} {arguments!r:.80}")
 
 

@@ -62,22 +62,19 @@ def required_columns(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind in named and p.default is inspect.Parameter.empty]
 
 
-def load_reward(
-    path: str,
-    timeout: float = TIMEOUT,
-    memory: float | None = None,
-    seed: int = 0,
-    folders: Sequence[str | Path] = (),
-) -> "UserFunction":
-    """The function at `path`; its file or module is looked up in the working folder, `folders`, then sys.path."""
-    return UserFunction(path, timeout, memory, seed, folders)
-
-
 class UserFunction:
-    """A user's function in its own process, called as TRL calls reward functions."""
+    """A user's function in its own process, called as TRL calls reward functions.
+
+    Its file or module is looked up in the working folder, in `folders`, then on sys.path.
+    """
 
     def __init__(
-        self, path: str, timeout: float, memory: float | None, seed: int, folders: Sequence[str | Path]
+        self,
+        path: str,
+        timeout: float = TIMEOUT,
+        memory: float | None = None,
+        seed: int = 0,
+        folders: Sequence[str | Path] = (),
     ) -> None:
         where, _, name = path.rpartition(":" if ":" in path else ".")
         if not where or not name.isidentifier() or path.endswith(".py"):
@@ -161,6 +158,9 @@ class UserFunction:
             return
         remedy = "Return None for answers it cannot score in time, or raise reward_timeout or reward_memory."
         raise RewardError(Problem(message, f"The run ends after {self._failures} failed batches in a row.", remedy))
+
+
+load_reward = UserFunction
 
 
 def _find_file(where: str, folders: Sequence[str]) -> str:

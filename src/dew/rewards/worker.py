@@ -35,7 +35,7 @@ def main(fds: tuple[int, int], target: str, arguments: dict[str, Any]) -> None:
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    channel.sendall(json.dumps(message, default=float).encode() + b"\n")
+    channel.sendall(json.dumps(message).encode() + b"\n")
 
 
 def answer_requests(channel: socket.socket, handle: Handler) -> None:
@@ -51,17 +51,17 @@ def answer_requests(channel: socket.socket, handle: Handler) -> None:
         send(channel, reply)
 
 
-def fork_workers(control: socket.socket, handle: Handler, warm_up: Sequence[Callable[[], Any]]) -> None:
+def fork_workers(control: socket.socket, handle: Handler, warm_up: Sequence[dict[str, Any]]) -> None:
     """Fork a sandboxed worker for each socket received; exit with all of them when `control` closes.
 
-    The calls in `warm_up` run while no socket is waiting, so that workers start with filled caches.
+    The requests in `warm_up` are handled while no socket is waiting, so that workers start with filled caches.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     send(control, {})
-    calls = list(warm_up)
+    requests = list(warm_up)
     while True:
-        while calls and not select.select([control], [], [], 0)[0]:
-            calls.pop(0)()
+        while requests and not select.select([control], [], [], 0)[0]:
+            handle(requests.pop(0))
             gc.freeze()
         _, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not fds:  # the parent is gone
