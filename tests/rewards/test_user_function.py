@@ -288,6 +288,18 @@ def test_the_seed_is_set_and_state_is_kept(load):
     assert [reward(["a"]) for _ in range(3)] == [[1.0], [2.0], [3.0]]
 
 
+def test_the_trainer_state_may_be_missing(load):
+    assert load("awaited")(["a"], trainer_state=None) == [2.0]
+
+
+def test_a_file_may_import_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "helper.py").write_text("VALUE = 5.0")
+    (tmp_path / "sub" / "mine.py").write_text("import helper\ndef f(completions, **_): return [helper.VALUE]")
+    monkeypatch.chdir(tmp_path)
+    assert load_reward("sub/mine.py:f")(["a"]) == [5.0]
+
+
 def test_a_user_function_can_be_pickled(load):
     again = pickle.loads(pickle.dumps(load("plain", timeout=7)))
     assert again(["1"], answer=["1"]) == [1.0] and again.timeout == 7

@@ -1,9 +1,8 @@
 """Several rewards with weights: `{"math": 1.0, "think_format": 0.1, "rewards.py:brevity": 0.2}`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.rewards import format as formats
@@ -13,8 +12,7 @@ from dew.rewards.verifiers import VERIFIERS, verifier
 FORMATS = ("think_format", "think_answer_format", "boxed_format")
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """TRL takes the functions as `reward_funcs` and the weights as `reward_weights`."""
 
     name: str
@@ -48,8 +46,5 @@ def reward_parts(weights: Mapping[str, float]) -> list[Part]:
     if wrong or not weights:
         remedy = "Name at least one reward, each with a finite number."
         raise ConfigError(Problem(f"reward weights {{{', '.join(wrong)}}}: cannot be used.", remedy=remedy))
-    return [Part(_short(name), reward(name), float(weight)) for name, weight in weights.items()]
-
-
-def _short(name: str) -> str:
-    return "overlong" if name.startswith("overlong:") else name.replace(".", ":").rpartition(":")[2]
+    short = {name: name.replace(".", ":").rpartition(":")[2] for name in weights if is_user_function(name)}
+    return [Part(short.get(name, name.partition(":")[0]), reward(name), float(w)) for name, w in weights.items()]

@@ -105,12 +105,12 @@ class Process:
                 stderr=subprocess.STDOUT,
                 process_group=0,  # killed with everything it started, and not reached by ^C
             )
-        self.channel, self._alive = Channel(ours), Channel(alive)
+        self.channel, held = Channel(ours), Channel(alive)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         lines = MAX_PRINTED if show_output else 0
         self._output = threading.Thread(target=_forward, args=(self.popen.stdout, self._last, lines), daemon=True)
         self._output.start()
-        self.kill = weakref.finalize(self, _kill, self.popen, self.channel, os.getpid())  # also called at exit
+        self.kill = weakref.finalize(self, _kill, self.popen, (self.channel, held), os.getpid())  # also called at exit
 
     def ask(self, request: bytes, limit: float, memory: float = float("inf")) -> dict[str, Any]:
         """Send `request` and return the next message, or kill the process and raise ProcessFailed."""
@@ -146,8 +146,9 @@ class Process:
         return Channel(ours)
 
 
-def _kill(popen: "subprocess.Popen[bytes]", channel: Channel, owner: int) -> None:
-    channel.close()
+def _kill(popen: "subprocess.Popen[bytes]", channels: Sequence[Channel], owner: int) -> None:
+    for channel in channels:
+        channel.close()
     if os.getpid() != owner:  # in a fork of the process that started it
         popen.returncode = 0
         return
@@ -158,13 +159,14 @@ def _kill(popen: "subprocess.Popen[bytes]", channel: Channel, owner: int) -> Non
 
 def _forward(output: IO[bytes], last: "deque[str]", lines: int) -> None:
     """Forward the first `lines` of a process's output to standard error, without control characters."""
-    while line := output.readline(1000):
-        last.append(line.decode(errors="replace").rstrip("\n"))
-        if lines > 0:
-            lines -= 1
-            print("".join(c if c.isprintable() or c == "\t" else "·" for c in last[-1]), file=sys.stderr)
-            if lines == 0:
-                print("(further output of this reward function is not shown)", file=sys.stderr)
+    with output:
+        while line := output.readline(1000):
+            last.append(line.decode(errors="replace").rstrip("\n"))
+            if lines > 0:
+                lines -= 1
+                print("".join(c if c.isprintable() or c == "\t" else "·" for c in last[-1]), file=sys.stderr)
+                if lines == 0:
+                    print("(further output of this reward function is not shown)", file=sys.stderr)
 
 
 def memory_of(pid: int) -> int:

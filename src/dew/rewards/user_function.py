@@ -13,7 +13,6 @@ An exception, a wrong number of rewards or a wrong type is a bug in the function
 import inspect
 import json
 import logging
-import os
 import pkgutil
 import random
 import socket
@@ -22,9 +21,10 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date, time
 from decimal import Decimal
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -44,12 +44,14 @@ MAX_FAILURES = 3
 GRACE = 2.0
 """Seconds after the limit at which the kernel kills the process if the parent has not."""
 
+HERE = str(Path(__file__).parent)
+
 log = logging.getLogger("dew.rewards")
 
 
 def is_user_function(name: str) -> bool:
     """True for `module:function`, `file.py:function` and `module.function`: code that is not part of dew."""
-    return "." in name or (":" in name and not name.startswith("overlong:"))
+    return not name.startswith("overlong:") and (":" in name or "." in name)
 
 
 def required_columns(function: Callable[..., Any]) -> list[str]:
@@ -120,8 +122,7 @@ class UserFunction:
         for function, name, value in reply["logged"]:
             columns[function](name, value)
         if "problem" in reply:
-            what, _, remedy = reply["problem"].values()
-            raise RewardError(Problem(what, batch, remedy))
+            raise RewardError(replace(Problem(**reply["problem"]), why=batch))
         return reply["rewards"]
 
     def _start(self) -> Process:
@@ -196,16 +197,15 @@ def serve(channel: socket.socket, where: str, name: str, seed: int, folders: lis
 
 
 def _load(where: str, name: str, folders: list[str]) -> Callable[..., Any]:
+    sys.path[:0] = [str(Path(where).parent), *folders] if where.endswith(".py") else folders
     try:
         if where.endswith(".py"):
-            sys.path.insert(0, str(Path(where).parent))  # the file may import its neighbours
             spec = spec_from_file_location(Path(where).stem, where)
             assert spec and spec.loader
             module = module_from_spec(spec)
             sys.modules.setdefault(spec.name, module)  # needed by data classes
             spec.loader.exec_module(module)
         else:
-            sys.path[:0] = folders
             module = import_module(where)
     except BaseException as error:
         top, remedy = where.partition(".")[0], ""
@@ -225,9 +225,12 @@ def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> d
     """Rewards or a problem, and the values to log."""
     completions, columns = request["completions"], request["columns"]
     logged: list[list[Any]] = []
-    for log in request["logs"]:  # encoded at once, so that a value that cannot be sent is an error in that line
-        columns[log] = lambda *pair, log=log: logged.append(json.loads(json.dumps([log, *pair], default=float)))
-    if "trainer_state" in columns:
+
+    def record(log: str, key: str, value: Any) -> None:  # a value that cannot be sent is an error where it is logged
+        logged.append(json.loads(json.dumps([log, key, value], default=float)))
+
+    columns |= {log: partial(record, log) for log in request["logs"]}
+    if columns.get("trainer_state") is not None:
         columns["trainer_state"] = SimpleNamespace(**columns["trainer_state"])
     n = len(completions)
     try:
@@ -240,10 +243,9 @@ def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> d
     except DewError as error:
         problem = error.problems[0]
     except BaseException as error:  # SystemExit too: a reward function does not end a run
-        lines = [
-            f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent != Path(__file__).parent
-        ]
-        line = f" ({os.path.basename(lines[-1].filename)}, line {lines[-1].lineno})" if lines else ""
+        trace = traceback.extract_tb(error.__traceback__)
+        lines = [f"{Path(f.filename).name}, line {f.lineno}" for f in trace if not f.filename.startswith(HERE)]
+        line = f" ({lines[-1]})" if lines else ""
         given = ", ".join(f"{column}=[...]" for column in ("completions", *columns))
         remedy = f"It is called as {name}({given}); catch exceptions and return None for answers it cannot score."
         problem = Problem(f"The reward {name} failed: {describe(error)}{line}.", remedy=remedy)
