@@ -15,10 +15,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from dew.rewards.answers import find_answer, last_boxed
+from dew.rewards.extract import find_answer, last_boxed
 from dew.rewards.format import think_answer_format, think_format
 from dew.rewards.math import check_golds, math_verdicts, versions
-from dew.rewards.text import chosen
+from dew.rewards.normalize import final_choice
 
 Case = dict[str, Any]
 PATIENT = 60.0
@@ -63,7 +63,7 @@ def others(cases: list[Case]) -> list[str]:
         "extract_boxed": lambda c: last_boxed(c["pred"]),
         "extract_gsm8k": lambda c: hashes(c["pred"]),
         "extract_int": lambda c: number(c["pred"]),
-        "extract_letter": lambda c: chosen(c["pred"]),
+        "extract_letter": lambda c: final_choice(c["pred"]),
         "format_think": lambda c: bool(think_format([c["pred"]])[0]),
         "format_think_answer": lambda c: bool(think_answer_format([c["pred"]])[0]),
         "latex_parse": lambda c: not check_golds([c["pred"]], timeout=PATIENT),

@@ -1,4 +1,4 @@
-"""Verdicts on mathematics: what is found, how it is read, what counts as the same."""
+"""The math verifier: extraction, normalization, comparison."""
 
 import json
 import os
@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
 from dew.rewards import Verdict, verifier
-from dew.rewards.answers import Answer, find_answer, find_gold, is_formula, last_boxed, too_much
+from dew.rewards.extract import Answer, find_answer, find_gold, is_formula, last_boxed, too_complex
 from dew.rewards.math import MathVerifier, check_golds, math, math_verdict, math_verdicts, usable_rows, versions
-from dew.rewards.plain import read_number, same_number, write_number
-from dew.rewards.text import chosen, gold_choice, words
+from dew.rewards.normalize import final_choice, gold_choice, read_number, same_number, words, write_number
 
 pytest.importorskip("math_verify")
 CASES = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data") / "verifier_cases.jsonl"
 PATIENT = 60.0
-"""Seconds where a test is not about time: the machine may be busy."""
+"""Seconds for tests that are not about time limits: the machine may be busy."""
 
 # Golden: completion, gold, whether it is correct
 
@@ -46,7 +45,7 @@ SAME = [
     # words and choices
     (r"\boxed{\text{Yes}}", "yes"), ("The answer is Paris.", "paris"), (r"\boxed{\text{(C)}}", "C"),
     ("I think it's B", "B"),
-    # where the answer stands
+    # where the answer is
     ("<think>it is 3</think><answer>4</answer>", "4"), ("The angle is [90].", "90"),
     ("**Final Answer**: $\\frac12$", "0.5"),
     (r"\boxed{3}, but no: the final answer is $4$. I hope it is correct.", "4"),
@@ -73,17 +72,17 @@ NOTHING = [
 ]
 
 
-def test_the_same_answer_in_other_words():
+def test_equal_answers():
     verdicts = math_verdicts([c for c, _ in SAME], [g for _, g in SAME], timeout=PATIENT)
     assert [case for case, v in zip(SAME, verdicts, strict=True) if not v.correct] == []
 
 
-def test_another_answer():
+def test_different_answers():
     verdicts = math_verdicts([c for c, _ in DIFFERENT], [g for _, g in DIFFERENT], timeout=PATIENT)
     assert [case for case, v in zip(DIFFERENT, verdicts, strict=True) if v.status != "wrong"] == []
 
 
-def test_no_answer_is_not_a_wrong_answer():
+def test_no_answer_is_unparsable():
     assert {v.status for v in math_verdicts(NOTHING, ["5"] * len(NOTHING), timeout=PATIENT)} == {"unparsable"}
 
 
@@ -105,7 +104,7 @@ def test_the_last_box(text: str, found: str | None):
     assert last_boxed(text) == found
 
 
-def test_what_is_marked_and_what_is_prose():
+def test_marked_answers_and_prose():
     assert find_answer("a #### 1,234 apples.\nbye") == Answer("1,234 apples", marked=True)
     assert find_answer("x = 4") == Answer("x = 4", marked=True)
     assert find_answer("We have 4 apples left over") == Answer("We have 4 apples left over", marked=False)
@@ -137,16 +136,16 @@ def test_choices_and_words():
         None,
         None,
     ]
-    assert chosen("It's not A because of that, therefore I think it's B") == "B"
-    assert chosen("The answer is for sure D, it can't be A or B") == "D"
-    assert chosen("A. Because B is not valid") == "A"
-    assert chosen("No valid answer here") is None
+    assert final_choice("It's not A because of that, therefore I think it's B") == "B"
+    assert final_choice("The answer is for sure D, it can't be A or B") == "D"
+    assert final_choice("A. Because B is not valid") == "A"
+    assert final_choice("No valid answer here") is None
     assert words("The capital of France is Paris.") == "capital of france is paris"
     assert words(r"\text{Evelyn}") == "evelyn"
     assert words("x+y") is words("42") is None
 
 
-# Oracle: labels of other people's test suites
+# Oracle: labels from other projects' test suites
 
 
 def test_agreement_with_labels_is_that_of_math_verify_or_better():
@@ -165,7 +164,7 @@ def test_agreement_with_labels_is_that_of_math_verify_or_better():
 
 @settings(deadline=None)
 @given(st.fractions(max_denominator=10**6).filter(lambda f: abs(f) < 10**12))
-def test_a_number_is_read_as_it_was_written(value):
+def test_numbers_survive_a_round_trip(value):
     assert read_number(write_number(value)) is not None
     assert read_number(write_number(value))[0] == value
 
@@ -187,12 +186,20 @@ def test_equality_of_numbers_is_symmetric(a: int, b: int):
 @settings(deadline=None)
 @given(st.text(max_size=200))
 def test_finding_an_answer_never_raises(text: str):
-    find_answer(text), find_gold(text), is_formula(text), chosen(text), words(text), read_number(text), too_much(text)
+    (
+        find_answer(text),
+        find_gold(text),
+        is_formula(text),
+        final_choice(text),
+        words(text),
+        read_number(text),
+        too_complex(text),
+    )
 
 
 @settings(deadline=None)
 @given(st.text(alphabet=r"\boxed{}1, and$<answer>#", max_size=120))
-def test_an_answer_is_part_of_its_text(text: str):
+def test_an_answer_is_a_part_of_its_text(text: str):
     found = find_answer(text)
     assert found is None or all(part in text for part in found.text.split(", "))
 
@@ -200,7 +207,7 @@ def test_an_answer_is_part_of_its_text(text: str):
 # As a reward
 
 
-def test_it_is_a_reward_function_for_trl():
+def test_math_is_a_reward_function_for_trl():
     math.take_counts()
     logged: dict[str, float] = {}
     rewards = math(
@@ -217,13 +224,13 @@ def test_it_is_a_reward_function_for_trl():
     assert logged == {"verdict/correct": 0.5, "verdict/wrong": 0.25, "verdict/unparsable": 0.25, "verdict/timeout": 0.0}
 
 
-def test_it_can_be_sent_to_another_process():
+def test_a_math_verifier_can_be_pickled():
     sent = pickle.loads(pickle.dumps(MathVerifier("math", ("answer",), math.check, timeout=2.0)))
     assert sent == MathVerifier("math", ("answer",), math.check, timeout=2.0)
     assert sent([r"\boxed{4}"], answer=[4]) == [1.0] and sent.take_counts()["correct"] == 1
 
 
-def test_answers_that_are_equal_vote_together():
+def test_equal_answers_have_equal_spellings():
     said = [r"\boxed{1,000}", "The answer is 1000.0.", "#### 1000", "x = 1000", r"\boxed{\frac{1}{3}}", r"\boxed{1/3}"]
     extracted = [v.extracted for v in math_verdicts(said, ["7"] * 6, timeout=PATIENT)]
     assert extracted == ["1000"] * 4 + ["1/3"] * 2
@@ -236,7 +243,7 @@ def test_gold_answers_are_checked_against_themselves():
     assert len(good) == 3 and [row["answer"] for row in bad] == ["", r"\frac{", "???"]
 
 
-def test_versions_are_those_that_judge():
+def test_versions_of_the_parser_packages():
     import math_verify  # noqa: F401
 
     assert set(versions()) == {"math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime"}
@@ -255,20 +262,20 @@ def test_nothing_is_evaluated_as_code(tmp_path):
     assert not trap.exists()
 
 
-def test_a_missing_completion_is_an_empty_one():
+def test_a_missing_completion_counts_as_empty():
     assert math_verdicts([None], ["42"]) == [Verdict("unparsable")]
-    assert math_verdicts(["None"], [None])[0].status == "unparsable"  # and a missing gold answer is no answer
+    assert math_verdicts(["None"], [None])[0].status == "unparsable"  # a missing gold answer matches nothing
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: math_verdicts(["1"], []), RewardError, "1 answers for 0 gold"),
-        (lambda: math_verdict("1", "1", timeout=0), ConfigError, "more than 0"),
+        (lambda: math_verdict("1", "1", timeout=0), ConfigError, "must be more than 0"),
         (lambda: math(["1"], gold=["1"]), RewardError, "no column 'answer'"),
     ],
 )
-def test_what_cannot_work_is_refused_with_advice(call, error, message: str):
+def test_invalid_arguments_are_rejected(call, error, message: str):
     with pytest.raises(error, match=message):
         call()
 
@@ -297,5 +304,5 @@ def test_what_cannot_work_is_refused_with_advice(call, error, message: str):
         (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3", True),
     ],
 )
-def test_what_answers_are_dressed_in(completion, gold, correct):
+def test_decoration_around_answers(completion, gold, correct):
     assert math_verdict(completion, gold) is correct

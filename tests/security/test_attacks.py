@@ -44,16 +44,17 @@ IMPORTS = {
 }
 ALLOWED = {
     ("kernels/linear.py", "import_module"): "one of dew's own modules, by a name from a fixed list",
-    ("rewards/registry.py", "import_module"): "one of dew's own verifiers, by a name from a fixed list",
-    ("rewards/host.py", "import_module"): "the user's reward, asked for on the command line, in a process of its own",
-    ("rewards/host.py", "exec_module"): "the same, from a file",
+    ("rewards/verifiers.py", "import_module"): "one of dew's own verifiers, by a name from a fixed list",
+    ("rewards/user_function.py", "import_module"): "the user's reward function, in a process of its own",
+    ("rewards/user_function.py", "exec_module"): "the same, from a file",
+    ("rewards/worker.py", "import_module"): "one of dew's own modules, named by the parent process",
     ("__init__.py", "import_module"): "one of dew's own modules",
     ("preflight/__init__.py", "import_module"): "one of dew's own modules",
     ("preflight/installation.py", "import_module"): "is a package installed? Names from a fixed list",
     ("cli/app.py", "import_module"): "one of dew's own commands",
-    ("rewards/pool.py", "subprocess.Popen"): "the nursery: this interpreter, fixed arguments",
-    ("rewards/child.py", "subprocess.Popen"): "a reward's process: this interpreter, the path as one argument",
+    ("rewards/process.py", "subprocess.Popen"): "this interpreter, arguments as a list of JSON",
     ("cli/runs.py", "subprocess.Popen"): "dew itself, arguments as a list",
+    ("engines/verl/recipe.py", "import_module"): "the user's algorithm, in external_lib; not in an untrusted file",
     ("engines/recording.py", "subprocess.run"): "git rev-parse HEAD",
 }
 """(file, call) -> why it may be there."""
@@ -114,7 +115,7 @@ def _is(node: ast.expr | None, value: object) -> bool:
 def _closed(keywords: dict[str | None, ast.expr]) -> bool:
     """The caller says no, or hands on what the user allowed."""
     said = keywords.get("trust_remote_code")
-    return _is(said, False) or (said is not None and ast.unparse(said) == "parsed.args.trust_remote_code")
+    return _is(said, False) or (said is not None and ast.unparse(said) in ("parsed.args.trust_remote_code", "trusted"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p).split("src/dew/")[-1])
@@ -138,14 +139,13 @@ def test_the_search_itself_finds_each(line):
 
 WATCHER = r"""
 import json, os, signal, sys
-from dew.rewards import answers, format, plain, text, verifier
-from dew.rewards.confine import ENDED, _from_text, _known, _writes
-from dew.rewards.reading import judge
-from dew.rewards.nursery import _WARM_UP
+from dew.rewards import extract, format, normalize, verifier
+from dew.rewards.sandbox import violates
+from dew.rewards.latex import WARM_UP, compare
 from dew.tasks.datasets import TEMPLATES, render
 import logging
 logging.disable(logging.CRITICAL)
-for case in _WARM_UP: judge(*case)
+for case in WARM_UP: compare(*case)
 countdown, chain, equation = map(verifier, ("countdown", "chain", "equation"))
 completions = json.load(sys.stdin)
 seen, on = [], False
@@ -153,11 +153,7 @@ seen, on = [], False
 def watch(event, arguments):
     global on
     if not on: return
-    bad = (event in ENDED or event == "open" and _writes(*arguments[1:3])
-           or event == "compile" and _from_text(arguments[1]) and not _known(sys._getframe(1))
-           or event == "exec" and _from_text(getattr(arguments[0], "co_filename", "<"))
-              and not _known(sys._getframe(1)))
-    if bad:
+    if violates(event, arguments):
         on = False
         seen.append([event, repr(arguments)[:200], now])
         on = True
@@ -168,18 +164,18 @@ signal.signal(signal.SIGALRM, ring)
 
 def core(answer, marked, gold):
     signal.setitimer(signal.ITIMER_REAL, 2)
-    try: judge(answer, marked, gold)
+    try: compare(answer, marked, gold)
     except (Exception, Late): pass
     finally: signal.setitimer(signal.ITIMER_REAL, 0)
 
 sys.addaudithook(watch)
 for now in completions:
     on = True
-    found = answers.find_answer(now)
-    answers.find_gold(now)
-    answers.is_formula(now)
-    plain.read_number(now)
-    text.words(now); text.gold_choice(now); text.chosen(now)
+    found = extract.find_answer(now)
+    extract.find_gold(now)
+    extract.is_formula(now)
+    normalize.read_number(now)
+    normalize.words(now); normalize.gold_choice(now); normalize.final_choice(now)
     for form in (format.think_format, format.think_answer_format, format.boxed_format): form([now])
     countdown.check(now, numbers=[3, 5], answer="8")
     chain.check(now, answer="8")
@@ -214,8 +210,8 @@ def test_the_watcher_sees_what_sympy_would_have_done(tmp_path):
     """With sympy's own parser in place the same watch finds text that is run."""
     unprotected = WATCHER.replace(
         "completions = json",
-        "import dew.rewards.reading as r; from importlib import reload; "
-        "reload(r.sympy_parser); r.judge.__globals__['_wanted'].cache_clear(); completions = json",
+        "import dew.rewards.latex as r; from importlib import reload; "
+        "reload(r.sympy_parser); r._parse_gold.cache_clear(); completions = json",
     )
     done = subprocess.run(
         [sys.executable, "-c", unprotected], input='["\\\\boxed{12345 x}"]', capture_output=True, text=True, check=False
@@ -226,17 +222,16 @@ def test_the_watcher_sees_what_sympy_would_have_done(tmp_path):
 
 def test_through_the_pool_every_attack_gets_a_verdict_and_leaves_nothing(tmp_path, monkeypatch):
     pytest.importorskip("math_verify")
-    from dew.rewards import pool
-    from dew.rewards.math import math_verdicts
+    from dew.rewards.math import math_verdicts, workers
 
     monkeypatch.chdir(tmp_path)
-    pool.shutdown()
+    workers.close()
     canary = tmp_path / "canary"
     texts = completions(1, str(canary))
     try:
         verdicts = math_verdicts(texts, ["8"] * len(texts), timeout=20)
     finally:
-        pool.shutdown()
+        workers.close()
     assert {v.status for v in verdicts} <= {"correct", "wrong", "unparsable", "timeout"}
     assert list(tmp_path.iterdir()) == []
 
@@ -258,7 +253,7 @@ def test_a_confined_process_can_do_nothing_of_it(tmp_path):
     (tmp_path / "kept").write_text("kept")
     script = (
         "import ctypes, json, os, pickle, shutil, socket, subprocess, sys, sympy, sympy.parsing.sympy_parser\n"
-        "from dew.rewards.confine import confine\ndone = []\nconfine()\n"
+        "from dew.rewards.sandbox import enter_sandbox\ndone = []\nenter_sandbox()\n"
     )
     for deed in DEEDS:
         script += f"try:\n    {deed}\n    done.append({deed!r})\nexcept Exception: pass\n"
@@ -276,14 +271,16 @@ def test_a_confined_process_can_do_nothing_of_it(tmp_path):
 
 WORKER = """
 import json, os, socket
-from dew.rewards.nursery import _work
+from dew.rewards import latex
+from dew.rewards.worker import run_worker
+latex.compare = lambda *request: open("made", "w").close() or ("correct", None)
 ours, theirs = socket.socketpair()
 if os.fork() == 0:
     ours.close()
-    _work(theirs, lambda *job: open("made", "w").close() or ("correct", None))
+    run_worker(theirs, latex.handle)
     os._exit(0)
 theirs.close()
-ours.sendall(json.dumps({"answer": "", "marked": True, "gold": "", "limit": 20}).encode() + b"\\n")
+ours.sendall(json.dumps({"answer": "", "marked": True, "gold": "", "timer": 20}).encode() + b"\\n")
 print(ours.recv(100).decode())
 """
 

@@ -324,17 +324,17 @@ def rollouts(case: tuple[Any, ...]) -> None:
 
 def verdict(case: tuple[str, str]) -> None:
     """What the asking process does by itself to judge an answer, and what a worker does."""
-    from dew.rewards.math import _at_once
-    from dew.rewards.reading import judge
-    from dew.rewards.verdict import Verdict
+    from dew.rewards import Verdict
+    from dew.rewards.latex import compare
+    from dew.rewards.math import verdict_or_answer
 
     text, gold = case
-    decided = _at_once(text, gold)
+    decided = verdict_or_answer(text, gold)
     if isinstance(decided, Verdict):
         return
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
-        judge(decided.text, decided.marked, gold)
+        compare(decided.text, decided.marked, gold)
     except (Exception, _Late):
         CAUGHT["in a worker"] += 1  # where it is `unparsable` or `timeout`
     finally:
@@ -351,7 +351,7 @@ def verdict_pool(cases: list[tuple[str, str]]) -> None:
 
 def own_rewards(case: tuple[Any, int]) -> None:
     """Whatever a reward function may return."""
-    from dew.rewards.returned import as_rewards
+    from dew.rewards.values import as_rewards
 
     as_rewards("r", *case)
 
@@ -464,9 +464,9 @@ def main(count: int, names: list[str]) -> int:
         for kind, (given_, text) in finds.items():
             print(f"    {kind}: {text}\n        {given_[:600]}", flush=True)
     print(f"{total} inputs, {found} finds; {dict(CAUGHT)}")
-    from dew.rewards import pool
+    from dew.rewards.math import workers
 
-    pool.shutdown()
+    workers.close()
     return 1 if found else 0
 
 

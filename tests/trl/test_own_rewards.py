@@ -5,7 +5,7 @@ import pytest
 import trl_tiny
 from dew.errors import RewardError
 from dew.records import RunFolder
-from dew.rewards.own import load_reward
+from dew.rewards.user_function import load_reward
 
 MINE = """
 import os, time
@@ -40,6 +40,6 @@ def test_a_batch_whose_reward_hangs_trains_nothing_and_the_next_one_does(mine, t
 def test_a_reward_that_always_hangs_stops_the_run(mine, tmp_path):
     trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("never"), max_steps=9)
     with pytest.raises(
-        RewardError, match=r"The reward never: its process has not answered for 2 s.*3 batches in a row"
+        RewardError, match=r"The reward never: its process did not answer within 2 s.*3 failed batches in a row"
     ):
         trainer.train()

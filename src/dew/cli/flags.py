@@ -14,7 +14,7 @@ import typer
 from dew.cli.recipes import find
 from dew.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
 from dew.errors import ConfigError, Problem
-from dew.rewards.parts import is_path, own_path
+from dew.rewards.user_function import is_user_function
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands whose further flags are settings."""
@@ -103,9 +103,9 @@ def _located(rewards: Any, folder: Path) -> Any:
     """Reward functions whose module lies beside the config file, by full path: `dew resume` must find them too."""
     if isinstance(rewards, list):
         return [_located(reward, folder) for reward in rewards]
-    module, _, function = own_path(str(rewards)).rpartition(":")
+    module, _, function = str(rewards).rpartition(":" if ":" in str(rewards) else ".")
     file = Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
-    beside = is_path(own_path(str(rewards))) and not file.exists() and (folder / file).is_file()
+    beside = is_user_function(str(rewards)) and not file.exists() and (folder / file).is_file()
     return f"{(folder / file).resolve()}:{function}" if beside else rewards
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from dew.config import Run
 from dew.errors import ConfigError, Problem
-from dew.rewards.parts import is_path, own_path
+from dew.rewards.user_function import is_user_function
 
 RUNS_CODE = {
     "trust_remote_code": "runs code that comes with a model",
@@ -64,7 +64,7 @@ def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
 
 def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
     """(name, effect) of every setting that needs approval in a file from `folder`."""
-    if code := [str(r) for r in _as_list(settings.get("reward_funcs")) if is_path(own_path(str(r)))]:
+    if code := [str(r) for r in _as_list(settings.get("reward_funcs")) if is_user_function(str(r))]:
         yield "reward_funcs", f"runs code ({', '.join(code)})"
     if remote := [str(r) for r in _as_list(settings.get("report_to")) if str(r).lower() not in LOCAL_LOGGERS]:
         yield "report_to", f"sends metrics to {', '.join(remote)}"

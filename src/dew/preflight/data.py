@@ -15,7 +15,7 @@ from dew.engines.trl.rewards import checked, missing_columns, reward_name
 from dew.engines.trl.settings import Parsed
 from dew.preflight.check import Check, failed, graded, ok, warning
 from dew.rewards import Verifier
-from dew.rewards.verdict import text_of
+from dew.rewards.verifiers import text_of
 
 STREAMED_ROWS = 1000
 """Rows to read from a streamed data set."""

@@ -1,7 +1,7 @@
-"""Rewards for how an answer is written, each a part of its own beside correctness.
+"""Rewards for the format and length of an answer, in addition to correctness.
 
-Each is a reward function for TRL, `(completions, **columns) -> list[float]`. Group filters and credit look at
-correctness alone, so a part here can be weighted without changing which groups carry signal.
+Each is a reward function for TRL, `(completions, **columns) -> list[float]`. Group filters and credit use correctness
+alone, so the weight of these rewards does not change which groups carry signal.
 """
 
 import re
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dew.errors import ConfigError, RewardError
-from dew.rewards.answers import after_thinking, last_boxed
-from dew.rewards.verdict import Completion, text_of
+from dew.errors import ConfigError, Problem, RewardError
+from dew.rewards.extract import after_thinking, last_boxed
+from dew.rewards.verifiers import Completion, text_of
 
 
 def think_format(completions: Sequence[Completion], **_: Any) -> list[float]:
-    """1 for `<think>...</think>` at the start, once, and something after it."""
+    """1 for `<think>...</think>` at the start, exactly once, followed by text."""
     return [float(_thinks_first(text_of(c))) for c in completions]
 
 
@@ -25,7 +25,7 @@ def think_answer_format(completions: Sequence[Completion], **_: Any) -> list[flo
 
 
 def boxed_format(completions: Sequence[Completion], **_: Any) -> list[float]:
-    """1 if the last box after the thinking is closed and has something in it."""
+    """1 if the last box after the thinking is closed and not empty."""
     return [float(bool(last_boxed(after_thinking(text_of(c))))) for c in completions]
 
 
@@ -43,36 +43,26 @@ def _one_answer(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Overlong:
-    """A growing penalty for the last stretch before the length limit (DAPO, Eq. 13).
-
-    L = tokens of the answer
-        0                          L ≤ limit − buffer
-        (limit − buffer − L) / buffer     in between
-        −1                         L > limit
-    """
+    """DAPO's length penalty (Eq. 13): from 0 at `limit` − `buffer` tokens linearly to −1 at `limit` and beyond."""
 
     limit: int
     """Tokens at which an answer is cut off."""
     buffer: int
-    """Tokens before the limit over which the penalty grows from 0 to −1."""
+    """Tokens before the limit over which the penalty grows."""
 
     def __post_init__(self) -> None:
         if not 0 < self.buffer <= self.limit:
-            raise ConfigError(
-                f"overlong limit={self.limit}, buffer={self.buffer}: the penalty grows over the last `buffer` tokens "
-                "before `limit`, so 0 < buffer ≤ limit. DAPO has limit=20480, buffer=4096."
-            )
+            problem = f"overlong limit={self.limit}, buffer={self.buffer}: needs 0 < buffer ≤ limit."
+            raise ConfigError(Problem(problem, remedy="DAPO uses limit=20480, buffer=4096."))
 
     @property
-    def __name__(self) -> str:  # what TRL calls the reward in its logs
+    def __name__(self) -> str:  # the name under which TRL logs the reward
         return "overlong"
 
     def __call__(self, completions: Sequence[Completion], **columns: Any) -> list[float]:
         if "completion_ids" not in columns:
-            raise RewardError("overlong: counts tokens, and needs the column completion_ids that TRL hands over.")
+            raise RewardError("overlong: counts tokens and needs completion_ids, which TRL passes to reward functions.")
         return [self.penalty(len(ids)) for ids in columns["completion_ids"]]
 
     def penalty(self, length: int) -> float:
-        if length > self.limit:
-            return -1.0
-        return min(0.0, (self.limit - self.buffer - length) / self.buffer)
+        return min(0.0, max(-1.0, (self.limit - self.buffer - length) / self.buffer))

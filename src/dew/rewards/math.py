@@ -1,156 +1,139 @@
-"""Is this answer to a mathematics problem correct?
+"""The verifier for mathematics.
 
     math_verdict("... so the area is $\\boxed{\\frac{\\pi}{2}}$.", "\\pi/2")      True
     math_verdicts(completions, golds)                                            a Verdict each
-    math(completions, answer=golds)                                              rewards, as TRL asks for them
+    math(completions, answer=golds)                                              rewards, as TRL expects them
 
-A plain number is compared exactly, here; words and choices too. The rest is read as LaTeX by math-verify in
-processes of pool.py, under `timeout` seconds each. What does not end in time is `timeout`, not `wrong`.
+Plain numbers, words and choices are compared exactly in this process. Everything else is parsed as LaTeX by
+math-verify in worker processes, with a limit of `timeout` seconds per answer. An answer that exceeds it is `timeout`,
+not `wrong`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 
-from dew.errors import ConfigError, RewardError
-from dew.rewards.answers import LONGEST, Answer, after_thinking, find_answer, find_gold, too_much
-from dew.rewards.plain import read_number, same_number, write_number
-from dew.rewards.pool import Job, Reply, pool
-from dew.rewards.text import chosen, gold_choice, words
-from dew.rewards.verdict import Completion, Status, Verdict, Verifier, text_of
+from dew.errors import ConfigError, Problem, RewardError
+from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer, find_gold, too_complex
+from dew.rewards.normalize import final_choice, gold_choice, read_number, same_number, words, write_number
+from dew.rewards.process import Pool
+from dew.rewards.verifiers import Completion, Verdict, Verifier, count_statuses, text_of
 
 TIMEOUT = 5.0
-"""Seconds for one verdict. An honest answer takes about a hundredth of one."""
+"""Seconds for one answer. A typical answer takes about a hundredth of a second."""
 Row = Mapping[str, Any]
-PARTS = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
+
+workers = Pool("dew.rewards.latex:serve", remedy='Install math-verify: pip install "dew-rl[math]".')
+"""The processes that run math-verify. `workers.start()` starts them before the first answer that needs them."""
 
 
 def math_verdict(completion: Completion | None, gold: str, *, timeout: float = TIMEOUT) -> bool:
-    """True if the completion's answer is the gold answer. Decided within `timeout`, or False."""
+    """True if the completion's answer equals the gold answer; False also after `timeout` seconds."""
     return math_verdicts([completion], [gold], timeout=timeout)[0].correct
 
 
 def math_verdicts(
     completions: Sequence[Completion | None], golds: Sequence[Any], *, timeout: float = TIMEOUT
 ) -> list[Verdict]:
-    """One verdict for each completion and the gold answer beside it; several are judged at a time."""
+    """One verdict for each completion and its gold answer; several are checked in parallel."""
     if len(completions) != len(golds):
-        raise RewardError(f"math: {len(completions)} answers for {len(golds)} gold answers. Give every answer its own.")
+        problem = f"math: {len(completions)} answers for {len(golds)} gold answers."
+        raise RewardError(Problem(problem, remedy="Pass one gold answer per answer."))
     if not timeout > 0:
-        raise ConfigError(f"timeout={timeout}: seconds for one verdict, more than 0. {TIMEOUT} is the default.")
-    verdicts: dict[int, Verdict] = {}
-    jobs: dict[int, Job] = {}
+        remedy = f"Set the seconds for one answer; the default is {TIMEOUT}."
+        raise ConfigError(Problem(f"timeout={timeout}: must be more than 0.", remedy=remedy))
     texts = ["" if gold is None else str(gold) for gold in golds]
-    for i, (completion, gold) in enumerate(zip(completions, texts, strict=True)):
-        decided = _at_once(text_of(completion or ""), gold)
-        if isinstance(decided, Verdict):
-            verdicts[i] = decided
-        else:
-            jobs[i] = {"answer": decided.text, "marked": decided.marked, "gold": gold}
-    replies = pool().ask_all(list(jobs.values()), timeout) if jobs else []
-    for (i, job), reply in zip(jobs.items(), replies, strict=True):
-        verdicts[i] = _from_worker(job, reply)
-    return [verdicts[i] for i in range(len(completions))]
+    found = [
+        verdict_or_answer(text_of(completion or ""), gold) for completion, gold in zip(completions, texts, strict=True)
+    ]
+    requests = [
+        {"answer": answer.text, "marked": answer.marked, "gold": gold}
+        for answer, gold in zip(found, texts, strict=True)
+        if isinstance(answer, Answer)
+    ]
+    replies = iter(workers.ask_all(requests, timeout) if requests else [])
+    return [_from_reply(result, next(replies)) if isinstance(result, Answer) else result for result in found]
 
 
-def _at_once(completion: str, gold: str) -> Verdict | Answer:
-    """The verdict, where no parser is needed for it; else the answer that is to be read."""
+def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
+    """The verdict if no parser is needed, else the extracted answer."""
     answer, target = find_answer(completion), find_gold(gold)
     if target and (choice := gold_choice(target.text)):
-        settled = chosen(answer.text if answer and answer.marked else after_thinking(completion)[-LONGEST:])
-        if settled:
-            return Verdict("correct" if settled == choice else "wrong", settled)
-    if answer is None or target is None or len(answer.text) > LONGEST:
+        chosen = final_choice(answer.text if answer and answer.marked else after_thinking(completion)[-MAX_LENGTH:])
+        if chosen:
+            return Verdict("correct" if chosen == choice else "wrong", chosen)
+    if answer is None or target is None or len(answer.text) > MAX_LENGTH:
         return Verdict("unparsable", answer.text[:500] if answer else None)
     if answer.marked and target.marked:
         a, b = read_number(answer.text), read_number(target.text)
         if a and b:
             return Verdict("correct" if same_number(a, b) else "wrong", write_number(a[0]))
-    if answer.marked and too_much(answer.text):  # not to be read, but it may be the gold answer word for word
+    if answer.marked and too_complex(answer.text):  # not parsed, but it may repeat the gold answer verbatim
         same = answer.text.split() == target.text.split()
         return Verdict("correct" if same else "unparsable", answer.text[:500])
-    said = words(target.text)
-    if said and said in (words(answer.text), words(after_thinking(completion)[-LONGEST:])):
-        return Verdict("correct", said)
+    wanted = words(target.text)
+    if wanted and wanted in (words(answer.text), words(after_thinking(completion)[-MAX_LENGTH:])):
+        return Verdict("correct", wanted)
     return answer
 
 
-def _from_worker(job: Job, reply: Reply | None) -> Verdict:
-    as_text = job["answer"][:500] if job["marked"] else None
-    if reply is None:
-        return Verdict("timeout", as_text)
+def _from_reply(answer: Answer, reply: Any) -> Verdict:
+    text = answer.text[:500] if answer.marked else None
+    if isinstance(reply, str):
+        return Verdict("timeout" if reply == "timeout" else "unparsable", text)
     status, extracted = reply
-    return Verdict("unparsable" if status == "crashed" else cast(Status, status), extracted or as_text)
+    return Verdict(status, extracted or text)
 
 
 @dataclass(frozen=True)
 class MathVerifier(Verifier):
-    """The verifier for mathematics, and a reward function for TRL that counts what it has seen."""
+    """The verifier for mathematics; also counts statuses."""
 
     timeout: float = TIMEOUT
     _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
     _lock: Any = field(default_factory=Lock, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process (Ray, spawn) it is the same verifier, with counts of its own."""
+        """Unpickled in another process (Ray, spawn), the same verifier with its own counts."""
         return MathVerifier, (self.name, self.columns, self.check, self.timeout)
 
-    def verdicts(self, completions: Sequence[Completion], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-        golds = [self._cell(row, "answer") for row in rows]
-        verdicts = math_verdicts(completions, golds, timeout=self.timeout)
+    def verdicts(self, completions: Sequence[Completion], rows: Sequence[Row]) -> list[Verdict]:
+        verdicts = math_verdicts(completions, [self._cell(row, "answer") for row in rows], timeout=self.timeout)
         with self._lock:
             self._counts.update(verdict.status for verdict in verdicts)
         return verdicts
 
-    def __call__(self, completions: Sequence[Completion], **columns: Any) -> list[float]:
-        """TRL's convention. Where TRL hands over `log_metric`, the share of each status is logged with it."""
-        golds = self._cell(columns, "answer")
-        verdicts = self.verdicts(completions, [{"answer": gold} for gold in golds])
-        if verdicts and (log := columns.get("log_metric")):
-            for status, n in count(verdict.status for verdict in verdicts).items():
-                log(f"verdict/{status}", n / len(verdicts))
-        return [verdict.reward for verdict in verdicts]
-
     def take_counts(self) -> dict[str, int]:
-        """How many answers were correct, wrong, unparsable and timed out since this was last asked."""
+        """The number of answers with each status since the last call."""
         with self._lock:
-            counts = count(self._counts.elements())
+            counts = count_statuses(self._counts.elements())
             self._counts.clear()
         return counts
 
 
-def count(statuses: Iterable[str]) -> dict[str, int]:
-    """How many of each status, 0 included."""
-    found = Counter(statuses)
-    return {status: found[status] for status in ("correct", "wrong", "unparsable", "timeout")}
-
-
 def check_golds(golds: Sequence[str], *, timeout: float = TIMEOUT) -> list[int]:
-    """Which gold answers, written into a box, are not judged correct against themselves: no answer could be.
-
-    A row of this list would teach nothing but noise; leave it out of training, and say so.
-    """
+    """Indices of gold answers that are not correct when boxed and compared with themselves: no answer could match."""
     verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
     return [i for i, verdict in enumerate(verdicts) if not verdict.correct]
 
 
 def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[Row], list[Row]]:
-    """(rows whose gold answer is judged correct against itself, the others)."""
+    """(rows whose gold answer matches itself, the other rows)."""
     bad = set(check_golds([str(row["answer"]) for row in rows], timeout=timeout))
     return [row for i, row in enumerate(rows) if i not in bad], [rows[i] for i in sorted(bad)]
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that has a say in a verdict; they belong with a run's results."""
+    """The versions of the packages that decide verdicts, to be stored with a run's results."""
     found = {}
-    for part in PARTS:
+    for package in ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime"):
         try:
-            found[part] = version(part)
+            found[package] = version(package)
         except PackageNotFoundError:
-            found[part] = "not installed"
+            found[package] = "not installed"
     return found
 
 

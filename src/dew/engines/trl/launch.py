@@ -18,7 +18,6 @@ from dew.config import Run, Scoring, to_yaml
 from dew.engines.problems import judge_of, training_rows
 from dew.engines.recording import git_commit
 from dew.engines.trl.checkpoints import STATE
-from dew.engines.trl.config import DewConfig
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem, not_loaded
@@ -57,7 +56,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     """The reward functions: the verifier first, then those of TRL's `reward_funcs` and its reward model."""
     verifier = judge_of(parsed.run)
     functions: list[Any] = [verifier] if verifier is not None else []
-    functions += [_reward(name, parsed.args) for name in parsed.script.reward_funcs or []]
+    functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
@@ -69,22 +68,22 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     return functions
 
 
-def _reward(name: str, args: DewConfig) -> Any:
+def _reward(name: str, parsed: Parsed) -> Any:
     """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
-    from dew.rewards.own import load_reward
-    from dew.rewards.parts import is_path, own_path, reward
+    from dew.rewards.compose import reward
+    from dew.rewards.user_function import is_user_function, load_reward
 
     if name in TRL_REWARDS:
         return getattr(trl_rewards, name)
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
         return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
-    path = own_path(name)
-    if not is_path(path):
-        return reward(path)
+    if not is_user_function(name):
+        return reward(name)
+    args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
-    return load_reward(path, args.reward_timeout, memory, args.seed)
+    return load_reward(name, args.reward_timeout, memory, args.seed, folders)
 
 
 def _source(run: Run) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 from torch import nn
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
-from dew.rewards.host import required
-from dew.rewards.own import TIMEOUT, OwnReward
-from dew.rewards.returned import NO_NUMBER, Rewards, as_rewards, told
-from dew.rewards.watchdog import bounded
+from dew.rewards.deadline import time_limit
+from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
+from dew.rewards.values import NOT_FINITE, Rewards, as_rewards, describe
 
 logger = logging.getLogger("dew")
 
@@ -33,7 +32,7 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
     if _is_model(reward):
         return reward
     name = reward_name(reward)
-    limited = hasattr(reward, "verdicts") or isinstance(reward, OwnReward)
+    limited = hasattr(reward, "verdicts") or isinstance(reward, UserFunction)
     if hasattr(reward, "verdicts"):
         reward = verifier_reward(reward)
     call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
@@ -54,7 +53,7 @@ def _synchronous(reward: Any, name: str, timeout: float | None) -> Callable[...,
     def scored(**kwargs: Any) -> Rewards:
         n = len(kwargs["completions"])  # before the function can change the list
         try:
-            with nullcontext() if timeout is None else bounded(name, timeout):
+            with nullcontext() if timeout is None else time_limit(name, timeout):
                 found = as_rewards(name, reward(**kwargs), n)
         except (Exception, SystemExit) as error:
             raise _failed(name, error, kwargs) from error
@@ -79,12 +78,12 @@ def _asynchronous(reward: Any, name: str, timeout: float) -> Callable[..., Any]:
 
 
 def _warn(name: str, found: Rewards, completions: Sequence[Any]) -> Rewards:
-    if NO_NUMBER in found:
+    if NOT_FINITE in found:
         logger.warning(
             "The reward %s returned an infinity or a NaN for the completion %.200r. The step is skipped. To leave out "
             "only an answer that cannot be scored, return None for it.",
             name,
-            completions[found.index(NO_NUMBER)],
+            completions[found.index(NOT_FINITE)],
         )
     return found
 
@@ -97,7 +96,7 @@ def _failed(name: str, error: BaseException, given: dict[str, Any]) -> RewardErr
     if isinstance(error, RewardError):
         return RewardError(Problem(str(error), where))
     remedy = "Catch what can go wrong, and return None for an answer that cannot be scored."
-    return RewardError(Problem(f"The reward {name} raised {told(error)}.", where, remedy))
+    return RewardError(Problem(f"The reward {name} raised {describe(error)}.", where, remedy))
 
 
 def verifier_reward(verifier: Any) -> Callable[..., list[float]]:
@@ -188,4 +187,4 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
 def _required(reward: Any) -> list[str]:
     if hasattr(reward, "verdicts"):
         return list(reward.columns)
-    return reward.required if isinstance(reward, OwnReward) else required(reward)
+    return reward.required if isinstance(reward, UserFunction) else required_columns(reward)

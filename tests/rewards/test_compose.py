@@ -1,4 +1,4 @@
-"""Rewards beside correctness: format, length, one's own; and TinyZero's countdown."""
+"""Format and length rewards, rewards by name, and several rewards with weights."""
 
 import sys
 
@@ -7,14 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards import verifier
+from dew.rewards import load_reward
+from dew.rewards.compose import reward, reward_parts
 from dew.rewards.format import Overlong, boxed_format, think_answer_format, think_format
-from dew.rewards.own import load_reward
-from dew.rewards.parts import reward, reward_parts
-from dew.rewards.returned import NO_NUMBER
-
-equation = verifier("countdown-tinyzero")
-
+from dew.rewards.values import NOT_FINITE
 
 # Golden
 
@@ -60,53 +56,18 @@ def test_overlong_grows_over_the_buffer():
     assert penalties == [0.0, 0.0, -0.5, -1.0, -1.0, -1.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("<think>hm</think><answer>44 + 19 + 35</answer>", "correct"),  # 63 + 35 = 98
-        ("<answer>(35 + 44) + 19 = 98</answer>", "correct"),
-        ("<answer>44 + 19 - -35</answer>", "correct"),  # 63 - (-35) = 98
-        ("<answer>44 + 54</answer>", "wrong"),  # 98, with a number that was not given
-        ("<answer>44 + 19 + 35 + 0</answer>", "wrong"),
-        ("<answer>44 * 19 - 35</answer>", "wrong"),
-        ("<answer>__import__('os')</answer>", "unparsable"),
-        ("<answer>44 / (19 - 19)</answer>", "unparsable"),
-        ("<answer>44 + </answer>", "unparsable"),
-        ("<answer>(44 + 19 + 35</answer>", "unparsable"),
-        ("<answer>2**99999999</answer>", "unparsable"),
-        ("I give up", "unparsable"),
-    ],
-)
-def test_tinyzero_countdown(text: str, status: str):
-    assert equation.check(text, numbers=[44, 19, 35], answer="98").status == status
-
-
-def test_division_is_exact():
-    assert equation.check("<answer>(1 / 3) * 6</answer>", numbers=[1, 3, 6], answer="2").correct
-
-
 # Properties
 
 
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_a_longer_answer_is_never_punished_less(a: int, b: int):
+def test_the_penalty_never_shrinks_with_length(a: int, b: int):
     overlong = Overlong(4096, 1024)
     short, long = sorted((a, b))
     assert -1 <= overlong.penalty(long) <= overlong.penalty(short) <= 0
 
 
-@settings(deadline=None)
-@given(st.text(alphabet="0123456789+-*/() =", max_size=40))
-def test_no_equation_raises(text: str):
-    assert equation.check(f"<answer>{text}</answer>", numbers=[1, 2], answer="3").status in (
-        "correct",
-        "wrong",
-        "unparsable",
-    )
-
-
-# One's own
+# User functions
 
 MINE = """
 from beside import FACTOR
@@ -134,8 +95,8 @@ def test_by_file(mine):
     assert load_reward(f"{mine}:nothing")(["a"]) == [None]
 
 
-def test_a_nan_comes_back_as_no_number(mine):
-    assert load_reward(f"{mine}:nan")(["a", "b"]) == [NO_NUMBER, 1.0]
+def test_nan_is_returned_as_not_finite(mine):
+    assert load_reward(f"{mine}:nan")(["a", "b"]) == [NOT_FINITE, 1.0]
 
 
 def test_by_module(mine, monkeypatch):
@@ -147,11 +108,11 @@ def test_by_module(mine, monkeypatch):
     ("name", "message"),
     [
         ("short", "1 rewards for 2"),
-        ("number", "returned int 3: return a list"),
+        ("number", "returned int 3"),
         ("fails", "KeyError: 'oh'"),
     ],
 )
-def test_what_comes_back_is_checked(mine, name: str, message: str):
+def test_return_values_are_checked(mine, name: str, message: str):
     with pytest.raises(RewardError, match=message):
         load_reward(f"{mine}:{name}")(["a", "b"], answer=["1", "2"])
 
@@ -177,19 +138,20 @@ def test_parts_with_weights(mine):
         (lambda: reward("zzz"), "module:function"),
         (lambda: reward("overlong:5"), "overlong:LIMIT:BUFFER"),
         (lambda: Overlong(100, 0), "0 < buffer"),
-        (lambda: reward_parts({}), "name one part"),
+        (lambda: reward_parts({}), "at least one"),
         (lambda: reward_parts({"math": float("nan")}), "finite number"),
         (lambda: load_reward("nowhere.py:f"), "no such file"),
-        (lambda: load_reward("no_such_module:f"), "cannot be imported"),
-        (lambda: load_reward("json:dump_it"), "has no function 'dump_it'. It has: "),
-        (lambda: load_reward("json:"), "write module:function"),
+        (lambda: load_reward("no_such_module:f"), "'no_such_module' cannot be imported: ModuleNotFoundError"),
+        (lambda: load_reward("json:dump_it"), "has no function 'dump_it'.*Did you mean 'dump'"),
+        (lambda: load_reward("json:"), "Write module:function"),
+        (lambda: load_reward("rewards.py"), "Write module:function or file.py:function"),
     ],
 )
-def test_what_cannot_work_is_refused_with_advice(call, message: str):
+def test_invalid_settings_are_rejected(call, message: str):
     with pytest.raises(ConfigError, match=message):
         call()
 
 
-def test_lengths_need_tokens():
+def test_overlong_needs_token_ids():
     with pytest.raises(RewardError, match="completion_ids"):
         Overlong(100, 20)(["?"])

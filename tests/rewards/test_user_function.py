@@ -1,4 +1,4 @@
-"""Reward functions from outside: whatever they do, a number each comes back or one clear error, in bounded time."""
+"""Users' reward functions: whatever they do, the result is rewards or one clear error, within the limits."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards.child import memory_of
-from dew.rewards.own import PATIENCE, load_reward
-from dew.rewards.returned import NO_NUMBER, as_rewards
+from dew.rewards.process import memory_of
+from dew.rewards.user_function import MAX_FAILURES, is_user_function, load_reward
+from dew.rewards.values import NOT_FINITE, as_rewards
 
 FUNCTIONS = r"""
 import os, sys, time, signal, threading
@@ -83,19 +84,19 @@ def counts(completions, **_):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def load(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     made = []
 
-    def load(name: str, **settings):
+    def by_name(name: str, **settings):
         made.append(load_reward(f"mine.py:{name}", **settings))
         return made[-1]
 
-    yield load
+    yield by_name
     for reward in made:
-        if reward._child is not None:
-            reward._child.end()
+        if reward._process is not None:
+            reward._process.kill()
 
 
 def alive(pid: int) -> bool:
@@ -106,18 +107,18 @@ def alive(pid: int) -> bool:
 
 
 def dies(pid: int) -> bool:
-    """A killed process is gone when the kernel has got round to it."""
+    """A killed process disappears a moment later."""
     end = time.monotonic() + 30
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.01)
     return not alive(pid)
 
 
-# What comes back
+# Return values
 
 
-def test_a_number_each(own):
-    reward = own("plain")
+def test_rewards_are_returned(load):
+    reward = load("plain")
     assert reward(["1", "2"], prompts=["a", "b"], answer=["1", "1"]) == [1.0, 0.0]
     assert reward.required == ["completions", "answer"]
 
@@ -137,7 +138,7 @@ NESTED = ([[1.0], [2.0]], np.ones((2, 1)), torch.ones(2, 1))
         ((x for x in (3, 4)), [3.0, 4.0]),
     ],
 )
-def test_whatever_holds_numbers_is_taken(values, expected):
+def test_any_sequence_of_numbers_is_accepted(values, expected):
     assert as_rewards("r", values, 2) == expected
 
 
@@ -155,14 +156,14 @@ class Rude:
      ["1", "2"], [1, "x"], [1, [2]], *NESTED, [1, 2j], [1, 10**400], [1, Rude()], Rude(), iter(int, 1), [1, object()],
      torch.tensor(1.0), np.array(1.0)],
 )  # fmt: skip
-def test_everything_else_is_one_error_that_names_the_function(values):
+def test_anything_else_is_an_error_that_names_the_function(values):
     with pytest.raises(RewardError, match="reward mine returned"):
         as_rewards("mine", values, 2)
 
 
-def test_an_infinity_or_a_nan_is_told_apart_from_none():
+def test_not_finite_values_are_kept_apart_from_none():
     nan, inf = float("nan"), float("inf")
-    assert as_rewards("mine", [nan, 1, -inf, None], 4) == [NO_NUMBER, 1.0, NO_NUMBER, None]
+    assert as_rewards("mine", [nan, 1, -inf, None], 4) == [NOT_FINITE, 1.0, NOT_FINITE, None]
 
 
 @given(
@@ -172,7 +173,7 @@ def test_an_infinity_or_a_nan_is_told_apart_from_none():
     ),
     st.integers(0, 3),
 )
-def test_no_value_is_anything_but_rewards_or_an_error(values, n):
+def test_any_value_is_rewards_or_an_error(values, n):
     try:
         found = as_rewards("r", values, n)
     except RewardError:
@@ -180,42 +181,42 @@ def test_no_value_is_anything_but_rewards_or_an_error(values, n):
     assert len(found) == n and all(x is None or isinstance(x, float) for x in found)
 
 
-# Time
+# Time limit
 
 
 @pytest.mark.parametrize("name", ["hangs", "busy", "in_c", "deaf"])
-def test_a_hang_is_ended_and_left_out_and_the_third_in_a_row_ends_the_run(own, name, caplog):
-    reward = own(name, timeout=0.3)
-    for turn in range(1, PATIENCE):
+def test_a_hang_loses_the_batch_and_the_third_in_a_row_ends_the_run(load, name, caplog):
+    reward = load(name, timeout=0.3)
+    for turn in range(1, MAX_FAILURES):
         assert reward(["a", "b"], prompts=["why?", "how?"]) == [None, None]
-        assert f"({turn} of {PATIENCE} in a row)" in caplog.text and "'why?'" in caplog.text
+        assert f"({turn} of {MAX_FAILURES} in a row)" in caplog.text and "'why?'" in caplog.text
     with pytest.raises(
-        RewardError, match=rf"{name}: its process has not answered for 0.3 s.*'why\?'.*3 batches in a row"
+        RewardError, match=rf"{name}: its process did not answer within 0.3 s.*'why\?'.*3 failed batches in a row"
     ):
         reward(["a", "b"], prompts=["why?", "how?"])
 
 
-def test_one_slow_batch_costs_one_batch(own):
-    reward = own("once_slow", timeout=2.0)
+def test_a_slow_batch_loses_only_that_batch(load):
+    reward = load("once_slow", timeout=2.0)
     assert reward(["a"]) == [None]
     assert reward(["a"]) == [1.0] and reward._failures == 0
 
 
-# Memory
+# Memory limit
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell how much a process holds")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("name", ["leaks", "hoards"])
-def test_a_leak_is_ended_where_it_would_take_too_much(own, name, caplog):
-    reward = own(name, memory=400 * 2**20)
+def test_a_leak_is_killed_at_the_memory_limit(load, name, caplog):
+    reward = load(name, memory=400 * 2**20)
     for _ in range(20):
         if reward(["a"]) == [None]:
             break
-    assert "GiB, more than the 0.39 GiB that it may" in caplog.text
+    assert "GiB of memory, more than its limit of 0.39 GiB" in caplog.text
     assert memory_of(os.getpid()) > 0
 
 
-# Endings
+# Failures
 
 
 @pytest.mark.parametrize(
@@ -226,99 +227,112 @@ def test_a_leak_is_ended_where_it_would_take_too_much(own, name, caplog):
         ("clears", "returned 0 rewards for 1"),
     ],
 )
-def test_mistakes_are_told_at_once(own, name, message):
+def test_bugs_are_errors_at_once(load, name, message):
     with pytest.raises(RewardError, match=message):
-        own(name)(["a"], prompts=["why?"])
+        load(name)(["a"], prompts=["why?"])
 
 
-@pytest.mark.parametrize(("name", "how"), [("vanishes", "exit code 3"), ("segfaults", "killed by SIGSEGV")])
-def test_a_process_that_dies_is_started_again(own, name, how, caplog):
-    reward = own(name)
+@pytest.mark.parametrize(("name", "how"), [("vanishes", "exited with code 3"), ("segfaults", "killed by SIGSEGV")])
+def test_a_process_that_dies_is_restarted(load, name, how, caplog):
+    reward = load(name)
     assert reward(["a"]) == [None] and how in caplog.text
     assert reward(["a"]) == [None]
     with pytest.raises(RewardError, match=how):
         reward(["a"])
 
 
-def test_a_function_that_forks_answers_once(own):
-    reward = own("forks")  # a second answer to one batch would be taken for the answer to the next
+def test_a_function_that_forks_replies_once(load):
+    reward = load("forks")  # a second answer to one batch would be taken for the answer to the next
     assert [reward(["a", "b"]) for _ in range(3)] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
-def test_what_the_function_started_ends_with_it(own):
-    reward = own("starts")
+def test_child_processes_are_killed_with_the_function(load):
+    reward = load("starts")
     (pid,) = reward(["a"])
     assert alive(int(pid))
-    reward._child.end()
+    reward._process.popen.kill()
+    reward._process.kill()
     assert dies(int(pid))
     assert reward(["a"]) == [None]  # that batch is lost
     assert alive(int(reward(["a"])[0]))
 
 
-def test_printing_goes_to_standard_error_and_not_for_ever(own, capsys):
-    assert own("prints")(["a"]) == [1.0]
+def test_output_goes_to_standard_error_and_is_limited(load, capsys):
+    assert load("prints")(["a"]) == [1.0]
     time.sleep(0.5)
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("I was here\n")
     assert shown.err.count("\n") < 300 and "\x1b" not in shown.err
 
 
-def test_async_functions_are_awaited(own):
-    assert own("awaited")(["a"]) == [2.0]
+def test_async_functions_are_awaited(load):
+    assert load("awaited")(["a"]) == [2.0]
 
 
-def test_what_it_logs_arrives(own):
+def test_logged_values_are_passed_on(load):
     class State:
         global_step = 7
 
     state = State()
     state.global_step = 7
     logged = []
-    rewards = own("tells")(
+    rewards = load("tells")(
         ["ab"], log_extra=lambda *x: logged.append(x), log_metric=lambda *x: logged.append(x), trainer_state=state
     )
     assert rewards == [7.0] and logged == [("length", [2]), ("mean", 1.5)]
 
 
-def test_its_dice_are_seeded_and_its_memory_lasts(own):
-    assert own("lucky", seed=3)(["a", "b"]) == own("lucky", seed=3)(["a", "b"]) != own("lucky", seed=4)(["a", "b"])
-    reward = own("counts")
+def test_the_seed_is_set_and_state_is_kept(load):
+    assert load("lucky", seed=3)(["a", "b"]) == load("lucky", seed=3)(["a", "b"]) != load("lucky", seed=4)(["a", "b"])
+    reward = load("counts")
     assert [reward(["a"]) for _ in range(3)] == [[1.0], [2.0], [3.0]]
 
 
-def test_it_can_be_sent_to_another_process(own):
-    again = pickle.loads(pickle.dumps(own("plain", timeout=7)))
+def test_the_trainer_state_may_be_missing(load):
+    assert load("awaited")(["a"], trainer_state=None) == [2.0]
+
+
+def test_a_file_may_import_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "helper.py").write_text("VALUE = 5.0")
+    (tmp_path / "sub" / "mine.py").write_text("import helper\ndef f(completions, **_): return [helper.VALUE]")
+    monkeypatch.chdir(tmp_path)
+    assert load_reward("sub/mine.py:f")(["a"]) == [5.0]
+
+
+def test_a_user_function_can_be_pickled(load):
+    again = pickle.loads(pickle.dumps(load("plain", timeout=7)))
     assert again(["1"], answer=["1"]) == [1.0] and again.timeout == 7
 
 
-def test_a_column_that_cannot_be_sent_is_named(own):
+def test_a_column_that_cannot_be_sent_is_an_error(load):
     with pytest.raises(RewardError, match="object is not text, a number"):
-        own("plain")(["1"], answer=[object()])
+        load("plain")(["1"], answer=[object()])
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("import os; os._exit(4)", "exit code 4"),
+        ("import os; os._exit(4)", "exited with code 4"),
         ("1/0", "ZeroDivisionError"),
         ("def f(:", "SyntaxError"),
         ("g = 1", "has no function 'f'"),
     ],
 )
-def test_a_file_that_does_not_load_says_so(tmp_path, code, message):
+def test_a_file_that_does_not_load_is_an_error(tmp_path, code, message):
     (tmp_path / "bad.py").write_text(code)
     with pytest.raises(ConfigError, match=message):
         load_reward(f"{tmp_path}/bad.py:f")
 
 
-def test_nothing_is_left_when_the_asking_process_is_killed(tmp_path):
+def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     script = textwrap.dedent("""
         import os
-        from dew.rewards.own import load_reward
-        reward = load_reward("mine.py:hangs", timeout=1.0)
-        print(reward._child._process.pid, flush=True)
+        from dew.rewards import load_reward
+        reward = load_reward("mine.py:in_c")
+        print(reward._process.popen.pid, flush=True)
         reward(["a"])
     """)
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as asking:
@@ -328,7 +342,63 @@ def test_nothing_is_left_when_the_asking_process_is_killed(tmp_path):
     assert dies(pid)
 
 
-# In this process: functions that Python hands over
+# Lookup
+
+
+def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, value in ((here, 1), (there, 2)):
+        folder.mkdir()
+        (folder / "both.py").write_text(f"def f(completions, **_): return [{value}.0]")
+    (there / "only.py").write_text("def f(completions, **_): return [3.0]")
+    (there / "package").mkdir()
+    (there / "package" / "inner.py").write_text("def f(completions, **_): return [4.0]")
+    monkeypatch.chdir(here)
+
+    def value(path: str) -> float:
+        reward = load_reward(path, folders=[there])
+        rewards = [function(["a"])[0] for function in (reward, pickle.loads(pickle.dumps(reward)))]
+        assert rewards[0] == rewards[1]
+        return rewards[0]
+
+    assert [value(path) for path in ("both.py:f", "both:f", "both.f")] == [1.0] * 3
+    assert [value(path) for path in ("only.py:f", "only:f", "only.f")] == [3.0] * 3
+    assert [value(path) for path in ("package/inner.py:f", "package.inner:f", "package.inner.f")] == [4.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("mind.py:plain", "'mine.py'"), ("mind:plain", "'mine'"), ("mine.py:plan", "'plain'"), ("mine.plan", "'plain'")],
+)
+def test_a_misspelled_path_suggests_the_nearest(load, path, meant):
+    with pytest.raises(ConfigError) as error:
+        load_reward(path)
+    assert error.value.problems[0].remedy == f"Did you mean {meant}?"
+
+
+def test_names_of_user_functions():
+    assert all(map(is_user_function, ("a.py:f", "a:f", "a.b:f", "a.b.f")))
+    assert not any(map(is_user_function, ("math", "overlong:100:10", "think_format")))
+
+
+def test_a_forked_child_starts_its_own_process(load):
+    reward = load("counts")
+    assert reward(["a"]) == [1.0]
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, str(reward(["a"])).encode())
+        os._exit(0)
+    assert os.read(read, 100) == b"[1.0]"
+    assert reward(["a"]) == [2.0]
+
+
+def test_threads_share_one_process(load):
+    reward = load("counts")
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(r for (r,) in threads.map(lambda _: reward(["a"]), range(12))) == [float(i) for i in range(1, 13)]
+
+
+# Callables, which run in this process
 
 
 def scored(function, timeout=0.3, **columns):
@@ -344,47 +414,47 @@ def stubborn(completions, **_):
 
 
 @pytest.mark.parametrize("function", [lambda completions, **_: time.sleep(1e6), stubborn])
-def test_a_hang_here_is_interrupted(function):
-    with pytest.raises(RewardError, match=r"has not returned for 0.3 s"):
+def test_a_hang_is_interrupted(function):
+    with pytest.raises(RewardError, match=r"did not return within 0.3 s"):
         scored(function)
 
 
-def test_an_endless_generator_here_is_interrupted():
+def test_an_endless_generator_is_interrupted():
     def waits(completions, **_):
         yield 1.0
         time.sleep(1e6)
 
-    with pytest.raises(RewardError, match="has not returned"):
+    with pytest.raises(RewardError, match="did not return"):
         scored(waits)
 
 
-def test_sys_exit_here_is_an_error():
+def test_sys_exit_is_an_error():
     with pytest.raises(RewardError, match=r"raised SystemExit: 0.*'why\?'"):
         scored(lambda completions, **_: sys.exit(0))
 
 
-def test_a_list_that_is_emptied_here_still_counts():
+def test_a_function_that_empties_its_completions_is_an_error():
     with pytest.raises(RewardError, match="0 rewards for 2"):
         scored(lambda completions, **_: completions.clear() or [])
 
 
-def test_an_async_hang_here_is_ended():
+def test_an_async_hang_is_cancelled():
     async def waits(completions, **_):
         await asyncio.sleep(1e6)
 
-    with pytest.raises(RewardError, match=r"has not returned for 0.3 s"):
+    with pytest.raises(RewardError, match=r"reward waits .*return.* 0.3 s"):
         asyncio.run(scored(waits))
 
 
 BACKSTOP = """
 import os, sys, time
-from dew.rewards import watchdog
-watchdog.GRACE = 0.5
+from dew.rewards import deadline
+deadline.GRACE = 0.5
 def in_c(): return max(range(10 ** 13))
 def forks(): os.fork()
-with watchdog.bounded(sys.argv[1], 0.3):
+with deadline.time_limit(sys.argv[1], 0.3):
     globals()[sys.argv[1]]()
-print("went on")
+print("continued")
 """
 
 
@@ -393,11 +463,11 @@ def backstop(name: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_what_cannot_be_interrupted_ends_the_process_and_shows_where():
+def test_a_function_that_cannot_be_interrupted_ends_the_process_with_a_traceback():
     done = backstop("in_c")
     assert done.returncode == 1 and "Timeout" in done.stderr and "in in_c" in done.stderr
 
 
-def test_a_fork_here_does_not_train_twice():
+def test_a_forked_copy_exits():
     done = backstop("forks")
-    assert done.returncode == 0 and done.stdout == "went on\n"
+    assert done.returncode == 0 and done.stdout == "continued\n"

@@ -1,11 +1,12 @@
-"""Plain numbers, read exactly and without a parser: most gold answers are one."""
+"""Numbers, words and letters of choices, compared without a parser. Standard library only; linear time."""
 
 import re
 from decimal import Decimal
 from fractions import Fraction
 
-ROUNDING = 6
-"""Decimals that a rounded answer needs: 0.333333 is 1/3, 0.33 is not."""
+DECIMALS = 6
+"""Decimals to which a rounded answer must agree: 0.333333 is 1/3, 0.33 is not."""
+CHOICES = "ABCDEFGHIJ"
 
 _SPACE = r"(?:\\[,;:! ]|[   ])"
 _GROUP = rf"(?:\{{?,\}}?{_SPACE}*|{_SPACE}+)"
@@ -20,13 +21,17 @@ _RECURRING = re.compile(
     rf"(?P<sign>[-+]?)\s*(?P<whole>{_DIGITS})?\.(?P<once>\d{{0,60}})\\(?:overline|bar|dot)\s*\{{?(?P<again>\d{{1,60}})\}}?"
 )
 _AROUND = re.compile(r"\A(?:\\\(|\\\[|\\?\$|[€£¥]|\s)+|(?:\\\)|\\\]|\\?\$|[€£¥.]|\s)+\Z")
+_MARKUP = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|boxed)(?![a-zA-Z])|[{}$*`]|\\[ ,;!]")
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_ALONE = rf"(?<![A-Za-z0-9_'’])([{CHOICES}])(?![A-Za-z0-9_'’])"
+_AT_START = re.compile(rf"\W{{0,3}}([{CHOICES}])(?:[.,:;)]|\s*$|[^\x00-\x7f])")
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
-    """(value, whether it was written with decimals), or None if the text is anything but one plain number.
+    """(value, whether it was written with decimals), or None if the text is not one plain number.
 
-    Reads signs, thousands separators, decimals, fractions and mixed numbers: `-1,000.50`, `\\frac{3}{4}`, `1 1/2`,
-    `0.\\overline{3}`.
+    Understands signs, thousands separators, decimals, fractions and mixed numbers: `-1,000.50`, `\\frac{3}{4}`,
+    `1 1/2`, `0.\\overline{3}`.
     """
     if len(text) > 200:
         return None
@@ -36,7 +41,7 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
         digits = re.sub(r"\D", "", whole)
         value = Fraction(digits + (decimals if len(decimals) > 1 else ""))
         return (-value if match["sign"] == "-" else value), len(decimals) > 1
-    if match := _RECURRING.fullmatch(text):  # 2.1 followed by 6 for ever is (216 - 21) / 90
+    if match := _RECURRING.fullmatch(text):  # 2.1666... = (216 - 21) / 90
         whole, once, again = re.sub(r"\D", "", match["whole"] or "0"), match["once"], match["again"]
         value = Fraction(int(whole + once + again) - int(whole + once), (10 ** len(again) - 1) * 10 ** len(once))
         return (-value if match["sign"] == "-" else value), False
@@ -53,13 +58,13 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def same_number(a: tuple[Fraction, bool], b: tuple[Fraction, bool]) -> bool:
-    """Exactly equal, or equal to six decimals where one of the two was written with decimals."""
+    """Exactly equal, or equal to six decimals if either was written with decimals."""
     if a[0] == b[0]:
         return True
     if not (a[1] or b[1]):
         return False
     apart, size = abs(a[0] - b[0]), max(abs(a[0]), abs(b[0]))
-    return round(a[0], ROUNDING) == round(b[0], ROUNDING) and apart <= size / 1000
+    return round(a[0], DECIMALS) == round(b[0], DECIMALS) and apart <= size / 1000
 
 
 def write_number(value: Fraction) -> str:
@@ -69,3 +74,30 @@ def write_number(value: Fraction) -> str:
     if 10**12 % value.denominator == 0:
         return f"{Decimal(value.numerator) / value.denominator:f}"
     return str(value)
+
+
+def words(text: str) -> str | None:
+    """Lower-case words without articles and punctuation, or None if the text is mathematics."""
+    plain = _MARKUP.sub(" ", text)
+    if re.search(r"[\\^_=<>+]|\d\s*[-*/]\s*\d", plain) or not _WORD.search(plain):
+        return None
+    return " ".join(w for w in re.findall(r"[^\W_]+", plain.lower()) if w not in ("a", "an", "the")) or None
+
+
+def gold_choice(gold: str) -> str | None:
+    """C for a gold answer `C`, `(C)`, `\\text{(C)}` or `(C) Cecile`; None if it is not a choice."""
+    plain = _MARKUP.sub(" ", gold).strip()
+    found = re.fullmatch(rf"\(([{CHOICES}])\)(?:\s.*)?|([{CHOICES}])[.):]?", plain, re.DOTALL)
+    return (found[1] or found[2]) if found else None
+
+
+def final_choice(text: str) -> str | None:
+    """The choice that a text makes: the first after its last "answer", else one at its start, else the last one."""
+    text = _MARKUP.sub(" ", text)
+    at = text.lower().rfind("answer")
+    if at >= 0 and (found := re.search(_ALONE, text[at + len("answer") : at + 200])):
+        return found[1]
+    if found := _AT_START.match(text):
+        return found[1]
+    letters = re.findall(_ALONE, text)
+    return letters[-1] if letters else None

@@ -1,4 +1,4 @@
-"""The processes behind verdicts: limits that hold, from anywhere, and nothing left behind."""
+"""The worker pool of the math verifier: hard limits, usable from anywhere, no processes left behind."""
 
 import multiprocessing
 import os
@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards import pool as pools
-from dew.rewards.math import math_verdict, math_verdicts
+from dew.rewards import process
+from dew.rewards.math import math_verdict, math_verdicts, workers
+from dew.rewards.process import worker_count
 from hostile import hostile, measure
 
 pytest.importorskip("math_verify")
@@ -24,7 +25,7 @@ ENDLESS = r"\boxed{\int_0^1 \sin(x^{x^x})^{99} \cos(\sqrt{x^{17}+x+1}) dx}"
 @pytest.fixture(autouse=True, scope="module")
 def _no_processes_left():
     yield
-    pools.shutdown()
+    workers.close()
 
 
 def statuses(*completions: str, limit: float = PATIENT, gold: str = "x+1") -> list[str]:
@@ -46,39 +47,39 @@ def gone(pids: list[int], patience: float = 90.0) -> bool:
     return not any(map(alive, pids))
 
 
-# Limits
+# Time limits
 
 
-def test_what_does_not_end_is_ended_and_the_next_is_judged():
+def test_an_endless_answer_times_out_and_the_next_one_is_checked():
     assert statuses(ENDLESS, limit=0.3) == ["timeout"]
     assert statuses(r"\boxed{1+x}", r"\boxed{2+x}") == ["correct", "wrong"]
 
 
-def test_an_endless_answer_does_not_hold_up_its_neighbours():
+def test_an_endless_answer_does_not_delay_the_others():
     assert statuses(ENDLESS, r"\boxed{1+x}", ENDLESS, limit=10)[1] == "correct"
 
 
 @pytest.mark.parametrize(
     "text", ["10^10^10", "9!!!!!", "7^{9999999}", "(" * 500 + "1" + ")" * 500, "9" * 5000, "x" * 50_000]
 )
-def test_the_astronomic_is_not_even_read(text: str):
+def test_huge_expressions_are_not_parsed(text: str):
     assert statuses(rf"\boxed{{{text}}}", limit=PATIENT) == ["unparsable"]
 
 
-def test_hostile_strings_end_with_a_status():
+def test_hostile_strings_get_a_status():
     for _, completion, gold in hostile(40, seed=1):
         (verdict,) = math_verdicts([completion], [gold], timeout=0.2)
         assert verdict.status in ("correct", "wrong", "unparsable", "timeout")
 
 
 @pytest.mark.slow
-def test_no_verdict_on_ten_thousand_hostile_strings_outlasts_its_limit_by_a_second():
+def test_no_hostile_string_exceeds_its_limit_by_a_second():
     found = measure(10_000, limit=0.5, threads=4)
     print(found)
     assert found["longest s"] <= 0.5 + 1
 
 
-# From anywhere
+# Threads, forks, signals
 
 
 def test_from_many_threads_at_once():
@@ -87,55 +88,54 @@ def test_from_many_threads_at_once():
     assert list(found) == [True, False] * 12
 
 
-def test_signals_of_the_asking_process_are_left_alone():
+def test_signal_handlers_of_this_process_are_unchanged():
     before = signal.getsignal(signal.SIGALRM)
     statuses(r"\boxed{1+x}")
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def _in_child(queue) -> None:
-    queue.put((os.getpid(), math_verdict(r"\boxed{1+x}", "x+1", timeout=PATIENT), pools.pool()._nursery.pid))
+    queue.put((os.getpid(), math_verdict(r"\boxed{1+x}", "x+1", timeout=PATIENT), workers._server.popen.pid))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_from_a_daemonic_child_with_a_pool_of_its_own(method: str):
-    assert statuses(r"\boxed{1+x}") == ["correct"]  # the parent's pool is up when it forks
+def test_a_daemonic_child_has_its_own_workers(method: str):
+    assert statuses(r"\boxed{1+x}") == ["correct"]  # the parent's workers are running when it forks
     context = multiprocessing.get_context(method)
     queue = context.Queue()
     child = context.Process(target=_in_child, args=(queue,), daemon=True)
     child.start()
-    pid, correct, nursery = queue.get(timeout=120)
+    pid, correct, server = queue.get(timeout=120)
     child.join(60)
-    assert correct and pid != os.getpid() and nursery != pools.pool()._nursery.pid
-    assert gone([nursery])
-    assert statuses(r"\boxed{1+x}") == ["correct"]  # and the parent's is still up
+    assert correct and pid != os.getpid() and server != workers._server.popen.pid
+    assert gone([server])
+    assert statuses(r"\boxed{1+x}") == ["correct"]  # and the parent's workers still run
 
 
-# Nothing left behind
+# No processes left behind
 
 SCRIPT = """
 import sys
-from dew.rewards.math import math_verdicts
-from dew.rewards.pool import pool
+from dew.rewards.math import math_verdicts, workers
 math_verdicts([r"\\boxed{x+1}", r"\\boxed{x+2}"], ["1+x"] * 2, timeout=60)
-nursery = pool()._nursery.pid
-print(nursery, *open(f"/proc/{nursery}/task/{nursery}/children").read().split(), flush=True)
+server = workers.start().popen.pid
+print(server, *open(f"/proc/{server}/task/{server}/children").read().split(), flush=True)
 if sys.argv[1] == "kill":
     math_verdicts([ENDLESS] * 2, ["1+x"] * 2, timeout=60)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("way", ["end", "kill"])
-def test_no_process_outlives_the_one_that_asked(way: str):
+def test_no_process_outlives_its_parent(way: str):
     code = SCRIPT.replace("ENDLESS", repr(ENDLESS))
     process = subprocess.Popen([sys.executable, "-c", code, way], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) >= 2
     if way == "kill":
-        time.sleep(1)  # in the middle of verdicts without end
+        time.sleep(1)  # while the answers are being parsed
         process.kill()
     process.wait(60)
     assert gone(pids)
@@ -143,26 +143,26 @@ def test_no_process_outlives_the_one_that_asked(way: str):
 
 def test_a_worker_that_was_killed_is_replaced():
     assert statuses(r"\boxed{1+x}") == ["correct"]
-    for worker in pools.pool()._idle:
-        worker.channel.shutdown(2)
+    for worker in workers._idle:
+        worker.socket.shutdown(2)
     assert statuses(r"\boxed{1+x}", r"\boxed{2+x}") == ["correct", "wrong"]
 
 
-def test_a_nursery_that_was_killed_is_replaced():
+def test_a_server_that_was_killed_is_replaced():
     assert statuses(r"\boxed{1+x}") == ["correct"]
-    pool = pools.pool()
-    os.kill(pool._nursery.pid, signal.SIGKILL)
-    pool._nursery.wait()
-    for worker in pool._idle:
+    os.kill(workers._server.popen.pid, signal.SIGKILL)
+    workers._server.popen.wait()
+    for worker in workers._idle:
         worker.close()
-    pool._idle.clear()
+    workers._idle.clear()
     assert statuses(r"\boxed{1+x}", r"\boxed{2+x}") == ["correct", "wrong"]
 
 
-def test_the_pool_is_started_when_it_is_needed():
-    pools.shutdown()
+def test_workers_start_when_they_are_needed():
+    workers.close()
     assert statuses(r"\boxed{42}", gold="42") == ["correct"]
-    assert pools.pool()._nursery is None  # plain numbers need no parser
+    assert workers._server is None  # plain numbers need no parser
+    workers.start()
     threads = threading.active_count()
     statuses(r"\boxed{1+x}", r"\boxed{2+x}")
     assert threading.active_count() == threads
@@ -171,20 +171,27 @@ def test_the_pool_is_started_when_it_is_needed():
 # Edges
 
 
-def test_what_it_needs_is_said_when_it_is_missing(monkeypatch):
-    code = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).sendall(b'ModuleNotFoundError: math_verify')"
-    monkeypatch.setattr(pools, "_NURSERY", code)
-    pools.shutdown()
-    with pytest.raises(RewardError, match=r"math_verify.\nThey need math-verify: pip install"):
+def test_missing_math_verify_is_reported_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(process, "_BOOT", "import sys; sys.modules['math_verify'] = None" + process._BOOT)
+    workers.close()
+    with pytest.raises(RewardError, match=r"math_verify.*Install math-verify: pip install") as error:
         statuses(r"\boxed{1+x}")
+    assert "pip install" in error.value.problems[0].remedy
+    assert workers._server is None
 
 
-def test_the_number_of_verifiers(monkeypatch):
+def test_workers_do_not_import_torch():
+    code = "import sys, dew.rewards.latex; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_number_of_workers(monkeypatch):
     monkeypatch.setenv("DEW_VERIFIERS", "3")
-    assert pools.default_size() == 3
+    assert worker_count() == 3
     monkeypatch.setenv("DEW_VERIFIERS", "none")
     with pytest.raises(ConfigError, match="1 or more"):
-        pools.default_size()
+        worker_count()
     monkeypatch.delenv("DEW_VERIFIERS")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
-    assert pools.default_size() == 1
+    assert worker_count() == 1

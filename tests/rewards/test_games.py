@@ -1,4 +1,4 @@
-"""The verifiers of the built-in tasks: exact, and never fooled into running text as code."""
+"""Verifiers of the arithmetic games: exact, and text is never run as code."""
 
 import pytest
 from hypothesis import given
@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
 from dew.rewards import Verdict, verifier
-from dew.rewards.steps import Step, read_steps
+from dew.rewards.games import Step, parse_steps
 
-countdown, chain = verifier("countdown"), verifier("chain")
+countdown, chain, equation = map(verifier, ("countdown", "chain", "countdown-tinyzero"))
 
 
-def judge(text: str, numbers: list[int], target: int) -> Verdict:
+def check(text: str, numbers: list[int], target: int) -> Verdict:
     return countdown.check(text, numbers=numbers, answer=str(target))
 
 
@@ -21,35 +21,35 @@ def judge(text: str, numbers: list[int], target: int) -> Verdict:
 def test_countdown_accepts_every_way_to_the_target():
     # 2, 3, 5 -> 16:  3+5=8, 8*2=16.   Also 5+3, and the product the other way round.
     for text in ("3+5=8;8*2=16", "5+3=8;2*8=16", " 3+5=8;8*2=16\n"):
-        assert judge(text, [2, 3, 5], 16) == Verdict("correct", text.strip())
+        assert check(text, [2, 3, 5], 16) == Verdict("correct", text.strip())
 
 
 def test_countdown_may_pass_through_zero_and_below():
-    assert judge("2-5=-3;-3+9=6", [2, 5, 9], 6).correct  # −3 + 9 = 6
-    assert judge("2-5=-3;9--3=12", [2, 5, 9], 12).correct  # 9 − (−3) = 12
-    assert judge("4-4=0;0+7=7", [4, 4, 7], 7).correct
+    assert check("2-5=-3;-3+9=6", [2, 5, 9], 6).correct  # −3 + 9 = 6
+    assert check("2-5=-3;9--3=12", [2, 5, 9], 12).correct  # 9 − (−3) = 12
+    assert check("4-4=0;0+7=7", [4, 4, 7], 7).correct
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("3+5=7;7*2=16", "steps that do not hold"),
-        ("3+5=8;8+2=10", "another target"),
+        ("3+5=8;8+2=10", "wrong target"),
         ("3+5=8", "a number left over"),
         ("3+5=8;8*2=16;16*1=16", "a number that was not given"),
-        ("3+5=8;8+8=16", "a result taken twice"),
-        ("3+5=8;3*5=15", "numbers taken twice"),
+        ("3+5=8;8+8=16", "a result used twice"),
+        ("3+5=8;3*5=15", "numbers used twice"),
         ("8*2=16", "the result of a step that was never made"),
         ("8*2=16;3+5=8", "steps in the wrong order"),
     ],
 )
-def test_countdown_refuses(text: str, why: str):
-    assert judge(text, [2, 3, 5], 16).status == "wrong", why
+def test_countdown_rejects(text: str, why: str):
+    assert check(text, [2, 3, 5], 16).status == "wrong", why
 
 
-def test_countdown_wants_every_number():
-    assert judge("3*5=15", [2, 3, 5], 15).status == "wrong"
-    assert judge("3*5=15", [3, 5], 15).correct
+def test_countdown_requires_every_number():
+    assert check("3*5=15", [2, 3, 5], 15).status == "wrong"
+    assert check("3*5=15", [3, 5], 15).correct
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_countdown_wants_every_number():
      "+3+5=8", "3+5=8,8*2=16", "3+5=8;8**2=64", "(3+5)*2=16", "__import__('os')",
      "３+5=8;8*2=16", "9" * 5000 + "+1=2"],
 )  # fmt: skip
-def test_countdown_cannot_read(text: str):
-    assert judge(text, [2, 3, 5], 16) == Verdict("unparsable", None)
+def test_countdown_cannot_parse(text: str):
+    assert check(text, [2, 3, 5], 16) == Verdict("unparsable", None)
 
 
-def test_chain_judges_the_last_value_only():
+def test_chain_checks_only_the_last_value():
     assert chain.check("17+38=55;55-9=46", answer="46") == Verdict("correct", "46")
     assert chain.check("17+38=54;54-9=46", answer="46") == Verdict("correct", "46")  # two slips that cancel
     assert chain.check("17+38=55;55-9=47", answer="46") == Verdict("wrong", "47")
@@ -79,6 +79,31 @@ def test_a_verifier_is_a_reward_function_for_trl():
     )
     assert rewards == [1.0, 0.0, 1.0]
     assert countdown.__name__ == "countdown"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("<think>hm</think><answer>44 + 19 + 35</answer>", "correct"),  # 63 + 35 = 98
+        ("<answer>(35 + 44) + 19 = 98</answer>", "correct"),
+        ("<answer>44 + 19 - -35</answer>", "correct"),  # 63 - (-35) = 98
+        ("<answer>44 + 54</answer>", "wrong"),  # 98, with a number that was not given
+        ("<answer>44 + 19 + 35 + 0</answer>", "wrong"),
+        ("<answer>44 * 19 - 35</answer>", "wrong"),
+        ("<answer>__import__('os')</answer>", "unparsable"),
+        ("<answer>44 / (19 - 19)</answer>", "unparsable"),
+        ("<answer>44 + </answer>", "unparsable"),
+        ("<answer>(44 + 19 + 35</answer>", "unparsable"),
+        ("<answer>2**99999999</answer>", "unparsable"),
+        ("I give up", "unparsable"),
+    ],
+)
+def test_tinyzero_countdown(text: str, status: str):
+    assert equation.check(text, numbers=[44, 19, 35], answer="98").status == status
+
+
+def test_division_is_exact():
+    assert equation.check("<answer>(1 / 3) * 6</answer>", numbers=[1, 3, 6], answer="2").correct
 
 
 # Oracle
@@ -106,7 +131,7 @@ def reaches(numbers: list[int], target: int) -> set[str]:
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(-20, 60))
 def test_exactly_the_solutions_found_by_exhaustion_are_correct(numbers: list[int], target: int):
     everything = {text for goal in (target, target + 1) for text in reaches(numbers, goal)}
-    assert {text for text in everything if judge(text, numbers, target).correct} == reaches(numbers, target)
+    assert {text for text in everything if check(text, numbers, target).correct} == reaches(numbers, target)
 
 
 # Properties
@@ -114,15 +139,24 @@ def test_exactly_the_solutions_found_by_exhaustion_are_correct(numbers: list[int
 
 @given(st.text(alphabet="0123456789+-*=; .e_()x", max_size=30))
 def test_no_text_raises(text: str):
-    assert judge(text, [1, 2, 3], 6).status in ("correct", "wrong", "unparsable")
+    assert check(text, [1, 2, 3], 6).status in ("correct", "wrong", "unparsable")
     assert chain.check(text, answer="6").status in ("correct", "wrong", "unparsable")
 
 
 @given(st.lists(st.builds(Step, st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers())))
-def test_what_is_written_is_read_back(steps: list[Step]):
+def test_steps_survive_a_round_trip(steps: list[Step]):
     small = [Step(s.left, s.op, s.right, s.result % 1000) for s in steps]
     text = ";".join(f"{s.left}{s.op}{s.right}={s.result}" for s in small)
-    assert read_steps(text) == (small or None)
+    assert parse_steps(text) == (small or None)
+
+
+@given(st.text(alphabet="0123456789+-*/() =", max_size=40))
+def test_no_equation_raises(text: str):
+    assert equation.check(f"<answer>{text}</answer>", numbers=[1, 2], answer="3").status in (
+        "correct",
+        "wrong",
+        "unparsable",
+    )
 
 
 # Edges
@@ -137,11 +171,11 @@ def test_a_missing_column_is_named():
         countdown(["1+2=3"], target=[3], answer=["3"])
 
 
-def test_as_many_rows_as_answers():
+def test_the_number_of_rows_must_match():
     with pytest.raises(RewardError, match="2 answers for 1 rows"):
         chain.verdicts(["1+2=3", "1+2=3"], [{"answer": "3"}])
 
 
-def test_an_unknown_name_brings_up_the_nearest():
+def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'countdown'"):
         verifier("cuntdown")

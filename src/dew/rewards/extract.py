@@ -1,0 +1,171 @@
+"""Finds the answer in a completion. Standard library only; linear time in the length of the text.
+
+A marked answer is taken whole: `<answer>`, `\\boxed`, `####`, "the answer is", `[ ]` at the end, or a completion
+that is just a formula. Anything else is prose, and its last expression is the answer (math-verify searches for it,
+see latex.py).
+"""
+
+import re
+from itertools import accumulate
+from typing import NamedTuple
+
+MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the bundled data sets has 200
+MAX_BOXES = 20  # consecutive boxes that form one answer
+MAX_DEPTH = 40  # nested brackets
+
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
+_LABEL = re.compile(r"\A\\(?:text(?:bf|rm)?|mathrm)\s*\{[^{}]*(?::|=|\bis|\bare)\s*\}(?=.)", re.DOTALL)
+"""`\\text{Answer: }` before the answer, inside its box."""
+_ANSWER_IS = re.compile(r"(?im)\banswer\b\W{0,4}(?:(?:is|are)\b[ \t]*:?|:|=)[ \t*]*|^A:[ \t]*")
+_FINAL_ANSWER_IS = re.compile(r"(?i)\bfinal answer\b\W{0,4}(?:is\b[ \t]*:?|:)[ \t*]*")
+_SENTENCE_ENDS = re.compile(r"\n|[.!?](?:\s|\**$)|。|\bI hope\b")
+_LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
+_COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
+_MATH_WORD = re.compile(
+    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|infinity|inf|min|max|gcd|lcm|mod|and|or|theta|alpha"
+    r"|beta|[pb]?matrix|text|cases|array"
+)
+_SHORT_ANSWER = re.compile(
+    r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?|\w+|\\text\{[^{}]*\}|\([A-J]\)(?:\s[\w ]{0,60})?"
+)
+"""A number with its unit, one word, or a choice with its text."""
+_POWER = r"(?:\^|\*\*)[\s{(+-]*"
+_TOO_LARGE = re.compile(
+    rf"{_POWER}\d{{6,}}|\d{{5,}}[\s)}}]*!|!\s*!\s*!|\d\s*{_POWER}\d+[\s)}}]*{_POWER}\d|\d{{1000,}}"
+    rf"|[eE][+-]?\d{{5,}}|_?(?:sum|prod)\b.{{0,40}}\d{{5,}}"
+)
+"""A six-digit exponent, the factorial of a five-digit number, a tower of powers, a thousand digits, a huge sum."""
+
+
+class Answer(NamedTuple):
+    """An extracted answer, not yet parsed as mathematics."""
+
+    text: str
+    marked: bool
+    """True: `text` is exactly the answer. False: it is prose with the answer near its end."""
+
+
+def find_answer(completion: str) -> Answer | None:
+    """The answer of a completion; None if there is none or its box was not closed."""
+    text = after_thinking(completion)
+    if "<answer>" in text:  # the last one; up to the end of the text if the tag is not closed
+        text = text.rpartition("<answer>")[2].partition("</answer>")[0]
+    if boxes := list(_BOX.finditer(text)):
+        if final := _after_answer_is(text[boxes[-1].end() :], _FINAL_ANSWER_IS):
+            return Answer(final, marked=True)
+        boxed = last_boxed(text)
+        return Answer(boxed, marked=True) if boxed else None
+    for find in (_after_hashes, _after_answer_is, _final_bracket):
+        if found := find(text):
+            return Answer(found, marked=True)
+    text = text.strip().removeprefix("=").strip()
+    if not text:
+        return None
+    return Answer(text, marked=True) if is_formula(text) else Answer(_tail(text), marked=False)
+
+
+def find_gold(answer: str) -> Answer | None:
+    """A gold answer: the whole text, unless it is a solution that marks its answer."""
+    found = last_boxed(answer, open_end=True) or _after_hashes(answer) or _after_answer_is(answer)
+    if found:
+        return Answer(found, marked=True)
+    whole = answer.strip()
+    if not _DOLLAR.search(whole.strip("$")):
+        return Answer(whole, marked=True) if whole.strip("$ ") else None
+    return Answer(whole, marked=False)
+
+
+def after_thinking(text: str) -> str:
+    """The text after the last `</think>`; the whole text if there is no such tag."""
+    return text.rpartition("</think>")[2]
+
+
+def last_boxed(text: str, *, open_end: bool = False) -> str | None:
+    """The content of the last `\\boxed{}` or `\\fbox{}`; consecutive boxes are joined by commas.
+
+    Consecutive boxes have only "and", "or", punctuation and spaces between them. A box without a closing brace was
+    truncated and is not an answer, unless `open_end` is set.
+    """
+    boxes: list[str] = []
+    next_start = len(text)
+    for match in reversed(list(_BOX.finditer(text))[-MAX_BOXES:]):
+        if (box := _box_at(text, match.end(), open_end)) is None:
+            break
+        content, end = box
+        if boxes and (end > next_start or _BETWEEN_BOXES.sub("", text[end:next_start])):
+            break
+        if content not in boxes:
+            boxes.insert(0, content)
+        next_start = match.start()
+    return _LABEL.sub("", ", ".join(boxes)) if boxes else None
+
+
+def _box_at(text: str, at: int, open_end: bool) -> tuple[str, int] | None:
+    """(content, end position) of a box whose command ends at `at`."""
+    at = len(text) - len(text[at:].lstrip())
+    if not text.startswith("{", at):
+        bare = re.compile(r"[^\s$\\{}]+").match(text, at)
+        return (bare[0].rstrip(".,;:"), bare.end()) if bare else None
+    depth = 0
+    for brace in re.compile(r"(?<!\\)[{}]").finditer(text, at):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[at + 1 : brace.start()].strip(), brace.end()
+    return (text[at + 1 :].strip(), len(text)) if open_end else None
+
+
+def _after_hashes(text: str) -> str | None:
+    """The rest of the line after the last `####`, GSM8K's marker."""
+    _, marker, rest = text.rpartition("####")
+    return _strip_marks(rest.lstrip("#: \t").partition("\n")[0]) or None if marker else None
+
+
+def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | None:
+    """What follows the last "answer is" or "answer:", if it is a formula, a number with a unit, a choice or a word."""
+    for match in reversed(list(phrase.finditer(text))[-3:]):
+        rest = text[match.end() : match.end() + MAX_LENGTH].lstrip()
+        end = _SENTENCE_ENDS.search(rest)
+        claim = _strip_marks(rest[: end.start()] if end else rest)
+        if claim and (is_formula(claim) or _SHORT_ANSWER.fullmatch(claim)):
+            return claim
+    return None
+
+
+def _final_bracket(text: str) -> str | None:
+    """`[90]` at the end of the text: a single value, not an interval or a list."""
+    found = _LAST_BRACKET.search(text[-200:])
+    return found[1].strip(" $") if found else None
+
+
+def is_formula(text: str) -> bool:
+    """True if the only words are names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
+    if len(text) > MAX_LENGTH or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
+        return False
+    words = re.findall(r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf)\{[^{}]*\}", " ", text)))
+    return all(_MATH_WORD.fullmatch(word) or (word.isascii() and word.isupper()) for word in words)
+
+
+def _strip_marks(text: str) -> str:
+    """Strip surrounding emphasis, quotation marks and punctuation."""
+    return text.strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
+
+
+def _tail(text: str) -> str:
+    """The end of a long text, cut between lines or sentences so that no formula is split."""
+    if len(text) <= MAX_LENGTH:
+        return text
+    tail = text[-MAX_LENGTH:]
+    for cut in ("\n", ". ", " "):
+        if 0 <= (at := tail.find(cut)) < MAX_LENGTH // 2:
+            return tail[at + len(cut) :]
+    return tail
+
+
+def too_complex(text: str) -> bool:
+    """True for text that no real answer contains and parsers choke on: too long, too deep, too large."""
+    if len(text) > MAX_LENGTH or _TOO_LARGE.search(text):
+        return True
+    depths = accumulate(1 if bracket in "([{" else -1 for bracket in re.findall(r"[()\[\]{}]", text))
+    return max(depths, default=0) > MAX_DEPTH

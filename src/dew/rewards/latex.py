@@ -1,0 +1,186 @@
+"""Parses answers as LaTeX and compares them with math-verify. Runs only in the sandboxed workers of process.py.
+
+math-verify's own time limits are off: they need the main thread. sympy's `parse_expr` runs text as Python and is
+replaced: by the LaTeX parser for arithmetic in prose, by `_parse_atom` for the digits of numbers.
+"""
+
+import logging
+import re
+import socket
+from functools import lru_cache
+from typing import Any
+
+import math_verify.parser as mv_parser
+import sympy
+from latex2sympy2_extended import latex2sympy
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from sympy.parsing import sympy_parser
+
+from dew.rewards.extract import find_gold, too_complex
+from dew.rewards.normalize import read_number, write_number
+from dew.rewards.verifiers import Status
+from dew.rewards.worker import fork_workers
+
+LATEX, PROSE = LatexExtractionConfig(), ExprExtractionConfig()
+
+WARM_UP = (
+    (r"\frac{1}{2} + x", True, r"x + \sqrt{4}/4"),
+    (r"(3, \frac{\pi}{2})", True, r"[0, 1)"),
+    (r"\{1, 2\}", True, "2, 1"),
+    ("so $x = 3$ and 1/2 are both", False, "3"),
+    ("y = 2x + 3", True, "2x - y + 3 = 0"),
+    (r"\sin^2 x + \cos^2 x", True, "1"),
+)
+"""Comparisons that fill the caches of the parser and of sympy before workers are forked."""
+_DIGITS = re.compile(r"[+-]?(?:[0-9]+(?P<decimals>\.[0-9]*)?|\.(?P<only>[0-9]+))(?P<power>[eE][+-]?[0-9]{1,4})?")
+_UNIT = re.compile(
+    r"(?:\\?\$|[€£¥~≈\s]|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR)\b)*"
+    r"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
+    r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
+    r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
+)
+"""A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
+
+_BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
+_DECORATION = re.compile(
+    r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|bm|boldsymbol|displaystyle|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
+)
+_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*(?:\d|\{\d\})\s*)?[({]?\s*)"
+    r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
+)
+_LISTED = re.compile(r"(?<=\d)\s*\\text\s*\{[^{}]*\b(?:and|or)\s*\}\s*(?=[-\d$])")
+_LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
+_NAMES = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
+_AND = re.compile(
+    r"(?:\\q?quad|\\ |\s)*(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-z\\])(?:and|or)(?![a-z]))(?:\\q?quad|\\ |\s)*"
+)
+_SIGNS = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
+     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+     "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "θ": r"\theta ", "％": r"\%",
+     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", " ": " ", "~": " "}
+)  # fmt: skip
+_SPACE_AROUND_CJK = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
+"""Chinese and Japanese put no spaces around numbers, but math-verify's search for numbers needs them."""
+
+
+def serve(channel: socket.socket) -> None:
+    """Entry point of the process that forks the workers (see math.py)."""
+    logging.disable(logging.CRITICAL)
+    fork_workers(channel, handle, [dict(zip(("answer", "marked", "gold"), case, strict=True)) for case in WARM_UP])
+
+
+def handle(request: dict[str, Any]) -> tuple[Status, str | None]:
+    """A worker's reply to one request."""
+    try:
+        return compare(request["answer"], request["marked"], request["gold"])
+    except BaseException:  # including a parser's SystemExit
+        return "unparsable", None
+
+
+@lru_cache(maxsize=64)
+def _parse_arithmetic(text: str) -> Any:
+    """Arithmetic in prose, `3 * (4 + 5)`, by the LaTeX parser."""
+    if too_complex(text):
+        raise ValueError("too complex for an answer")
+    text = text.strip().rstrip(".").replace("**", "^").replace("*", r"\cdot ")
+    return latex2sympy(text.replace("×", r"\times ").replace("÷", r"\div "))
+
+
+def _parse_atom(text: str, *_: Any, **__: Any) -> Any:
+    """`12`, `.5`, `1e3`, `3/2` and `yotta`, with the same result as in sympy but without evaluating code."""
+    text = text.strip()
+    if digits := _DIGITS.fullmatch(text):
+        whole = not any((digits["decimals"], digits["only"], digits["power"]))
+        return sympy.Integer(int(text)) if whole else sympy.Float(text)
+    if re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text):
+        return sympy.Rational(text)
+    if re.fullmatch(r"[A-Za-z]+", text):
+        return sympy.Symbol(text)
+    raise sympy.SympifyError(text)
+
+
+mv_parser.parse_expr_cached = _parse_arithmetic
+sympy_parser.parse_expr = _parse_atom  # called by sympify, to which latex2sympy passes every number
+
+
+def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
+    """(status, extracted answer). An unmarked `answer` is prose that contains the answer."""
+    wanted, found = _parse_gold(gold), _parse_answer(answer, marked)
+    extracted = _normalize(answer if marked else next((r for r in found if isinstance(r, str)), ""))
+    # math-verify also returns the text it parsed. Text is compared in normalize.py, which knows what a word is.
+    wanted, found = ([r for r in parsed if not isinstance(r, str)] for parsed in (wanted, found))
+    if not wanted or not found:
+        return "unparsable", extracted
+    same = verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True)
+    return ("correct" if same else "wrong"), extracted
+
+
+@lru_cache(maxsize=256)
+def _parse_gold(gold: str) -> list[Any]:
+    """A gold answer, parsed once for a group of answers."""
+    target = find_gold(gold)
+    return _parse_answer(target.text, target.marked) if target else []
+
+
+def _parse_answer(text: str, marked: bool) -> list[Any]:
+    """Every interpretation of an answer: sympy expressions, and the text that they were parsed from."""
+    if too_complex(text):
+        return []
+    if not marked:
+        return parse(_SPACE_AROUND_CJK.sub(" ", text), [LATEX, PROSE], parsing_timeout=None)
+    parsed = []
+    for form in dict.fromkeys((clean(text), *_alternatives(text))):
+        parsed += parse(rf"\boxed{{{form}}}", [LATEX], parsing_timeout=None)
+    return parsed
+
+
+def _alternatives(text: str) -> list[str]:
+    """Other interpretations of a marked answer: a number with a unit, a decimal comma, scientific notation."""
+    found = []
+    text = re.sub(r"\A\\text\s*\{([^{}]*)\}\Z", r"\1", text.strip())
+    if unit := _UNIT.fullmatch(text):
+        found.append(unit["number"] + (r"\%" if unit["percent"] else ""))
+    if re.fullmatch(r"-?\d+,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
+        found.append(text.replace(",", "."))
+    if power := re.fullmatch(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})", text):
+        found.append(rf"{power[1]} \cdot 10^{{{int(power[2])}}}")
+    return found
+
+
+def clean(text: str) -> str:
+    """A marked answer as LaTeX for math-verify: without delimiters and decoration, Unicode signs as commands."""
+    text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
+    text = _LISTED.sub(", ", _DEGREES.sub(r"\1{\2 \\pi / 180}", text))  # 5 apples and 3 oranges: two values
+    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
+            inner = text[len(left) : -len(right)]
+            text = inner if left not in inner else text
+    text = text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip()
+    # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
+    text = _NAMES.sub(r"\\\1", _convert_roots(_LETTER.sub(r"\1", text)))
+    if "=" in text and "," in text:  # p=5, q=2 and p=7, q=2: two solutions, not four values
+        text = _AND.sub(" ; ", text)
+    return text.replace("**", "^").replace("*", r"\cdot ")
+
+
+def _convert_roots(text: str) -> str:
+    """`sqrt(a(b+c))` as `\\sqrt{a(b+c)}`."""
+    for match in reversed(list(re.finditer(r"\\?(?<![A-Za-z])sqrt\s*\(", text))):
+        depth = 0
+        for mark in re.compile(r"[()]").finditer(text, match.end() - 1):
+            depth += 1 if mark[0] == "(" else -1
+            if depth == 0:
+                inside = text[match.end() : mark.start()]
+                text = rf"{text[: match.start()]}\sqrt{{{inside}}}{text[mark.end() :]}"
+                break
+    return text
+
+
+def _normalize(text: str) -> str | None:
+    """One spelling for equal answers where no parser is needed; majority voting counts these strings."""
+    text = _BOLD.sub(r"\1", text).strip().strip("$*` ")
+    number = read_number(text if re.search("[,;]", text) else text.rpartition("=")[2])
+    spelling = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
+    return spelling[:500] or None

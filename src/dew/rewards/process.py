@@ -1,0 +1,287 @@
+"""Processes with a time and a memory limit, for the math parser (`Pool`) and for users' reward functions (`Process`).
+
+Not pebble or loky: both use multiprocessing, which runs the user's script again in each worker and cannot start from a
+daemonic process, and a worker that is busy in C code outlives a parent that was killed. Here:
+
+    this process ── Process: a new interpreter, never a fork of one with threads or a GPU; answers requests itself,
+                    └── or forks workers that do: in milliseconds, after importing its libraries once
+
+All communication is JSON over sockets. A socket closes however its owner ends, and then the other process exits too.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any, Literal
+
+from dew.errors import ConfigError, Problem, RewardError
+
+START_TIMEOUT = 180.0
+"""Seconds in which a process must import its libraries, on a cold and busy disk."""
+GRACE = 0.5
+"""Seconds after the limit, when the kernel kills a worker, until it is given up even if it is still there."""
+TICK = 0.2
+"""Seconds between two checks of the memory that a process holds."""
+MAX_IDLE = 8
+"""Idle workers that are kept for the next requests."""
+MAX_PRINTED, LAST_LINES = 200, 5
+"""Lines of a process's output that are forwarded to standard error, and that are quoted when it fails."""
+
+_BOOT = """
+import json, sys
+sys.path[:], *given = map(json.loads, sys.argv[1:])
+from dew.rewards.worker import main
+main(*given)
+"""
+
+INHERITED: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Objects with a method `forget()`, which a forked child calls: its copies of sockets would keep processes alive."""
+os.register_at_fork(after_in_child=lambda: [item.forget() for item in list(INHERITED)])
+
+
+class ProcessFailed(Exception):
+    """A process gave no reply. The text completes the sentence "its process ..."."""
+
+
+class Channel:
+    """One end of a socket to another process; each message is one line of JSON."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket, self.requests, self._received = end, 0, b""
+        self.close = self.forget = end.close
+        INHERITED.add(self)
+
+    def ask(self, request: bytes, limit: float, check: Callable[[], None] | None = None) -> Any:
+        """Send `request` and return the next message. `check` is called every TICK seconds meanwhile and may raise.
+
+        Raises TimeoutError after `limit` seconds, another OSError if the process has ended.
+        """
+        self.requests += 1
+        end = monotonic() + limit
+        self.socket.settimeout(limit)
+        self.socket.sendall(request)
+        while b"\n" not in self._received:
+            if (left := end - monotonic()) <= 0:
+                raise TimeoutError
+            if check:
+                check()
+            self.socket.settimeout(min(TICK, left) if check else left)
+            with suppress(TimeoutError):
+                if not (part := self.socket.recv(1 << 16)):
+                    raise ConnectionResetError
+                self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        return json.loads(line)
+
+
+def encode(message: Mapping[str, Any], default: Callable[[Any], Any] | None = None) -> bytes:
+    return json.dumps(message, default=default).encode() + b"\n"
+
+
+class Process:
+    """A new interpreter that calls `target` ("module:function") with a socket and `arguments` (see worker.py)."""
+
+    def __init__(self, target: str, arguments: Mapping[str, Any], *, show_output: bool) -> None:
+        (ours, theirs), (alive, watched) = socket.socketpair(), socket.socketpair()
+        with theirs, watched:
+            fds = [theirs.fileno(), watched.fileno()]
+            given = [json.dumps(value) for value in (sys.path, fds, target, arguments)]
+            self.popen = subprocess.Popen(
+                [sys.executable, "-P", "-u", "-c", _BOOT, *given],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # killed with everything it started, and not reached by ^C
+            )
+        self.channel, held = Channel(ours), Channel(alive)
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        lines = MAX_PRINTED if show_output else 0
+        self._output = threading.Thread(target=_forward, args=(self.popen.stdout, self._last, lines), daemon=True)
+        self._output.start()
+        self.kill = weakref.finalize(self, _kill, self.popen, (self.channel, held), os.getpid())  # also called at exit
+
+    def ask(self, request: bytes, limit: float, memory: float = float("inf")) -> dict[str, Any]:
+        """Send `request` and return the next message, or kill the process and raise ProcessFailed."""
+
+        def check_memory() -> None:
+            if (held := memory_of(self.popen.pid)) > memory:
+                allowed = f"its limit of {memory / 2**30:.2f} GiB"
+                raise ProcessFailed(f"used {held / 2**30:.2f} GiB of memory, more than {allowed}, and was killed")
+
+        try:
+            reply = self.channel.ask(request, limit, check_memory)
+            check_memory()
+            return reply
+        except ProcessFailed as failure:
+            why = str(failure)
+        except TimeoutError:
+            why = f"did not answer within {limit:g} s and was killed"
+        except OSError:
+            with suppress(subprocess.TimeoutExpired):
+                self.popen.wait(2)
+            code = self.popen.returncode
+            why = "closed its connection and was killed" if code is None else f"exited with code {code}"
+            why = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else why
+        self.kill()
+        self._output.join(1)
+        raise ProcessFailed(why + (f" (it last printed: {' | '.join(self._last)})" if self._last else ""))
+
+    def fork(self) -> Channel:
+        """A new worker of a process that runs `worker.fork_workers`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.channel.socket, [b"+"], [theirs.fileno()])
+        return Channel(ours)
+
+
+def _kill(popen: "subprocess.Popen[bytes]", channels: Sequence[Channel], owner: int) -> None:
+    for channel in channels:
+        channel.close()
+    if os.getpid() != owner:  # in a fork of the process that started it
+        popen.returncode = 0
+        return
+    with suppress(OSError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
+
+
+def _forward(output: IO[bytes], last: "deque[str]", lines: int) -> None:
+    """Forward the first `lines` of a process's output to standard error, without control characters."""
+    with output:
+        while line := output.readline(1000):
+            last.append(line.decode(errors="replace").rstrip("\n"))
+            if lines > 0:
+                lines -= 1
+                print("".join(c if c.isprintable() or c == "\t" else "·" for c in last[-1]), file=sys.stderr)
+                if lines == 0:
+                    print("(further output of this reward function is not shown)", file=sys.stderr)
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of memory held by a process and its children; 0 on systems without /proc."""
+    held, waiting = 0, [pid]
+    while waiting:
+        folder = Path("/proc") / str(waiting.pop())
+        with suppress(OSError, ValueError, IndexError):
+            held += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            waiting += map(int, (folder / "task" / folder.name / "children").read_text().split())
+    return held
+
+
+def half_of_memory() -> float:
+    """Half the memory of the machine or the container, in bytes."""
+    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            total = min(total, float(Path(limit).read_text()))
+    return total / 2
+
+
+class Pool:
+    """Sandboxed workers: started on the first request, replaced when they die, gone when this process is."""
+
+    MAX_REQUESTS = 2_000
+    """Requests after which a worker is replaced, because sympy's caches grow."""
+
+    def __init__(self, target: str, remedy: str) -> None:
+        """`target` calls `worker.fork_workers`; `remedy` is what to do if it cannot be imported."""
+        self.target, self.remedy = target, remedy
+        self.forget()
+        INHERITED.add(self)
+
+    def forget(self) -> None:
+        self._lock = threading.RLock()
+        self._idle: list[Channel] = []
+        self._server: Process | None = None
+
+    def start(self) -> Process:
+        """Start the process that forks workers now instead of on the first request."""
+        with self._lock:
+            if self._server is None:
+                server = Process(self.target, {}, show_output=False)
+                try:
+                    server.ask(b"", START_TIMEOUT)
+                except ProcessFailed as failure:
+                    problem = f"The workers that compare answers cannot start: their process {failure}."
+                    raise RewardError(Problem(problem, remedy=self.remedy)) from None
+                self._server = server
+            return self._server
+
+    def close(self) -> None:
+        """Kill all processes. The next request starts them again."""
+        with self._lock:
+            for worker in self._idle:
+                worker.close()
+            self._idle.clear()
+            if self._server:
+                self._server.kill()
+            self._server = None
+
+    def ask_all(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[Any]:
+        """The result of `ask` for each request, `worker_count()` at a time."""
+        if len(requests) < 2:
+            return [self.ask(request, limit) for request in requests]
+        with ThreadPoolExecutor(min(worker_count(), len(requests)), thread_name_prefix="dew-verifier") as threads:
+            return list(threads.map(lambda request: self.ask(request, limit), requests))
+
+    def ask(self, request: Mapping[str, Any], limit: float) -> Any | Literal["timeout", "crashed"]:
+        """A worker's reply. A request whose worker dies before the limit is tried once more."""
+        worker = self._take()  # may start the server, which does not count towards the limit
+        end = monotonic() + limit
+        for last in (False, True):
+            left = max(0.05, end - monotonic())
+            try:
+                reply = worker.ask(encode({**request, "timer": left}), left + GRACE)
+            except OSError:
+                worker.close()
+                if monotonic() >= end - 0.05:
+                    return "timeout"
+                if not last:
+                    worker = self._take(new=True)
+            else:
+                self._give_back(worker)
+                return reply
+        return "crashed"
+
+    def _take(self, *, new: bool = False) -> Channel:
+        """An idle worker or a new one: no request waits for another."""
+        with self._lock:
+            if self._idle and not new:
+                return self._idle.pop()
+            try:
+                return self.start().fork()
+            except OSError:  # the server was killed
+                self.close()
+                return self.start().fork()
+
+    def _give_back(self, worker: Channel) -> None:
+        with self._lock:
+            if self._server and len(self._idle) < MAX_IDLE and worker.requests < self.MAX_REQUESTS:
+                self._idle.append(worker)
+            else:
+                worker.close()
+
+
+def worker_count() -> int:
+    """DEW_VERIFIERS, or the cores available to this process: at most 8, divided among the ranks of a node."""
+    given = os.environ.get("DEW_VERIFIERS")
+    if given is not None:
+        if not given.isdecimal() or int(given) < 1:
+            remedy = "Set the number of answers to compare at a time, 1 or more."
+            raise ConfigError(Problem(f"DEW_VERIFIERS={given!r}: not a number of workers.", remedy=remedy))
+        return int(given)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, min(8, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))

@@ -1,0 +1,252 @@
+"""A user's reward function by path: `rewards.py:score`, `package.rewards:score`, or TRL's `package.rewards.score`.
+
+It runs in a process of its own (process.py), so that a function that hangs, leaks memory or crashes the interpreter
+costs one batch of rewards instead of the run:
+
+    time      `timeout` seconds per batch; then the process is killed, whatever it is doing
+    memory    the process is killed when it holds more than `memory` bytes
+    failures  a batch lost in this way gets None for each answer, with a warning; the third in a row is an error
+
+An exception, a wrong number of rewards or a wrong type is a bug in the function and an error at once.
+"""
+
+import inspect
+import json
+import logging
+import pkgutil
+import random
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import date, time
+from decimal import Decimal
+from functools import partial
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dew.errors import ConfigError, DewError, Problem, RewardError, did_you_mean
+from dew.rewards.process import INHERITED, START_TIMEOUT, Process, ProcessFailed, encode, half_of_memory
+from dew.rewards.values import Rewards, as_rewards, describe
+from dew.rewards.verifiers import Completion
+from dew.rewards.worker import answer_requests, send
+
+TIMEOUT = 600.0
+"""Seconds for one batch."""
+MAX_FAILURES = 3
+"""Lost batches in a row that end the run."""
+GRACE = 2.0
+"""Seconds after the limit at which the kernel kills the process if the parent has not."""
+
+HERE = str(Path(__file__).parent)
+
+log = logging.getLogger("dew.rewards")
+
+
+def is_user_function(name: str) -> bool:
+    """True for `module:function`, `file.py:function` and `module.function`: code that is not part of dew."""
+    return not name.startswith("overlong:") and (":" in name or "." in name)
+
+
+def required_columns(function: Callable[..., Any]) -> list[str]:
+    """The parameters without a default: columns that the data must have."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in named and p.default is inspect.Parameter.empty]
+
+
+class UserFunction:
+    """A user's function in its own process, called as TRL calls reward functions.
+
+    Its file or module is looked up in the working folder, in `folders`, then on sys.path.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        timeout: float = TIMEOUT,
+        memory: float | None = None,
+        seed: int = 0,
+        folders: Sequence[str | Path] = (),
+    ) -> None:
+        where, _, name = path.rpartition(":" if ":" in path else ".")
+        if not where or not name.isidentifier() or path.endswith(".py"):
+            remedy = "Write module:function or file.py:function."
+            raise ConfigError(Problem(f"reward {path!r}: names no function.", remedy=remedy))
+        if not timeout > 0:
+            remedy = f"Set the seconds for one batch, more than 0; the default is {TIMEOUT:g}."
+            raise ConfigError(Problem(f"reward_timeout={timeout}: not a time limit.", remedy=remedy))
+        self.path, self.name, self.timeout, self.memory, self.seed = path, name, timeout, memory, seed
+        self.folders = list(dict.fromkeys(str(Path(folder).absolute()) for folder in (Path.cwd(), *folders)))
+        self._where = _find_file(where, self.folders) if where.endswith(".py") else where
+        self._failures = 0
+        self.forget()
+        self._start()
+        INHERITED.add(self)
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+
+    @property
+    def __name__(self) -> str:  # the name under which TRL logs the reward
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickled, the same function in a new process."""
+        return UserFunction, (self.path, self.timeout, self.memory, self.seed, self.folders)
+
+    def __call__(self, completions: Sequence[Completion], **columns: Any) -> Rewards:
+        request = self._request(completions, columns)
+        prompts = columns.get("prompts") or [None]
+        batch = f"It was scoring {len(completions)} completions"
+        batch += f", the first for the prompt {prompts[0]!r:.120}." if prompts[0] is not None else "."
+        with self._lock:
+            process = self._process or self._start()
+            try:
+                reply = process.ask(request, self.timeout, self.memory or half_of_memory())
+            except ProcessFailed as failure:
+                self._process = None
+                self._count_failure(f"The reward {self.name}: its process {failure}. {batch}")
+                return [None] * len(completions)
+            self._failures = 0
+        for function, name, value in reply["logged"]:
+            columns[function](name, value)
+        if "problem" in reply:
+            raise RewardError(replace(Problem(**reply["problem"]), why=batch))
+        return reply["rewards"]
+
+    def _start(self) -> Process:
+        arguments = {"where": self._where, "name": self.name, "seed": self.seed, "folders": self.folders}
+        process = Process("dew.rewards.user_function:serve", arguments, show_output=True)
+        try:
+            hello = process.ask(b"", START_TIMEOUT, self.memory or half_of_memory())
+        except ProcessFailed as failure:
+            raise ConfigError(f"reward {self.path!r} cannot be loaded: its process {failure}.") from None
+        if "problem" in hello:
+            process.kill()
+            raise ConfigError(Problem(**hello["problem"]))
+        self.required: list[str] = hello["required"]
+        self._process = process
+        return process
+
+    def _request(self, completions: Sequence[Completion], columns: Mapping[str, Any]) -> bytes:
+        sent = {name: value for name, value in columns.items() if name != "environments" and not callable(value)}
+        if (state := columns.get("trainer_state")) is not None:
+            sent["trainer_state"] = {k: v for k, v in vars(state).items() if isinstance(v, int | float | str)}
+        logs = [name for name in ("log_extra", "log_metric") if callable(columns.get(name))]
+        request = {"completions": completions, "columns": sent, "logs": logs, "timer": self.timeout + GRACE}
+        try:
+            return encode(request, default=_as_text)
+        except (TypeError, ValueError) as error:
+            problem = f"A column cannot be sent to the process of the reward {self.name}: {error}."
+            remedy = "Remove that column from the data, or pass the function itself to DewTrainer in Python."
+            raise RewardError(Problem(problem, remedy=remedy)) from None
+
+    def _count_failure(self, message: str) -> None:
+        self._failures += 1
+        if self._failures < MAX_FAILURES:
+            log.warning("%s These answers get no reward (%d of %d in a row).", message, self._failures, MAX_FAILURES)
+            return
+        remedy = "Return None for answers it cannot score in time, or raise reward_timeout or reward_memory."
+        raise RewardError(Problem(message, f"The run ends after {self._failures} failed batches in a row.", remedy))
+
+
+load_reward = UserFunction
+
+
+def _find_file(where: str, folders: Sequence[str]) -> str:
+    found = next((file for folder in (*folders, *sys.path) if (file := Path(folder, where)).is_file()), None)
+    if found is None:
+        nearby = [file.name for folder in folders for file in Path(folder, where).parent.glob("*.py")]
+        hint = did_you_mean(Path(where).name, nearby)
+        raise ConfigError(Problem(f"reward file {where!r}: no such file in {' or '.join(folders)}.", remedy=hint))
+    return str(found.absolute())
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, date | time | Decimal | Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not text, a number, a list or a mapping of those")
+
+
+# ── in the function's own process ───────────────────────────────────────────────────────────────────────────
+
+
+def serve(channel: socket.socket, where: str, name: str, seed: int, folders: list[str]) -> None:
+    """Entry point: load the function, then call it for each request."""
+    with suppress(OSError):  # if memory runs out, the kernel kills this process before the training
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    random.seed(seed)
+    try:
+        function = _load(where, name, folders)
+    except ConfigError as error:
+        send(channel, {"problem": asdict(error.problems[0])})
+        return
+    send(channel, {"required": required_columns(function)})
+    answer_requests(channel, lambda request: _call(function, name, request))
+
+
+def _load(where: str, name: str, folders: list[str]) -> Callable[..., Any]:
+    sys.path[:0] = [str(Path(where).parent), *folders] if where.endswith(".py") else folders
+    try:
+        if where.endswith(".py"):
+            spec = spec_from_file_location(Path(where).stem, where)
+            assert spec and spec.loader
+            module = module_from_spec(spec)
+            sys.modules.setdefault(spec.name, module)  # needed by data classes
+            spec.loader.exec_module(module)
+        else:
+            module = import_module(where)
+    except BaseException as error:
+        top, remedy = where.partition(".")[0], ""
+        if isinstance(error, ModuleNotFoundError) and error.name == top:
+            remedy = did_you_mean(top, [module.name for module in pkgutil.iter_modules(folders)])
+            remedy = remedy or f"It is not in {' or '.join(folders)}. Install it, or write file.py:function."
+        raise ConfigError(Problem(f"reward {where!r} cannot be imported: {describe(error)}.", remedy=remedy)) from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        listed = f"It has: {', '.join(there) or 'none'}."
+        raise ConfigError(Problem(f"reward {where!r} has no function {name!r}.", listed, did_you_mean(name, there)))
+    return function
+
+
+def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Rewards or a problem, and the values to log."""
+    completions, columns = request["completions"], request["columns"]
+    logged: list[list[Any]] = []
+
+    def record(log: str, key: str, value: Any) -> None:  # a value that cannot be sent is an error where it is logged
+        logged.append(json.loads(json.dumps([log, key, value], default=float)))
+
+    columns |= {log: partial(record, log) for log in request["logs"]}
+    if columns.get("trainer_state") is not None:
+        columns["trainer_state"] = SimpleNamespace(**columns["trainer_state"])
+    n = len(completions)
+    try:
+        values = function(completions=completions, **columns)
+        if inspect.iscoroutine(values):
+            import asyncio
+
+            values = asyncio.run(values)
+        return {"rewards": as_rewards(name, values, n), "logged": logged}
+    except DewError as error:
+        problem = error.problems[0]
+    except BaseException as error:  # SystemExit too: a reward function does not end a run
+        trace = traceback.extract_tb(error.__traceback__)
+        lines = [f"{Path(f.filename).name}, line {f.lineno}" for f in trace if not f.filename.startswith(HERE)]
+        line = f" ({lines[-1]})" if lines else ""
+        given = ", ".join(f"{column}=[...]" for column in ("completions", *columns))
+        remedy = f"It is called as {name}({given}); catch exceptions and return None for answers it cannot score."
+        problem = Problem(f"The reward {name} failed: {describe(error)}{line}.", remedy=remedy)
+    return {"problem": asdict(problem), "logged": logged}

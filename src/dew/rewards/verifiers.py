@@ -1,0 +1,113 @@
+"""Verdict, the result of checking one answer; Verifier, a reward function that returns them; verifiers by name."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+from dew.errors import ConfigError, Problem, RewardError, did_you_mean
+
+Status = Literal["correct", "wrong", "unparsable", "timeout"]
+Completion = str | Sequence[Mapping[str, Any]]
+"""A completion as a trainer passes it: text, or the messages of one assistant turn."""
+
+VERIFIERS = {
+    "countdown": "dew.rewards.games:countdown",
+    "chain": "dew.rewards.games:chain",
+    "equation": "dew.rewards.games:equation",
+    "countdown-tinyzero": "dew.rewards.games:equation",
+    **dict.fromkeys(("math", "gsm8k", "math500", "aime24", "aime25", "amc23", "dapo17k"), "dew.rewards.math:math"),
+}
+"""Name -> module:attribute, imported on first use. A built-in task and its verifier share a name."""
+
+
+def verifier(name: str) -> "Verifier":
+    """The verifier with that name."""
+    if name not in VERIFIERS:
+        remedy = did_you_mean(name, VERIFIERS) or f"Available: {', '.join(VERIFIERS)}."
+        raise ConfigError(Problem(f"No verifier is called {name!r}.", remedy=remedy))
+    module, attribute = VERIFIERS[name].split(":")
+    return getattr(import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result for one answer. `unparsable` and `timeout` are kept apart from `wrong`."""
+
+    status: Status
+    extracted: str | None = None
+    """The answer that was read from the text; equal answers are equal strings. None if there was none."""
+
+    @property
+    def correct(self) -> bool:
+        return self.status == "correct"
+
+    @property
+    def reward(self) -> float:
+        """1 for a correct answer, 0 otherwise."""
+        return float(self.correct)
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Checks answers against the gold columns of their rows.
+
+    Calling it is the reward function that TRL expects: `verifier(completions, **columns) -> list[float]`.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    """The columns of a row that `check` needs."""
+    check: Callable[..., Verdict]
+    """`check(text, **columns) -> Verdict` for one answer."""
+
+    @property
+    def __name__(self) -> str:  # the name under which TRL logs the reward
+        return self.name
+
+    def verdicts(self, completions: Sequence[Completion], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        """One verdict per completion; `rows[i]` is the problem that `completions[i]` answers."""
+        if len(completions) != len(rows):
+            problem = f"{self.name}: {len(completions)} answers for {len(rows)} rows."
+            raise RewardError(Problem(problem, remedy="Pass one row per answer; repeat a row for each of its answers."))
+        return [self._verdict(completion, row) for completion, row in zip(completions, rows, strict=True)]
+
+    def _verdict(self, completion: Completion, row: Mapping[str, Any]) -> Verdict:
+        cells = {c: self._cell(row, c) for c in self.columns}
+        try:
+            return self.check(text_of(completion), **cells)
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            given = ", ".join(f"{name}={value!r:.60}" for name, value in cells.items())
+            problem = f"{self.name}: cannot check an answer against {given} ({error})."
+            raise RewardError(Problem(problem, remedy="docs/rewards.md describes these columns.")) from None
+
+    def _cell(self, row: Mapping[str, Any], column: str) -> Any:
+        if column not in row:
+            problem = f"{self.name}: the data has no column {column!r}; it has {', '.join(sorted(row))}."
+            remedy = f"This verifier reads {', '.join(self.columns)}: rename or add the column."
+            raise RewardError(Problem(problem, remedy=remedy))
+        return row[column]
+
+    def __call__(self, completions: Sequence[Completion], **columns: Any) -> list[float]:
+        """TRL's signature. If TRL passes `log_metric`, the share of each status is logged."""
+        gold = [self._cell(columns, c) for c in self.columns]
+        rows = [dict(zip(self.columns, cells, strict=True)) for cells in zip(*gold, strict=True)]
+        verdicts = self.verdicts(completions, rows)
+        if verdicts and (log := columns.get("log_metric")):
+            for status, n in count_statuses(verdict.status for verdict in verdicts).items():
+                log(f"verdict/{status}", n / len(verdicts))
+        return [verdict.reward for verdict in verdicts]
+
+
+def count_statuses(statuses: Iterable[str]) -> dict[str, int]:
+    """The number of each status, including zeros."""
+    found = Counter(statuses)
+    return {status: found[status] for status in get_args(Status)}
+
+
+def text_of(completion: Completion) -> str:
+    """The text of a completion; of several messages, the last one's."""
+    if isinstance(completion, str):
+        return completion
+    return str(completion[-1].get("content") or "") if completion else ""
