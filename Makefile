@@ -1,4 +1,4 @@
-# Two commands: `make quickstart` trains something real in minutes on a CPU, `make test` checks everything.
+# `make quickstart` trains a tiny model in minutes on a CPU; `make test` runs every check.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -11,11 +11,11 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 
 .PHONY: quickstart install test lint types layers unit slow test-vllm test-verl mutants clean
 
-# Into a folder of its own; an earlier demo there is replaced.
+# Replaces an earlier demo in runs/demo.
 quickstart: install
 	$(BIN)/dew demo --overwrite
 
-# torch first and by itself: pip must not pick another build on behalf of somebody's dependency.
+# Install torch first and alone, so that no dependency makes pip choose another build.
 $(VENV)/.installed: pyproject.toml locks/core.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' locks/core.txt) -c locks/core.txt
@@ -42,8 +42,8 @@ unit: install
 slow: install
 	$(BIN)/pytest -m slow
 
-# vLLM and verl pin transformers (and verl antlr) of their own, so each lives in an environment of its own. Their locks
-# are complete: nothing is resolved. verl is for Python below 3.13.
+# vLLM and verl pin other versions of transformers (verl also of antlr), so each has its own environment. Their locks list
+# every package. verl needs Python below 3.13.
 $(VENV)-%/.installed: pyproject.toml locks/%.txt
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check $$(grep '^torch==' locks/$*.txt)

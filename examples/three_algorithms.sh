@@ -4,7 +4,7 @@
 #     bash examples/three_algorithms.sh MODEL OUT [STEPS]
 #
 # MODEL is a folder or a hub name. OUT gets a run per algorithm and, for the start and for each of them, every answer to
-# GSM8K's 1,319 test problems and to MATH-500. What is done is kept: run it again, and it goes on where it stopped.
+# GSM8K's 1,319 test problems and to MATH-500. Re-run the same command to resume.
 set -euo pipefail
 model=$1 out=$2 steps=${3:-60}
 mkdir -p "$out/answers"

@@ -1,4 +1,4 @@
-// Values -> colours. Blue and orange tell the sign to every kind of eye; depth tells the size; text stays readable.
+// Values -> colours. Blue and orange encode the sign (safe for colour-blind readers), depth the size; text stays readable.
 
 const SIGNALS = {
   advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },

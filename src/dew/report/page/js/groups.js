@@ -15,7 +15,7 @@ const view = {
   compared: {}, // answers chosen for the view of the three methods, and its settings if changed
   what: null,
   pinned: null, // the token that was clicked, and the one under the pointer
-  told: null,
+  hovered: null,
   search: '', // what the list of groups is narrowed to
   hits: null,
   outcomes: 'all',

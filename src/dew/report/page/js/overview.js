@@ -60,7 +60,7 @@ function warningCard(kind, sign, title, text, remedy) {
   );
 }
 
-/** An alarm that came and went is told once, with how often and when last. */
+/** One card per alarm, with how often it fired and when last. */
 function alarmCards(alarms) {
   const byName = new Map();
   for (const alarm of alarms) byName.set(alarm.alarm, [...(byName.get(alarm.alarm) || []), alarm]);

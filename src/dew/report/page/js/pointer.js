@@ -76,7 +76,7 @@ function showTip(place, event) {
   const { tip } = view.parts;
   tip.hidden = !place;
   if (!place) return;
-  const same = view.told && view.told.i === place.i && view.told.t === place.t;
+  const same = view.hovered && view.hovered.i === place.i && view.hovered.t === place.t;
   if (!same || !tip.firstChild)
     tip.replaceChildren(
       h('code', { class: 'token-name' }, brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60)),
@@ -92,13 +92,13 @@ function watchTokens({ group, tip }, wide) {
   group.addEventListener('mousemove', (event) => {
     const place = placeOf(event.target);
     showTip(place, event);
-    const same = view.told && place && view.told.i === place.i && view.told.t === place.t;
+    const same = view.hovered && place && view.hovered.i === place.i && view.hovered.t === place.t;
     if (place && wide && !same) tell(place);
-    view.told = place;
+    view.hovered = place;
   });
   group.addEventListener('mouseleave', () => {
     tip.hidden = true;
-    view.told = null;
+    view.hovered = null;
     if (view.pinned) tell(view.pinned);
   });
   group.addEventListener('click', (event) => {
