@@ -78,7 +78,7 @@ HARMLESS = [
     {"trust_remote_code": False},
     {"trust_remote_code": "false"},
     {"model_init_kwargs": {"use_safetensors": True, "attn_implementation": "sdpa"}},
-    {"reward_funcs": ["think_format", "overlong:100:10", "accuracy_reward"]},
+    {"reward_funcs": ["think_format", "boxed_format", "accuracy_reward"]},
     {"report_to": "none"},
     {"report_to": "tensorboard"},
     {"guide": "http://localhost:8000/v1"},

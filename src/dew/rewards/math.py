@@ -9,18 +9,16 @@ math-verify in worker processes, with a limit of `timeout` seconds per answer. A
 not `wrong`.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from threading import Lock
 from typing import Any
 
 from dew.errors import ConfigError, Problem, RewardError
 from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer, find_gold, too_complex
 from dew.rewards.normalize import final_choice, gold_choice, read_number, same_number, words, write_number
 from dew.rewards.process import Pool
-from dew.rewards.verifiers import Completion, Verdict, Verifier, count_statuses, text_of
+from dew.rewards.verifiers import Completion, Status, Verdict, Verifier, text_of
 
 TIMEOUT = 5.0
 """Seconds for one answer. A typical answer takes about a hundredth of a second."""
@@ -55,7 +53,7 @@ def math_verdicts(
         if isinstance(answer, Answer)
     ]
     replies = iter(workers.ask_all(requests, timeout) if requests else [])
-    return [_from_reply(result, next(replies)) if isinstance(result, Answer) else result for result in found]
+    return [_verdict(result, *next(replies)) if isinstance(result, Answer) else result for result in found]
 
 
 def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
@@ -80,50 +78,26 @@ def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
     return answer
 
 
-def _from_reply(answer: Answer, reply: Any) -> Verdict:
-    text = answer.text[:500] if answer.marked else None
-    if isinstance(reply, str):
-        return Verdict("timeout" if reply == "timeout" else "unparsable", text)
-    status, extracted = reply
-    return Verdict(status, extracted or text)
+def _verdict(answer: Answer, status: Status, extracted: str | None) -> Verdict:
+    return Verdict(status, extracted or (answer.text[:500] if answer.marked else None))
 
 
 @dataclass(frozen=True)
 class MathVerifier(Verifier):
-    """The verifier for mathematics; also counts statuses."""
+    """The verifier for mathematics: checks a batch in parallel."""
 
     timeout: float = TIMEOUT
-    _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
-    _lock: Any = field(default_factory=Lock, repr=False, compare=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled in another process (Ray, spawn), the same verifier with its own counts."""
-        return MathVerifier, (self.name, self.columns, self.check, self.timeout)
 
     def verdicts(self, completions: Sequence[Completion], rows: Sequence[Row]) -> list[Verdict]:
-        verdicts = math_verdicts(completions, [self._cell(row, "answer") for row in rows], timeout=self.timeout)
-        with self._lock:
-            self._counts.update(verdict.status for verdict in verdicts)
-        return verdicts
-
-    def take_counts(self) -> dict[str, int]:
-        """The number of answers with each status since the last call."""
-        with self._lock:
-            counts = count_statuses(self._counts.elements())
-            self._counts.clear()
-        return counts
-
-
-def check_golds(golds: Sequence[str], *, timeout: float = TIMEOUT) -> list[int]:
-    """Indices of gold answers that are not correct when boxed and compared with themselves: no answer could match."""
-    verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
-    return [i for i, verdict in enumerate(verdicts) if not verdict.correct]
+        return math_verdicts(completions, [self._cell(row, "answer") for row in rows], timeout=self.timeout)
 
 
 def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[Row], list[Row]]:
-    """(rows whose gold answer matches itself, the other rows)."""
-    bad = set(check_golds([str(row["answer"]) for row in rows], timeout=timeout))
-    return [row for i, row in enumerate(rows) if i not in bad], [rows[i] for i in sorted(bad)]
+    """(usable rows, the others): a gold answer is usable if, boxed, it is correct when compared with itself."""
+    golds = [str(row["answer"]) for row in rows]
+    verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
+    checked = list(zip(rows, verdicts, strict=True))
+    return [row for row, v in checked if v.correct], [row for row, v in checked if not v.correct]
 
 
 def versions() -> dict[str, str]:

@@ -23,9 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from dew.errors import ConfigError, Problem, RewardError
+from dew.rewards.verifiers import Status
+from dew.rewards.worker import encode
 
 START_TIMEOUT = 180.0
 """Seconds in which a process must import its libraries, on a cold and busy disk."""
@@ -35,8 +37,8 @@ TICK = 0.2
 """Seconds between two checks of the memory that a process holds."""
 MAX_IDLE = 8
 """Idle workers that are kept for the next requests."""
-MAX_PRINTED, LAST_LINES = 200, 5
-"""Lines of a process's output that are forwarded to standard error, and that are quoted when it fails."""
+LAST_LINES = 5
+"""Lines of a process's output that are quoted when it fails."""
 
 _BOOT = """
 import json, sys
@@ -85,10 +87,6 @@ class Channel:
         return json.loads(line)
 
 
-def encode(message: Mapping[str, Any], default: Callable[[Any], Any] | None = None) -> bytes:
-    return json.dumps(message, default=default).encode() + b"\n"
-
-
 class Process:
     """A new interpreter that calls `target` ("module:function") with a socket and `arguments` (see worker.py)."""
 
@@ -107,8 +105,7 @@ class Process:
             )
         self.channel, held = Channel(ours), Channel(alive)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        lines = MAX_PRINTED if show_output else 0
-        self._output = threading.Thread(target=_forward, args=(self.popen.stdout, self._last, lines), daemon=True)
+        self._output = threading.Thread(target=_read, args=(self.popen.stdout, self._last, show_output), daemon=True)
         self._output.start()
         self.kill = weakref.finalize(self, _kill, self.popen, (self.channel, held), os.getpid())  # also called at exit
 
@@ -157,16 +154,13 @@ def _kill(popen: "subprocess.Popen[bytes]", channels: Sequence[Channel], owner: 
     popen.wait()
 
 
-def _forward(output: IO[bytes], last: "deque[str]", lines: int) -> None:
-    """Forward the first `lines` of a process's output to standard error, without control characters."""
+def _read(output: IO[bytes], last: "deque[str]", show: bool) -> None:
+    """Keep the last lines of a process's output, without control characters; `show` prints each to standard error."""
     with output:
-        while line := output.readline(1000):
-            last.append(line.decode(errors="replace").rstrip("\n"))
-            if lines > 0:
-                lines -= 1
-                print("".join(c if c.isprintable() or c == "\t" else "·" for c in last[-1]), file=sys.stderr)
-                if lines == 0:
-                    print("(further output of this reward function is not shown)", file=sys.stderr)
+        while line := output.readline(1000).decode(errors="replace"):
+            last.append("".join(c if c.isprintable() or c == "\t" else "·" for c in line.rstrip("\n")))
+            if show:
+                print(last[-1], file=sys.stderr)
 
 
 def memory_of(pid: int) -> int:
@@ -229,15 +223,15 @@ class Pool:
                 self._server.kill()
             self._server = None
 
-    def ask_all(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[Any]:
+    def ask_all(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[tuple[Status, str | None]]:
         """The result of `ask` for each request, `worker_count()` at a time."""
         if len(requests) < 2:
             return [self.ask(request, limit) for request in requests]
         with ThreadPoolExecutor(min(worker_count(), len(requests)), thread_name_prefix="dew-verifier") as threads:
             return list(threads.map(lambda request: self.ask(request, limit), requests))
 
-    def ask(self, request: Mapping[str, Any], limit: float) -> Any | Literal["timeout", "crashed"]:
-        """A worker's reply. A request whose worker dies before the limit is tried once more."""
+    def ask(self, request: Mapping[str, Any], limit: float) -> tuple[Status, str | None]:
+        """A worker's (status, extracted answer). A request whose worker dies before the limit is tried once more."""
         worker = self._take()  # may start the server, which does not count towards the limit
         end = monotonic() + limit
         for last in (False, True):
@@ -247,13 +241,13 @@ class Pool:
             except OSError:
                 worker.close()
                 if monotonic() >= end - 0.05:
-                    return "timeout"
+                    return "timeout", None
                 if not last:
                     worker = self._take(new=True)
             else:
                 self._give_back(worker)
                 return reply
-        return "crashed"
+        return "unparsable", None
 
     def _take(self, *, new: bool = False) -> Channel:
         """An idle worker or a new one: no request waits for another."""

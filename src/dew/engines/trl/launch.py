@@ -72,8 +72,8 @@ def _reward(name: str, parsed: Parsed) -> Any:
     """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
-    from dew.rewards.compose import reward
-    from dew.rewards.user_function import is_user_function, load_reward
+    from dew.rewards import load_reward, reward
+    from dew.rewards.user_function import is_user_function
 
     if name in TRL_REWARDS:
         return getattr(trl_rewards, name)

@@ -1,16 +1,13 @@
-"""Format and length rewards, rewards by name, and several rewards with weights."""
+"""Format rewards, rewards by name, and users' functions by path."""
 
 import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards import load_reward
-from dew.rewards.compose import reward, reward_parts
-from dew.rewards.format import Overlong, boxed_format, think_answer_format, think_format
-from dew.rewards.values import NOT_FINITE
+from dew.rewards import load_reward, reward, verifier
+from dew.rewards.calls import NOT_FINITE
+from dew.rewards.format import boxed_format, think_answer_format, think_format
 
 # Golden
 
@@ -47,24 +44,6 @@ def test_boxed_format():
         0,
         0,
     ]
-
-
-def test_overlong_grows_over_the_buffer():
-    # limit 100, buffer 20:  L = 80 -> 0,  90 -> (80 - 90)/20 = -0.5,  100 -> -1,  101 -> -1
-    lengths = [0, 80, 90, 100, 101, 5000]
-    penalties = Overlong(100, 20)(["?"] * 6, completion_ids=[[1] * n for n in lengths])
-    assert penalties == [0.0, 0.0, -0.5, -1.0, -1.0, -1.0]
-
-
-# Properties
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_the_penalty_never_shrinks_with_length(a: int, b: int):
-    overlong = Overlong(4096, 1024)
-    short, long = sorted((a, b))
-    assert -1 <= overlong.penalty(long) <= overlong.penalty(short) <= 0
 
 
 # User functions
@@ -117,15 +96,8 @@ def test_return_values_are_checked(mine, name: str, message: str):
         load_reward(f"{mine}:{name}")(["a", "b"], answer=["1", "2"])
 
 
-def test_parts_with_weights(mine):
-    parts = reward_parts({"math": 1.0, "think_format": 0.1, "overlong:4096:1024": 1, f"{mine}:length": -0.5})
-    assert [(p.name, p.weight) for p in parts] == [
-        ("math", 1.0),
-        ("think_format", 0.1),
-        ("overlong", 1.0),
-        ("length", -0.5),
-    ]
-    assert [p.function.__name__ for p in parts] == ["math", "think_format", "overlong", "length"]
+def test_rewards_by_name():
+    assert reward("math") is verifier("math") and reward("think_format") is think_format
 
 
 # Edges
@@ -136,10 +108,6 @@ def test_parts_with_weights(mine):
     [
         (lambda: reward("maths"), "Did you mean 'math'"),
         (lambda: reward("zzz"), "module:function"),
-        (lambda: reward("overlong:5"), "overlong:LIMIT:BUFFER"),
-        (lambda: Overlong(100, 0), "0 < buffer"),
-        (lambda: reward_parts({}), "at least one"),
-        (lambda: reward_parts({"math": float("nan")}), "finite number"),
         (lambda: load_reward("nowhere.py:f"), "no such file"),
         (lambda: load_reward("no_such_module:f"), "'no_such_module' cannot be imported: ModuleNotFoundError"),
         (lambda: load_reward("json:dump_it"), "has no function 'dump_it'.*Did you mean 'dump'"),
@@ -150,8 +118,3 @@ def test_parts_with_weights(mine):
 def test_invalid_settings_are_rejected(call, message: str):
     with pytest.raises(ConfigError, match=message):
         call()
-
-
-def test_overlong_needs_token_ids():
-    with pytest.raises(RewardError, match="completion_ids"):
-        Overlong(100, 20)(["?"])
