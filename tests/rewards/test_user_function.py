@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -299,13 +298,8 @@ def test_a_file_may_import_from_the_working_folder(tmp_path, monkeypatch):
     assert load_reward("sub/mine.py:f")(["a"]) == [5.0]
 
 
-def test_a_user_function_can_be_pickled(load):
-    again = pickle.loads(pickle.dumps(load("plain", timeout=7)))
-    assert again(["1"], answer=["1"]) == [1.0] and again.timeout == 7
-
-
 def test_a_column_that_cannot_be_sent_is_an_error(load):
-    with pytest.raises(RewardError, match="object is not text, a number"):
+    with pytest.raises(RewardError, match="object is not JSON serializable"):
         load("plain")(["1"], answer=[object()])
 
 
@@ -355,10 +349,7 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
     monkeypatch.chdir(here)
 
     def value(path: str) -> float:
-        reward = load_reward(path, folders=[there])
-        rewards = [function(["a"])[0] for function in (reward, pickle.loads(pickle.dumps(reward)))]
-        assert rewards[0] == rewards[1]
-        return rewards[0]
+        return load_reward(path, folders=[there])(["a"])[0]
 
     assert [value(path) for path in ("both.py:f", "both:f", "both.f")] == [1.0] * 3
     assert [value(path) for path in ("only.py:f", "only:f", "only.f")] == [3.0] * 3

@@ -66,8 +66,9 @@ def too_late(name: str, seconds: float) -> RewardError:
 
 
 def describe_batch(completions: Sequence[Any], prompts: Sequence[Any] | None) -> str:
-    first = f", the first for the prompt {prompts[0]!r:.120}" if prompts else ""
-    return f"It was scoring {len(completions)} completions{first}."
+    first = f", the first {completions[0]!r:.200}" if completions else ""
+    prompt = f" for the prompt {prompts[0]!r:.120}" if prompts else ""
+    return f"It was scoring {len(completions)} completions{first}{prompt}."
 
 
 @contextmanager
@@ -92,29 +93,27 @@ def describe(error: BaseException) -> str:
 
 def as_rewards(name: str, values: Any, n: int) -> Rewards:
     """`values` as n rewards; None where the function gives no reward. Raises RewardError for anything else."""
-    not_a_list = isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__")
-    if not_a_list or getattr(values, "ndim", 1) != 1:
+    listed = hasattr(values, "__iter__") and not isinstance(values, str | bytes | Mapping | Set)
+    if not listed or getattr(values, "ndim", 1) != 1:
         raise _returned(name, values)
     found = list(islice(values, n + 1))  # a generator may be endless
     if len(found) != n:
         count = f"more than {n}" if len(found) > n else len(found)
         problem = f"The reward {name} returned {count} rewards for {n} completions."
         raise RewardError(Problem(problem, remedy="Return one for each, in the same order."))
-    return [_number(name, value, i) for i, value in enumerate(found)]
+    return [None if value is None else _number(name, value) for value in found]
 
 
-def _number(name: str, value: Any, i: int) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, str | bytes) or getattr(value, "ndim", 0) != 0:
-        raise _returned(name, value, f" for completion {i}")
+def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, str | bytes) or getattr(value, "ndim", 0):
+            raise TypeError
         number = float(value)
     except Exception:  # __float__ is the user's and may raise anything
-        raise _returned(name, value, f" for completion {i}") from None
+        raise _returned(name, value) from None
     return number if math.isfinite(number) else NOT_FINITE
 
 
-def _returned(name: str, value: Any, where: str = "") -> RewardError:
-    problem = f"The reward {name} returned {type(value).__name__} {short_repr(value)}{where}."
+def _returned(name: str, value: Any) -> RewardError:
+    problem = f"The reward {name} returned {type(value).__name__} {short_repr(value)}."
     return RewardError(Problem(problem, remedy="Return one number per completion, or None for no reward."))

@@ -10,15 +10,16 @@ not `wrong`.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dew.errors import ConfigError, Problem, RewardError
+from dew.errors import Problem, RewardError
 from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer, find_gold, too_complex
 from dew.rewards.normalize import final_choice, gold_choice, read_number, same_number, words, write_number
 from dew.rewards.process import Pool
-from dew.rewards.verifiers import Completion, Status, Verdict, Verifier, text_of
+from dew.rewards.verifiers import Completion, Verdict, Verifier, text_of
 
 TIMEOUT = 5.0
 """Seconds for one answer. A typical answer takes about a hundredth of a second."""
@@ -40,20 +41,13 @@ def math_verdicts(
     if len(completions) != len(golds):
         problem = f"math: {len(completions)} answers for {len(golds)} gold answers."
         raise RewardError(Problem(problem, remedy="Pass one gold answer per answer."))
-    if not timeout > 0:
-        remedy = f"Set the seconds for one answer; the default is {TIMEOUT}."
-        raise ConfigError(Problem(f"timeout={timeout}: must be more than 0.", remedy=remedy))
     texts = ["" if gold is None else str(gold) for gold in golds]
-    found = [
-        verdict_or_answer(text_of(completion or ""), gold) for completion, gold in zip(completions, texts, strict=True)
-    ]
-    requests = [
-        {"answer": answer.text, "marked": answer.marked, "gold": gold}
-        for answer, gold in zip(found, texts, strict=True)
-        if isinstance(answer, Answer)
-    ]
-    replies = iter(workers.ask_all(requests, timeout) if requests else [])
-    return [_verdict(result, *next(replies)) if isinstance(result, Answer) else result for result in found]
+    found = [verdict_or_answer(text_of(c or ""), gold) for c, gold in zip(completions, texts, strict=True)]
+    open_ones = [(i, answer) for i, answer in enumerate(found) if isinstance(answer, Answer)]
+    requests = [{"answer": answer.text, "marked": answer.marked, "gold": texts[i]} for i, answer in open_ones]
+    for (i, answer), (status, extracted) in zip(open_ones, workers.ask_all(requests, timeout), strict=True):
+        found[i] = Verdict(status, extracted or (answer.text[:500] if answer.marked else None))
+    return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
 
 def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
@@ -78,10 +72,6 @@ def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
     return answer
 
 
-def _verdict(answer: Answer, status: Status, extracted: str | None) -> Verdict:
-    return Verdict(status, extracted or (answer.text[:500] if answer.marked else None))
-
-
 @dataclass(frozen=True)
 class MathVerifier(Verifier):
     """The verifier for mathematics: checks a batch in parallel."""
@@ -102,12 +92,11 @@ def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[
 
 def versions() -> dict[str, str]:
     """The versions of the packages that decide verdicts, to be stored with a run's results."""
-    found = {}
-    for package in ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime"):
-        try:
+    packages = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
+    found = dict.fromkeys(packages, "not installed")
+    for package in packages:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
     return found
 
 

@@ -35,8 +35,6 @@ GRACE = 0.5
 """Seconds after the limit, when the kernel kills a worker, until it is given up even if it is still there."""
 TICK = 0.2
 """Seconds between two checks of the memory that a process holds."""
-MAX_IDLE = 8
-"""Idle workers that are kept for the next requests."""
 LAST_LINES = 5
 """Lines of a process's output that are quoted when it fails."""
 
@@ -118,9 +116,7 @@ class Process:
                 raise ProcessFailed(f"used {held / 2**30:.2f} GiB of memory, more than {allowed}, and was killed")
 
         try:
-            reply = self.channel.ask(request, limit, check_memory)
-            check_memory()
-            return reply
+            return self.channel.ask(request, limit, check_memory)
         except ProcessFailed as failure:
             why = str(failure)
         except TimeoutError:
@@ -174,15 +170,6 @@ def memory_of(pid: int) -> int:
     return held
 
 
-def half_of_memory() -> float:
-    """Half the memory of the machine or the container, in bytes."""
-    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            total = min(total, float(Path(limit).read_text()))
-    return total / 2
-
-
 class Pool:
     """Sandboxed workers: started on the first request, replaced when they die, gone when this process is."""
 
@@ -225,9 +212,7 @@ class Pool:
 
     def ask_all(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[tuple[Status, str | None]]:
         """The result of `ask` for each request, `worker_count()` at a time."""
-        if len(requests) < 2:
-            return [self.ask(request, limit) for request in requests]
-        with ThreadPoolExecutor(min(worker_count(), len(requests)), thread_name_prefix="dew-verifier") as threads:
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="dew-verifier") as threads:
             return list(threads.map(lambda request: self.ask(request, limit), requests))
 
     def ask(self, request: Mapping[str, Any], limit: float) -> tuple[Status, str | None]:
@@ -262,7 +247,7 @@ class Pool:
 
     def _give_back(self, worker: Channel) -> None:
         with self._lock:
-            if self._server and len(self._idle) < MAX_IDLE and worker.requests < self.MAX_REQUESTS:
+            if self._server and worker.requests < self.MAX_REQUESTS:
                 self._idle.append(worker)
             else:
                 worker.close()
@@ -270,12 +255,10 @@ class Pool:
 
 def worker_count() -> int:
     """DEW_VERIFIERS, or the cores available to this process: at most 8, divided among the ranks of a node."""
-    given = os.environ.get("DEW_VERIFIERS")
-    if given is not None:
+    if given := os.environ.get("DEW_VERIFIERS"):
         if not given.isdecimal() or int(given) < 1:
             remedy = "Set the number of answers to compare at a time, 1 or more."
             raise ConfigError(Problem(f"DEW_VERIFIERS={given!r}: not a number of workers.", remedy=remedy))
         return int(given)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, min(8, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
+    return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))

@@ -21,8 +21,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import date, time
-from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -30,9 +28,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards.calls import Rewards, as_rewards, describe, describe_batch, reported
-from dew.rewards.process import INHERITED, START_TIMEOUT, Process, ProcessFailed, half_of_memory
+from dew.rewards.process import INHERITED, START_TIMEOUT, Process, ProcessFailed
 from dew.rewards.verifiers import Completion
 from dew.rewards.worker import answer_requests, encode
 
@@ -40,8 +40,6 @@ TIMEOUT = 600.0
 """Seconds for one batch."""
 MAX_FAILURES = 3
 """Lost batches in a row that end the run."""
-GRACE = 2.0
-"""Seconds after the limit at which the kernel kills the process if the parent has not."""
 
 log = logging.getLogger("dew.rewards")
 
@@ -80,7 +78,7 @@ class UserFunction:
             remedy = "Write module:function or file.py:function."
             raise ConfigError(Problem(f"reward {path!r}: names no function.", remedy=remedy))
         self.path, self.name, self.timeout, self.seed = path, name, timeout, seed
-        self.memory = memory or half_of_memory()
+        self.memory = memory or psutil.virtual_memory().total / 2
         self.folders = list(dict.fromkeys(str(Path(folder).absolute()) for folder in (Path.cwd(), *folders)))
         self._where = _find_file(where, self.folders) if where.endswith(".py") else where
         self._failures = 0
@@ -95,10 +93,6 @@ class UserFunction:
     @property
     def __name__(self) -> str:  # the name under which TRL logs the reward
         return self.name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled, the same function in a new process."""
-        return UserFunction, (self.path, self.timeout, self.memory, self.seed, self.folders)
 
     def __call__(self, completions: Sequence[Completion], **columns: Any) -> Rewards:
         request = self._request(completions, columns)
@@ -137,9 +131,9 @@ class UserFunction:
         if (state := columns.get("trainer_state")) is not None:
             sent["trainer_state"] = {k: v for k, v in vars(state).items() if isinstance(v, int | float | str)}
         logs = [name for name in ("log_extra", "log_metric") if callable(columns.get(name))]
-        request = {"completions": completions, "columns": sent, "logs": logs, "timer": self.timeout + GRACE}
+        request = {"completions": completions, "columns": sent, "logs": logs}
         try:
-            return encode(request, default=_as_text)
+            return encode(request)
         except (TypeError, ValueError) as error:
             problem = f"A column cannot be sent to the process of the reward {self.name}: {error}."
             remedy = "Remove that column from the data, or pass the function itself to DewTrainer in Python."
@@ -164,12 +158,6 @@ def _find_file(where: str, folders: Sequence[str]) -> str:
         hint = did_you_mean(Path(where).name, nearby)
         raise ConfigError(Problem(f"reward file {where!r}: no such file in {' or '.join(folders)}.", remedy=hint))
     return str(found.absolute())
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, date | time | Decimal | Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not text, a number, a list or a mapping of those")
 
 
 # ── in the function's own process ───────────────────────────────────────────────────────────────────────────
@@ -201,10 +189,8 @@ def _load(where: str, name: str, folders: list[str]) -> Callable[..., Any]:
         else:
             module = import_module(where)
     except BaseException as error:
-        top, remedy = where.partition(".")[0], ""
-        if isinstance(error, ModuleNotFoundError) and error.name == top:
-            remedy = did_you_mean(top, [module.name for module in pkgutil.iter_modules(folders)])
-            remedy = remedy or f"It is not in {' or '.join(folders)}. Install it, or write file.py:function."
+        known = [module.name for module in pkgutil.iter_modules(folders)]
+        remedy = did_you_mean(where.partition(".")[0], known) if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(Problem(f"reward {where!r} cannot be imported: {describe(error)}.", remedy=remedy)) from None
     function = getattr(module, name, None)
     if not callable(function):

@@ -34,9 +34,9 @@ def main(fds: tuple[int, int], target: str, arguments: dict[str, Any]) -> None:
     getattr(import_module(module), function)(socket.socket(fileno=fds[0]), **arguments)
 
 
-def encode(message: Any, default: Callable[[Any], Any] | None = None) -> bytes:
+def encode(message: Any) -> bytes:
     """A message between processes: one line of JSON."""
-    return json.dumps(message, default=default).encode() + b"\n"
+    return json.dumps(message).encode() + b"\n"
 
 
 def answer_requests(channel: socket.socket, handle: Handler) -> None:
@@ -44,7 +44,7 @@ def answer_requests(channel: socket.socket, handle: Handler) -> None:
     pid = os.getpid()
     for line in channel.makefile("rb"):
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["timer"])
+        signal.setitimer(signal.ITIMER_REAL, request.get("timer", 0))
         reply = handle(request)
         if os.getpid() != pid:  # the handler forked: only the original process replies
             os._exit(0)

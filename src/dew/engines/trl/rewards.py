@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import inspect
-import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,10 +11,8 @@ from torch import nn
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.rewards import Verifier
-from dew.rewards.calls import NOT_FINITE, Rewards, as_rewards, reported, time_limit, too_late
+from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
-
-logger = logging.getLogger("dew")
 
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -38,18 +35,15 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
         n = len(kwargs["completions"])  # before the function can change the list
         limit = nullcontext() if has_limit else time_limit(name, timeout)
         with reported(name, kwargs["completions"], kwargs.get("prompts")), limit:
-            found = as_rewards(name, reward(**kwargs), n)
-        return _warn(name, found, kwargs["completions"])
+            return as_rewards(name, reward(**kwargs), n)
 
     async def scored_async(**kwargs: Any) -> Rewards:
         n = len(kwargs["completions"])
         with reported(name, kwargs["completions"], kwargs.get("prompts")):
             try:
-                values = await asyncio.wait_for(reward(**kwargs), timeout)
+                return as_rewards(name, await asyncio.wait_for(reward(**kwargs), timeout), n)
             except TimeoutError:
                 raise too_late(name, timeout) from None
-            found = as_rewards(name, values, n)
-        return _warn(name, found, kwargs["completions"])
 
     is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
     wrapper: Any = scored_async if is_async else scored
@@ -59,17 +53,6 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
 
 def _is_model(reward: Any) -> bool:
     return isinstance(reward, str | nn.Module) or not callable(reward)
-
-
-def _warn(name: str, found: Rewards, completions: Sequence[Any]) -> Rewards:
-    if NOT_FINITE in found:
-        logger.warning(
-            "The reward %s returned an infinity or a NaN for the completion %.200r. The step is skipped. To leave out "
-            "only an answer that cannot be scored, return None for it.",
-            name,
-            completions[found.index(NOT_FINITE)],
-        )
-    return found
 
 
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
@@ -114,9 +97,7 @@ def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome
     if weights is None or outcome >= len(weights) or weights[outcome] == 1:  # an environment's own reward weighs 1
         return
     why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
-    relative = [round(w / weights[outcome], 6) for w in weights] if weights[outcome] > 0 else None
-    remedy = f"Write reward_weights={relative}." if relative else ""
-    raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
+    raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, "Divide all weights by its weight."))
 
 
 def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
