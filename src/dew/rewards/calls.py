@@ -106,7 +106,7 @@ def as_rewards(name: str, values: Any, n: int) -> Rewards:
 
 def _number(name: str, value: Any) -> float:
     try:
-        if isinstance(value, str | bytes) or getattr(value, "ndim", 0):
+        if isinstance(value, str | bytes) or getattr(value, "ndim", 0) != 0:
             raise TypeError
         number = float(value)
     except Exception:  # __float__ is the user's and may raise anything

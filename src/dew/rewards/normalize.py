@@ -43,9 +43,8 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
         whole, decimals, once, again = re.sub(r"\D", "", match["whole"] or "0"), "", match["once"], match["again"]
         value = Fraction(int(whole + once + again) - int(whole + once), (10 ** len(again) - 1) * 10 ** len(once))
     elif match := _FRACTION.fullmatch(text):
-        over, under = (
-            int(re.sub(r"[^\d-]", "", next(filter(None, match.group(*groups))))) for groups in ("ace", "bdf")
-        )
+        parts = match["a"] or match["c"] or match["e"], match["b"] or match["d"] or match["f"]
+        over, under = (int(re.sub(r"[^\d-]", "", part)) for part in parts)
         if under == 0 or (match["mixed"] and over < 0):
             return None
         value, decimals = int(match["mixed"] or 0) + Fraction(over, under), ""

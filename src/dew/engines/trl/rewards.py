@@ -97,7 +97,9 @@ def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome
     if weights is None or outcome >= len(weights) or weights[outcome] == 1:  # an environment's own reward weighs 1
         return
     why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
-    raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, "Divide all weights by its weight."))
+    relative = [round(w / weights[outcome], 6) for w in weights] if weights[outcome] > 0 else None
+    remedy = f"Write reward_weights={relative}." if relative else ""
+    raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
 
 
 def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
