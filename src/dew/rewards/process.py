@@ -10,6 +10,7 @@ All communication is JSON over sockets. A socket closes however its owner ends, 
 """
 
 import json
+import math
 import os
 import signal
 import socket
@@ -86,9 +87,14 @@ class Channel:
 
 
 class Process:
-    """A new interpreter that calls `target` ("module:function") with a socket and `arguments` (see worker.py)."""
+    """A new interpreter that calls `target` ("module:function") with a socket and `arguments` (see worker.py).
 
-    def __init__(self, target: str, arguments: Mapping[str, Any], *, show_output: bool) -> None:
+    `hello` is its first message. If it holds more than `memory` bytes during a request, it is killed.
+    """
+
+    def __init__(
+        self, target: str, arguments: Mapping[str, Any], *, show_output: bool = False, memory: float = math.inf
+    ) -> None:
         (ours, theirs), (alive, watched) = socket.socketpair(), socket.socketpair()
         with theirs, watched:
             fds = [theirs.fileno(), watched.fileno()]
@@ -106,17 +112,18 @@ class Process:
         self._output = threading.Thread(target=_read, args=(self.popen.stdout, self._last, show_output), daemon=True)
         self._output.start()
         self.kill = weakref.finalize(self, _kill, self.popen, (self.channel, held), os.getpid())  # also called at exit
+        self.memory = memory
+        self.hello = self.ask(b"", START_TIMEOUT)
 
-    def ask(self, request: bytes, limit: float, memory: float = float("inf")) -> dict[str, Any]:
+    def _check_memory(self) -> None:
+        if (held := memory_of(self.popen.pid)) > self.memory:
+            allowed = f"its limit of {self.memory / 2**30:.2f} GiB"
+            raise ProcessFailed(f"used {held / 2**30:.2f} GiB of memory, more than {allowed}, and was killed")
+
+    def ask(self, request: bytes, limit: float) -> dict[str, Any]:
         """Send `request` and return the next message, or kill the process and raise ProcessFailed."""
-
-        def check_memory() -> None:
-            if (held := memory_of(self.popen.pid)) > memory:
-                allowed = f"its limit of {memory / 2**30:.2f} GiB"
-                raise ProcessFailed(f"used {held / 2**30:.2f} GiB of memory, more than {allowed}, and was killed")
-
         try:
-            return self.channel.ask(request, limit, check_memory)
+            return self.channel.ask(request, limit, self._check_memory)
         except ProcessFailed as failure:
             why = str(failure)
         except TimeoutError:
@@ -191,13 +198,11 @@ class Pool:
         """Start the process that forks workers now instead of on the first request."""
         with self._lock:
             if self._server is None:
-                server = Process(self.target, {}, show_output=False)
                 try:
-                    server.ask(b"", START_TIMEOUT)
+                    self._server = Process(self.target, {})
                 except ProcessFailed as failure:
                     problem = f"The workers that compare answers cannot start: their process {failure}."
                     raise RewardError(Problem(problem, remedy=self.remedy)) from None
-                self._server = server
             return self._server
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ import psutil
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards.calls import Rewards, as_rewards, describe, describe_batch, reported
-from dew.rewards.process import INHERITED, START_TIMEOUT, Process, ProcessFailed
+from dew.rewards.process import INHERITED, Process, ProcessFailed
 from dew.rewards.verifiers import Completion
 from dew.rewards.worker import answer_requests, encode
 
@@ -99,7 +99,7 @@ class UserFunction:
         with self._lock:
             process = self._process or self._start()
             try:
-                reply = process.ask(request, self.timeout, self.memory)
+                reply = process.ask(request, self.timeout)
             except ProcessFailed as failure:
                 self._process = None
                 batch = describe_batch(completions, columns.get("prompts"))
@@ -114,15 +114,14 @@ class UserFunction:
 
     def _start(self) -> Process:
         arguments = {"where": self._where, "name": self.name, "seed": self.seed, "folders": self.folders}
-        process = Process("dew.rewards.user_function:serve", arguments, show_output=True)
         try:
-            hello = process.ask(b"", START_TIMEOUT, self.memory)
+            process = Process("dew.rewards.user_function:serve", arguments, show_output=True, memory=self.memory)
         except ProcessFailed as failure:
             raise ConfigError(f"reward {self.path!r} cannot be loaded: its process {failure}.") from None
-        if "problem" in hello:
+        if "problem" in process.hello:
             process.kill()
-            raise ConfigError(Problem(**hello["problem"]))
-        self.columns: list[str] = hello["columns"]
+            raise ConfigError(Problem(**process.hello["problem"]))
+        self.columns: list[str] = process.hello["columns"]
         self._process = process
         return process
 

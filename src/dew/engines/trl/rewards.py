@@ -60,8 +60,7 @@ def _is_model(reward: Any) -> bool:
 
 def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None) -> None:
     """Reject a data set without the columns that are needed, and an unknown outcome reward."""
-    problems = missing_columns(dataset, rewards)
-    if problems:
+    if problems := missing_columns(dataset, rewards):
         raise ConfigError(problems)
     outcome_index([reward_name(reward) for reward in rewards], outcome)
 
@@ -80,13 +79,9 @@ def outcome_index(names: Sequence[str], wanted: str | None) -> int:
     if not names:
         raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
     if wanted is None and len(names) > 1:
-        raise ConfigError(
-            Problem(
-                f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?",
-                "The others are added to its reward and never decide.",
-                f"Write e.g. outcome_reward={names[0]!r}.",
-            )
-        )
+        what = f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?"
+        why = "The others are added to its reward and never decide."
+        raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))
     if wanted is not None and wanted not in names:
         what = f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
