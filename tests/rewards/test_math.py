@@ -4,15 +4,16 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dew.errors import ConfigError, RewardError
+from dew.errors import RewardError
 from dew.rewards import Verdict, verifier
 from dew.rewards.extract import Answer, find_answer, find_gold, is_formula, last_boxed, too_complex
-from dew.rewards.math import MathVerifier, check_golds, math, math_verdict, math_verdicts, usable_rows, versions
+from dew.rewards.math import MathVerifier, math, math_verdict, math_verdicts, usable_rows, versions
 from dew.rewards.normalize import final_choice, gold_choice, read_number, same_number, words, write_number
 
 pytest.importorskip("math_verify")
@@ -208,26 +209,29 @@ def test_an_answer_is_a_part_of_its_text(text: str):
 
 
 def test_math_is_a_reward_function_for_trl():
-    math.take_counts()
-    logged: dict[str, float] = {}
+    logged: dict[str, Any] = {}
     rewards = math(
         prompts=["?"] * 4,
         completions=[r"\boxed{4}", [{"role": "assistant", "content": "The answer is 5."}], "", r"\boxed{2^2}"],
         answer=["4", "4", "4", "4"],
         trainer_state=None,
+        log_extra=logged.__setitem__,
         log_metric=logged.__setitem__,
     )
     assert rewards == [1.0, 0.0, 0.0, 1.0]
     assert math.__name__ == "math" and verifier("gsm8k") is verifier("math") is math
-    assert math.take_counts() == {"correct": 2, "wrong": 1, "unparsable": 1, "timeout": 0}
-    assert sum(math.take_counts().values()) == 0
-    assert logged == {"verdict/correct": 0.5, "verdict/wrong": 0.25, "verdict/unparsable": 0.25, "verdict/timeout": 0.0}
+    assert logged == {
+        "math/verdict": ["correct", "wrong", "unparsable", "correct"],
+        "math/extracted": ["4", "5", None, "2^2"],
+        "verifier/failed_share": 0.0,
+        "verifier/unparsable_share": 0.25,
+    }
 
 
 def test_a_math_verifier_can_be_pickled():
     sent = pickle.loads(pickle.dumps(MathVerifier("math", ("answer",), math.check, timeout=2.0)))
     assert sent == MathVerifier("math", ("answer",), math.check, timeout=2.0)
-    assert sent([r"\boxed{4}"], answer=[4]) == [1.0] and sent.take_counts()["correct"] == 1
+    assert sent([r"\boxed{4}"], answer=[4]) == [1.0]
 
 
 def test_equal_answers_have_equal_spellings():
@@ -238,7 +242,6 @@ def test_equal_answers_have_equal_spellings():
 
 def test_gold_answers_are_checked_against_themselves():
     golds = ["42", r"\frac{1}{2}", "", r"\frac{", "[0,1)", "???"]
-    assert check_golds(golds, timeout=PATIENT) == [2, 3, 5]
     good, bad = usable_rows([{"answer": gold} for gold in golds], timeout=PATIENT)
     assert len(good) == 3 and [row["answer"] for row in bad] == ["", r"\frac{", "???"]
 
@@ -271,7 +274,6 @@ def test_a_missing_completion_counts_as_empty():
     ("call", "error", "message"),
     [
         (lambda: math_verdicts(["1"], []), RewardError, "1 answers for 0 gold"),
-        (lambda: math_verdict("1", "1", timeout=0), ConfigError, "must be more than 0"),
         (lambda: math(["1"], gold=["1"]), RewardError, "no column 'answer'"),
     ],
 )

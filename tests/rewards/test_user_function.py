@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -18,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
+from dew.rewards.calls import NOT_FINITE, as_rewards
 from dew.rewards.process import memory_of
 from dew.rewards.user_function import MAX_FAILURES, is_user_function, load_reward
-from dew.rewards.values import NOT_FINITE, as_rewards
 
 FUNCTIONS = r"""
 import os, sys, time, signal, threading
@@ -57,7 +56,6 @@ def starts(completions, **_):
     return [float(children.pid)]
 def prints(completions, **_):
     print("I was here")
-    for i in range(20_000): print("noise" * 20)
     sys.stderr.write("\x1b[31mred\n")
     return [1.0] * len(completions)
 async def awaited(completions, **_): return [2.0] * len(completions)
@@ -120,7 +118,7 @@ def dies(pid: int) -> bool:
 def test_rewards_are_returned(load):
     reward = load("plain")
     assert reward(["1", "2"], prompts=["a", "b"], answer=["1", "1"]) == [1.0, 0.0]
-    assert reward.required == ["completions", "answer"]
+    assert reward.columns == ["completions", "answer"]
 
 
 NESTED = ([[1.0], [2.0]], np.ones((2, 1)), torch.ones(2, 1))
@@ -257,12 +255,12 @@ def test_child_processes_are_killed_with_the_function(load):
     assert alive(int(reward(["a"])[0]))
 
 
-def test_output_goes_to_standard_error_and_is_limited(load, capsys):
+def test_output_goes_to_standard_error_without_control_characters(load, capsys):
     assert load("prints")(["a"]) == [1.0]
     time.sleep(0.5)
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("I was here\n")
-    assert shown.err.count("\n") < 300 and "\x1b" not in shown.err
+    assert "\x1b" not in shown.err
 
 
 def test_async_functions_are_awaited(load):
@@ -300,13 +298,8 @@ def test_a_file_may_import_from_the_working_folder(tmp_path, monkeypatch):
     assert load_reward("sub/mine.py:f")(["a"]) == [5.0]
 
 
-def test_a_user_function_can_be_pickled(load):
-    again = pickle.loads(pickle.dumps(load("plain", timeout=7)))
-    assert again(["1"], answer=["1"]) == [1.0] and again.timeout == 7
-
-
 def test_a_column_that_cannot_be_sent_is_an_error(load):
-    with pytest.raises(RewardError, match="object is not text, a number"):
+    with pytest.raises(RewardError, match="object is not JSON serializable"):
         load("plain")(["1"], answer=[object()])
 
 
@@ -356,10 +349,7 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
     monkeypatch.chdir(here)
 
     def value(path: str) -> float:
-        reward = load_reward(path, folders=[there])
-        rewards = [function(["a"])[0] for function in (reward, pickle.loads(pickle.dumps(reward)))]
-        assert rewards[0] == rewards[1]
-        return rewards[0]
+        return load_reward(path, folders=[there])(["a"])[0]
 
     assert [value(path) for path in ("both.py:f", "both:f", "both.f")] == [1.0] * 3
     assert [value(path) for path in ("only.py:f", "only:f", "only.f")] == [3.0] * 3
@@ -378,7 +368,7 @@ def test_a_misspelled_path_suggests_the_nearest(load, path, meant):
 
 def test_names_of_user_functions():
     assert all(map(is_user_function, ("a.py:f", "a:f", "a.b:f", "a.b.f")))
-    assert not any(map(is_user_function, ("math", "overlong:100:10", "think_format")))
+    assert not any(map(is_user_function, ("math", "think_format_reward")))
 
 
 def test_a_forked_child_starts_its_own_process(load):
@@ -429,7 +419,7 @@ def test_an_endless_generator_is_interrupted():
 
 
 def test_sys_exit_is_an_error():
-    with pytest.raises(RewardError, match=r"raised SystemExit: 0.*'why\?'"):
+    with pytest.raises(RewardError, match=r"failed: SystemExit: 0.*'why\?'"):
         scored(lambda completions, **_: sys.exit(0))
 
 
@@ -448,11 +438,11 @@ def test_an_async_hang_is_cancelled():
 
 BACKSTOP = """
 import os, sys, time
-from dew.rewards import deadline
-deadline.GRACE = 0.5
+from dew.rewards import calls
+calls.GRACE = 0.5
 def in_c(): return max(range(10 ** 13))
 def forks(): os.fork()
-with deadline.time_limit(sys.argv[1], 0.3):
+with calls.time_limit(sys.argv[1], 0.3):
     globals()[sys.argv[1]]()
 print("continued")
 """

@@ -351,7 +351,7 @@ def verdict_pool(cases: list[tuple[str, str]]) -> None:
 
 def own_rewards(case: tuple[Any, int]) -> None:
     """Whatever a reward function may return."""
-    from dew.rewards.values import as_rewards
+    from dew.rewards.calls import as_rewards
 
     as_rewards("r", *case)
 

@@ -182,10 +182,10 @@ async def raises_later(completions, **_):
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-        (raises, "raises raised KeyError: 'answer'"),
+        (raises, "raises failed: KeyError: 'answer'"),
         (too_few, "too_few returned 1 rewards for 8 completions"),
         (words, "words returned str 'good'"),
-        (raises_later, "raises_later raised ZeroDivisionError"),
+        (raises_later, "raises_later failed: ZeroDivisionError"),
     ],
 )
 def test_a_reward_that_fails_raises_one_clear_error(reward, advice, tmp_path):

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from dew.rewards.extract import find_answer
 from dew.rewards.verifiers import Verdict, Verifier
@@ -22,21 +22,14 @@ _TOKEN = re.compile(r"\d{1,9}|[-+*/()]")
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
-class Step(NamedTuple):
-    left: int
-    op: str
-    right: int
-    result: int
-
-    @property
-    def holds(self) -> bool:
-        return _APPLY[self.op](self.left, self.right) == self.result
+Step = tuple[int, str, int, int]
+"""(left, operator, right, result)"""
 
 
 def parse_steps(text: str) -> list[Step] | None:
     """The steps of an answer, or None if any part is not a step. Surrounding white space is ignored."""
     matches = [_STEP.fullmatch(part) for part in text.strip().split(";")]
-    steps = [Step(int(m[1]), m[2], int(m[3]), int(m[4])) for m in matches if m]
+    steps = [(int(m[1]), m[2], int(m[3]), int(m[4])) for m in matches if m]
     return steps if len(steps) == len(matches) else None
 
 
@@ -49,11 +42,11 @@ def check_countdown(text: str, *, numbers: Sequence[int], answer: str) -> Verdic
     if steps is None:
         return Verdict("unparsable")
     available = Counter(numbers)
-    for step in steps:
-        available.subtract((step.left, step.right))
-        if not step.holds or min(available.values()) < 0:
+    for left, op, right, result in steps:
+        available.subtract((left, right))
+        if _APPLY[op](left, right) != result or min(available.values()) < 0:
             return Verdict("wrong", text.strip())
-        available[step.result] += 1
+        available[result] += 1
     reached = +available == Counter([int(answer)])
     return Verdict("correct" if reached else "wrong", text.strip())
 
@@ -63,7 +56,7 @@ def check_chain(text: str, *, answer: str) -> Verdict:
     steps = parse_steps(text)
     if steps is None:
         return Verdict("unparsable")
-    result = str(steps[-1].result)
+    result = str(steps[-1][3])
     return Verdict("correct" if result == answer else "wrong", result)
 
 
@@ -78,9 +71,9 @@ def check_equation(text: str, *, numbers: Sequence[int], answer: Any) -> Verdict
     spelled = re.sub(r"\s", "", expression)
     try:
         value = _evaluate(rest := [*tokens, ""])
+        if rest != [""] or "".join(tokens) != spelled:
+            raise ValueError("not one expression")
     except (ValueError, ZeroDivisionError):
-        return Verdict("unparsable", expression or None)
-    if rest != [""] or "".join(tokens) != spelled:
         return Verdict("unparsable", expression or None)
     used = Counter(int(token) for token in tokens if token.isdecimal())
     right = value == Fraction(str(answer)) and used == Counter(int(n) for n in numbers)

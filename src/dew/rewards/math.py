@@ -9,18 +9,17 @@ math-verify in worker processes, with a limit of `timeout` seconds per answer. A
 not `wrong`.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from threading import Lock
 from typing import Any
 
-from dew.errors import ConfigError, Problem, RewardError
+from dew.errors import Problem, RewardError
 from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer, find_gold, too_complex
 from dew.rewards.normalize import final_choice, gold_choice, read_number, same_number, words, write_number
 from dew.rewards.process import Pool
-from dew.rewards.verifiers import Completion, Verdict, Verifier, count_statuses, text_of
+from dew.rewards.verifiers import Completion, Verdict, Verifier, text_of
 
 TIMEOUT = 5.0
 """Seconds for one answer. A typical answer takes about a hundredth of a second."""
@@ -42,20 +41,13 @@ def math_verdicts(
     if len(completions) != len(golds):
         problem = f"math: {len(completions)} answers for {len(golds)} gold answers."
         raise RewardError(Problem(problem, remedy="Pass one gold answer per answer."))
-    if not timeout > 0:
-        remedy = f"Set the seconds for one answer; the default is {TIMEOUT}."
-        raise ConfigError(Problem(f"timeout={timeout}: must be more than 0.", remedy=remedy))
     texts = ["" if gold is None else str(gold) for gold in golds]
-    found = [
-        verdict_or_answer(text_of(completion or ""), gold) for completion, gold in zip(completions, texts, strict=True)
-    ]
-    requests = [
-        {"answer": answer.text, "marked": answer.marked, "gold": gold}
-        for answer, gold in zip(found, texts, strict=True)
-        if isinstance(answer, Answer)
-    ]
-    replies = iter(workers.ask_all(requests, timeout) if requests else [])
-    return [_from_reply(result, next(replies)) if isinstance(result, Answer) else result for result in found]
+    found = [verdict_or_answer(text_of(c or ""), gold) for c, gold in zip(completions, texts, strict=True)]
+    open_ones = [(i, answer) for i, answer in enumerate(found) if isinstance(answer, Answer)]
+    requests = [{"answer": answer.text, "marked": answer.marked, "gold": texts[i]} for i, answer in open_ones]
+    for (i, answer), (status, extracted) in zip(open_ones, workers.ask_all(requests, timeout), strict=True):
+        found[i] = Verdict(status, extracted or (answer.text[:500] if answer.marked else None))
+    return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
 
 def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
@@ -80,60 +72,31 @@ def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
     return answer
 
 
-def _from_reply(answer: Answer, reply: Any) -> Verdict:
-    text = answer.text[:500] if answer.marked else None
-    if isinstance(reply, str):
-        return Verdict("timeout" if reply == "timeout" else "unparsable", text)
-    status, extracted = reply
-    return Verdict(status, extracted or text)
-
-
 @dataclass(frozen=True)
 class MathVerifier(Verifier):
-    """The verifier for mathematics; also counts statuses."""
+    """The verifier for mathematics: checks a batch in parallel."""
 
     timeout: float = TIMEOUT
-    _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
-    _lock: Any = field(default_factory=Lock, repr=False, compare=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled in another process (Ray, spawn), the same verifier with its own counts."""
-        return MathVerifier, (self.name, self.columns, self.check, self.timeout)
 
     def verdicts(self, completions: Sequence[Completion], rows: Sequence[Row]) -> list[Verdict]:
-        verdicts = math_verdicts(completions, [self._cell(row, "answer") for row in rows], timeout=self.timeout)
-        with self._lock:
-            self._counts.update(verdict.status for verdict in verdicts)
-        return verdicts
-
-    def take_counts(self) -> dict[str, int]:
-        """The number of answers with each status since the last call."""
-        with self._lock:
-            counts = count_statuses(self._counts.elements())
-            self._counts.clear()
-        return counts
-
-
-def check_golds(golds: Sequence[str], *, timeout: float = TIMEOUT) -> list[int]:
-    """Indices of gold answers that are not correct when boxed and compared with themselves: no answer could match."""
-    verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
-    return [i for i, verdict in enumerate(verdicts) if not verdict.correct]
+        return math_verdicts(completions, [self._cell(row, "answer") for row in rows], timeout=self.timeout)
 
 
 def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[Row], list[Row]]:
-    """(rows whose gold answer matches itself, the other rows)."""
-    bad = set(check_golds([str(row["answer"]) for row in rows], timeout=timeout))
-    return [row for i, row in enumerate(rows) if i not in bad], [rows[i] for i in sorted(bad)]
+    """(usable rows, the others): a gold answer is usable if, boxed, it is correct when compared with itself."""
+    golds = [str(row["answer"]) for row in rows]
+    verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
+    checked = list(zip(rows, verdicts, strict=True))
+    return [row for row, v in checked if v.correct], [row for row, v in checked if not v.correct]
 
 
 def versions() -> dict[str, str]:
     """The versions of the packages that decide verdicts, to be stored with a run's results."""
-    found = {}
-    for package in ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime"):
-        try:
+    packages = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
+    found = dict.fromkeys(packages, "not installed")
+    for package in packages:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
     return found
 
 

@@ -37,24 +37,20 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
         return None
     text = _AROUND.sub("", text.replace("−", "-"))
     if match := _NUMBER.fullmatch(text):
-        whole, decimals = match["whole"] or "0", match["decimals"] or match["only"] or ""
-        digits = re.sub(r"\D", "", whole)
-        value = Fraction(digits + (decimals if len(decimals) > 1 else ""))
-        return (-value if match["sign"] == "-" else value), len(decimals) > 1
-    if match := _RECURRING.fullmatch(text):  # 2.1666... = (216 - 21) / 90
-        whole, once, again = re.sub(r"\D", "", match["whole"] or "0"), match["once"], match["again"]
+        whole, decimals = re.sub(r"\D", "", match["whole"] or "0"), match["decimals"] or match["only"] or ""
+        value = Fraction(whole + decimals if len(decimals) > 1 else whole)
+    elif match := _RECURRING.fullmatch(text):  # 2.1666... = (216 - 21) / 90
+        whole, decimals, once, again = re.sub(r"\D", "", match["whole"] or "0"), "", match["once"], match["again"]
         value = Fraction(int(whole + once + again) - int(whole + once), (10 ** len(again) - 1) * 10 ** len(once))
-        return (-value if match["sign"] == "-" else value), False
-    if match := _FRACTION.fullmatch(text):
-        over, under = (
-            int(re.sub(r"[^\d-]", "", match[a] or match[c] or match[e]))
-            for a, c, e in (("a", "c", "e"), ("b", "d", "f"))
-        )
+    elif match := _FRACTION.fullmatch(text):
+        parts = match["a"] or match["c"] or match["e"], match["b"] or match["d"] or match["f"]
+        over, under = (int(re.sub(r"[^\d-]", "", part)) for part in parts)
         if under == 0 or (match["mixed"] and over < 0):
             return None
-        value = int(match["mixed"] or 0) + Fraction(over, under)
-        return (-value if match["sign"] == "-" else value), False
-    return None
+        value, decimals = int(match["mixed"] or 0) + Fraction(over, under), ""
+    else:
+        return None
+    return (-value if match["sign"] == "-" else value), len(decimals) > 1
 
 
 def same_number(a: tuple[Fraction, bool], b: tuple[Fraction, bool]) -> bool:

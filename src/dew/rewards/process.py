@@ -10,6 +10,7 @@ All communication is JSON over sockets. A socket closes however its owner ends, 
 """
 
 import json
+import math
 import os
 import signal
 import socket
@@ -23,9 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from dew.errors import ConfigError, Problem, RewardError
+from dew.rewards.verifiers import Status
+from dew.rewards.worker import encode
 
 START_TIMEOUT = 180.0
 """Seconds in which a process must import its libraries, on a cold and busy disk."""
@@ -33,10 +36,8 @@ GRACE = 0.5
 """Seconds after the limit, when the kernel kills a worker, until it is given up even if it is still there."""
 TICK = 0.2
 """Seconds between two checks of the memory that a process holds."""
-MAX_IDLE = 8
-"""Idle workers that are kept for the next requests."""
-MAX_PRINTED, LAST_LINES = 200, 5
-"""Lines of a process's output that are forwarded to standard error, and that are quoted when it fails."""
+LAST_LINES = 5
+"""Lines of a process's output that are quoted when it fails."""
 
 _BOOT = """
 import json, sys
@@ -85,14 +86,15 @@ class Channel:
         return json.loads(line)
 
 
-def encode(message: Mapping[str, Any], default: Callable[[Any], Any] | None = None) -> bytes:
-    return json.dumps(message, default=default).encode() + b"\n"
-
-
 class Process:
-    """A new interpreter that calls `target` ("module:function") with a socket and `arguments` (see worker.py)."""
+    """A new interpreter that calls `target` ("module:function") with a socket and `arguments` (see worker.py).
 
-    def __init__(self, target: str, arguments: Mapping[str, Any], *, show_output: bool) -> None:
+    `hello` is its first message. If it holds more than `memory` bytes during a request, it is killed.
+    """
+
+    def __init__(
+        self, target: str, arguments: Mapping[str, Any], *, show_output: bool = False, memory: float = math.inf
+    ) -> None:
         (ours, theirs), (alive, watched) = socket.socketpair(), socket.socketpair()
         with theirs, watched:
             fds = [theirs.fileno(), watched.fileno()]
@@ -107,23 +109,21 @@ class Process:
             )
         self.channel, held = Channel(ours), Channel(alive)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        lines = MAX_PRINTED if show_output else 0
-        self._output = threading.Thread(target=_forward, args=(self.popen.stdout, self._last, lines), daemon=True)
+        self._output = threading.Thread(target=_read, args=(self.popen.stdout, self._last, show_output), daemon=True)
         self._output.start()
         self.kill = weakref.finalize(self, _kill, self.popen, (self.channel, held), os.getpid())  # also called at exit
+        self.memory = memory
+        self.hello = self.ask(b"", START_TIMEOUT)
 
-    def ask(self, request: bytes, limit: float, memory: float = float("inf")) -> dict[str, Any]:
+    def _check_memory(self) -> None:
+        if (held := memory_of(self.popen.pid)) > self.memory:
+            allowed = f"its limit of {self.memory / 2**30:.2f} GiB"
+            raise ProcessFailed(f"used {held / 2**30:.2f} GiB of memory, more than {allowed}, and was killed")
+
+    def ask(self, request: bytes, limit: float) -> dict[str, Any]:
         """Send `request` and return the next message, or kill the process and raise ProcessFailed."""
-
-        def check_memory() -> None:
-            if (held := memory_of(self.popen.pid)) > memory:
-                allowed = f"its limit of {memory / 2**30:.2f} GiB"
-                raise ProcessFailed(f"used {held / 2**30:.2f} GiB of memory, more than {allowed}, and was killed")
-
         try:
-            reply = self.channel.ask(request, limit, check_memory)
-            check_memory()
-            return reply
+            return self.channel.ask(request, limit, self._check_memory)
         except ProcessFailed as failure:
             why = str(failure)
         except TimeoutError:
@@ -157,16 +157,13 @@ def _kill(popen: "subprocess.Popen[bytes]", channels: Sequence[Channel], owner: 
     popen.wait()
 
 
-def _forward(output: IO[bytes], last: "deque[str]", lines: int) -> None:
-    """Forward the first `lines` of a process's output to standard error, without control characters."""
+def _read(output: IO[bytes], last: "deque[str]", show: bool) -> None:
+    """Keep the last lines of a process's output, without control characters; `show` prints each to standard error."""
     with output:
-        while line := output.readline(1000):
-            last.append(line.decode(errors="replace").rstrip("\n"))
-            if lines > 0:
-                lines -= 1
-                print("".join(c if c.isprintable() or c == "\t" else "·" for c in last[-1]), file=sys.stderr)
-                if lines == 0:
-                    print("(further output of this reward function is not shown)", file=sys.stderr)
+        while line := output.readline(1000).decode(errors="replace"):
+            last.append("".join(c if c.isprintable() or c == "\t" else "·" for c in line.rstrip("\n")))
+            if show:
+                print(last[-1], file=sys.stderr)
 
 
 def memory_of(pid: int) -> int:
@@ -178,15 +175,6 @@ def memory_of(pid: int) -> int:
             held += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
             waiting += map(int, (folder / "task" / folder.name / "children").read_text().split())
     return held
-
-
-def half_of_memory() -> float:
-    """Half the memory of the machine or the container, in bytes."""
-    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            total = min(total, float(Path(limit).read_text()))
-    return total / 2
 
 
 class Pool:
@@ -210,13 +198,11 @@ class Pool:
         """Start the process that forks workers now instead of on the first request."""
         with self._lock:
             if self._server is None:
-                server = Process(self.target, {}, show_output=False)
                 try:
-                    server.ask(b"", START_TIMEOUT)
+                    self._server = Process(self.target, {})
                 except ProcessFailed as failure:
                     problem = f"The workers that compare answers cannot start: their process {failure}."
                     raise RewardError(Problem(problem, remedy=self.remedy)) from None
-                self._server = server
             return self._server
 
     def close(self) -> None:
@@ -229,15 +215,13 @@ class Pool:
                 self._server.kill()
             self._server = None
 
-    def ask_all(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[Any]:
+    def ask_all(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[tuple[Status, str | None]]:
         """The result of `ask` for each request, `worker_count()` at a time."""
-        if len(requests) < 2:
-            return [self.ask(request, limit) for request in requests]
-        with ThreadPoolExecutor(min(worker_count(), len(requests)), thread_name_prefix="dew-verifier") as threads:
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="dew-verifier") as threads:
             return list(threads.map(lambda request: self.ask(request, limit), requests))
 
-    def ask(self, request: Mapping[str, Any], limit: float) -> Any | Literal["timeout", "crashed"]:
-        """A worker's reply. A request whose worker dies before the limit is tried once more."""
+    def ask(self, request: Mapping[str, Any], limit: float) -> tuple[Status, str | None]:
+        """A worker's (status, extracted answer). A request whose worker dies before the limit is tried once more."""
         worker = self._take()  # may start the server, which does not count towards the limit
         end = monotonic() + limit
         for last in (False, True):
@@ -247,13 +231,13 @@ class Pool:
             except OSError:
                 worker.close()
                 if monotonic() >= end - 0.05:
-                    return "timeout"
+                    return "timeout", None
                 if not last:
                     worker = self._take(new=True)
             else:
                 self._give_back(worker)
                 return reply
-        return "crashed"
+        return "unparsable", None
 
     def _take(self, *, new: bool = False) -> Channel:
         """An idle worker or a new one: no request waits for another."""
@@ -268,7 +252,7 @@ class Pool:
 
     def _give_back(self, worker: Channel) -> None:
         with self._lock:
-            if self._server and len(self._idle) < MAX_IDLE and worker.requests < self.MAX_REQUESTS:
+            if self._server and worker.requests < self.MAX_REQUESTS:
                 self._idle.append(worker)
             else:
                 worker.close()
@@ -276,12 +260,10 @@ class Pool:
 
 def worker_count() -> int:
     """DEW_VERIFIERS, or the cores available to this process: at most 8, divided among the ranks of a node."""
-    given = os.environ.get("DEW_VERIFIERS")
-    if given is not None:
+    if given := os.environ.get("DEW_VERIFIERS"):
         if not given.isdecimal() or int(given) < 1:
             remedy = "Set the number of answers to compare at a time, 1 or more."
             raise ConfigError(Problem(f"DEW_VERIFIERS={given!r}: not a number of workers.", remedy=remedy))
         return int(given)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, min(8, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
+    return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))

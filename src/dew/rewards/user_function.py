@@ -18,12 +18,9 @@ import random
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from datetime import date, time
-from decimal import Decimal
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -31,27 +28,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dew.errors import ConfigError, DewError, Problem, RewardError, did_you_mean
-from dew.rewards.process import INHERITED, START_TIMEOUT, Process, ProcessFailed, encode, half_of_memory
-from dew.rewards.values import Rewards, as_rewards, describe
+import psutil
+
+from dew.errors import ConfigError, Problem, RewardError, did_you_mean
+from dew.rewards.calls import Rewards, as_rewards, describe, describe_batch, reported
+from dew.rewards.process import INHERITED, Process, ProcessFailed
 from dew.rewards.verifiers import Completion
-from dew.rewards.worker import answer_requests, send
+from dew.rewards.worker import answer_requests, encode
 
 TIMEOUT = 600.0
 """Seconds for one batch."""
 MAX_FAILURES = 3
 """Lost batches in a row that end the run."""
-GRACE = 2.0
-"""Seconds after the limit at which the kernel kills the process if the parent has not."""
-
-HERE = str(Path(__file__).parent)
 
 log = logging.getLogger("dew.rewards")
 
 
 def is_user_function(name: str) -> bool:
     """True for `module:function`, `file.py:function` and `module.function`: code that is not part of dew."""
-    return not name.startswith("overlong:") and (":" in name or "." in name)
+    return ":" in name or "." in name
 
 
 def required_columns(function: Callable[..., Any]) -> list[str]:
@@ -82,10 +77,8 @@ class UserFunction:
         if not where or not name.isidentifier() or path.endswith(".py"):
             remedy = "Write module:function or file.py:function."
             raise ConfigError(Problem(f"reward {path!r}: names no function.", remedy=remedy))
-        if not timeout > 0:
-            remedy = f"Set the seconds for one batch, more than 0; the default is {TIMEOUT:g}."
-            raise ConfigError(Problem(f"reward_timeout={timeout}: not a time limit.", remedy=remedy))
-        self.path, self.name, self.timeout, self.memory, self.seed = path, name, timeout, memory, seed
+        self.path, self.name, self.timeout, self.seed = path, name, timeout, seed
+        self.memory = memory or psutil.virtual_memory().total / 2
         self.folders = list(dict.fromkeys(str(Path(folder).absolute()) for folder in (Path.cwd(), *folders)))
         self._where = _find_file(where, self.folders) if where.endswith(".py") else where
         self._failures = 0
@@ -101,41 +94,34 @@ class UserFunction:
     def __name__(self) -> str:  # the name under which TRL logs the reward
         return self.name
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled, the same function in a new process."""
-        return UserFunction, (self.path, self.timeout, self.memory, self.seed, self.folders)
-
     def __call__(self, completions: Sequence[Completion], **columns: Any) -> Rewards:
         request = self._request(completions, columns)
-        prompts = columns.get("prompts") or [None]
-        batch = f"It was scoring {len(completions)} completions"
-        batch += f", the first for the prompt {prompts[0]!r:.120}." if prompts[0] is not None else "."
         with self._lock:
             process = self._process or self._start()
             try:
-                reply = process.ask(request, self.timeout, self.memory or half_of_memory())
+                reply = process.ask(request, self.timeout)
             except ProcessFailed as failure:
                 self._process = None
+                batch = describe_batch(completions, columns.get("prompts"))
                 self._count_failure(f"The reward {self.name}: its process {failure}. {batch}")
                 return [None] * len(completions)
             self._failures = 0
+        if "problem" in reply:
+            raise RewardError(Problem(**reply["problem"]))
         for function, name, value in reply["logged"]:
             columns[function](name, value)
-        if "problem" in reply:
-            raise RewardError(replace(Problem(**reply["problem"]), why=batch))
         return reply["rewards"]
 
     def _start(self) -> Process:
         arguments = {"where": self._where, "name": self.name, "seed": self.seed, "folders": self.folders}
-        process = Process("dew.rewards.user_function:serve", arguments, show_output=True)
         try:
-            hello = process.ask(b"", START_TIMEOUT, self.memory or half_of_memory())
+            process = Process("dew.rewards.user_function:serve", arguments, show_output=True, memory=self.memory)
         except ProcessFailed as failure:
             raise ConfigError(f"reward {self.path!r} cannot be loaded: its process {failure}.") from None
-        if "problem" in hello:
+        if "problem" in process.hello:
             process.kill()
-            raise ConfigError(Problem(**hello["problem"]))
-        self.required: list[str] = hello["required"]
+            raise ConfigError(Problem(**process.hello["problem"]))
+        self.columns: list[str] = process.hello["columns"]
         self._process = process
         return process
 
@@ -144,9 +130,9 @@ class UserFunction:
         if (state := columns.get("trainer_state")) is not None:
             sent["trainer_state"] = {k: v for k, v in vars(state).items() if isinstance(v, int | float | str)}
         logs = [name for name in ("log_extra", "log_metric") if callable(columns.get(name))]
-        request = {"completions": completions, "columns": sent, "logs": logs, "timer": self.timeout + GRACE}
+        request = {"completions": completions, "columns": sent, "logs": logs}
         try:
-            return encode(request, default=_as_text)
+            return encode(request)
         except (TypeError, ValueError) as error:
             problem = f"A column cannot be sent to the process of the reward {self.name}: {error}."
             remedy = "Remove that column from the data, or pass the function itself to DewTrainer in Python."
@@ -173,12 +159,6 @@ def _find_file(where: str, folders: Sequence[str]) -> str:
     return str(found.absolute())
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, date | time | Decimal | Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not text, a number, a list or a mapping of those")
-
-
 # ── in the function's own process ───────────────────────────────────────────────────────────────────────────
 
 
@@ -190,9 +170,9 @@ def serve(channel: socket.socket, where: str, name: str, seed: int, folders: lis
     try:
         function = _load(where, name, folders)
     except ConfigError as error:
-        send(channel, {"problem": asdict(error.problems[0])})
+        channel.sendall(encode({"problem": asdict(error.problems[0])}))
         return
-    send(channel, {"required": required_columns(function)})
+    channel.sendall(encode({"columns": required_columns(function)}))
     answer_requests(channel, lambda request: _call(function, name, request))
 
 
@@ -208,10 +188,8 @@ def _load(where: str, name: str, folders: list[str]) -> Callable[..., Any]:
         else:
             module = import_module(where)
     except BaseException as error:
-        top, remedy = where.partition(".")[0], ""
-        if isinstance(error, ModuleNotFoundError) and error.name == top:
-            remedy = did_you_mean(top, [module.name for module in pkgutil.iter_modules(folders)])
-            remedy = remedy or f"It is not in {' or '.join(folders)}. Install it, or write file.py:function."
+        known = [module.name for module in pkgutil.iter_modules(folders)]
+        remedy = did_you_mean(where.partition(".")[0], known) if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(Problem(f"reward {where!r} cannot be imported: {describe(error)}.", remedy=remedy)) from None
     function = getattr(module, name, None)
     if not callable(function):
@@ -222,9 +200,9 @@ def _load(where: str, name: str, folders: list[str]) -> Callable[..., Any]:
 
 
 def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Rewards or a problem, and the values to log."""
+    """Rewards and the values to log, or a problem."""
     completions, columns = request["completions"], request["columns"]
-    logged: list[list[Any]] = []
+    n, logged = len(completions), []
 
     def record(log: str, key: str, value: Any) -> None:  # a value that cannot be sent is an error where it is logged
         logged.append(json.loads(json.dumps([log, key, value], default=float)))
@@ -232,21 +210,13 @@ def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> d
     columns |= {log: partial(record, log) for log in request["logs"]}
     if columns.get("trainer_state") is not None:
         columns["trainer_state"] = SimpleNamespace(**columns["trainer_state"])
-    n = len(completions)
     try:
-        values = function(completions=completions, **columns)
-        if inspect.iscoroutine(values):
-            import asyncio
+        with reported(name, completions, columns.get("prompts")):
+            values = function(completions=completions, **columns)
+            if inspect.iscoroutine(values):
+                import asyncio
 
-            values = asyncio.run(values)
-        return {"rewards": as_rewards(name, values, n), "logged": logged}
-    except DewError as error:
-        problem = error.problems[0]
-    except BaseException as error:  # SystemExit too: a reward function does not end a run
-        trace = traceback.extract_tb(error.__traceback__)
-        lines = [f"{Path(f.filename).name}, line {f.lineno}" for f in trace if not f.filename.startswith(HERE)]
-        line = f" ({lines[-1]})" if lines else ""
-        given = ", ".join(f"{column}=[...]" for column in ("completions", *columns))
-        remedy = f"It is called as {name}({given}); catch exceptions and return None for answers it cannot score."
-        problem = Problem(f"The reward {name} failed: {describe(error)}{line}.", remedy=remedy)
-    return {"problem": asdict(problem), "logged": logged}
+                values = asyncio.run(values)
+            return {"rewards": as_rewards(name, values, n), "logged": logged}
+    except RewardError as error:
+        return {"problem": asdict(error.problems[0])}

@@ -1,10 +1,9 @@
 """Verdict, the result of checking one answer; Verifier, a reward function that returns them; verifiers by name."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Literal, get_args
+from pkgutil import resolve_name
+from typing import Any, Literal
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 
@@ -27,8 +26,7 @@ def verifier(name: str) -> "Verifier":
     if name not in VERIFIERS:
         remedy = did_you_mean(name, VERIFIERS) or f"Available: {', '.join(VERIFIERS)}."
         raise ConfigError(Problem(f"No verifier is called {name!r}.", remedy=remedy))
-    module, attribute = VERIFIERS[name].split(":")
-    return getattr(import_module(module), attribute)
+    return resolve_name(VERIFIERS[name])
 
 
 @dataclass(frozen=True)
@@ -89,21 +87,21 @@ class Verifier:
             raise RewardError(Problem(problem, remedy=remedy))
         return row[column]
 
-    def __call__(self, completions: Sequence[Completion], **columns: Any) -> list[float]:
-        """TRL's signature. If TRL passes `log_metric`, the share of each status is logged."""
+    def __call__(
+        self, completions: Sequence[Completion], log_extra: Any = None, log_metric: Any = None, **columns: Any
+    ) -> list[float]:
+        """TRL's signature. `log_extra` and `log_metric`, if TRL passes them, receive the verdicts and their shares."""
         gold = [self._cell(columns, c) for c in self.columns]
         rows = [dict(zip(self.columns, cells, strict=True)) for cells in zip(*gold, strict=True)]
-        verdicts = self.verdicts(completions, rows)
-        if verdicts and (log := columns.get("log_metric")):
-            for status, n in count_statuses(verdict.status for verdict in verdicts).items():
-                log(f"verdict/{status}", n / len(verdicts))
+        verdicts = self.verdicts(completions, rows if gold else [{} for _ in completions])
+        statuses = [verdict.status for verdict in verdicts]
+        if log_extra:
+            log_extra(f"{self.name}/verdict", statuses)
+            log_extra(f"{self.name}/extracted", [verdict.extracted for verdict in verdicts])
+        if log_metric and statuses:
+            log_metric("verifier/failed_share", statuses.count("timeout") / len(statuses))
+            log_metric("verifier/unparsable_share", statuses.count("unparsable") / len(statuses))
         return [verdict.reward for verdict in verdicts]
-
-
-def count_statuses(statuses: Iterable[str]) -> dict[str, int]:
-    """The number of each status, including zeros."""
-    found = Counter(statuses)
-    return {status: found[status] for status in get_args(Status)}
 
 
 def text_of(completion: Completion) -> str:

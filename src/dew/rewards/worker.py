@@ -34,8 +34,9 @@ def main(fds: tuple[int, int], target: str, arguments: dict[str, Any]) -> None:
     getattr(import_module(module), function)(socket.socket(fileno=fds[0]), **arguments)
 
 
-def send(channel: socket.socket, message: Any) -> None:
-    channel.sendall(json.dumps(message).encode() + b"\n")
+def encode(message: Any) -> bytes:
+    """A message between processes: one line of JSON."""
+    return json.dumps(message).encode() + b"\n"
 
 
 def answer_requests(channel: socket.socket, handle: Handler) -> None:
@@ -43,12 +44,12 @@ def answer_requests(channel: socket.socket, handle: Handler) -> None:
     pid = os.getpid()
     for line in channel.makefile("rb"):
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["timer"])
+        signal.setitimer(signal.ITIMER_REAL, request.get("timer", 0))
         reply = handle(request)
         if os.getpid() != pid:  # the handler forked: only the original process replies
             os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        send(channel, reply)
+        channel.sendall(encode(reply))
 
 
 def fork_workers(control: socket.socket, handle: Handler, warm_up: Sequence[dict[str, Any]]) -> None:
@@ -57,7 +58,7 @@ def fork_workers(control: socket.socket, handle: Handler, warm_up: Sequence[dict
     The requests in `warm_up` are handled while no socket is waiting, so that workers start with filled caches.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
-    send(control, {})
+    control.sendall(encode({}))
     requests = list(warm_up)
     while True:
         while requests and not select.select([control], [], [], 0)[0]:

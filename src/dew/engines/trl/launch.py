@@ -72,15 +72,15 @@ def _reward(name: str, parsed: Parsed) -> Any:
     """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
-    from dew.rewards.compose import reward
-    from dew.rewards.user_function import is_user_function, load_reward
+    from dew.rewards import load_reward, verifier
+    from dew.rewards.user_function import is_user_function
 
     if name in TRL_REWARDS:
         return getattr(trl_rewards, name)
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
         return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
     if not is_user_function(name):
-        return reward(name)
+        return verifier(name)
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)

@@ -3,19 +3,16 @@
 import asyncio
 import functools
 import inspect
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 
-from dew.errors import ConfigError, Problem, RewardError, did_you_mean
-from dew.rewards.deadline import time_limit
+from dew.errors import ConfigError, Problem, did_you_mean
+from dew.rewards import Verifier
+from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
-from dew.rewards.values import NOT_FINITE, Rewards, as_rewards, describe
-
-logger = logging.getLogger("dew")
 
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -32,91 +29,30 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
     if _is_model(reward):
         return reward
     name = reward_name(reward)
-    limited = hasattr(reward, "verdicts") or isinstance(reward, UserFunction)
-    if hasattr(reward, "verdicts"):
-        reward = verifier_reward(reward)
-    call = reward if inspect.isroutine(reward) or isinstance(reward, functools.partial) else reward.__call__
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call):
-        scored = _asynchronous(reward, name, timeout)
-    else:
-        scored = _synchronous(reward, name, None if limited else timeout)
-    scored.__name__ = name
-    scored.__wrapped__ = reward  # type: ignore[attr-defined]
-    return scored
+    has_limit = isinstance(reward, Verifier | UserFunction)
+
+    def scored(**kwargs: Any) -> Rewards:
+        n = len(kwargs["completions"])  # before the function can change the list
+        limit = nullcontext() if has_limit else time_limit(name, timeout)
+        with reported(name, kwargs["completions"], kwargs.get("prompts")), limit:
+            return as_rewards(name, reward(**kwargs), n)
+
+    async def scored_async(**kwargs: Any) -> Rewards:
+        n = len(kwargs["completions"])
+        with reported(name, kwargs["completions"], kwargs.get("prompts")):
+            try:
+                return as_rewards(name, await asyncio.wait_for(reward(**kwargs), timeout), n)
+            except TimeoutError:
+                raise too_late(name, timeout) from None
+
+    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
+    wrapper: Any = scored_async if is_async else scored
+    wrapper.__name__, wrapper.__wrapped__ = name, reward
+    return wrapper
 
 
 def _is_model(reward: Any) -> bool:
     return isinstance(reward, str | nn.Module) or not callable(reward)
-
-
-def _synchronous(reward: Any, name: str, timeout: float | None) -> Callable[..., Rewards]:
-    def scored(**kwargs: Any) -> Rewards:
-        n = len(kwargs["completions"])  # before the function can change the list
-        try:
-            with nullcontext() if timeout is None else time_limit(name, timeout):
-                found = as_rewards(name, reward(**kwargs), n)
-        except (Exception, SystemExit) as error:
-            raise _failed(name, error, kwargs) from error
-        return _warn(name, found, kwargs["completions"])
-
-    return scored
-
-
-def _asynchronous(reward: Any, name: str, timeout: float) -> Callable[..., Any]:
-    async def scored(**kwargs: Any) -> Rewards:
-        n = len(kwargs["completions"])
-        try:
-            values = await asyncio.wait_for(reward(**kwargs), timeout)
-        except TimeoutError as error:
-            late = Problem(f"The reward {name} has not returned for {timeout:g} s.", remedy="Raise reward_timeout.")
-            raise _failed(name, RewardError(late), kwargs) from error
-        except (Exception, SystemExit) as error:
-            raise _failed(name, error, kwargs) from error
-        return _warn(name, as_rewards(name, values, n), kwargs["completions"])
-
-    return scored
-
-
-def _warn(name: str, found: Rewards, completions: Sequence[Any]) -> Rewards:
-    if NOT_FINITE in found:
-        logger.warning(
-            "The reward %s returned an infinity or a NaN for the completion %.200r. The step is skipped. To leave out "
-            "only an answer that cannot be scored, return None for it.",
-            name,
-            completions[found.index(NOT_FINITE)],
-        )
-    return found
-
-
-def _failed(name: str, error: BaseException, given: dict[str, Any]) -> RewardError:
-    completions, prompts = given["completions"], given.get("prompts") or []
-    first = f", the first of them {completions[0]!r:.200}" if completions else ""
-    prompt = f" to the prompt {prompts[0]!r:.120}" if prompts else ""
-    where = f"It was scoring {len(completions)} completions{first}{prompt}."
-    if isinstance(error, RewardError):
-        return RewardError(Problem(str(error), where))
-    remedy = "Catch what can go wrong, and return None for an answer that cannot be scored."
-    return RewardError(Problem(f"The reward {name} raised {describe(error)}.", where, remedy))
-
-
-def verifier_reward(verifier: Any) -> Callable[..., list[float]]:
-    """A `dew.rewards.Verifier` as a reward function that logs its verdicts: for the table, records and alarms."""
-
-    def reward(
-        completions: Sequence[Any], log_extra: Any = None, log_metric: Any = None, **columns: Any
-    ) -> list[float]:
-        rows = [{c: columns[c][i] for c in verifier.columns} for i in range(len(completions))]
-        verdicts = verifier.verdicts(completions, rows)
-        statuses = [verdict.status for verdict in verdicts]
-        if log_extra is not None:
-            log_extra(f"{verifier.name}/verdict", statuses)
-            log_extra(f"{verifier.name}/extracted", [verdict.extracted for verdict in verdicts])
-        if log_metric is not None:
-            log_metric("verifier/failed_share", statuses.count("timeout") / len(statuses))
-            log_metric("verifier/unparsable_share", statuses.count("unparsable") / len(statuses))
-        return [verdict.reward for verdict in verdicts]
-
-    return reward
 
 
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
@@ -124,8 +60,7 @@ def verifier_reward(verifier: Any) -> Callable[..., list[float]]:
 
 def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None) -> None:
     """Reject a data set without the columns that are needed, and an unknown outcome reward."""
-    problems = missing_columns(dataset, rewards)
-    if problems:
+    if problems := missing_columns(dataset, rewards):
         raise ConfigError(problems)
     outcome_index([reward_name(reward) for reward in rewards], outcome)
 
@@ -144,13 +79,9 @@ def outcome_index(names: Sequence[str], wanted: str | None) -> int:
     if not names:
         raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
     if wanted is None and len(names) > 1:
-        raise ConfigError(
-            Problem(
-                f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?",
-                "The others are added to its reward and never decide.",
-                f"Write e.g. outcome_reward={names[0]!r}.",
-            )
-        )
+        what = f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?"
+        why = "The others are added to its reward and never decide."
+        raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))
     if wanted is not None and wanted not in names:
         what = f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
@@ -175,16 +106,12 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
     for reward in rewards:
         if not _is_model(reward):
             who = f"reward function {reward_name(reward)!r}"
-            wanted += [(who, column) for column in _required(reward) if column not in GIVEN_BY_TRL]
+            named = isinstance(reward, Verifier | UserFunction)
+            needed = reward.columns if named else required_columns(reward)
+            wanted += [(who, column) for column in needed if column not in GIVEN_BY_TRL]
     return [
         f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
         f"{did_you_mean(column, columns)}".rstrip()
         for who, column in wanted
         if column not in columns
     ]
-
-
-def _required(reward: Any) -> list[str]:
-    if hasattr(reward, "verdicts"):
-        return list(reward.columns)
-    return reward.required if isinstance(reward, UserFunction) else required_columns(reward)
