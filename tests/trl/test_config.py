@@ -61,7 +61,7 @@ def test_command_line_and_yaml(tmp_path):
     assert config.build_algorithm().alpha2 == 0.2
 
 
-def test_a_registered_algorithm(tmp_path):
+def test_a_registered_algorithm(algorithm_registry, tmp_path):
     @register_algorithm
     class Mine(GRPO):
         name = "mine"
