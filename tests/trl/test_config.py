@@ -90,7 +90,6 @@ REJECTED = {
     "80/20 rule": ({"top_entropy_quantile": 0.2}, "forking_tokens"),
     "two-sided clip": ({"delta": 4.0}, "delta=4.0"),
     "objectives": ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation="),
-    "generation batch": ({"generation_batch_size": 12}, "Nearest: 8 or 16"),
     "records": ({"records_groups": 0}, "records_groups=0"),
     "guide gives all": ({"guide": "x.jsonl", "guide_completions": 4}, "guide_completions=4 of num_generations=4"),
     "guide with KL": ({"guide": "x.jsonl", "algorithm_kwargs": {"kl_coef": 0.1}}, "guide with kl_coef"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Credit, Rows
 from dew.engines.recording import gold_of
@@ -158,20 +159,12 @@ def local_rows(accelerator: Any, x: Any, width: int | None = None) -> Any:
 
 def gather_columns(accelerator: Any, columns: Columns, fills: dict[str, float]) -> Columns:
     return {
-        name: gather_rows(accelerator, x, fills.get(name, 0), left=name in LEFT_PADDED) if has_rows(x) else x
-        for name, x in columns.items()
+        name: gather_rows(accelerator, x, fills.get(name, 0), left=name in LEFT_PADDED) for name, x in columns.items()
     }
-
-
-def has_rows(x: Any) -> bool:
-    return not (isinstance(x, Tensor) and x.ndim == 0)
 
 
 def select_rows(columns: Columns, index: list[int]) -> Columns:
-    return {
-        name: x if not has_rows(x) else x[index] if isinstance(x, Tensor) else [x[i] for i in index]
-        for name, x in columns.items()
-    }
+    return {name: x[index] if isinstance(x, Tensor) else [x[i] for i in index] for name, x in columns.items()}
 
 
 def join_columns(parts: list[Columns], fills: dict[str, float]) -> Columns:
@@ -179,19 +172,11 @@ def join_columns(parts: list[Columns], fills: dict[str, float]) -> Columns:
     joined: Columns = {}
     for name, x in parts[0].items():
         values = [part[name] for part in parts]
-        if not has_rows(x):
-            joined[name] = x
-        elif isinstance(x, Tensor):
-            joined[name] = torch.cat(_same_width(values, fills.get(name, 0), left=name in LEFT_PADDED))
-        else:
-            joined[name] = [value for part in values for value in part]
+        if isinstance(x, Tensor) and x.ndim < 2:
+            joined[name] = torch.cat(values)
+            continue
+        joined[name] = [row for value in values for row in value]
+        if isinstance(x, Tensor):
+            side = "left" if name in LEFT_PADDED else "right"
+            joined[name] = pad_sequence(joined[name], True, fills.get(name, 0), side)
     return joined
-
-
-def _same_width(values: list[Tensor], fill: float, left: bool) -> list[Tensor]:
-    if values[0].ndim < 2:
-        return values
-    width = max(x.shape[1] for x in values)
-    return [
-        nn.functional.pad(x, (width - x.shape[1], 0) if left else (0, width - x.shape[1]), value=fill) for x in values
-    ]

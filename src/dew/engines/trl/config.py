@@ -1,8 +1,9 @@
 """DewConfig: TRL's GRPOConfig, the name of an algorithm, and what a run records."""
 
 import json
+import math
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from trl import GRPOConfig
@@ -48,24 +49,19 @@ class Batches:
         )
 
     def nearest(self) -> list[str]:
-        """Settings that fit, each by changing a single number as little as possible."""
+        """Settings that fit, each by changing a single number."""
         together = self.micro_batches == self.accumulation  # steps_per_generation follows accumulation
         micro_batches = "gradient_accumulation_steps" if together else "steps_per_generation"
-        settings = {
-            "per_device": "per_device_train_batch_size",
-            "micro_batches": micro_batches,
-            "answers": "num_generations",
-        }
         found = []
-        for name, setting in settings.items():
-            value, low = getattr(self, name), 2 if name == "answers" else 1
-            for distance in range(1, max(self.answers, self.completions) + 1):
-                tries = [v for v in (value - distance, value + distance) if v >= low]
-                fitting = [v for v in tries if replace(self, **{name: v}).fits]
-                if fitting:
-                    found.append(f"{setting}={' or '.join(map(str, fitting))}")
-                    break
-        return found
+        for setting, value in (("per_device_train_batch_size", self.per_device), (micro_batches, self.micro_batches)):
+            unit = self.answers // math.gcd(self.answers, self.completions // value)
+            found.append(f"{setting}={math.ceil(value / unit) * unit}")
+        sizes = [n for n in range(2, self.completions + 1) if self.completions % n == 0]
+        return found + [f"num_generations={min(sizes, key=lambda n: abs(n - self.answers))}" for _ in sizes[:1]]
+
+
+AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_weight": 0, "guide_failed_weight": 0}
+"""The smallest value of each number."""
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -125,9 +121,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         problems += self._batch_problems() + self._number_problems() + self._guide_problems() + _unsupported(self)
         if algorithm is not None:
             problems += _conflicts(self, algorithm)
-        if problems:
+        if algorithm is None or problems:
             raise ConfigError(problems)
-        assert algorithm is not None
         for name, value in _trl_settings(algorithm).items():
             setattr(self, name, value)
         super().__post_init__()
@@ -167,22 +162,16 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if self.num_generations < 2:
             why = "Advantages compare the answers to one prompt with each other."
             return [Problem(f"num_generations={self.num_generations}:", why, "Give at least 2; TRL's default is 8.")]
-        at_once, given = self.per_device_train_batch_size * self.batches.processes, self.generation_batch_size
-        if given is not None and self.steps_per_generation is None and given % at_once:
-            what = f"generation_batch_size={given} is not a multiple of {at_once}"
-            nearest = " or ".join(str(n * at_once) for n in (given // at_once, given // at_once + 1) if n)
-            return [Problem(what, "(completions per micro-batch on all processes).", f"Nearest: {nearest}.")]
         if not self.batches.fits:
             return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self.batches.nearest())}.")]
         return []
 
     def _number_problems(self) -> list[Problem]:
-        problems = []
-        if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
-            given = ("records_every", "records_groups", "records_keep")
-            what = f"{', '.join(f'{name}={getattr(self, name)}' for name in given)}:"
-            remedy = "give a number of steps (0 disables records), at least one group, and how many to keep (0: all)."
-            problems.append(Problem(what, remedy=remedy))
+        problems = [
+            Problem(f"{name}={getattr(self, name)}:", remedy=f"give a number >= {least}.")
+            for name, least in AT_LEAST.items()
+            if not least <= getattr(self, name) < math.inf
+        ]
         if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
             what = f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}:"
             problems.append(Problem(what, remedy="give seconds and GiB, both more than 0."))
@@ -195,10 +184,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if not 1 <= self.guide_completions < self.num_generations:
             what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"
             problems.append(Problem(what, "guide and policy must each give at least one of a group's answers."))
-        for name in ("guide_weight", "guide_failed_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                what = f"{name}={getattr(self, name)}:"
-                problems.append(Problem(what, remedy="give a number >= 0; 1 weights them like the other answers."))
         per_process = self.batches.per_device * self.batches.micro_batches
         if per_process % self.num_generations:
             what = f"{per_process} completions per process are not whole groups of {self.num_generations},"
@@ -250,27 +235,20 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     return problems
 
 
-NO_EFFECT = {
-    "delta": "The algorithm defines the loss.",
-    "off_policy_mask_threshold": "The algorithm defines the loss.",
-    "top_entropy_quantile": "The algorithm defines the loss.",
-    "entropy_coef": "The loss has no entropy term.",
-    "use_adaptive_entropy": "The loss has no entropy term.",
-    "multi_objective_aggregation": "The outcome reward decides, and the others are added to it.",
-}
-"""Settings of TRL's loss that would silently do nothing, and why."""
+NO_EFFECT = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+             "multi_objective_aggregation")  # fmt: skip
+"""Settings of TRL that would silently do nothing: the algorithm defines the loss and how rewards are combined."""
 
 
 def _unsupported(config: DewConfig) -> list[Problem]:
     defaults = {f.name: f.default for f in fields(GRPOConfig)}
     problems = []
-    for name, why in NO_EFFECT.items():
+    for name in NO_EFFECT:
         if getattr(config, name, defaults.get(name)) != defaults.get(name):
             others = " or ".join(f"algorithm={other!r}" for other in algorithms_for(name))
             remedy = f"Remove it, or write {others}." if others else "Remove it."
-            problems.append(
-                Problem(f"{name}={getattr(config, name)!r} is not part of {config.algorithm}.", why, remedy)
-            )
+            what = f"{name}={getattr(config, name)!r} is not part of {config.algorithm}."
+            problems.append(Problem(what, remedy=remedy))
     if config.use_liger_kernel:
         why = "TRL has deprecated it, and dew reads log-probabilities and entropy from TRL's own fused head."
         remedy = "Write model_init_kwargs={'use_kernels': True} for fast layers."
