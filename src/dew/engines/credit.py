@@ -53,7 +53,8 @@ class Credit:
 
 def judge(algorithm: Algorithm, rows: Rows) -> Credit:
     """Correctness and signal alone, by the outcome reward: what dynamic sampling filters on. Advantages are 0."""
-    scored = ~rows.outcome.isnan() & _in_group_that_trains(rows)
+    scored = ~rows.outcome.isnan()
+    scored = scored & _any_in_group(rows.group, rows.mask.any(-1) & scored)  # not in a group in which nothing trains
     correct, signal = torch.zeros_like(scored), torch.zeros_like(scored)
     if scored.any():
         index, rollouts = _rollouts(rows, scored)
@@ -99,11 +100,6 @@ def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
         entropy=None if rows.entropy is None else rows.entropy[index],
         extra=rows.extra[index],
     )
-
-
-def _in_group_that_trains(rows: Rows) -> Tensor:
-    """(N,) False on groups in which no scored row has a token to train on."""
-    return _any_in_group(rows.group, rows.mask.any(-1) & ~rows.outcome.isnan())
 
 
 def _any_in_group(group: Tensor, x: Tensor) -> Tensor:

@@ -75,23 +75,11 @@ class Capture:
     passes: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     """Log-probabilities and entropies of every scoring pass."""
 
-    def answer_columns(self, end_ids: set[int], device: torch.device) -> Columns:
-        """The columns of this process's answers that follow from their tokens."""
-        tokens = [len(ids) for ids in self.completion_ids]
-        columns = {
-            "tokens": tokens,
-            "length": tokens if self.tool_mask is None else [sum(mask) for mask in self.tool_mask],
-            "truncated": [not ids or ids[-1] not in end_ids for ids in self.completion_ids],
-            "guided": [answer is not None for answer in self.authors],
-        }
-        return {name: torch.tensor(values, device=device) for name, values in columns.items()}
-
 
 def make_batch(
     trainer: Any,
     inputs: Columns,
     capture: Capture,
-    *,
     entropy: Tensor | None,
     logp: Tensor | None,
     table: list[dict[tuple[str, ...], Any]],
@@ -103,20 +91,26 @@ def make_batch(
     """
     accelerator, parts = trainer.accelerator, capture.parts
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
-    count, size, device = len(parts), trainer.group_size, parts.device
+    count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
     places = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
-    prompts = [row.get(("prompt",)) for row in table]
-    end_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    tokens = [len(ids) for ids in capture.completion_ids]
+    answers = {
+        "tokens": tokens,
+        "length": tokens if capture.tool_mask is None else [sum(row) for row in capture.tool_mask],
+        "truncated": [not ids or ids[-1] not in ends for ids in capture.completion_ids],
+        "guided": [answer is not None for answer in capture.authors],
+    }
     columns = {
         "outcome": outcome,
         "extra": (parts * trainer.reward_weights.to(device)).nansum(1) - outcome.nan_to_num(),
         "parts": parts,
-        **gather_columns(accelerator, capture.answer_columns(end_ids, accelerator.device), {}),
+        **{name: gather_rows(accelerator, torch.tensor(x, device=accelerator.device)) for name, x in answers.items()},
     }
     return Batch(
         **columns,
         inputs=inputs,
-        group=torch.arange(count, device=device) // size,
+        group=torch.arange(count, device=device) // trainer.group_size,
         mask=gather_rows(accelerator, mask),
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=None if logp is None or recorded is None else gather_rows(accelerator, logp),
@@ -124,8 +118,8 @@ def make_batch(
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         table=table,
         answers={name: columns[name] for name in ANSWER_COLUMNS},
-        groups={"sampled": count // size, "kept": count // size, "dropped": 0, "refilled": 0, "rounds": 1},
-        nonfinite=describe(places, capture.invalid, trainer.reward_func_names, prompts),
+        groups={"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1},
+        nonfinite=describe(places, capture.invalid, trainer.reward_func_names, table),
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from dew.errors import EngineError, Problem
 
 OLDEST, TOO_NEW = (1, 14), (2, 0)
-TESTED = "Install a release that dew is tested with: pip install 'trl==1.16.0'."
 
 BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 """Keys that `_generate_and_score_completions` always returns."""
@@ -40,11 +39,13 @@ def require_trl() -> None:
 def check_batch(batch: dict[str, Any]) -> None:
     missing = [key for key in BATCH_KEYS if key not in batch]
     if missing:
-        what = f"TRL {version('trl')} returned a batch without {', '.join(missing)}, which dew needs."
-        raise EngineError(Problem(what, remedy=TESTED))
+        raise _incompatible(f"returned a batch without {', '.join(missing)}, which dew needs.")
 
 
 def check_generated(values: Sequence[Any]) -> None:
     if len(values) != len(GENERATED):
-        what = f"TRL {version('trl')} returns {len(values)} values from _generate, dew expects {len(GENERATED)}:"
-        raise EngineError(Problem(what, f"{', '.join(GENERATED)}.", TESTED))
+        raise _incompatible(f"returns {len(values)} values from _generate, dew expects: {', '.join(GENERATED)}.")
+
+
+def _incompatible(what: str) -> EngineError:
+    return EngineError(Problem(f"TRL {version('trl')} {what}", remedy="Run: pip install 'trl==1.16.0'."))

@@ -79,28 +79,16 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
     algorithm: str = _setting("gtpo", f"One of {', '.join(list_algorithms())}, or an algorithm that you registered.")
-    algorithm_kwargs: dict[str, Any] | str | None = _setting(  # noqa: RUF009
-        None, "Settings of the algorithm that differ from its defaults, e.g. {'alpha2': 0.2}."
-    )
-    outcome_reward: str | None = _setting(
-        None, "Name of the reward function that decides correctness; the others are added to it and never decide."
-    )
+    algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
+    outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
-    reward_memory: float | None = _setting(
-        None, "Maximum GiB for the process of a reward function given by path (default: half of the machine's memory)."
-    )
+    reward_memory: float | None = _setting(None, "Maximum GiB of a reward function given by path (default: half).")
     records_every: int = _setting(20, "Write token records at the first step and every this many; 0 disables them.")
     records_groups: int = _setting(4, "Groups in each token record.")
     records_keep: int = _setting(400, "Maximum number of records; beyond it every second one is deleted. 0 keeps all.")
-    exact_head: bool = _setting(
-        True, "Compute log-probabilities and entropies exactly in float32, with dew's operator; false: with TRL's."
-    )
-    captured_sampling: bool = _setting(
-        True, "On a GPU without vLLM, sample with captured one-token steps, much faster than generate; false: generate."
-    )
-    guide: str | None = _setting(
-        None, "Mixed policy: a model, an OpenAI-compatible server (http://...) or a .jsonl file that also answers."
-    )
+    exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
+    captured_sampling: bool = _setting(True, "On a GPU without vLLM, sample with captured steps; false: with generate.")
+    guide: str | None = _setting(None, "Mixed policy: model, OpenAI-compatible server or .jsonl file.")
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")

@@ -62,7 +62,9 @@ class RecordedGuide(Guide):
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(Problem(f"guide={path!r} cannot be read ({error}).", remedy="Check the path.")) from None
-        remedy = 'Write a line {"prompt": "...", "completion": "..."} for each, with "token_ids" and "logprobs" if known.'
+        remedy = (
+            'Write a line {"prompt": "...", "completion": "..."} for each, with "token_ids" and "logprobs" if known.'
+        )
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -84,7 +86,8 @@ class RecordedGuide(Guide):
 
 
 def _recorded(entry: dict[str, Any], tokenizer: Any, limit: int) -> tuple[Any, GuideAnswer]:
-    completion, logps = entry.get("completion"), entry.get("logprobs")
+    completion: Any = entry.get("completion")
+    logps = entry.get("logprobs")
     if "token_ids" in entry:
         ids = [int(i) for i in entry["token_ids"]]
     else:

@@ -91,22 +91,18 @@ def run_facts(args: Any, algorithm: Algorithm, model: Any, dataset: Any) -> dict
 # ── TRL's table of completions (console, parquet, trackers) ─────────────────────────────────────────────────
 
 
-def extend_table(logs: dict[str, Any], rows: int) -> None:
+def extend_table(logs: dict[str, Any]) -> None:
     """Make room for all answers of a sampling round, of which TRL would keep only a batch."""
     for name in ("prompt", "completion", "advantages"):
-        logs[name] = deque(logs[name], maxlen=rows)
+        logs[name] = deque(logs[name])
     for part in ("rewards", "extra"):
-        logs[part].default_factory = lambda: deque(maxlen=rows)
+        logs[part].default_factory = deque
 
 
 def last_rows(logs: dict[str, Any], count: int) -> list[dict[tuple[str, ...], Any]]:
     """The newest `count` rows of the table, by column."""
-    rows: list[dict[tuple[str, ...], Any]] = [{} for _ in range(count)]
-    for name, column in _columns(logs).items():
-        values = list(column)[-count:]
-        for row, value in zip(rows[count - len(values) :], values, strict=True):
-            row[name] = value
-    return rows
+    columns = {name: list(column) for name, column in _columns(logs).items()}
+    return [{name: x[i] for name, x in columns.items() if len(x) >= -i} for i in range(-count, 0)]
 
 
 def show_trained(logs: dict[str, Any], batch: Batch, limit: int) -> None:
@@ -114,11 +110,10 @@ def show_trained(logs: dict[str, Any], batch: Batch, limit: int) -> None:
     assert batch.credit is not None
     advantages = (batch.credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
     for name, column in _columns(logs).items():
-        for _ in range(min(len(batch.answers["outcome"]), len(column))):
-            column.pop()
-        column.extend(advantages if name == ("advantages",) else [row.get(name) for row in batch.table])
-        for _ in range(len(column) - limit):
-            column.popleft()
+        rows = list(column)[: -len(batch.answers["outcome"])]
+        rows += advantages if name == ("advantages",) else [row.get(name) for row in batch.table]
+        column.clear()
+        column.extend(rows[-limit:])
 
 
 def _columns(logs: dict[str, Any]) -> dict[tuple[str, ...], deque[Any]]:

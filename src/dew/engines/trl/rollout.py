@@ -35,12 +35,10 @@ class PromptStream:
 
     @classmethod
     def over(cls, dataset: Any, seed: int, shuffle: bool) -> "PromptStream":
-        remedy = "Write algorithm_kwargs={'dynamic_sampling': False}."
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            why = "It draws further prompts, and a streamed data set has no repeatable order."
-            raise ConfigError(Problem("dynamic sampling with a streamed data set.", why, f"Load it whole. {remedy}"))
-        if {"image", "images"} & set(getattr(dataset, "column_names", None) or []):
-            raise ConfigError(Problem("dynamic sampling cannot combine batches that have images.", remedy=remedy))
+        images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
+        if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            what = "dynamic sampling draws further prompts: not from a streamed data set, and not with images."
+            raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
         return cls(len(dataset), seed, shuffle)
 
     def take(self, count: int) -> list[int]:
