@@ -81,7 +81,7 @@ REJECTED = {
         {"per_device_train_batch_size": 6, "num_generations": 4},
         r"6 per device x 1 process x 1 micro-batch = 6 completions at once, which is not a whole number of groups of 4",
     ),
-    "liger": ({"use_liger_kernel": True}, "use_kernels"),
+    "liger": ({"use_liger_kernel": True}, "use_liger_kernel=True"),
     "other clipping": ({"epsilon_high": 0.4}, r"algorithm_kwargs=\{'clip_high': 0.4\}"),
     "TRL's default where the algorithm differs": ({"algorithm": "gspo", "epsilon": 0.2}, "gspo trains with 0.0003"),
     "other loss": ({"loss_type": "bnpo"}, "gtpo trains with 'dapo'"),

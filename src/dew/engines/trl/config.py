@@ -223,22 +223,17 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     return problems
 
 
-NO_EFFECT = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
-             "multi_objective_aggregation")  # fmt: skip
+NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+                 "multi_objective_aggregation", "use_liger_kernel")  # fmt: skip
 """Settings of TRL that would silently do nothing: the algorithm defines the loss and how rewards are combined."""
 
 
 def _unsupported(config: DewConfig) -> list[Problem]:
     defaults = {f.name: f.default for f in fields(GRPOConfig)}
     problems = []
-    for name in NO_EFFECT:
+    for name in NOT_SUPPORTED:
         if getattr(config, name, defaults.get(name)) != defaults.get(name):
-            others = " or ".join(f"algorithm={other!r}" for other in algorithms_for(name))
-            remedy = f"Remove it, or write {others}." if others else "Remove it."
-            what = f"{name}={getattr(config, name)!r} is not part of {config.algorithm}."
-            problems.append(Problem(what, remedy=remedy))
-    if config.use_liger_kernel:
-        why = "TRL has deprecated it, and dew reads log-probabilities and entropy from TRL's own fused head."
-        remedy = "Write model_init_kwargs={'use_kernels': True} for fast layers."
-        problems.append(Problem("use_liger_kernel=True:", why, remedy))
+            others = "".join(f", or write algorithm={other!r}" for other in algorithms_for(name))
+            what = f"{name}={getattr(config, name)!r} is not supported by {config.algorithm}."
+            problems.append(Problem(what, remedy=f"Remove it{others}."))
     return problems

@@ -180,16 +180,9 @@ class ModelGuide(Guide):
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
         end = self._tokenizer.eos_token_id
-        whole = self._model.generate(
-            input_ids=inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=True,
-            temperature=self._temperature,
-            top_k=0,
-            max_new_tokens=self._limit,
-            eos_token_id=end,
-            pad_token_id=self._tokenizer.pad_token_id,
-        )
+        ids = {"eos_token_id": end, "pad_token_id": self._tokenizer.pad_token_id}
+        draw = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "max_new_tokens": self._limit}
+        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **ids, **draw)
         logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
         sampled = whole[:, len(prompt_ids) :]
         logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)

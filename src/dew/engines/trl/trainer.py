@@ -33,9 +33,8 @@ from dew.engines.trl.compat import IMAGE_KEYS, check_batch, check_generated
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
-from dew.engines.trl.metrics import Clock, StepStatistics, generation_metrics
+from dew.engines.trl.metrics import Recorder, StepStatistics, extend_table, generation_metrics, last_rows, show_trained
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.engines.trl.recorder import Recorder, extend_table, last_rows, run_facts, show_trained
 from dew.engines.trl.rewards import check_rewards, check_weights, checked
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
@@ -104,17 +103,16 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             uniform = self.use_vllm or self.accelerator.num_processes > 1
             check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
 
-        self._clock = Clock()
         self._statistics = StepStatistics()
         self._nonfinite = NonFinite()
-        self._recorder = Recorder(args.output_dir, self._clock, self.accelerator.is_main_process)
+        self._recorder = Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as GRPOTrainer does. True resumes from the newest complete checkpoint."""
-        self._recorder.begin(run_facts(self.args, self.algorithm, self.model, self.train_dataset))
+        self._recorder.start(self)
         logger.info("%s", self.args.batches)
         try:
             if resume_from_checkpoint is True:
@@ -183,11 +181,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             batch = self.sample(inputs)
         if self.model.training:
             self._nonfinite.generation = batch.nonfinite
-        with self._clock.phase("credit"):
+        with self._recorder.phase("credit"):
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
         batch = replace(batch, inputs=trained, credit=credit)
-        seconds, threshold = self._clock["generation"], self.algorithm.threshold
+        seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
         self._put(generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds))
         show_trained(self._logs, batch, self.args.generation_batch_size)
         if self._record_due:
@@ -223,7 +221,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards = self._metrics[self._mode]["reward"]
         before = len(rewards)
         capture = self._capture = Capture()
-        with self._clock.phase("scoring"):
+        with self._recorder.phase("scoring"):
             inputs = super()._generate_and_score_completions(rows)
             check_batch(inputs)
             del rewards[before:]  # dew reports its own, without the guide's answers
@@ -237,7 +235,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         authors: list[GuideAnswer | None] = [None] * len(prompts)
-        with self._clock.phase("generation"), dropout_off(self.model):
+        with self._recorder.phase("generation"), dropout_off(self.model):
             if self._guide is None or not self.model.training:
                 generated = super()._generate(prompts)
                 check_generated(generated)
@@ -267,7 +265,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        with self._clock.phase("reward"):
+        with self._recorder.phase("reward"):
             found: Tensor = super()._calculate_rewards(*args, **kwargs)
         # NaN stands for a function's None ("does not apply"), but a reward model has no None.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
