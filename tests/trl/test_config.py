@@ -7,9 +7,8 @@ import trl_tiny as tiny
 from dew import GTPO, register_algorithm
 from dew.algorithms import GRPO
 from dew.engines.trl import DewConfig
-from dew.engines.trl.compat import check_batch, check_generated
 from dew.engines.trl.config import Batches
-from dew.errors import ConfigError, EngineError, RewardError
+from dew.errors import ConfigError, RewardError
 
 # what an algorithm sets
 
@@ -195,15 +194,3 @@ def test_a_reward_that_fails_raises_one_clear_error(reward, advice, tmp_path):
 def test_dynamic_sampling_rejects_a_streamed_data_set(tmp_path):
     with pytest.raises(ConfigError, match="streamed"):
         tiny.trainer(tmp_path, data=tiny.prompts().to_iterable_dataset(), algorithm="dapo")
-
-
-# TRL
-
-
-def test_an_incompatible_release_is_reported_by_name():
-    with pytest.raises(EngineError, match="without advantages"):
-        check_batch(
-            {"prompt_ids": 0, "prompt_mask": 0, "completion_ids": 0, "completion_mask": 0, "num_items_in_batch": 0}
-        )
-    with pytest.raises(EngineError, match="returns 7 values"):
-        check_generated([0] * 7)

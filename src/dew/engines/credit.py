@@ -37,9 +37,9 @@ class Credit:
 
     advantages: Tensor
     """(N, T)"""
-    shaped: Tensor | None
+    shaped: Tensor | None = None
     """(N, T) token rewards before they are compared with the group; only computed for records."""
-    extra: Tensor | None
+    extra: Tensor | None = None
     """(N,) everything added to the outcome: other rewards and overlong penalties; only computed for records."""
     correct: Tensor
     """(N,) True on O⁺."""
@@ -63,8 +63,6 @@ def judge(algorithm: Algorithm, rows: Rows) -> Credit:
         signal[index] = rollouts.to_rows(algorithm.signal(rollouts)[:, None].expand_as(is_correct))
     return Credit(
         advantages=torch.zeros(rows.mask.shape, device=rows.mask.device),
-        shaped=None,
-        extra=None,
         correct=correct,
         scored=scored,
         signal=signal,

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Credit, Rows
-from dew.engines.recording import gold_of
+from dew.engines.recording import Columns, gold_of
 from dew.engines.trl.guide import GuideAnswer
 from dew.engines.trl.nonfinite import describe, nonfinite_rows
 
-Columns = dict[str, Any]
-"""Tensors or lists with one row per answer, by name."""
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
 """The columns that `answer_metrics` reads."""
 

@@ -15,7 +15,6 @@ from urllib.error import HTTPError
 
 import torch
 
-from dew.engines.trl.compat import check_generated
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 
 OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2
@@ -225,9 +224,8 @@ def generate_with_guide(
     size, turn, tokenizer = trainer.num_generations, trainer.state.global_step, trainer._tokenizer
     wanted = trainer.args.guide_completions
     counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
-    generated = generate([prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)])
-    check_generated(generated)
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generated
+    own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generate(own_prompts)
     own = zip(prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))  # noqa: B905
     rows: list[tuple[Any, ...]] = []
     authors: list[GuideAnswer | None] = []

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recording import RunLog, git_commit, group_records, machine, versions
-from dew.engines.trl.batch import Batch, Columns, gather_columns, loss_mask
+from dew.engines.recording import Columns, RunLog, git_commit, group_records, machine, versions
+from dew.engines.trl.batch import Batch, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dew.decoding import Decoder, Draw, SamplingCopy, refusal
-from dew.engines.trl.batch import Batch, Columns, gather_columns, join_columns, local_rows, select_rows
+from dew.engines.recording import Columns
+from dew.engines.trl.batch import Batch, gather_columns, join_columns, local_rows, select_rows
 from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")

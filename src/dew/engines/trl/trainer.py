@@ -29,7 +29,7 @@ from dew.engines.metrics import Numbers
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
-from dew.engines.trl.compat import IMAGE_KEYS, check_batch, check_generated
+from dew.engines.trl.compat import IMAGE_KEYS
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
@@ -53,8 +53,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
     rollout_func: Any
-    _capture: Capture | None = None
-    """Filled by the overrides that TRL calls while `sample` runs; None otherwise."""
     _verified: str | None = None
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
@@ -90,6 +88,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
 
+        self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = args.exact_head and exact_head_supported(self.model)
         self._stream: PromptStream | None = None
@@ -223,13 +222,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         capture = self._capture = Capture()
         with self._recorder.phase("scoring"):
             inputs = super()._generate_and_score_completions(rows)
-            check_batch(inputs)
             del rewards[before:]  # dew reports its own, without the guide's answers
             if self._guide is not None and self.model.training:
                 add_authors(inputs, capture.authors)
             entropy, logp = self._old_entropy(inputs)
-        self._capture = None
-
         recorded = rows if self._record_due else None
         return make_batch(self, inputs, capture, entropy, logp, last_rows(self._logs, len(capture.parts)), recorded)
 
@@ -238,12 +234,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("generation"), dropout_off(self.model):
             if self._guide is None or not self.model.training:
                 generated = super()._generate(prompts)
-                check_generated(generated)
             else:
                 generated, authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
-        if self._capture is not None:
-            self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
-            self._capture.authors = authors
+        self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
+        self._capture.authors = authors
         return generated
 
     def _generate_ragged(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -269,22 +263,20 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             found: Tensor = super()._calculate_rewards(*args, **kwargs)
         # NaN stands for a function's None ("does not apply"), but a reward model has no None.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
-        invalid = found.isinf() | (found.isnan() & models)
-        parts = found.masked_fill(invalid, torch.nan)
-        if self._capture is not None:
-            self._capture.parts, self._capture.invalid = parts, invalid
-        return parts
+        self._capture.invalid = found.isinf() | (found.isnan() & models)
+        self._capture.parts = found.masked_fill(self._capture.invalid, torch.nan)
+        return self._capture.parts
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
-        if self._capture is not None and model is self.model:
+        scores = not torch.is_grad_enabled()
+        if scores and model is self.model:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        head = exact_head() if self._exact_head else nullcontext()
-        with head, nullcontext() if torch.is_grad_enabled() else dropout_off(model):
+        with exact_head() if self._exact_head else nullcontext(), dropout_off(model) if scores else nullcontext():
             logp, entropy, aux = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        if self._capture is not None:
+        if scores:
             self._capture.passes.append((logp, entropy))
         return logp, entropy, aux
 
@@ -306,7 +298,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _old_entropy(self, inputs: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
         """Entropy and log-probability under the sampling policy: from TRL's scoring pass if it made one, else ours."""
         old = inputs.get("old_per_token_logps")
-        for logp, entropy in self._capture.passes if self._capture is not None else []:
+        for logp, entropy in self._capture.passes:
             if logp is old:
                 return entropy, logp
         if self.algorithm.needs_entropy != "old" and not self._record_due:
