@@ -57,7 +57,9 @@ class Batches:
             unit = self.answers // math.gcd(self.answers, self.completions // value)
             found.append(f"{setting}={math.ceil(value / unit) * unit}")
         sizes = [n for n in range(2, self.completions + 1) if self.completions % n == 0]
-        return found + [f"num_generations={min(sizes, key=lambda n: abs(n - self.answers))}" for _ in sizes[:1]]
+        if sizes:
+            found.append(f"num_generations={min(sizes, key=lambda n: abs(n - self.answers))}")
+        return found
 
 
 AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_weight": 0, "guide_failed_weight": 0}
