@@ -55,7 +55,7 @@ class Batches:
         found = []
         for setting, value in (("per_device_train_batch_size", self.per_device), (micro_batches, self.micro_batches)):
             unit = self.answers // math.gcd(self.answers, self.completions // value)
-            found.append(f"{setting}={math.ceil(value / unit) * unit}")
+            found.append(f"{setting}={' or '.join(str(n * unit) for n in (value // unit, value // unit + 1) if n > 0)}")
         sizes = [n for n in range(2, self.completions + 1) if self.completions % n == 0]
         if sizes:
             found.append(f"num_generations={min(sizes, key=lambda n: abs(n - self.answers))}")
