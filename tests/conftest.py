@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
@@ -11,3 +12,12 @@ settings.register_profile(  # a mutant needs to fail, not to be explained
     "mutants", settings.get_profile("dew"), phases=[Phase.explicit, Phase.generate], derandomize=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dew"))
+
+
+@pytest.fixture
+def algorithm_registry(monkeypatch):
+    """Algorithms that the test registers are forgotten after it."""
+    from dew import algorithms
+
+    monkeypatch.setattr(algorithms, "_BY_NAME", dict(algorithms._BY_NAME))
+    return algorithms._BY_NAME

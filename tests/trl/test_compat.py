@@ -10,7 +10,14 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
 from dew.engines.trl import DewTrainer
-from dew.engines.trl.compat import BATCH_KEYS, FUSED_HEAD, GENERATED, IMAGE_KEYS
+from dew.engines.trl.compat import FUSED_HEAD, IMAGE_KEYS
+
+BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
+"""Keys that `_generate_and_score_completions` always returns."""
+
+GENERATED = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "extra_fields", "images",
+             "tool_images")  # fmt: skip
+"""The eight values that `_generate` returns, in this order."""
 
 OPTIONAL_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "tool_mask",
                  "importance_sampling_ratio")  # fmt: skip

@@ -78,8 +78,8 @@ def test_advantages_are_the_algorithms_on_whole_groups(algorithm, iterations, tm
 def test_tokens_are_scored_at_most_once(algorithm, settings, passes, tmp_path):
     trainer = scripted(tmp_path, algorithm=algorithm, per_device_train_batch_size=8, **settings)
     seen = []
-    head = trainer.logprobs_and_entropies
-    trainer.logprobs_and_entropies = lambda *a, **k: seen.append(1) or head(*a, **k)
+    head = trainer._get_per_token_logps_and_entropies
+    trainer._get_per_token_logps_and_entropies = lambda *a, **k: seen.append(1) or head(*a, **k)
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
     assert len(seen) == passes
     assert ("old_per_token_logps" in batch) == ("num_iterations" in settings or "steps_per_generation" in settings)

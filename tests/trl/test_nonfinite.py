@@ -54,7 +54,7 @@ def in_scoring(place):
     """While the sampling policy is scored."""
 
     def enter(trainer, steps, value):
-        inner = trainer.logprobs_and_entropies
+        inner = trainer._get_per_token_logps_and_entropies
 
         def scored(model, *args, **kwargs):
             logp, entropy, aux = inner(model, *args, **kwargs)
@@ -62,7 +62,7 @@ def in_scoring(place):
                 (logp if place == "logits" else entropy)[0, 0] = value
             return logp, entropy, aux
 
-        trainer.logprobs_and_entropies = scored
+        trainer._get_per_token_logps_and_entropies = scored
 
     return enter
 
@@ -71,7 +71,7 @@ def in_update(place):
     """In the pass that trains, in one micro-batch of several."""
 
     def enter(trainer, steps, value):
-        inner, calls = trainer.logprobs_and_entropies, []
+        inner, calls = trainer._get_per_token_logps_and_entropies, []
 
         def scored(model, *args, **kwargs):
             logp, entropy, aux = inner(model, *args, **kwargs)
@@ -83,7 +83,7 @@ def in_update(place):
                     logp, entropy = (logp + bad, entropy) if place == "logits" else (logp, entropy + bad)
             return logp, entropy, aux
 
-        trainer.logprobs_and_entropies = scored
+        trainer._get_per_token_logps_and_entropies = scored
 
     return enter
 

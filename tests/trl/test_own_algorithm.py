@@ -47,9 +47,8 @@ class FirstToken(Algorithm):
 
 
 @pytest.fixture
-def first_token(tmp_path, monkeypatch):
+def first_token(algorithm_registry, tmp_path, monkeypatch):
     """The class, from a module outside dew; forgotten after the test."""
-    monkeypatch.setattr(dew.algorithms, "_BY_NAME", dict(dew.algorithms._BY_NAME))
     (tmp_path / "my_algorithms.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("my_algorithms").FirstToken
@@ -104,10 +103,10 @@ def test_it_learns_and_is_recorded_under_its_name(first_token, tmp_path):
 # ── no algorithm's name or class in the engines ─────────────────────────────────────────────────────────────
 
 ENGINES = Path(dew.__file__).parent / "engines"
-FILES = sorted([*ENGINES.glob("*.py"), *(ENGINES / "trl").glob("*.py")])
+FILES = sorted(ENGINES.rglob("*.py"))
 ALLOWED = {("trl/config.py", "gtpo"): 1, ("trl/config.py", "dapo"): 1, ("trl/config.py", "grpo"): 1,
-           ("trl/config.py", "dr_grpo"): 1}  # fmt: skip
-"""The default of `DewConfig.algorithm`, and the names of TRL's losses."""
+           ("trl/config.py", "dr_grpo"): 1, ("verl/recipe.py", "gspo"): 1, ("verl/recipe.py", "dapo"): 1}  # fmt: skip
+"""The default of `DewConfig.algorithm`, and names of TRL's losses, verl's losses and verl's reward managers."""
 
 
 def classes(cls=Algorithm):

@@ -37,9 +37,9 @@ class Credit:
 
     advantages: Tensor
     """(N, T)"""
-    shaped: Tensor | None
+    shaped: Tensor | None = None
     """(N, T) token rewards before they are compared with the group; only computed for records."""
-    extra: Tensor | None
+    extra: Tensor | None = None
     """(N,) everything added to the outcome: other rewards and overlong penalties; only computed for records."""
     correct: Tensor
     """(N,) True on O⁺."""
@@ -53,7 +53,8 @@ class Credit:
 
 def judge(algorithm: Algorithm, rows: Rows) -> Credit:
     """Correctness and signal alone, by the outcome reward: what dynamic sampling filters on. Advantages are 0."""
-    scored = ~rows.outcome.isnan() & _in_group_that_trains(rows)
+    scored = ~rows.outcome.isnan()
+    scored = scored & _any_in_group(rows.group, rows.mask.any(-1) & scored)  # not in a group in which nothing trains
     correct, signal = torch.zeros_like(scored), torch.zeros_like(scored)
     if scored.any():
         index, rollouts = _rollouts(rows, scored)
@@ -62,8 +63,6 @@ def judge(algorithm: Algorithm, rows: Rows) -> Credit:
         signal[index] = rollouts.to_rows(algorithm.signal(rollouts)[:, None].expand_as(is_correct))
     return Credit(
         advantages=torch.zeros(rows.mask.shape, device=rows.mask.device),
-        shaped=None,
-        extra=None,
         correct=correct,
         scored=scored,
         signal=signal,
@@ -99,11 +98,6 @@ def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
         entropy=None if rows.entropy is None else rows.entropy[index],
         extra=rows.extra[index],
     )
-
-
-def _in_group_that_trains(rows: Rows) -> Tensor:
-    """(N,) False on groups in which no scored row has a token to train on."""
-    return _any_in_group(rows.group, rows.mask.any(-1) & ~rows.outcome.isnan())
 
 
 def _any_in_group(group: Tensor, x: Tensor) -> Tensor:

@@ -109,24 +109,21 @@ def group_records(
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
-    settings = asdict(algorithm)
-    return [
-        GroupRecord(
+    records = []
+    for group in sorted(chosen):
+        rows = (columns["group"] == group).nonzero()[:, 0]
+        first = int(rows[0])
+        record = GroupRecord(
             step=step,
             group=group,
-            prompt=_prompt(columns, int(rows[0]), tokenizer),
-            gold=columns["gold"][int(rows[0])],
+            prompt=tokenizer.decode(columns["prompt_ids"][first][columns["prompt_mask"][first].bool()].tolist()),
+            gold=columns["gold"][first],
             algorithm=algorithm.name,
-            settings=settings,
+            settings=asdict(algorithm),
             answers=_answers(columns, credit, rows, tokenizer, outcome),
         )
-        for group in sorted(chosen)
-        if len(rows := (columns["group"] == group).nonzero()[:, 0])
-    ]
-
-
-def _prompt(columns: Columns, row: int, tokenizer: Any) -> str:
-    return tokenizer.decode(columns["prompt_ids"][row][columns["prompt_mask"][row].bool()].tolist())
+        records.append(record)
+    return records
 
 
 def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str) -> list[AnswerRecord]:

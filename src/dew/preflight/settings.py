@@ -12,7 +12,7 @@ from dew.preflight.check import Check, from_problem, graded, ok, warning
 from dew.preflight.machine import free_disk, size
 from dew.preflight.memory import Shape, optimizer_bytes
 
-ABOUT_BATCHES = ("groups of", "generation_batch_size=", "num_generations=")
+ABOUT_BATCHES = ("groups of", "num_generations=")
 
 
 def read(run: Run, typed: Mapping[str, str] | None, untrusted: bool = False) -> tuple[Parsed | None, list[Check]]:

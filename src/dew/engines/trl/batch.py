@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Credit, Rows
-from dew.engines.recording import gold_of
+from dew.engines.recording import Columns, gold_of
 from dew.engines.trl.guide import GuideAnswer
 from dew.engines.trl.nonfinite import describe, nonfinite_rows
 
-Columns = dict[str, Any]
-"""Tensors or lists with one row per answer, by name."""
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
 """The columns that `answer_metrics` reads."""
 
@@ -74,23 +73,11 @@ class Capture:
     passes: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     """Log-probabilities and entropies of every scoring pass."""
 
-    def answer_columns(self, end_ids: set[int], device: torch.device) -> Columns:
-        """The columns of this process's answers that follow from their tokens."""
-        tokens = [len(ids) for ids in self.completion_ids]
-        columns = {
-            "tokens": tokens,
-            "length": tokens if self.tool_mask is None else [sum(mask) for mask in self.tool_mask],
-            "truncated": [not ids or ids[-1] not in end_ids for ids in self.completion_ids],
-            "guided": [answer is not None for answer in self.authors],
-        }
-        return {name: torch.tensor(values, device=device) for name, values in columns.items()}
-
 
 def make_batch(
     trainer: Any,
     inputs: Columns,
     capture: Capture,
-    *,
     entropy: Tensor | None,
     logp: Tensor | None,
     table: list[dict[tuple[str, ...], Any]],
@@ -102,20 +89,26 @@ def make_batch(
     """
     accelerator, parts = trainer.accelerator, capture.parts
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
-    count, size, device = len(parts), trainer.group_size, parts.device
+    count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
     places = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
-    prompts = [row.get(("prompt",)) for row in table]
-    end_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    tokens = [len(ids) for ids in capture.completion_ids]
+    answers = {
+        "tokens": tokens,
+        "length": tokens if capture.tool_mask is None else [sum(row) for row in capture.tool_mask],
+        "truncated": [not ids or ids[-1] not in ends for ids in capture.completion_ids],
+        "guided": [answer is not None for answer in capture.authors],
+    }
     columns = {
         "outcome": outcome,
         "extra": (parts * trainer.reward_weights.to(device)).nansum(1) - outcome.nan_to_num(),
         "parts": parts,
-        **gather_columns(accelerator, capture.answer_columns(end_ids, accelerator.device), {}),
+        **{name: gather_rows(accelerator, torch.tensor(x, device=accelerator.device)) for name, x in answers.items()},
     }
     return Batch(
         **columns,
         inputs=inputs,
-        group=torch.arange(count, device=device) // size,
+        group=torch.arange(count, device=device) // trainer.group_size,
         mask=gather_rows(accelerator, mask),
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=None if logp is None or recorded is None else gather_rows(accelerator, logp),
@@ -123,8 +116,8 @@ def make_batch(
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         table=table,
         answers={name: columns[name] for name in ANSWER_COLUMNS},
-        groups={"sampled": count // size, "kept": count // size, "dropped": 0, "refilled": 0, "rounds": 1},
-        nonfinite=describe(places, capture.invalid, trainer.reward_func_names, prompts),
+        groups={"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1},
+        nonfinite=describe(places, capture.invalid, trainer.reward_func_names, table),
     )
 
 
@@ -158,20 +151,12 @@ def local_rows(accelerator: Any, x: Any, width: int | None = None) -> Any:
 
 def gather_columns(accelerator: Any, columns: Columns, fills: dict[str, float]) -> Columns:
     return {
-        name: gather_rows(accelerator, x, fills.get(name, 0), left=name in LEFT_PADDED) if has_rows(x) else x
-        for name, x in columns.items()
+        name: gather_rows(accelerator, x, fills.get(name, 0), left=name in LEFT_PADDED) for name, x in columns.items()
     }
-
-
-def has_rows(x: Any) -> bool:
-    return not (isinstance(x, Tensor) and x.ndim == 0)
 
 
 def select_rows(columns: Columns, index: list[int]) -> Columns:
-    return {
-        name: x if not has_rows(x) else x[index] if isinstance(x, Tensor) else [x[i] for i in index]
-        for name, x in columns.items()
-    }
+    return {name: x[index] if isinstance(x, Tensor) else [x[i] for i in index] for name, x in columns.items()}
 
 
 def join_columns(parts: list[Columns], fills: dict[str, float]) -> Columns:
@@ -179,19 +164,11 @@ def join_columns(parts: list[Columns], fills: dict[str, float]) -> Columns:
     joined: Columns = {}
     for name, x in parts[0].items():
         values = [part[name] for part in parts]
-        if not has_rows(x):
-            joined[name] = x
-        elif isinstance(x, Tensor):
-            joined[name] = torch.cat(_same_width(values, fills.get(name, 0), left=name in LEFT_PADDED))
-        else:
-            joined[name] = [value for part in values for value in part]
+        if isinstance(x, Tensor) and x.ndim < 2:
+            joined[name] = torch.cat(values)
+            continue
+        joined[name] = [row for value in values for row in value]
+        if isinstance(x, Tensor):
+            side = "left" if name in LEFT_PADDED else "right"
+            joined[name] = pad_sequence(joined[name], True, fills.get(name, 0), side)
     return joined
-
-
-def _same_width(values: list[Tensor], fill: float, left: bool) -> list[Tensor]:
-    if values[0].ndim < 2:
-        return values
-    width = max(x.shape[1] for x in values)
-    return [
-        nn.functional.pad(x, (width - x.shape[1], 0) if left else (0, width - x.shape[1]), value=fill) for x in values
-    ]

@@ -11,8 +11,6 @@ afterwards. CRC-32 detects accidents such as a flipped bit, not tampering.
 
 import json
 import logging
-import os
-import re
 import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate.utils import send_to_device
 
 from dew.errors import ConfigError, Problem
 from dew.files import sync, write_atomically
@@ -45,25 +43,18 @@ def newest_complete(folder: str) -> str | None:
     Newer ones are out of the way afterwards: interrupted ones are removed, damaged ones are renamed to
     `damaged-checkpoint-120`.
     """
-    checkpoints = {
-        int(match[1]): path
-        for path in Path(folder).glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))
-    }
-    for step in sorted(checkpoints, reverse=True):
-        path = checkpoints[step]
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
+    for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
         problem = find_problem(path)
         if problem is None:
             return str(path)
         if problem == INTERRUPTED:
-            logger.warning("Removing %s: %s. Trying the checkpoint before it.", path, problem)
+            logger.warning("Removing %s: %s.", path, problem)
         else:
             aside = path.with_name(f"damaged-{path.name}")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-            logger.warning(
-                "%s is damaged: %s. Renamed it to %s. Trying the checkpoint before it.", path, problem, aside.name
-            )
+            logger.warning("%s is damaged: %s. Renamed it to %s.", path, problem, aside.name)
         shutil.rmtree(path, ignore_errors=True)
     return None
 
@@ -75,9 +66,10 @@ def find_problem(checkpoint: Path) -> str | None:
     if (checkpoint / OWN_STATE.format(0)).exists():
         return INTERRUPTED
     try:
-        return None if isinstance(json.loads((checkpoint / STATE).read_text()), dict) else f"{STATE} is incomplete"
+        json.loads((checkpoint / STATE).read_text())
     except (OSError, ValueError):
         return f"{STATE} is missing or incomplete"
+    return None
 
 
 def check_complete(checkpoint: str) -> None:
@@ -87,11 +79,6 @@ def check_complete(checkpoint: str) -> None:
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
 
 
-def no_checkpoint(folder: str) -> ConfigError:
-    remedy = "Start without resume_from_checkpoint, and set save_steps so that there is a checkpoint before a crash."
-    return ConfigError(Problem(f"resume: {folder} has no complete checkpoint.", remedy=remedy))
-
-
 # ── manifest ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -99,8 +86,9 @@ def write_manifest(folder: Path) -> None:
     """Sync every file to the disk, then list them all."""
     files = _files(folder)
     with ThreadPoolExecutor(READERS) as readers:
-        entries = dict(zip(files, readers.map(_size_and_checksum, files.values()), strict=True))
+        checksums = list(readers.map(_checksum, files.values()))
         list(readers.map(sync, [*files.values(), *{path.parent for path in files.values()}]))
+    entries = {name: (path.stat().st_size, found) for (name, path), found in zip(files.items(), checksums, strict=True)}
     write_atomically(folder / MANIFEST, json.dumps({"schema": 1, "files": entries}, indent=1).encode())
     sync(folder.parent)
 
@@ -119,7 +107,7 @@ def find_damage(folder: Path) -> str | None:
         if (found := files[name].stat().st_size) != size:
             return f"{name} has {found:,} bytes of {size:,}"
     with ThreadPoolExecutor(READERS) as readers:
-        checksums = readers.map(lambda name: _size_and_checksum(files[name])[1], expected)
+        checksums = list(readers.map(lambda name: _checksum(files[name]), expected))
     for (name, (_, checksum)), found in zip(expected.items(), checksums, strict=True):
         if found != checksum:
             return f"{name} has changed since it was written"
@@ -131,35 +119,28 @@ def _files(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
-def _size_and_checksum(path: Path) -> tuple[int, int]:
-    size, checksum = 0, 0
+def _checksum(path: Path) -> int:
+    checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-    return size, checksum
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 # ── dew's own state ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def save_state(folder: str, rank: int, state: dict[str, Any]) -> None:
-    os.makedirs(folder, exist_ok=True)
-    torch.save(state, os.path.join(folder, OWN_STATE.format(rank)))
+def save_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(state, folder / OWN_STATE.format(rank))
 
 
 def load_state(folder: str, rank: int, device: Any) -> dict[str, Any] | None:
-    """None for a checkpoint of plain TRL. The generation is moved to `device`."""
-    path = os.path.join(folder, OWN_STATE.format(rank))
-    if not os.path.exists(path):
+    """None for a checkpoint of plain TRL. The generation is moved to `device`, and `epochs` are those completed."""
+    path = Path(folder) / OWN_STATE.format(rank)
+    if not path.exists():
         return None
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if state["generation"] is not None:
-        state["generation"] = [
-            {name: x.to(device) if isinstance(x, Tensor) else x for name, x in part.items()}
-            for part in state["generation"]
-        ]
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    state["generation"] = send_to_device(state["generation"], device)
+    state["epochs"] = int(json.loads(path.with_name(STATE).read_text()).get("epoch") or 0)
     return state
-
-
-def epochs_done(folder: str) -> int:
-    return int(json.loads((Path(folder) / STATE).read_text()).get("epoch") or 0)

@@ -1,24 +1,14 @@
-"""What dew relies on in TRL: versions, keys, return values. tests/trl/test_compat.py checks these and the methods."""
+"""What dew relies on in TRL: versions and names. tests/trl/test_compat.py checks these, keys and return values."""
 
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from dew.errors import EngineError, Problem
 
 OLDEST, TOO_NEW = (1, 14), (2, 0)
-TESTED = "Install a release that dew is tested with: pip install 'trl==1.16.0'."
-
-BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
-"""Keys that `_generate_and_score_completions` always returns."""
 
 IMAGE_KEYS = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
 """Further inputs of vision-language models, passed to the forward pass unchanged."""
-
-GENERATED = ("prompt_ids", "completion_ids", "tool_mask", "completions", "logprobs", "extra_fields", "images",
-             "tool_images")  # fmt: skip
-"""The eight values that `_generate` returns, in this order."""
 
 FUSED_HEAD = "_ChunkedLogProbFunction"
 """The name in `trl.trainer.utils` under which TRL's forward finds the autograd function of the fused head."""
@@ -35,16 +25,3 @@ def require_trl() -> None:
         what = f"TRL {found} is installed; dew works with TRL >= 1.14 and < 2."
         why = "Earlier releases do not average the gradients of the fused head over processes."
         raise EngineError(Problem(what, why, "Run: pip install 'trl>=1.14,<2'."))
-
-
-def check_batch(batch: dict[str, Any]) -> None:
-    missing = [key for key in BATCH_KEYS if key not in batch]
-    if missing:
-        what = f"TRL {version('trl')} returned a batch without {', '.join(missing)}, which dew needs."
-        raise EngineError(Problem(what, remedy=TESTED))
-
-
-def check_generated(values: Sequence[Any]) -> None:
-    if len(values) != len(GENERATED):
-        what = f"TRL {version('trl')} returns {len(values)} values from _generate, dew expects {len(GENERATED)}:"
-        raise EngineError(Problem(what, f"{', '.join(GENERATED)}.", TESTED))

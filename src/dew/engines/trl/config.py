@@ -1,8 +1,9 @@
 """DewConfig: TRL's GRPOConfig, the name of an algorithm, and what a run records."""
 
 import json
+import math
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from trl import GRPOConfig
@@ -48,24 +49,21 @@ class Batches:
         )
 
     def nearest(self) -> list[str]:
-        """Settings that fit, each by changing a single number as little as possible."""
+        """Settings that fit, each by changing a single number."""
         together = self.micro_batches == self.accumulation  # steps_per_generation follows accumulation
         micro_batches = "gradient_accumulation_steps" if together else "steps_per_generation"
-        settings = {
-            "per_device": "per_device_train_batch_size",
-            "micro_batches": micro_batches,
-            "answers": "num_generations",
-        }
         found = []
-        for name, setting in settings.items():
-            value, low = getattr(self, name), 2 if name == "answers" else 1
-            for distance in range(1, max(self.answers, self.completions) + 1):
-                tries = [v for v in (value - distance, value + distance) if v >= low]
-                fitting = [v for v in tries if replace(self, **{name: v}).fits]
-                if fitting:
-                    found.append(f"{setting}={' or '.join(map(str, fitting))}")
-                    break
+        for setting, value in (("per_device_train_batch_size", self.per_device), (micro_batches, self.micro_batches)):
+            unit = self.answers // math.gcd(self.answers, self.completions // value)
+            found.append(f"{setting}={' or '.join(str(n * unit) for n in (value // unit, value // unit + 1) if n > 0)}")
+        sizes = [n for n in range(2, self.completions + 1) if self.completions % n == 0]
+        if sizes:
+            found.append(f"num_generations={min(sizes, key=lambda n: abs(n - self.answers))}")
         return found
+
+
+AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_weight": 0, "guide_failed_weight": 0}
+"""The smallest value of each number."""
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -83,28 +81,16 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
     algorithm: str = _setting("gtpo", f"One of {', '.join(list_algorithms())}, or an algorithm that you registered.")
-    algorithm_kwargs: dict[str, Any] | str | None = _setting(  # noqa: RUF009
-        None, "Settings of the algorithm that differ from its defaults, e.g. {'alpha2': 0.2}."
-    )
-    outcome_reward: str | None = _setting(
-        None, "Name of the reward function that decides correctness; the others are added to it and never decide."
-    )
+    algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
+    outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
-    reward_memory: float | None = _setting(
-        None, "Maximum GiB for the process of a reward function given by path (default: half of the machine's memory)."
-    )
+    reward_memory: float | None = _setting(None, "Maximum GiB of a reward function given by path (default: half).")
     records_every: int = _setting(20, "Write token records at the first step and every this many; 0 disables them.")
     records_groups: int = _setting(4, "Groups in each token record.")
     records_keep: int = _setting(400, "Maximum number of records; beyond it every second one is deleted. 0 keeps all.")
-    exact_head: bool = _setting(
-        True, "Compute log-probabilities and entropies exactly in float32, with dew's operator; false: with TRL's."
-    )
-    captured_sampling: bool = _setting(
-        True, "On a GPU without vLLM, sample with captured one-token steps, much faster than generate; false: generate."
-    )
-    guide: str | None = _setting(
-        None, "Mixed policy: a model, an OpenAI-compatible server (http://...) or a .jsonl file that also answers."
-    )
+    exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
+    captured_sampling: bool = _setting(True, "On a GPU without vLLM, sample with captured steps; false: with generate.")
+    guide: str | None = _setting(None, "Mixed policy: model, OpenAI-compatible server or .jsonl file.")
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
@@ -125,9 +111,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         problems += self._batch_problems() + self._number_problems() + self._guide_problems() + _unsupported(self)
         if algorithm is not None:
             problems += _conflicts(self, algorithm)
-        if problems:
+        if algorithm is None or problems:
             raise ConfigError(problems)
-        assert algorithm is not None
         for name, value in _trl_settings(algorithm).items():
             setattr(self, name, value)
         super().__post_init__()
@@ -167,22 +152,16 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if self.num_generations < 2:
             why = "Advantages compare the answers to one prompt with each other."
             return [Problem(f"num_generations={self.num_generations}:", why, "Give at least 2; TRL's default is 8.")]
-        at_once, given = self.per_device_train_batch_size * self.batches.processes, self.generation_batch_size
-        if given is not None and self.steps_per_generation is None and given % at_once:
-            what = f"generation_batch_size={given} is not a multiple of {at_once}"
-            nearest = " or ".join(str(n * at_once) for n in (given // at_once, given // at_once + 1) if n)
-            return [Problem(what, "(completions per micro-batch on all processes).", f"Nearest: {nearest}.")]
         if not self.batches.fits:
             return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self.batches.nearest())}.")]
         return []
 
     def _number_problems(self) -> list[Problem]:
-        problems = []
-        if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
-            given = ("records_every", "records_groups", "records_keep")
-            what = f"{', '.join(f'{name}={getattr(self, name)}' for name in given)}:"
-            remedy = "give a number of steps (0 disables records), at least one group, and how many to keep (0: all)."
-            problems.append(Problem(what, remedy=remedy))
+        problems = [
+            Problem(f"{name}={getattr(self, name)}:", remedy=f"give a number >= {least}.")
+            for name, least in AT_LEAST.items()
+            if not least <= getattr(self, name) < math.inf
+        ]
         if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
             what = f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}:"
             problems.append(Problem(what, remedy="give seconds and GiB, both more than 0."))
@@ -195,10 +174,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if not 1 <= self.guide_completions < self.num_generations:
             what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"
             problems.append(Problem(what, "guide and policy must each give at least one of a group's answers."))
-        for name in ("guide_weight", "guide_failed_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                what = f"{name}={getattr(self, name)}:"
-                problems.append(Problem(what, remedy="give a number >= 0; 1 weights them like the other answers."))
         per_process = self.batches.per_device * self.batches.micro_batches
         if per_process % self.num_generations:
             what = f"{per_process} completions per process are not whole groups of {self.num_generations},"
@@ -250,29 +225,17 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     return problems
 
 
-NO_EFFECT = {
-    "delta": "The algorithm defines the loss.",
-    "off_policy_mask_threshold": "The algorithm defines the loss.",
-    "top_entropy_quantile": "The algorithm defines the loss.",
-    "entropy_coef": "The loss has no entropy term.",
-    "use_adaptive_entropy": "The loss has no entropy term.",
-    "multi_objective_aggregation": "The outcome reward decides, and the others are added to it.",
-}
-"""Settings of TRL's loss that would silently do nothing, and why."""
+NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+                 "multi_objective_aggregation", "use_liger_kernel")  # fmt: skip
+"""Settings of TRL that would silently do nothing: the algorithm defines the loss and how rewards are combined."""
 
 
 def _unsupported(config: DewConfig) -> list[Problem]:
     defaults = {f.name: f.default for f in fields(GRPOConfig)}
     problems = []
-    for name, why in NO_EFFECT.items():
+    for name in NOT_SUPPORTED:
         if getattr(config, name, defaults.get(name)) != defaults.get(name):
-            others = " or ".join(f"algorithm={other!r}" for other in algorithms_for(name))
-            remedy = f"Remove it, or write {others}." if others else "Remove it."
-            problems.append(
-                Problem(f"{name}={getattr(config, name)!r} is not part of {config.algorithm}.", why, remedy)
-            )
-    if config.use_liger_kernel:
-        why = "TRL has deprecated it, and dew reads log-probabilities and entropy from TRL's own fused head."
-        remedy = "Write model_init_kwargs={'use_kernels': True} for fast layers."
-        problems.append(Problem("use_liger_kernel=True:", why, remedy))
+            others = "".join(f", or write algorithm={other!r}" for other in algorithms_for(name))
+            what = f"{name}={getattr(config, name)!r} is not supported by {config.algorithm}."
+            problems.append(Problem(what, remedy=f"Remove it{others}."))
     return problems

@@ -5,17 +5,16 @@ available. A guide is another model, an OpenAI-compatible server, or a file of r
 """
 
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.error import HTTPError
 
 import torch
 
-from dew.engines.trl.compat import check_generated
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 
 OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2
@@ -30,17 +29,13 @@ class GuideAnswer:
     logps: list[float] | None = None
     """log π_φ of each token, if known."""
 
-    @property
-    def author(self) -> int:
-        return GUIDED_UNSCORED if self.logps is None else GUIDED
-
 
 class Guide(Protocol):
     """Anything that answers prompts."""
 
     def count(self, prompt: Any, wanted: int) -> int:
         """How many answers it has for a prompt, at most `wanted`."""
-        ...
+        return wanted
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         """`count` answers. `turn` is the optimizer step, so that a guide can cycle through recorded answers."""
@@ -57,7 +52,7 @@ def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
     return ModelGuide(source, tokenizer, limit, args.temperature, device)
 
 
-class RecordedGuide:
+class RecordedGuide(Guide):
     """Lines of {"prompt", "completion", "token_ids" and "logprobs" if known}; a prompt may have several lines."""
 
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
@@ -65,14 +60,20 @@ class RecordedGuide:
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(Problem(f"guide={path!r} cannot be read ({reason}).", remedy="Check the path.")) from None
+            raise ConfigError(Problem(f"guide={path!r} cannot be read ({error}).", remedy="Check the path.")) from None
+        remedy = (
+            'Write a line {"prompt": "...", "completion": "..."} for each, with "token_ids" and "logprobs" if known.'
+        )
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                prompt, answer = _recorded(path, number, line, tokenizer, limit)
-                self._by_prompt.setdefault(_key(prompt), []).append(answer)
+            if not line.strip():
+                continue
+            try:
+                prompt, answer = _recorded(json.loads(line), tokenizer, limit)
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+                what = f"guide={path!r}, line {number} is not a recorded completion ({error})."
+                raise ConfigError(Problem(what, remedy=remedy)) from None
+            self._by_prompt.setdefault(_key(prompt), []).append(answer)
         if not self._by_prompt:
-            remedy = "Write one JSON object per line, with prompt and completion."
             raise ConfigError(Problem(f"guide={path!r} is empty.", remedy=remedy))
 
     def count(self, prompt: Any, wanted: int) -> int:
@@ -83,25 +84,16 @@ class RecordedGuide:
         return [stock[(turn * count + i) % len(stock)] for i in range(count)]
 
 
-def _recorded(path: str, number: int, line: str, tokenizer: Any, limit: int) -> tuple[Any, GuideAnswer]:
-    try:
-        entry = json.loads(line)
-        prompt, completion = entry["prompt"], entry.get("completion")
-        if "token_ids" in entry:
-            ids = [int(i) for i in entry["token_ids"]]
-        else:
-            text = completion if isinstance(completion, str) else completion[-1]["content"]
-            ids = _encode(tokenizer, text)
-        logps = entry.get("logprobs")
-        logps = None if logps is None else [float(logp) for logp in logps]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        what = f"guide={path!r}, line {number} is not a recorded completion ({error})."
-        remedy = 'Write {"prompt": "...", "completion": "..."}, with "token_ids" and "logprobs" if known.'
-        raise ConfigError(Problem(what, remedy=remedy)) from None
+def _recorded(entry: dict[str, Any], tokenizer: Any, limit: int) -> tuple[Any, GuideAnswer]:
+    completion: Any = entry.get("completion")
+    logps = entry.get("logprobs")
+    if "token_ids" in entry:
+        ids = [int(i) for i in entry["token_ids"]]
+    else:
+        ids = _encode(tokenizer, completion if isinstance(completion, str) else completion[-1]["content"])
     if logps is not None and not len(ids) - 1 <= len(logps) <= len(ids):
-        what = f"guide={path!r}, line {number}: {len(logps)} logprobs for {len(ids)} tokens of this tokenizer."
-        raise ConfigError(Problem(what, remedy='Record "token_ids" too, or remove "logprobs".'))
-    return prompt, _answer(ids, logps, limit)
+        raise ValueError(f'{len(logps)} logprobs for {len(ids)} tokens of this tokenizer: record "token_ids" too')
+    return entry["prompt"], _answer(ids, logps, limit)
 
 
 def _answer(ids: list[int], logps: Sequence[float] | None, limit: int) -> GuideAnswer:
@@ -119,7 +111,7 @@ def _key(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
-class ServerGuide:
+class ServerGuide(Guide):
     """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities are used if its tokens are the policy's."""
 
     def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float, timeout: float) -> None:
@@ -127,16 +119,12 @@ class ServerGuide:
         self._tokenizer, self._limit, self._temperature, self._timeout = tokenizer, limit, temperature, timeout
         self._model = self._request("/models")["data"][0]["id"]
 
-    def count(self, prompt: Any, wanted: int) -> int:
-        return wanted
-
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         chat = not isinstance(prompt, str)
         body = {"messages": prompt, "logprobs": True} if chat else {"prompt": prompt, "logprobs": 1}
-        body |= {"model": self._model, "n": count, "max_tokens": self._limit, "seed": turn}
-        reply = self._request(
-            "/chat/completions" if chat else "/completions", {**body, "temperature": self._temperature}
-        )
+        body |= {"model": self._model, "n": count, "max_tokens": self._limit, "temperature": self._temperature}
+        body["seed"] = turn
+        reply = self._request("/chat/completions" if chat else "/completions", body)
         return [self._answer(choice) for choice in reply["choices"]]
 
     def _answer(self, choice: dict[str, Any]) -> GuideAnswer:
@@ -154,11 +142,9 @@ class ServerGuide:
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as reply:
                 return json.loads(reply.read())
-        except urllib.error.HTTPError as error:
-            detail = error.read().decode(errors="replace")[:200]
-            raise EngineError(f"guide: {self._base}{path} answered {error.code}: {detail}") from None
-        except (OSError, ValueError) as error:
-            what = f"guide: {self._base}{path} did not answer within {self._timeout:g} s ({error})."
+        except (OSError, ValueError) as error:  # with the server's own explanation, if it sent one
+            detail = f"{error} {error.read()[:200]!r}" if isinstance(error, HTTPError) else error
+            what = f"guide: {self._base}{path} did not answer ({detail})."
             raise EngineError(Problem(what, remedy="Check that the server is up, or raise guide_timeout.")) from None
 
 
@@ -171,7 +157,7 @@ def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
     return [] if None in values else list(zip(found.get("tokens") or [], values, strict=True))
 
 
-class ModelGuide:
+class ModelGuide(Guide):
     """Another causal language model with the policy's tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any, limit: int, temperature: float, device: Any) -> None:
@@ -189,23 +175,13 @@ class ModelGuide:
         self._model = model.to(device).eval()
         self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
 
-    def count(self, prompt: Any, wanted: int) -> int:
-        return wanted
-
     @torch.no_grad()
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
         end = self._tokenizer.eos_token_id
-        whole = self._model.generate(
-            input_ids=inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=True,
-            temperature=self._temperature,
-            top_k=0,
-            max_new_tokens=self._limit,
-            eos_token_id=end,
-            pad_token_id=self._tokenizer.pad_token_id,
-        )
+        ids = {"eos_token_id": end, "pad_token_id": self._tokenizer.pad_token_id}
+        draw = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "max_new_tokens": self._limit}
+        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **ids, **draw)
         logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
         sampled = whole[:, len(prompt_ids) :]
         logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
@@ -229,13 +205,13 @@ def check_guide(guide: Guide, wanted: int, dataset: Any, tools: bool) -> None:
 
 def add_authors(inputs: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:
     """Add the author of each row, and the guide's log-probabilities if known."""
-    ids = inputs["completion_ids"]
-    logps = torch.zeros(ids.shape, device=ids.device)
-    for row, answer in zip(logps, authors, strict=True):
-        if answer is not None and answer.logps is not None:
-            row[: len(answer.logps)] = torch.tensor(answer.logps)
-    codes = [OWN if answer is None else answer.author for answer in authors]
-    inputs["author"], inputs["guide_logps"] = torch.tensor(codes, device=ids.device), logps
+    device, codes = inputs["completion_ids"].device, [OWN] * len(authors)
+    inputs["guide_logps"] = torch.zeros(inputs["completion_ids"].shape, device=device)
+    for row, answer in enumerate(authors):
+        if answer is not None:
+            codes[row] = GUIDED_UNSCORED if answer.logps is None else GUIDED
+            inputs["guide_logps"][row, : len(answer.logps or [])] = torch.tensor(answer.logps or [])
+    inputs["author"] = torch.tensor(codes, device=device)
 
 
 def generate_with_guide(
@@ -248,9 +224,8 @@ def generate_with_guide(
     size, turn, tokenizer = trainer.num_generations, trainer.state.global_step, trainer._tokenizer
     wanted = trainer.args.guide_completions
     counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
-    generated = generate([prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)])
-    check_generated(generated)
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generated
+    own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generate(own_prompts)
     own = zip(prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))  # noqa: B905
     rows: list[tuple[Any, ...]] = []
     authors: list[GuideAnswer | None] = []

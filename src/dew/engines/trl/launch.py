@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config, get_quantization_config
 
-from dew import __version__
 from dew.config import Run, Scoring, to_yaml
 from dew.engines.problems import judge_of, training_rows
-from dew.engines.recording import git_commit
+from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
@@ -27,7 +25,6 @@ from dew.tasks import model_folder, task
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
-TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 
 
 # ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────
@@ -44,7 +41,7 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         return Dataset.from_list(rows), Dataset.from_list(held_out) if held_out is not None else None
     if not script.dataset_name:
         remedy = "Write `task: countdown` (or chain, or a .jsonl file of problems), or TRL's `dataset_name:`."
-        raise ConfigError(Problem(f"{_source(run)}: nothing to train on.", remedy=remedy))
+        raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=run.source)
     try:
         data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
     except Exception as error:  # hubs and file systems raise many kinds
@@ -60,11 +57,8 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
-        remedy = (
-            "Write `verifier: math` (or countdown, chain), TRL's `reward_funcs: [accuracy_reward]`, or your own "
-            "function as `[file.py:function]`."
-        )
-        raise ConfigError(Problem(f"{_source(parsed.run)}: no reward.", remedy=remedy))
+        remedy = "Write `verifier: math` (or countdown), or `reward_funcs: [accuracy_reward]` or `[file.py:function]`."
+        raise ConfigError(Problem("no reward.", remedy=remedy), source=parsed.run.source)
     return functions
 
 
@@ -75,19 +69,15 @@ def _reward(name: str, parsed: Parsed) -> Any:
     from dew.rewards import load_reward, verifier
     from dew.rewards.user_function import is_user_function
 
-    if name in TRL_REWARDS:
-        return getattr(trl_rewards, name)
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
         return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
+    if name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"):
+        return getattr(trl_rewards, name)
     if not is_user_function(name):
         return verifier(name)
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)
-
-
-def _source(run: Run) -> str:
-    return run.source or "configuration"
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,7 +117,8 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
 
     Ctrl-C and SIGTERM end the run after the current step, with a checkpoint to resume from.
     """
-    from dew.rewards.math import MathVerifier, versions
+    from dew.rewards.math import MathVerifier
+    from dew.rewards.math import versions as verifier_versions
 
     folder = Path(parsed.args.output_dir)
     trainer = build_trainer(parsed, [StopAtSignal(), *callbacks])
@@ -138,7 +129,7 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
         if not resume:
             write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
         if isinstance(judge_of(parsed.run), MathVerifier):
-            RunFolder(folder).write_run({"verifier": versions()})
+            RunFolder(folder).write_run({"verifier": verifier_versions()})
         if scoring is not None and not (resume and RunFolder(folder).scores()):
             _score(trainer, parsed, scoring, "before", say)
     trainer.accelerator.wait_for_everyone()
@@ -163,10 +154,7 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
             RunFolder(args.output_dir).write_run({"steps": state.max_steps})
-        try:
-            self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread, which alone can handle signals
-            self._previous = {}
+        self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._requested:
@@ -199,7 +187,7 @@ def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
         return
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
     if state.global_step < state.max_steps:
-        trainer.train(resume_from_checkpoint=checkpoint, verify=False)
+        trainer.train(resume_from_checkpoint=checkpoint)
         return
     trainer._load_from_checkpoint(checkpoint)
     trainer.state = state
@@ -215,7 +203,6 @@ def _save_model(trainer: DewTrainer, folder: Path) -> None:
     trainer.accelerator.wait_for_everyone()
     trainer.save_model(str(part))
     if trainer.accelerator.is_main_process:
-        trainer.processing_class.save_pretrained(str(part))
         for path in [*part.rglob("*"), part]:
             sync(path)
         shutil.rmtree(folder, ignore_errors=True)
@@ -250,10 +237,9 @@ def _score(trainer: DewTrainer, parsed: Parsed, scoring: Scoring, when: str, say
 
 
 def _header() -> list[str]:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "accelerate"))
-    lines = ["Run it again: dew train THIS_FILE --output_dir NEW_FOLDER", f"dew {__version__}, {packages}"]
-    commit = git_commit()
-    return [*lines, f"git commit {commit}"] if commit else lines
+    found = {**versions("torch", "transformers", "trl", "accelerate"), "git commit": git_commit()}
+    used = ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    return ["Run it again: dew train THIS_FILE --output_dir NEW_FOLDER", used]
 
 
 def quiet() -> None:

@@ -12,7 +12,8 @@ from trl.trainer import utils
 
 from dew.algorithms import Algorithm
 from dew.engines.credit import Credit, Rows
-from dew.engines.trl.batch import Batch, Columns, local_rows, loss_mask
+from dew.engines.recording import Columns
+from dew.engines.trl.batch import Batch, local_rows, loss_mask
 from dew.engines.trl.compat import FUSED_HEAD
 from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
 from dew.kernels import linear_logprob_entropy, plain_head

@@ -1,50 +1,29 @@
-"""The metrics of a step, named as in docs/metrics.md."""
+"""The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder and in TRL's table."""
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.trl.batch import Batch, Columns, loss_mask
+from dew.engines.recording import Columns, RunLog, git_commit, group_records, machine, versions
+from dew.engines.trl.batch import Batch, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
 
 NONFINITE = "nonfinite/"
-
-
-class Clock:
-    """Seconds per phase since the last `read`, nested phases excluded. On a GPU a phase ends when its work has."""
-
-    def __init__(self) -> None:
-        self._seconds: Numbers = {}
-        self._nested = 0.0
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start, outer, self._nested = _now(), self._nested, 0.0
-        try:
-            yield
-        finally:
-            elapsed = _now() - start
-            self._seconds[name] = self[name] + elapsed - self._nested
-            self._nested = outer + elapsed
-
-    def read(self) -> Numbers:
-        seconds, self._seconds = self._seconds, {}
-        return seconds
-
-    def __getitem__(self, name: str) -> float:
-        return self._seconds.get(name, 0.0)
-
-
-def _now() -> float:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+EVERY_STEP = (
+    "reward", "accuracy", "entropy", "credit/", "groups/", "clip/", "ratio/", "kl/", "length/", "guide/",
+    "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time", "frac_reward",
+)  # fmt: skip
+"""Metrics that a step's own line has already, or that TRL logs under another name."""
 
 
 class StepStatistics:
@@ -107,3 +86,127 @@ def generation_metrics(batch: Batch, size: int, names: Sequence[str], threshold:
         numbers["guide/accuracy"] = float(credit.correct[batch.guided].float().mean())
         numbers["guide/rescued_share"] = float(credit.failed.float().mean())
     return numbers
+
+
+# ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
+    """Collects the metrics of a step and writes them when it ends. Only the main process writes."""
+
+    def __init__(self, folder: str, writes: bool) -> None:
+        super().__init__(folder, writes)
+        self.seconds: dict[str, float] = defaultdict(float)
+        """Seconds per phase of the current step, nested phases excluded."""
+        self._nested = 0.0
+        self._numbers: Numbers = {}
+        self._start = time.perf_counter()
+
+    def start(self, trainer: Any) -> None:
+        """Write what runs, and on which machine."""
+        args, algorithm, info = trainer.args, trainer.algorithm, getattr(trainer.train_dataset, "info", None)
+        facts = {
+            "name": Path(args.output_dir).name,
+            "engine": "trl",
+            "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
+            "model": getattr(trainer.model.config, "_name_or_path", "") or type(trainer.model).__name__,
+            "data": getattr(info, "dataset_name", None),
+            "seed": args.seed,
+            "batches": str(args.batches),
+            "versions": versions("torch", "transformers", "trl"),
+            "machine": machine(args.batches.processes),
+            "git_commit": git_commit(),
+        }
+        self.begin(facts)
+
+    def put(self, numbers: Numbers) -> None:
+        self._numbers.update(numbers)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures what runs inside. On a GPU a phase ends when its work has."""
+        start, outer, self._nested = _now(), self._nested, 0.0
+        try:
+            yield
+        finally:
+            elapsed = _now() - start
+            self.seconds[name] += elapsed - self._nested
+            self._nested = outer + elapsed
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.resume(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        spent = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
+        spent["seconds/update"] = time.perf_counter() - self._start - sum(spent.values())
+        self.write(state.global_step, {**self._numbers, **spent})
+        self._numbers.clear()
+        self.seconds.clear()
+
+    def record(self, batch: Batch, trainer: Any) -> None:
+        """Write the token record of a batch. A collective call."""
+        assert batch.credit is not None
+        tokenizer, args = trainer._tokenizer, trainer.args
+        ids = {key: batch.inputs[key] for key in ("prompt_ids", "prompt_mask", "completion_ids")}
+        fills = dict.fromkeys(("prompt_ids", "completion_ids"), tokenizer.pad_token_id)
+        columns = {**batch.columns, **gather_columns(trainer.accelerator, ids, fills)}
+        if self._writes:
+            step, outcome = trainer.state.global_step + 1, trainer.reward_func_names[trainer.outcome_index]
+            groups, credit = args.records_groups, batch.credit
+            records = group_records(step, trainer.algorithm, columns, credit, tokenizer, groups, outcome)
+            self.folder.write_records(step, records, args.records_keep)
+
+    def logged(self, step: int, logs: dict[str, Any]) -> None:
+        """Write what else is logged at this step: learning rate, evaluation, metrics of TRL and reward functions."""
+        others = {
+            name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
+            for name, value in logs.items()
+            if isinstance(value, int | float) and not name.startswith((*EVERY_STEP, "train_", "total_flos"))
+        }
+        if others:
+            self.write(step, others)
+
+
+def _now() -> float:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+# ── TRL's table of completions (console, parquet, trackers) ─────────────────────────────────────────────────
+
+
+def extend_table(logs: dict[str, Any]) -> None:
+    """Make room for all answers of a sampling round, of which TRL would keep only a batch."""
+    for name in ("prompt", "completion", "advantages"):
+        logs[name] = deque(logs[name])
+    for part in ("rewards", "extra"):
+        logs[part].default_factory = deque
+
+
+def last_rows(logs: dict[str, Any], count: int) -> list[dict[tuple[str, ...], Any]]:
+    """The newest `count` rows of the table, by column."""
+    columns = {name: list(column) for name, column in _columns(logs).items()}
+    return [{name: x[i] for name, x in columns.items() if len(x) >= -i} for i in range(-count, 0)]
+
+
+def show_trained(logs: dict[str, Any], batch: Batch, limit: int) -> None:
+    """Replace the newest rows by those that train, with the mean advantage of their tokens, and keep `limit` rows."""
+    assert batch.credit is not None
+    advantages = (batch.credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
+    for name, column in _columns(logs).items():
+        rows = list(column)[: -len(batch.answers["outcome"])]
+        rows += advantages if name == ("advantages",) else [row.get(name) for row in batch.table]
+        column.clear()
+        column.extend(rows[-limit:])
+
+
+def _columns(logs: dict[str, Any]) -> dict[tuple[str, ...], deque[Any]]:
+    """Every column except images, which not every row has."""
+    flat: dict[tuple[str, ...], deque[Any]] = {(key,): logs[key] for key in ("prompt", "completion", "advantages")}
+    for part in ("rewards", "extra"):
+        flat.update({(part, name): column for name, column in logs[part].items()})
+    return flat

@@ -41,17 +41,16 @@ def nonfinite_tokens(logp: Tensor, entropy: Tensor, mask: Tensor) -> dict[str, T
     return {place: (~x.detach().isfinite() & mask).sum() for place, x in values.items()}
 
 
-def describe(places: Tensor, invalid: Tensor, names: Sequence[str], prompts: Sequence[Any]) -> str | None:
+def describe(places: Tensor, invalid: Tensor, names: Sequence[str], table: Sequence[dict[Any, Any]]) -> str | None:
     """What is not finite in a generation: (N,) places of its rows, (N, F) True where a reward is not a number."""
-    rows, functions = (places > 0) | invalid.any(1), invalid.any(0)
-    count, *flags = torch.cat((rows.sum()[None], functions.long())).tolist()  # a single copy from the device
+    rows = (places > 0) | invalid.any(1)
+    count = int(rows.sum())
     if not count:
         return None
     first = int(rows.nonzero()[0, 0])
-    place = PLACES.get(int(places[first]))
-    if place is None:
-        place = "reward " + ", ".join(repr(name) for name, flag in zip(names, flags, strict=True) if flag)
-    return f"{place}: {count} of {len(rows)} answers, the first to the prompt {prompts[first]!r:.200}"
+    rewards = ", ".join(repr(names[i]) for i in invalid.any(0).nonzero()[:, 0].tolist())
+    place = PLACES.get(int(places[first]), f"reward {rewards}")
+    return f"{place}: {count} of {len(rows)} answers, the first to the prompt {table[first].get(('prompt',))!r:.200}"
 
 
 def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dew.decoding import Decoder, Draw, SamplingCopy, refusal
-from dew.engines.trl.batch import Batch, Columns, gather_columns, has_rows, join_columns, local_rows, select_rows
+from dew.engines.recording import Columns
+from dew.engines.trl.batch import Batch, gather_columns, join_columns, local_rows, select_rows
 from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
@@ -35,12 +36,10 @@ class PromptStream:
 
     @classmethod
     def over(cls, dataset: Any, seed: int, shuffle: bool) -> "PromptStream":
-        remedy = "Write algorithm_kwargs={'dynamic_sampling': False}."
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            why = "It draws further prompts, and a streamed data set has no repeatable order."
-            raise ConfigError(Problem("dynamic sampling with a streamed data set.", why, f"Load it whole. {remedy}"))
-        if {"image", "images"} & set(getattr(dataset, "column_names", None) or []):
-            raise ConfigError(Problem("dynamic sampling cannot combine batches that have images.", remedy=remedy))
+        images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
+        if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            what = "dynamic sampling draws further prompts: not from a streamed data set, and not with images."
+            raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
         return cls(len(dataset), seed, shuffle)
 
     def take(self, count: int) -> list[int]:
@@ -74,18 +73,19 @@ def fill_batch(
     chosen: list[Batch] = []
     spare: list[Batch] = []
     answers: list[Columns] = []
-    nonfinite, kept, spares, first_round, sampled, mixed = None, 0, 0, 0, 0, 0
+    nonfinite, kept, first_round, sampled, mixed = None, 0, 0, 0, 0
     # The rows of a round must divide evenly among the processes.
     step = accelerator.num_processes // math.gcd(accelerator.num_processes, size)
     while kept < quota and len(answers) < max_rounds:
         batch = sample(stream.take(round_size(math.ceil(oversample * quota), quota - kept, sampled, mixed, step)))
-        everything = replace(batch, inputs=gather_columns(accelerator, batch.inputs, fills))
+        rows = {name: x for name, x in batch.inputs.items() if x.ndim}
+        everything = replace(batch, inputs=gather_columns(accelerator, rows, fills))
         signal = has_signal(batch)[::size].tolist()
         with_signal = [group for group, found in enumerate(signal) if found]
-        without = [group for group, found in enumerate(signal) if not found][: quota - spares]
+        without = [group for group, found in enumerate(signal) if not found]
         chosen.append(_groups(everything, with_signal[: quota - kept], size))
-        spare.append(_groups(everything, without, size))
-        kept, spares = min(quota, kept + len(with_signal)), spares + len(without)
+        spare.append(_groups(everything, without[: max(0, quota - (sampled - mixed))], size))
+        kept = min(quota, kept + len(with_signal))
         sampled, mixed = sampled + len(signal), mixed + len(with_signal)
         first_round = first_round or kept
         answers.append(batch.answers)
@@ -94,20 +94,13 @@ def fill_batch(
     if short:
         chosen.append(_masked(_groups(_join(spare, fills), list(range(short)), size)))
     batch = _join(chosen, fills)
+    counts = {"sampled": sampled, "kept": kept, "dropped": sampled - kept, "refilled": kept - first_round}
     return replace(
         batch,
         group=torch.arange(quota, device=batch.group.device).repeat_interleave(size),
-        inputs={name: local_rows(accelerator, x) if has_rows(x) else x for name, x in batch.inputs.items()},
+        inputs={name: local_rows(accelerator, x) for name, x in batch.inputs.items()},
         answers=join_columns(answers, fills),
-        groups={
-            "sampled": sampled,
-            "kept": kept,
-            "dropped": sampled - kept,
-            "refilled": kept - first_round if len(answers) > 1 else 0,
-            "rounds": len(answers),
-            "short": short,
-            "mixed": mixed,
-        },
+        groups={**counts, "rounds": len(answers), "short": short, "mixed": mixed},
         nonfinite=nonfinite,
     )
 

@@ -3,8 +3,8 @@
 train                            resume from a checkpoint, explain what ended the run
 _generate_and_score_completions  one generation:
     sample                         TRL generates and scores; dew adds the entropy of the sampling policy
-    _assign_credit                 the algorithm's advantages, once, on whole groups
-    _report                        metrics, token records, TRL's table of completions
+    give_credit                    the algorithm's advantages, once, on whole groups
+    generation_metrics, ...        metrics, TRL's table of completions, token records
 _compute_loss                    the algorithm's loss, per micro-batch
 _get_grad_norm                   skip the step if something is not finite
 _save_checkpoint                 TRL's, then dew's state and a manifest
@@ -29,13 +29,12 @@ from dew.engines.metrics import Numbers
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
-from dew.engines.trl.compat import IMAGE_KEYS, check_batch, check_generated
+from dew.engines.trl.compat import IMAGE_KEYS
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
-from dew.engines.trl.metrics import Clock, StepStatistics, generation_metrics
+from dew.engines.trl.metrics import Recorder, StepStatistics, extend_table, generation_metrics, last_rows, show_trained
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.engines.trl.recorder import Recorder, extend_table, last_rows, run_facts, show_trained
 from dew.engines.trl.rewards import check_rewards, check_weights, checked
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
@@ -54,8 +53,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
     rollout_func: Any
-    _capture: Capture | None = None
-    """Filled by the overrides that TRL calls while `sample` runs; None otherwise."""
+    _verified: str | None = None
+    """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
         self,
@@ -89,12 +88,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
 
+        self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = args.exact_head and exact_head_supported(self.model)
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream.over(self.train_dataset, args.seed, bool(self.shuffle_dataset))
-            extend_table(self._logs, math.ceil(self.algorithm.oversample + 1) * args.generation_batch_size)
+            extend_table(self._logs)
         if guide is None and args.guide is not None:
             guide = open_guide(args.guide, self._tokenizer, args, self.accelerator.device)
         self._guide = guide
@@ -102,29 +102,24 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             uniform = self.use_vllm or self.accelerator.num_processes > 1
             check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
 
-        self._clock = Clock()
         self._statistics = StepStatistics()
         self._nonfinite = NonFinite()
-        self._recorder = Recorder(args.output_dir, self._clock, self.accelerator.is_main_process)
+        self._recorder = Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, verify: bool = True, **kwargs: Any
-    ) -> Any:
-        """Train as GRPOTrainer does. True resumes from the newest complete checkpoint.
-
-        `verify=False` does not compare a named checkpoint with its manifest, which reads all of it.
-        """
-        self._recorder.begin(run_facts(self.args, self.algorithm, self.model, self.train_dataset))
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as GRPOTrainer does. True resumes from the newest complete checkpoint."""
+        self._recorder.start(self)
         logger.info("%s", self.args.batches)
         try:
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = self.last_good_checkpoint()
                 if resume_from_checkpoint is None:
-                    raise checkpoints.no_checkpoint(self.args.output_dir)
-            elif resume_from_checkpoint and verify and self.accelerator.is_main_process:
+                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
+                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
+            elif resume_from_checkpoint not in (None, False, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(resume_from_checkpoint))
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
@@ -141,7 +136,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def last_good_checkpoint(self) -> str | None:
         """The newest complete checkpoint, verified by the main process for all processes."""
         found = [checkpoints.newest_complete(self.args.output_dir) if self.accelerator.is_main_process else None]
-        return broadcast_object_list(found)[0]
+        self._verified = broadcast_object_list(found)[0]
+        return self._verified
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
@@ -151,7 +147,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         super()._load_optimizer_and_scheduler(checkpoint)
         rank, device = self.accelerator.process_index, self.accelerator.device
         state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
-        if checkpoint is None or state is None:
+        if state is None:
             return
         self._step = state["step"]
         self._buffered_inputs = state["generation"]
@@ -159,7 +155,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._nonfinite.restore(state["health"])
         if self._stream is not None and state["position"] is not None:
             self._stream.position = state["position"]
-        for _ in range(checkpoints.epochs_done(checkpoint) if self.shuffle_dataset else 0):
+        for _ in range(state["epochs"] if self.shuffle_dataset else 0):
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
 
     # ── a generation: sample, score, credit, report ─────────────────────────────────────────────────────────
@@ -178,13 +174,21 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return self.model.training and due(self.state.global_step + 1, self.args.records_every, steps)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.model.training:
-            batch = self.sample(inputs) if self._stream is None else self._sample_until_full(self._stream)
-            self._nonfinite.generation = batch.nonfinite
+        if self._stream is not None and self.model.training:
+            batch = self._sample_until_full(self._stream)
         else:
             batch = self.sample(inputs)
-        batch = self._assign_credit(batch)
-        self._report(batch)
+        if self.model.training:
+            self._nonfinite.generation = batch.nonfinite
+        with self._recorder.phase("credit"):
+            credit = give_credit(self.algorithm, batch, for_records=self._record_due)
+            trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
+        batch = replace(batch, inputs=trained, credit=credit)
+        seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
+        self._put(generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds))
+        show_trained(self._logs, batch, self.args.generation_batch_size)
+        if self._record_due:
+            self._recorder.record(batch, self)
         return batch.inputs
 
     def _sample_until_full(self, stream: PromptStream) -> Batch:
@@ -216,29 +220,24 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards = self._metrics[self._mode]["reward"]
         before = len(rewards)
         capture = self._capture = Capture()
-        with self._clock.phase("scoring"):
+        with self._recorder.phase("scoring"):
             inputs = super()._generate_and_score_completions(rows)
-            check_batch(inputs)
             del rewards[before:]  # dew reports its own, without the guide's answers
             if self._guide is not None and self.model.training:
                 add_authors(inputs, capture.authors)
             entropy, logp = self._old_entropy(inputs)
-        self._capture = None
-
-        table, recorded = last_rows(self._logs, len(capture.parts)), rows if self._record_due else None
-        return make_batch(self, inputs, capture, entropy=entropy, logp=logp, table=table, recorded=recorded)
+        recorded = rows if self._record_due else None
+        return make_batch(self, inputs, capture, entropy, logp, last_rows(self._logs, len(capture.parts)), recorded)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         authors: list[GuideAnswer | None] = [None] * len(prompts)
-        with self._clock.phase("generation"), dropout_off(self.model):
+        with self._recorder.phase("generation"), dropout_off(self.model):
             if self._guide is None or not self.model.training:
                 generated = super()._generate(prompts)
-                check_generated(generated)
             else:
                 generated, authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
-        if self._capture is not None:
-            self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
-            self._capture.authors = authors
+        self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
+        self._capture.authors = authors
         return generated
 
     def _generate_ragged(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -260,31 +259,24 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        with self._clock.phase("reward"):
+        with self._recorder.phase("reward"):
             found: Tensor = super()._calculate_rewards(*args, **kwargs)
         # NaN stands for a function's None ("does not apply"), but a reward model has no None.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
-        invalid = found.isinf() | (found.isnan() & models)
-        parts = found.masked_fill(invalid, torch.nan)
-        if self._capture is not None:
-            self._capture.parts, self._capture.invalid = parts, invalid
-        return parts
-
-    def logprobs_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
-        """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
-        with exact_head() if self._exact_head else nullcontext():
-            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        self._capture.invalid = found.isinf() | (found.isnan() & models)
+        self._capture.parts = found.masked_fill(self._capture.invalid, torch.nan)
+        return self._capture.parts
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
-        if torch.is_grad_enabled():
-            return self.logprobs_and_entropies(model, *args, **kwargs)
-        if model is self.model and self._capture is not None:
+        """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
+        scores = not torch.is_grad_enabled()
+        if scores and model is self.model:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        with dropout_off(model):
-            logp, entropy, aux = self.logprobs_and_entropies(model, *args, **kwargs)
-        if self._capture is not None:
+        with exact_head() if self._exact_head else nullcontext(), dropout_off(model) if scores else nullcontext():
+            logp, entropy, aux = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        if scores:
             self._capture.passes.append((logp, entropy))
         return logp, entropy, aux
 
@@ -306,7 +298,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _old_entropy(self, inputs: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
         """Entropy and log-probability under the sampling policy: from TRL's scoring pass if it made one, else ours."""
         old = inputs.get("old_per_token_logps")
-        for logp, entropy in self._capture.passes if self._capture is not None else []:
+        for logp, entropy in self._capture.passes:
             if logp is old:
                 return entropy, logp
         if self.algorithm.needs_entropy != "old" and not self._record_due:
@@ -316,19 +308,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         with torch.no_grad():
             logp, entropy, _ = self._forward(self.model, inputs, batch_size=rows)
         return entropy, logp
-
-    def _assign_credit(self, batch: Batch) -> Batch:
-        with self._clock.phase("credit"):
-            credit = give_credit(self.algorithm, batch, for_records=self._record_due)
-            inputs = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
-        return replace(batch, inputs=inputs, credit=credit)
-
-    def _report(self, batch: Batch) -> None:
-        seconds, threshold = self._clock["generation"], self.algorithm.threshold
-        self._put(generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds))
-        show_trained(self._logs, batch, self.args.generation_batch_size)
-        if self._record_due:
-            self._recorder.record(batch, self)
 
     def _put(self, numbers: Numbers) -> None:
         """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
@@ -403,7 +382,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             (folder / checkpoints.MANIFEST).unlink(missing_ok=True)  # if the step is saved again
         self.accelerator.wait_for_everyone()
         if not self.args.save_only_model:
-            checkpoints.save_state(str(folder), self.accelerator.process_index, self._own_state())
+            checkpoints.save_state(folder, self.accelerator.process_index, self._own_state())
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(*args, **kwargs)
