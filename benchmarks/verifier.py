@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.rewards.extract import find_answer, last_boxed
+from dew.rewards.format import think_answer_format, think_format
 from dew.rewards.math import math_verdicts, usable_rows, versions
 from dew.rewards.normalize import final_choice
 
@@ -63,6 +64,8 @@ def others(cases: list[Case]) -> list[str]:
         "extract_gsm8k": lambda c: hashes(c["pred"]),
         "extract_int": lambda c: number(c["pred"]),
         "extract_letter": lambda c: final_choice(c["pred"]),
+        "format_think": lambda c: bool(think_format([c["pred"]])[0]),
+        "format_think_answer": lambda c: bool(think_answer_format([c["pred"]])[0]),
         "latex_parse": lambda c: bool(usable_rows([{"answer": c["pred"]}], timeout=PATIENT)[0]),
         "latex_bad": lambda c: bool(usable_rows([{"answer": c["pred"]}], timeout=PATIENT)[0]),
     }

@@ -17,7 +17,7 @@ from dew.errors import ConfigError
         (["--use_cpu", "--bf16", "false"], {"use_cpu": True, "bf16": False}),
         (["--no_shuffle_dataset"], {"shuffle_dataset": False}),
         (["--seed", "-1"], {"seed": -1}),
-        (["--reward_funcs", "a.py:b", "think_format_reward"], {"reward_funcs": ["a.py:b", "think_format_reward"]}),
+        (["--reward_funcs", "a.py:b", "think_format"], {"reward_funcs": ["a.py:b", "think_format"]}),
         (["--algorithm_kwargs", "{alpha2: 0.2}"], {"algorithm_kwargs": {"alpha2": 0.2}}),
         (["--algorithm_kwargs", '{"alpha2": 0.2}'], {"algorithm_kwargs": {"alpha2": 0.2}}),
         (["--run_name", "no"], {"run_name": "no"}),
@@ -80,9 +80,9 @@ def test_reward_functions_beside_the_file_are_found_from_anywhere(tmp_path, monk
     mine.touch()
     monkeypatch.chdir(tmp_path / "here")
     path = tmp_path / "theirs" / "my.yaml"
-    path.write_text("reward_funcs: ['mine.py:a', mine.b, 'both.py:c', think_format_reward, 'json:dumps']\n")
+    path.write_text("reward_funcs: ['mine.py:a', mine.b, 'both.py:c', think_format, 'json:dumps']\n")
     run, _ = load_run(path, [])
-    assert run.settings["reward_funcs"] == [f"{mine}:a", f"{mine}:b", "both.py:c", "think_format_reward", "json:dumps"]
+    assert run.settings["reward_funcs"] == [f"{mine}:a", f"{mine}:b", "both.py:c", "think_format", "json:dumps"]
 
 
 # ---- known settings ----------------------------------------------------------------------------

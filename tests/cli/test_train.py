@@ -75,7 +75,7 @@ def test_every_recipe_is_understood(path):
         ({"learning_rate": "1e-5"}, 1e-5),
         ({"bf16": "no"}, False),
         ({"run_name": 5}, "5"),
-        ({"reward_funcs": "think_format_reward"}, ["think_format_reward"]),
+        ({"reward_funcs": "think_format"}, ["think_format"]),
         ({"report_to": ["tensorboard"]}, ["tensorboard"]),
         ({"lr_scheduler_type": "cosine"}, "cosine"),
     ],
@@ -164,7 +164,7 @@ def test_missing_rewards_are_named():
 
 def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
     (tmp_path / "mine.py").write_text("def brevity(completions, **_):\n    return [-len(c) for c in completions]\n")
-    names = ["think_format_reward", "chain", f"{tmp_path}/mine.py:brevity"]
+    names = ["think_format_reward", "boxed_format", f"{tmp_path}/mine.py:brevity"]
     functions = launch.rewards_of(parse(make_run({**SMALL, "reward_funcs": names})))
     assert functions[0].name == "countdown" and len(functions) == 4
     assert functions[3](completions=["abc"]) == [-3]

@@ -19,14 +19,24 @@ VERIFIERS = {
     **dict.fromkeys(("math", "gsm8k", "math500", "aime24", "aime25", "amc23", "dapo17k"), "dew.rewards.math:math"),
 }
 """Name -> module:attribute, imported on first use. A built-in task and its verifier share a name."""
+FORMATS = {name: f"dew.rewards.format:{name}" for name in ("think_format", "think_answer_format", "boxed_format")}
 
 
 def verifier(name: str) -> "Verifier":
     """The verifier with that name."""
-    if name not in VERIFIERS:
-        remedy = did_you_mean(name, VERIFIERS) or f"Available: {', '.join(VERIFIERS)}."
-        raise ConfigError(Problem(f"No verifier is called {name!r}.", remedy=remedy))
-    return resolve_name(VERIFIERS[name])
+    return _find("verifier", name, VERIFIERS)
+
+
+def reward(name: str) -> Callable[..., list[float]]:
+    """The reward function with that name: a verifier or a format."""
+    return _find("reward", name, VERIFIERS | FORMATS, " Or name your own: module:function, file.py:function.")
+
+
+def _find(kind: str, name: str, known: Mapping[str, str], otherwise: str = "") -> Any:
+    if name not in known:
+        remedy = did_you_mean(name, known) or f"Available: {', '.join(known)}."
+        raise ConfigError(Problem(f"No {kind} is called {name!r}.", remedy=remedy + otherwise))
+    return resolve_name(known[name])
 
 
 @dataclass(frozen=True)

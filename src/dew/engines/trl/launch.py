@@ -66,7 +66,7 @@ def _reward(name: str, parsed: Parsed) -> Any:
     """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
     from trl import rewards as trl_rewards
 
-    from dew.rewards import load_reward, verifier
+    from dew.rewards import load_reward, reward
     from dew.rewards.user_function import is_user_function
 
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
@@ -74,7 +74,7 @@ def _reward(name: str, parsed: Parsed) -> Any:
     if name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"):
         return getattr(trl_rewards, name)
     if not is_user_function(name):
-        return verifier(name)
+        return reward(name)
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)

@@ -1,12 +1,50 @@
-"""Verifiers by name and users' functions by path."""
+"""Format rewards, rewards by name, and users' functions by path."""
 
 import sys
 
 import pytest
 
 from dew.errors import ConfigError, RewardError
-from dew.rewards import load_reward, verifier
+from dew.rewards import load_reward, reward, verifier
 from dew.rewards.calls import NOT_FINITE
+from dew.rewards.format import boxed_format, think_answer_format, think_format
+
+# Golden
+
+
+@pytest.mark.parametrize(
+    ("text", "thinks", "answers"),
+    [
+        ("<think>\nreason\n</think>\nThe answer.", 1, 0),
+        ("<think></think>\nThe answer.", 1, 0),
+        ("<think>a</think><answer>4</answer>", 1, 1),
+        ("<think>a</think>\n<answer>\n4\n</answer>\n", 1, 1),
+        ("<think>a</think><answer> </answer>", 1, 0),
+        ("<think>a</think><answer>4</answer> bye", 1, 0),
+        ("<think>a</think>", 0, 0),
+        ("<think>a", 0, 0),
+        ("a</think> b", 0, 0),
+        ("hm <think>a</think> b", 0, 0),
+        ("<think>a<think>b</think></think> c", 0, 0),
+        ("<think>a</think> b <think>c</think> d", 0, 0),
+        ("<answer>4</answer>", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_formats(text: str, thinks: float, answers: float):
+    assert think_format([text]) == [thinks]
+    assert think_answer_format([[{"role": "assistant", "content": text}]]) == [answers]
+
+
+def test_boxed_format():
+    assert boxed_format([r"so \boxed{4}", r"\boxed{}", r"\boxed{4", "4", r"<think>\boxed{4}</think> 4"]) == [
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
+
 
 # User functions
 
@@ -58,14 +96,18 @@ def test_return_values_are_checked(mine, name: str, message: str):
         load_reward(f"{mine}:{name}")(["a", "b"], answer=["1", "2"])
 
 
+def test_rewards_by_name():
+    assert reward("math") is verifier("math") and reward("think_format") is think_format
+
+
 # Edges
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: verifier("maths"), "Did you mean 'math'"),
-        (lambda: verifier("zzz"), "Available: countdown"),
+        (lambda: reward("maths"), "Did you mean 'math'"),
+        (lambda: reward("zzz"), "module:function"),
         (lambda: load_reward("nowhere.py:f"), "no such file"),
         (lambda: load_reward("no_such_module:f"), "'no_such_module' cannot be imported: ModuleNotFoundError"),
         (lambda: load_reward("json:dump_it"), "has no function 'dump_it'.*Did you mean 'dump'"),
