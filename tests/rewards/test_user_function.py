@@ -8,6 +8,8 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -296,6 +298,10 @@ def test_a_file_may_import_from_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "sub" / "mine.py").write_text("import helper\ndef f(completions, **_): return [helper.VALUE]")
     monkeypatch.chdir(tmp_path)
     assert load_reward("sub/mine.py:f")(["a"]) == [5.0]
+
+
+def test_dates_and_decimals_are_sent_as_text(load):
+    assert load("plain")(completions=["2026-11-15", "1.50"], answer=[date(2026, 11, 15), Decimal("1.50")]) == [1.0, 1.0]
 
 
 def test_a_column_that_cannot_be_sent_is_an_error(load):

@@ -10,7 +10,8 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
 from dew.engines.trl import DewTrainer
-from dew.engines.trl.compat import FUSED_HEAD, IMAGE_KEYS
+from dew.engines.trl.compat import FUSED_HEAD, IMAGE_KEYS, check_generated
+from dew.errors import EngineError
 
 BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 """Keys that `_generate_and_score_completions` always returns."""
@@ -130,3 +131,8 @@ def test_the_logs_and_state_that_are_read_exist(plain):
     assert {"prompt", "completion", "rewards", "advantages", "extra"} <= set(plain._logs), changed("_logs")
     sampler = plain._get_train_sampler()
     assert hasattr(sampler, "generator") and hasattr(sampler, "num_samples"), changed("RepeatSampler")
+
+
+def test_another_number_of_generated_values_is_an_error():
+    with pytest.raises(EngineError, match="9 values from _generate"):
+        check_generated([None] * (len(GENERATED) + 1))

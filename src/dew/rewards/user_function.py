@@ -21,6 +21,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import date, time
+from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -132,7 +134,7 @@ class UserFunction:
         logs = [name for name in ("log_extra", "log_metric") if callable(columns.get(name))]
         request = {"completions": completions, "columns": sent, "logs": logs}
         try:
-            return encode(request)
+            return encode(request, _as_text)
         except (TypeError, ValueError) as error:
             problem = f"A column cannot be sent to the process of the reward {self.name}: {error}."
             remedy = "Remove that column from the data, or pass the function itself to DewTrainer in Python."
@@ -157,6 +159,13 @@ def _find_file(where: str, folders: Sequence[str]) -> str:
         hint = did_you_mean(Path(where).name, nearby)
         raise ConfigError(Problem(f"reward file {where!r}: no such file in {' or '.join(folders)}.", remedy=hint))
     return str(found.absolute())
+
+
+def _as_text(value: Any) -> str:
+    """Dates and exact numbers, which data sets may hold, are sent as text."""
+    if isinstance(value, date | time | Decimal | Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not text, a number, a list or a mapping of those")
 
 
 # ── in the function's own process ───────────────────────────────────────────────────────────────────────────

@@ -34,9 +34,9 @@ def main(fds: tuple[int, int], target: str, arguments: dict[str, Any]) -> None:
     getattr(import_module(module), function)(socket.socket(fileno=fds[0]), **arguments)
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Any, default: Callable[[Any], Any] | None = None) -> bytes:
     """A message between processes: one line of JSON."""
-    return json.dumps(message).encode() + b"\n"
+    return json.dumps(message, default=default).encode() + b"\n"
 
 
 def answer_requests(channel: socket.socket, handle: Handler) -> None:

@@ -29,7 +29,7 @@ from dew.engines.metrics import Numbers
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
-from dew.engines.trl.compat import IMAGE_KEYS
+from dew.engines.trl.compat import IMAGE_KEYS, check_generated
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
@@ -234,6 +234,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("generation"), dropout_off(self.model):
             if self._guide is None or not self.model.training:
                 generated = super()._generate(prompts)
+                check_generated(generated)
             else:
                 generated, authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
         self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
