@@ -37,7 +37,7 @@ def test_bytes_by_hand():
 
 def test_a_layer_in_bf16_by_hand():
     for s in verl.SHAPES.values():
-        assert s.layer_bytes() == 16 * s.width + 6 * s.query + 4 * s.key + 8 * s.inner
+        assert s.layer_bytes == 16 * s.width + 6 * s.query + 4 * s.key + 8 * s.inner
 
 
 @pytest.mark.parametrize("s", verl.SHAPES.values(), ids=lambda s: f"{s.parameters / 1e9:.1f}B")

@@ -31,15 +31,6 @@ def free_host_memory() -> int:
     return min(available, limit - used)
 
 
-def free_device_memory(use_cpu: bool) -> tuple[str, int]:
-    """(name, free bytes) of the device that a run would use."""
-    import torch
-
-    if torch.cuda.is_available() and not use_cpu:
-        return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
-    return "this machine", free_host_memory()
-
-
 def gpus() -> list[dict[str, Any]]:
     import torch
 
@@ -49,6 +40,13 @@ def gpus() -> list[dict[str, Any]]:
         capability = ".".join(map(str, torch.cuda.get_device_capability(i)))
         found.append({"name": torch.cuda.get_device_name(i), "free": free, "total": total, "capability": capability})
     return found
+
+
+def free_device_memory(use_cpu: bool) -> tuple[str, int]:
+    """(name, free bytes) of the device that a run would use."""
+    for gpu in [] if use_cpu else gpus():
+        return gpu["name"], gpu["free"]
+    return "this machine", free_host_memory()
 
 
 def existing(path: Path) -> Path:
