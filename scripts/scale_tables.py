@@ -51,10 +51,10 @@ def pace_table() -> str:
         for gpu in (gpu for gpu in GPUS if fits(job, gpu)):
             for mean in (1024, 4096):
                 found = pace(job, gpu, mean)
+                speed = found["tokens_per_second"]
                 lines.append(
-                    f"| {model.removeprefix('Qwen/')}, {gpus} | {gpu.name} | {mean:,} | {found.generation:.0f} | "
-                    f"{found.training:.0f} | {found.tokens_per_second:,.0f} | {found.tokens_per_second / gpus:,.0f} | "
-                    f"{found.hours:.1f} |"
+                    f"| {model.removeprefix('Qwen/')}, {gpus} | {gpu.name} | {mean:,} | {found['generation']:.0f} | "
+                    f"{found['training']:.0f} | {speed:,.0f} | {speed / gpus:,.0f} | {found['hours']:.1f} |"
                 )
     return "\n".join(lines)
 

@@ -51,7 +51,7 @@ def test_shapes_add_up_to_their_parameters(s):
 def test_more_gpus_hold_less_each_and_are_not_slower():
     jobs = [paper_job("Qwen/Qwen2.5-32B", n) for n in (8, 16, 64)]
     totals = [sum(verl.estimate(job, verl.H200).training.values()) for job in jobs]
-    hours = [verl.pace(job, verl.H200, 1024).hours for job in jobs]
+    hours = [verl.pace(job, verl.H200, 1024)["hours"] for job in jobs]
     assert totals == sorted(totals, reverse=True) and hours == sorted(hours, reverse=True)
 
 
@@ -86,7 +86,7 @@ def test_the_docs_compare_the_formulas_with_published_runs():
     for gpus in (32, 64, 128):
         job = replace(paper_job("Qwen/Qwen2.5-7B", gpus), prompts=512, answer_limit=28672, sampler_share=0.8)
         pace = verl.pace(job, h20, 1000)
-        found.append(round(pace.generation + pace.training))
+        found.append(round(pace["generation"] + pace["training"]))
     text = " ".join((ROOT / "docs/scale.md").read_text().split())
     assert f"give {found[0]}, {found[1]} and {found[2]} s" in text
 

@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -35,8 +34,10 @@ LOCKS = {lock: _pins(lock, r"^([\w.-]+)==([\w.]+)") for lock in ("core", "vllm",
 ON_GPUS = _pins("verl", r"^# gpu: ([\w.-]+)==([\w.]+)")
 """Versions that verl requires on GPUs; its lock file is for a CPU."""
 
-TRL_NEEDS = ("transformers", "trl", "accelerate", "datasets")
-TRAINING_NEEDS = {"core": TRL_NEEDS, "vllm": TRL_NEEDS, "verl": ("verl", "ray", "TransferQueue")}
+TRAINING_NEEDS = {
+    "trl": ("transformers", "trl", "accelerate", "datasets"),
+    "verl": ("verl", "ray", "TransferQueue"),
+}
 
 
 def installed(name: str) -> str | None:
@@ -84,16 +85,16 @@ def check_versions(lock: str | None = None) -> Check:
     broken = [f"{name} {number}" for name, number in present.items() if not supported(name, number, lock)]
     if broken:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
-    missing = [name for name in TRAINING_NEEDS[lock] if installed(name) is None]
+    extra, on_gpus = ("verl", ON_GPUS) if lock == "verl" else ("trl", {})
+    missing = [name for name in TRAINING_NEEDS[extra] if installed(name) is None]
     if missing:
         says = f"Training needs {', '.join(missing)}, not installed."
-        extra, where = ("verl", " on every node") if lock == "verl" else ("trl", "")
-        return warning("versions", says, f"pip install 'dew-rl[{extra}]'{where}.", **facts)
-    other = []
-    for name, number in present.items():
-        accepted = [tested[name], *([ON_GPUS.get(name)] if lock == "verl" else [])]
-        if number.split("+", maxsplit=1)[0] not in accepted:
-            other.append(f"{name} {number} (tested: {tested[name]})")
+        return warning("versions", says, f"pip install 'dew-rl[{extra}]'.", **facts)
+    other = [
+        f"{name} {number} (tested: {tested[name]})"
+        for name, number in present.items()
+        if number.split("+", maxsplit=1)[0] not in (tested[name], on_gpus.get(name))
+    ]
     if other:
         return warning("versions", f"Not tested together: {', '.join(other)}.", install, **facts)
     main = [name for name in ("torch", "transformers", "trl", "vllm", "verl") if name in present]
@@ -161,8 +162,7 @@ def check_triton() -> Check:
     import torch
 
     if not torch.cuda.is_available():
-        import_module("triton")
-        return ok("triton", f"triton {found} can be imported; its kernels need a GPU.", version=found)
+        return ok("triton", f"triton {found} is installed; its kernels need a GPU.", version=found)
     error = _kernel_error()
     if error > 1e-2:
         says = f"triton {found}: the kernel's result differs by {error:.2g} from the reference."

@@ -22,7 +22,7 @@ Seconds of a step with R answers of mean length n to prompts of length p:
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,17 +133,8 @@ def cache_tokens(job: Job, gpu: Gpu) -> float:
     return max(0.0, room) * t / s.cache_bytes
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds per step, tokens per second of all GPUs, hours of the run."""
-
-    generation: float
-    training: float
-    tokens_per_second: float
-    hours: float
-
-
-def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> Pace:
+def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> dict[str, float]:
+    """Seconds per step of both phases, tokens per second of all GPUs, hours of the run."""
     s, t = job.shape, job.tensor_parallel
     n, p = mean_answer or TYPICAL_ANSWER * job.answer_limit, min(TYPICAL_PROMPT, job.prompt_limit)
     R = job.prompts * job.answers
@@ -155,7 +146,8 @@ def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> Pace:
     longest = job.answer_limit * weights / t / bandwidth
     generation = max(R * n / samplers / running * decoding_step, longest)
     step = generation + training
-    return Pace(generation, training, R * (p + n) / step, job.steps * step / 3600)
+    speed, hours = R * (p + n) / step, job.steps * step / 3600
+    return {"generation": generation, "training": training, "tokens_per_second": speed, "hours": hours}
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ class Plan:
                 "fits": fits(self.job, gpu),
                 "training_bytes": estimate(self.job, gpu).training,
                 "generation_bytes": estimate(self.job, gpu).generation,
-                **asdict(pace(self.job, gpu)),
+                **pace(self.job, gpu),
             }
             for gpu in GPUS
         }
@@ -189,10 +181,11 @@ class Plan:
 def _line(job: Job, gpu: Gpu) -> str:
     found = estimate(job, gpu)
     verdict = "fits" if fits(job, gpu) else f"does NOT fit ({found.largest} takes the most)"
+    training, sampling = (sum(terms.values()) / GB for terms in (found.training, found.generation))
     return (
-        f"Plan, {job.gpus} x {gpu.name}: {verdict}; training {sum(found.training.values()) / GB:.0f} GB, sampling "
-        f"{sum(found.generation.values()) / GB:.0f} GB each; about {pace(job, gpu).hours:.1f} h at a mean answer of "
-        f"{TYPICAL_ANSWER * job.answer_limit:.0f} tokens (estimated, see docs/scale.md)."
+        f"Plan, {job.gpus} x {gpu.name}: {verdict}; training {training:.0f} GB, sampling {sampling:.0f} GB each; about "
+        f"{pace(job, gpu)['hours']:.1f} h at a mean answer of {TYPICAL_ANSWER * job.answer_limit:.0f} tokens "
+        "(estimated, see docs/scale.md)."
     )
 
 
