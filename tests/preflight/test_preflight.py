@@ -384,8 +384,7 @@ def test_checkpoints_on_the_disk():
 def drawn(outcome, **changes):
     n = len(outcome)
     plain = {
-        "size": 4,
-        "outcome": np.array(outcome, float),
+        "outcome": np.array(outcome, float).reshape(-1, 4),
         "parts": np.array(outcome, float)[:, None],
         "signal": [0 < sum(x or 0 for x in outcome[i : i + 4]) < 4 for i in range(0, n, 4)],
         "truncated": [False] * n,

@@ -93,19 +93,19 @@ def test_the_docs_compare_the_formulas_with_published_runs():
 
 # ---- the plan of a run ------------------------------------------------------------------------------
 def test_a_recipe_has_the_plan_of_the_docs():
-    found = verl.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")))
-    assert found.job == SEVEN
-    assert "fits; training 39 GB, sampling 43 GB each" in found.lines()[0]
+    launch = prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
+    assert verl.job_of(launch) == SEVEN
+    assert "fits; training 39 GB, sampling 43 GB each" in verl.plan_lines(verl.plan_of(launch))[0]
 
 
 def test_the_shape_of_a_local_model_is_read_from_its_folder():
-    found = verl.plan_of(prepare(make_run(TINY)))
-    assert found.job is not None and 1e4 < found.job.shape.parameters < 1e7
+    found = verl.job_of(prepare(make_run(TINY)))
+    assert found is not None and 1e4 < found.shape.parameters < 1e7
     nowhere = verl.plan_of(prepare(make_run({**TINY, "model_name_or_path": "some/model"})))
-    assert nowhere.job is None and "No plan" in nowhere.lines()[0]
-    lora = verl.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
-    assert lora.job is not None
-    assert 0.01 < lora.job.shape.trained / lora.job.shape.parameters < 0.05  # rank 64 is 2 % of a 7B model
+    assert nowhere == {"model": "some/model"} and "No plan" in verl.plan_lines(nowhere)[0]
+    lora = verl.job_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
+    assert lora is not None
+    assert 0.01 < lora.shape.trained / lora.shape.parameters < 0.05  # rank 64 is 2 % of a 7B model
 
 
 # ---- preflight ---------------------------------------------------------------------------------

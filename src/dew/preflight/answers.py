@@ -30,30 +30,19 @@ PROBED = 32
 
 @dataclass(frozen=True)
 class Answers:
-    """N answers; the G answers to one prompt are consecutive. NaN where a reward returned None."""
+    """N groups of G answers, one group per prompt. NaN where a reward returned None."""
 
-    size: int
-    """G."""
     outcome: np.ndarray
-    """(N,) the outcome reward, which decides whether an answer is correct."""
+    """(N, G) the outcome reward, which decides whether an answer is correct."""
     parts: np.ndarray
-    """(N, R) every reward."""
+    """(N·G, R) every reward."""
     signal: list[bool]
-    """Per group: whether it has both a correct and a wrong answer."""
+    """(N,) whether a group has both a correct and a wrong answer."""
     truncated: list[bool]
     lengths: list[int]
     entropy: float
     """Mean over tokens, in nats."""
     seconds: float
-
-    @property
-    def groups(self) -> list[np.ndarray]:
-        """Outcomes per group, without missing ones."""
-        return [given(group) for group in self.outcome.reshape(-1, self.size)]
-
-    @property
-    def group_means(self) -> list[float]:
-        return [float(group.mean()) for group in self.groups if group.size]
 
 
 def given(values: np.ndarray) -> np.ndarray:
@@ -81,8 +70,7 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
         signal = judge(trainer.algorithm, batch).signal[::size].tolist()
     assert batch.entropy is not None
     return Answers(
-        size=size,
-        outcome=batch.outcome.double().cpu().numpy(),
+        outcome=batch.outcome.double().view(-1, size).cpu().numpy(),
         parts=batch.parts.double().cpu().numpy(),
         signal=signal,
         truncated=batch.truncated.tolist(),
@@ -108,9 +96,9 @@ def check_length(answers: Answers, limit: int) -> Check:
 
 def check_groups(answers: Answers) -> Check:
     n, mixed = len(answers.signal), sum(answers.signal)
-    facts = {"groups": n, "mixed": mixed, "answers_per_group": answers.size}
+    facts = {"groups": n, "mixed": mixed, "answers_per_group": answers.outcome.shape[1]}
     says = f"{mixed} of {n} groups have both a correct and a wrong answer; only these groups train."
-    solved = bool(answers.group_means) and fmean(answers.group_means) > 0.5
+    solved = np.nan_to_num(answers.outcome).mean() > 0.5
     change = "harder problems" if solved else "easier problems, a model that knows the answer format"
     remedy = f"Use {change}, or more answers per prompt (num_generations). Raise --answers for a larger sample."
     few, none = mixed < max(1, MIXED_WARNING * n), mixed == 0 and n >= CONCLUSIVE
@@ -118,13 +106,13 @@ def check_groups(answers: Answers) -> Check:
 
 
 def check_mean(answers: Answers) -> Check:
-    n, scored = len(answers.outcome), given(answers.outcome)
+    n, scored = answers.outcome.size, given(answers.outcome)
     missing = n - scored.size
     if not scored.size:
         says = f"The reward returned None for all {n} answers."
         return failed("mean reward", says, "Return a number instead of None.", n=n)
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
-    interval = mean_interval(answers.group_means, span=span)
+    interval = mean_interval([given(group).mean() for group in answers.outcome if given(group).size], span=span)
     facts = {"mean": interval.value, "low": interval.low, "high": interval.high, "answers": n, "not_judged": missing}
     says = f"Mean {interval.value:.3f}, 95 % interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers"
     if missing > 0.01 * n:
@@ -199,7 +187,7 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
         says = f"{algorithm.name} keeps a group of wrong answers if another reward differs between them."
         return failed("filter", says, "Base Algorithm.signal on the outcome reward alone.")
     probes = probe(reward, data) if callable(reward) else ()
-    values = _distinct(*probes, answers.outcome if answers else np.empty(0))
+    values = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
     facts = {"values": values[:20], "different": len(values), "dynamic_sampling": algorithm.dynamic_sampling}
     if len(values) <= 2:
         active = "uses" if algorithm.dynamic_sampling else "is off; it would use"
@@ -207,7 +195,7 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
     shown = ", ".join(f"{value:g}" for value in values[:4])
     says = f"{name} decides, but is not binary: it returned {len(values)} different values ({shown}, ...)"
     if answers:
-        mixed = sum(len(set(group)) > 1 for group in answers.groups)
+        mixed = sum(len(_distinct(group)) > 1 for group in answers.outcome)
         says += f", and {mixed} of {len(answers.signal)} groups look mixed by it"
     if isinstance(args.algorithm_kwargs, dict) and "threshold" in args.algorithm_kwargs:
         remedy = "Nothing to change if answers above your threshold are the correct ones."

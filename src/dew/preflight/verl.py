@@ -150,52 +150,40 @@ def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> dict[str, floa
     return {"generation": generation, "training": training, "tokens_per_second": speed, "hours": hours}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The plan of a recipe on verl."""
+def plan_of(launch: Launch, kinds: Sequence[Gpu] = GPUS) -> dict[str, Any]:
+    """Per kind of GPU: whether the run fits, bytes of each phase, seconds per step, hours."""
+    model, job = launch[f"{MODEL}.path"], job_of(launch)
+    if job is None:
+        return {"model": model}
+    on = {}
+    for gpu in kinds:
+        found, fit = estimate(job, gpu), fits(job, gpu)
+        on[gpu.name] = {"fits": fit, "training_bytes": found.training, "generation_bytes": found.generation}
+        on[gpu.name] |= pace(job, gpu)
+    return {"model": model, "gpus": job.gpus, "on": on}
 
-    model: str
-    job: Job | None
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    if "on" not in plan:
+        return [f"No plan: {plan['model']} is neither a local folder nor a model whose shape dew knows."]
+    lines = []
+    for name, on in plan["on"].items():
+        training, sampling = (sum(on[phase].values()) / GB for phase in ("training_bytes", "generation_bytes"))
+        lines.append(
+            f"Plan, {plan['gpus']} x {name}: {'fits' if on['fits'] else 'does NOT fit'}; training {training:.0f} GB, "
+            f"sampling {sampling:.0f} GB each; about {on['hours']:.1f} h if answers reach {TYPICAL_ANSWER:.0%} of the "
+            "maximum length on average (estimated, see docs/scale.md)."
+        )
+    return lines
+
+
+def job_of(launch: Launch) -> Job | None:
     """None if the shape of the model is not known here."""
-
-    def lines(self) -> list[str]:
-        if self.job is None:
-            return [f"No plan: {self.model} is neither a local folder nor a model whose shape dew knows."]
-        return [_line(self.job, gpu) for gpu in GPUS]
-
-    def to_dict(self) -> dict[str, Any]:
-        if self.job is None:
-            return {"model": self.model}
-        per_gpu = {
-            gpu.name: {
-                "fits": fits(self.job, gpu),
-                "training_bytes": estimate(self.job, gpu).training,
-                "generation_bytes": estimate(self.job, gpu).generation,
-                **pace(self.job, gpu),
-            }
-            for gpu in GPUS
-        }
-        return {"model": self.model, "gpus": self.job.gpus, "on": per_gpu}
-
-
-def _line(job: Job, gpu: Gpu) -> str:
-    found = estimate(job, gpu)
-    verdict = "fits" if fits(job, gpu) else f"does NOT fit ({found.largest} takes the most)"
-    training, sampling = (sum(terms.values()) / GB for terms in (found.training, found.generation))
-    return (
-        f"Plan, {job.gpus} x {gpu.name}: {verdict}; training {training:.0f} GB, sampling {sampling:.0f} GB each; about "
-        f"{pace(job, gpu)['hours']:.1f} h at a mean answer of {TYPICAL_ANSWER * job.answer_limit:.0f} tokens "
-        "(estimated, see docs/scale.md)."
-    )
-
-
-def plan_of(launch: Launch) -> Plan:
     get, batches = launch.__getitem__, launch.batches
-    model = get(f"{MODEL}.path")
-    shape = SHAPES.get(model) or local_shape(model)
+    shape = SHAPES.get(get(f"{MODEL}.path")) or local_shape(get(f"{MODEL}.path"))
     if shape is None:
-        return Plan(model, None)
-    job = Job(
+        return None
+    return Job(
         shape=replace(shape, adapters=lora_parameters(shape, get(f"{MODEL}.lora_rank") or 0)),
         gpus=batches.gpus,
         prompts=batches.prompts,
@@ -212,7 +200,6 @@ def plan_of(launch: Launch) -> Plan:
         optimizer_offload=bool(get(f"{FSDP}.optimizer_offload")),
         checkpointing=bool(get(f"{MODEL}.enable_gradient_checkpointing")),
     )
-    return Plan(model, job)
 
 
 def lora_parameters(s: Shape, rank: int) -> int:
@@ -265,22 +252,20 @@ def check_gpus(batches: Batches, found: Sequence[dict[str, Any]]) -> Check:
 
 def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
     """The plan for the GPUs of this machine or, without any, for the two kinds that dew knows."""
-    plan = plan_of(launch)
-    job = plan.job
-    if job is None:
-        return skipped("memory", plan.lines()[0])
-    says, facts = f"Estimated for each of {job.gpus} GPUs:", {}
     kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else GPUS
-    for gpu in kinds:
-        found = estimate(job, gpu)
-        training, generation = sum(found.training.values()), sum(found.generation.values())
-        says += f" {gpu.name}: training {size(training)}, sampling {size(generation)}"
-        says += "." if fits(job, gpu) else f", does not fit {USABLE:.0%} of it."
-        facts[gpu.name] = {"training": training, "generation": generation}
-    remedy = "Use more GPUs, or actor_rollout_ref.actor.fsdp_config.offload_policy=true."
-    if found.largest in ("logits", "activations"):
-        remedy = "Lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu."
-    return graded("memory", says, remedy, warn=not any(fits(job, gpu) for gpu in kinds), fail=False, **facts)
+    plan = plan_of(launch, kinds)
+    if "on" not in plan:
+        return skipped("memory", plan_lines(plan)[0])
+    facts: dict[str, Any] = {}
+    says = f"Estimated for each of {plan['gpus']} GPUs:"
+    for name, on in plan["on"].items():
+        training, generation = sum(on["training_bytes"].values()), sum(on["generation_bytes"].values())
+        says += f" {name}: training {size(training)}, sampling {size(generation)}"
+        says += "." if on["fits"] else f", does not fit {USABLE:.0%} of it."
+        facts[name] = {"training": training, "generation": generation}
+    remedy = "Use more GPUs, lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu (logits and activations), or set "
+    remedy += "actor_rollout_ref.actor.fsdp_config.offload_policy=true."
+    return graded("memory", says, remedy, warn=not any(on["fits"] for on in plan["on"].values()), **facts)
 
 
 def check_data(launch: Launch) -> list[Check]:
