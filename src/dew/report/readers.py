@@ -1,14 +1,12 @@
-"""Read the folder of a run: dew's own, plain TRL's, or prime-rl's token exports."""
+"""Read the folder of a run of dew or of plain TRL, or a file of token records."""
 
 import json
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dew.errors import ConfigError, EngineError, Problem, RecordError, not_loaded
+from dew.errors import ConfigError, EngineError, Problem, RecordError
 from dew.files import read_whole, stay_inside
 from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json, RunFolder, SchemaError, read_records
 from dew.report.run import Run, read_sample
@@ -16,7 +14,7 @@ from dew.report.run import Run, read_sample
 T = TypeVar("T")
 
 
-def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
+def read_run(folder: Path, tokens: int) -> Run:
     """The run in `folder`, with groups of at most `tokens` tokens in total."""
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
@@ -25,15 +23,10 @@ def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
         return _dew_run(folder, tokens)
     if _trl_state(folder) or _trl_completions(folder):
         return _trl_run(folder, tokens)
-    if _prime_steps(folder):
-        return _prime_run(folder, tokens, tokenizer)
-    raise ConfigError(
-        Problem(
-            f"{folder}: not the folder of a run. Looked for run.json or metrics.jsonl (dew), trainer_state.json or "
-            "completions/*.parquet (TRL), token_exports/step_*/rank_*.jsonl (prime-rl).",
-            remedy="For anything else, write the JSONL of docs/records.md and pass it with --records.",
-        )
-    )
+    what = f"{folder}: not the folder of a run."
+    why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json or completions/*.parquet (TRL)."
+    remedy = "For anything else, write the JSONL of docs/records.md and pass it with --records."
+    raise ConfigError(Problem(what, why, remedy))
 
 
 def read_records_file(path: Path, tokens: int) -> Run:
@@ -178,76 +171,3 @@ def _chat_text(x: Any) -> str:
     if isinstance(x, list):
         return "\n".join(_chat_text(m.get("content")) if isinstance(m, dict) else str(m) for m in x)
     return "" if x is None else str(x)
-
-
-# ── prime-rl: token_exports/step_N/rank_R.jsonl, one trained sequence per line, as token ids ────────────────
-
-PRIME_SCHEMA = 1
-PRIME_NAMES = {"entropy": "entropy", "logp": "trainer_logprobs", "advantage": "advantages", "ratio": "importance_ratio"}
-"""dew's name -> prime-rl's name of a signal."""
-
-
-def _prime_steps(folder: Path) -> list[Path]:
-    root = folder / "token_exports" if (folder / "token_exports").is_dir() else folder
-    found = [p for p in root.glob("step_*") if p.name[5:].isdigit() and any(p.glob("rank_*.jsonl"))]
-    return sorted(found, key=lambda p: int(p.name[5:]))
-
-
-def _prime_run(folder: Path, tokens: int, tokenizer: str | None) -> Run:
-    decode = _decoder(tokenizer)
-    groups, sample, notices = read_sample(_prime_steps(folder), tokens, lambda step: _prime_groups(step, decode))
-    if tokenizer is None:
-        notices.append("prime-rl exports token ids: pass the model's tokenizer to see text instead of ⟨ids⟩.")
-    facts = {"engine": "prime-rl"}
-    return Run(folder.resolve().name, "prime-rl", facts, groups=groups, sample=sample, notices=notices)
-
-
-def _decoder(tokenizer: str | None) -> Callable[[int], str]:
-    if tokenizer is None:
-        return lambda token: f"⟨{token}⟩"
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(not_loaded("tokenizer", tokenizer, error)) from None
-    return lambda token: str(loaded.decode([token]))
-
-
-def _prime_groups(folder: Path, decode: Callable[[int], str]) -> list[GroupRecord]:
-    """Sequences with the same prompt form a group."""
-    by_prompt: dict[tuple[int, ...], list[AnswerRecord]] = {}
-    for path in sorted(folder.glob("rank_*.jsonl")):
-        for number, line in enumerate(read_whole(path, MAX_FILE).splitlines(), start=1):
-            try:
-                prompt, answer = _prime_answer(json.loads(line), decode)
-            except RecordError as error:
-                raise RecordError([replace(p, what=f"{path}: {p.what}") for p in error.problems]) from None
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                what = f"{path}: line {number} is not a prime-rl token export, or it is truncated."
-                raise RecordError(Problem(what, remedy="Copy it again.")) from None
-            by_prompt.setdefault(prompt, []).append(answer)
-    step = int(folder.name[5:])
-    return [
-        GroupRecord(step, number, "".join(map(decode, prompt)), answers)
-        for number, (prompt, answers) in enumerate(by_prompt.items())
-    ]
-
-
-def _prime_answer(line: Json, decode: Callable[[int], str]) -> tuple[tuple[int, ...], AnswerRecord]:
-    """The prompt's ids and the answer, which starts at the first trained token."""
-    if line["schema_version"] != PRIME_SCHEMA:
-        raise RecordError(f"token export schema {line['schema_version']!r}; this dew reads schema {PRIME_SCHEMA}.")
-    trained: list[bool] = line["loss_mask"]
-    start = trained.index(True)
-    reward = next((float(r) for r in line["rewards"][start:] if r is not None), 0.0)
-    signals: Json = {ours: _floats(line.get(theirs), start) for ours, theirs in PRIME_NAMES.items()}
-    tokens = [decode(token) for token in line["token_ids"][start:]]
-    answer = AnswerRecord(tokens, correct=reward > 0.5, reward=reward, live=trained[start:], **signals)
-    return tuple(line["token_ids"][:start]), answer
-
-
-def _floats(values: Sequence[Any] | None, start: int) -> list[float] | None:
-    if values is None or all(v is None for v in values[start:]):
-        return None
-    return [math.nan if v is None else float(v) for v in values[start:]]

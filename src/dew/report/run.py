@@ -21,7 +21,7 @@ class Run:
 
     name: str
     kind: str
-    """dew, trl, prime-rl or records."""
+    """dew, trl or records."""
     facts: Json = field(default_factory=dict)
     """run.json, or the equivalent of another trainer."""
     config: str | None = None
