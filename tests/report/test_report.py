@@ -17,7 +17,7 @@ from dew.errors import ConfigError, RecordError
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, write_records
 from dew.report import build, build_from_records
 from dew.report.content import remarks
-from dew.report.run import evenly, thin
+from dew.report.readers import evenly, thin
 from dew.report.statistics import split_words, statistics
 from dew.report.write import PAGE, SCRIPTS, blobs
 from make_run import make_run
@@ -224,7 +224,7 @@ def test_not_all_large_files_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
     for step in range(12):
         write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True)])])
     size = max(path.stat().st_size for path in RunFolder(tmp_path).record_files())
-    monkeypatch.setattr("dew.report.run.READ_BYTES", 4 * size)
+    monkeypatch.setattr("dew.report.readers.READ_BYTES", 4 * size)
     found = report_of(build([tmp_path]))["runs"][0]
     assert (found["sample"]["files"], found["sample"]["files_of"]) == (4, 12)
     assert [g["step"] for g in found["groups"]] == [0, 4, 7, 11]

@@ -215,7 +215,7 @@ def record(group: dict[str, Any]) -> None:
     from dew.cli.console import out
     from dew.cli.report import explain
     from dew.report.content import content_of
-    from dew.report.run import Run
+    from dew.report.readers import Run
     from dew.report.write import blobs
 
     path = put("g.jsonl", json.dumps(group))

@@ -36,19 +36,14 @@ class Data:
     rewards: list[Any]
     names: list[str]
     """Of the rewards, as TRL calls them."""
-    streamed: bool = False
 
 
 def read_data(parsed: Parsed) -> Data:
+    """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
     rewards = rewards_of(parsed)
-    streamed = not hasattr(train, "__len__")
-    return Data(
-        rows=[dict(row) for row in (islice(train, STREAMED_ROWS) if streamed else train)],
-        rewards=rewards,
-        names=[reward_name(reward) for reward in rewards],
-        streamed=streamed,
-    )
+    rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
+    return Data([dict(row) for row in rows], rewards, [reward_name(reward) for reward in rewards])
 
 
 def check_columns(data: Data) -> Check:
@@ -64,8 +59,7 @@ def check_columns(data: Data) -> Check:
     empty = sum(not row["prompt"] for row in data.rows)
     if empty:
         return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)
-    first = "the first " if data.streamed else ""
-    return ok("columns", f"{first}{len(data.rows)} rows with {', '.join(columns)}.", **facts)
+    return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
 
 
 def demonstration(row: Row) -> str | None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from dew.errors import ConfigError, Problem
 from dew.report.content import content_of
-from dew.report.readers import read_records_file, read_run
-from dew.report.run import PAGE_TOKENS, Run
+from dew.report.readers import PAGE_TOKENS, Run, read_records_file, read_run
 from dew.report.write import write_report
 
 __all__ = ["build", "build_from_records"]

@@ -10,7 +10,7 @@ import numpy as np
 from dew import __version__
 from dew.alarms import Alarms
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
-from dew.report.run import Run, evenly
+from dew.report.readers import Run, evenly
 from dew.report.statistics import statistics
 
 SCHEMA = 1

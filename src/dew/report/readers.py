@@ -1,17 +1,41 @@
 """Read the folder of a run of dew or of plain TRL, or a file of token records."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem, RecordError
 from dew.files import read_whole, stay_inside
 from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json, RunFolder, SchemaError, read_records
-from dew.report.run import Run, read_sample
 
-T = TypeVar("T")
+PAGE_TOKENS = 300_000
+"""Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
+PAGE_FILES = 200
+READ_BYTES = 48 << 20
+"""Of compressed records: about half a minute of reading."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What could be read of a run. Readers fill in what their format has, and the page shows that."""
+
+    name: str
+    kind: str
+    """dew, trl or records."""
+    facts: Json = field(default_factory=dict)
+    """run.json, or the equivalent of another trainer."""
+    config: str | None = None
+    metrics: list[Json] = field(default_factory=list)
+    alarms: list[Json] = field(default_factory=list)
+    scores: list[Json] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    sample: dict[str, Any] = field(default_factory=dict)
+    """How much of the recorded data is included."""
+    notices: list[str] = field(default_factory=list)
+    """One sentence for each thing that could not be read."""
 
 
 def read_run(folder: Path, tokens: int) -> Run:
@@ -46,33 +70,21 @@ MAX_CONFIG = 200_000
 
 def _dew_run(folder: Path, tokens: int) -> Run:
     """The run may still be training; damaged files are reported and skipped."""
-    run = RunFolder(folder)
+    run, config = RunFolder(folder), folder / "config.yaml"
+    found: dict[str, Any] = {}
     notices: list[str] = []
-
-    def part(read: Callable[[], T], empty: T) -> T:
+    for name, read in (("facts", run.run), ("metrics", run.metrics), ("alarms", run.alarms), ("scores", run.scores)):
         try:
-            return read()
+            found[name] = read()
         except SchemaError:
             raise
         except RecordError as error:
             notices.append(str(error))
-            return empty
-
-    facts: Json = part(run.run, {})
-    groups, sample, unread = read_sample(run.record_files(), tokens)
-    config = folder / "config.yaml"
-    return Run(
-        name=str(facts.get("name") or folder.resolve().name),
-        kind="dew",
-        facts=facts,
-        config=config.read_text(errors="replace")[:MAX_CONFIG] if config.is_file() else None,
-        metrics=part(run.metrics, []),
-        alarms=part(run.alarms, []),
-        scores=part(run.scores, []),
-        groups=groups,
-        sample=sample,
-        notices=[*notices, *unread],
-    )
+    found["groups"], found["sample"], unread = read_sample(run.record_files(), tokens)
+    if config.is_file():
+        found["config"] = config.read_text(errors="replace")[:MAX_CONFIG]
+    name = str(found.get("facts", {}).get("name") or folder.resolve().name)
+    return Run(name, "dew", notices=[*notices, *unread], **found)
 
 
 # ── TRL: curves in trainer_state.json, answers in completions/*.parquet, no token signals ───────────────────
@@ -105,12 +117,10 @@ def _trl_completions(folder: Path) -> list[Path]:
 
 def _trl_run(folder: Path, tokens: int) -> Run:
     path = _trl_state(folder)
-    state: Any = {}
-    if path is not None:
-        try:
-            state = json.loads(read_whole(path, MAX_FILE))
-        except (ValueError, RecursionError):
-            state = None
+    try:
+        state = json.loads(read_whole(path, MAX_FILE)) if path else {}
+    except (ValueError, RecursionError):
+        state = None
     if not isinstance(state, dict):
         what = f"{path}: not the JSON that TRL writes; it is truncated or damaged."
         raise RecordError(Problem(what, remedy="Copy it again."))
@@ -171,3 +181,72 @@ def _chat_text(x: Any) -> str:
     if isinstance(x, list):
         return "\n".join(_chat_text(m.get("content")) if isinstance(m, dict) else str(m) for m in x)
     return "" if x is None else str(x)
+
+
+# ── a sample of the groups that fits into a page ────────────────────────────────────────────────────────────
+
+
+def evenly(n: int, most: int) -> list[int]:
+    """At most `most` of the indices 0..n−1, evenly spaced, including the first and the last."""
+    if n <= most:
+        return list(range(n))
+    return [round(i * (n - 1) / (most - 1)) for i in range(most)] if most > 1 else [n - 1][:most]
+
+
+def cost(group: GroupRecord) -> int:
+    """Size of a group in the page, in tokens; four characters of text count as one."""
+    return max(group.size, sum(len(token) for answer in group.answers for token in answer.tokens) // 4)
+
+
+def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
+    """Evenly spaced groups whose total cost is at most `tokens`; all of them if they fit."""
+    most = len(groups)
+    while most > 0:
+        kept = [groups[i] for i in evenly(len(groups), most)]
+        size = sum(map(cost, kept))
+        if size <= tokens:
+            return kept
+        most = min(most - 1, int(most * tokens / size))
+    cheapest = min(groups, key=cost, default=None)
+    return [cheapest] if cheapest and cost(cheapest) <= tokens else []
+
+
+def read_sample(
+    files: Sequence[Path], tokens: int, read: Callable[[Path], list[GroupRecord]] = read_records
+) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
+    """Groups from evenly spaced files within the budget, how much that is, and what could not be read.
+
+    Each file may use its share of the budget plus what previous files left over. If no group fits, the smallest one
+    is included anyway.
+    """
+    mean = sum(map(_compressed_size, files)) / max(1, len(files))
+    readable = max(2, int(READ_BYTES / max(1.0, mean)))
+    picked = [files[i] for i in evenly(len(files), min(PAGE_FILES, readable))]
+    groups: list[GroupRecord] = []
+    smallest: GroupRecord | None = None
+    seen, allowance, notices = 0, 0.0, []
+    for path in picked:
+        allowance += tokens / len(picked)
+        try:
+            found = read(path)
+        except RecordError as error:
+            if path.exists():  # else the running job has removed it
+                notices.append(str(error))
+            continue
+        kept = thin(found, int(allowance))
+        allowance -= sum(map(cost, kept))
+        groups += kept
+        smallest = min([*found, *([smallest] if smallest else [])], key=cost, default=None)
+        seen += len(found)
+    if smallest and not groups:
+        groups = [smallest]
+    sample = {"groups": len(groups), "of": seen, "files": len(picked), "files_of": len(files)}
+    return groups, sample, notices
+
+
+def _compressed_size(path: Path) -> float:
+    """Bytes of a compressed file; a folder of plain files counts as an eighth. A running job may remove records."""
+    try:
+        return sum(p.stat().st_size for p in path.iterdir()) / 8 if path.is_dir() else path.stat().st_size
+    except FileNotFoundError:
+        return 0.0
