@@ -61,7 +61,9 @@ def test_offloaded_state_is_not_counted():
     assert verl.fits(replace(job, offload_policy=True), verl.H100)
     offloaded = replace(job, param_offload=True, optimizer_offload=True)
     assert verl.estimate(offloaded, verl.H100).generation == {"weights": 0, "optimizer": 0, "sampler": 32e9}
-    assert not verl.fits(replace(job, tensor_parallel=1), verl.H200)  # 66 GB of weights in 56 GB: no cache at all
+    assert not verl.fits(
+        replace(job, batches=replace(job.batches, tensor_parallel=1)), verl.H200
+    )  # 66 GB of weights in 56 GB: no cache at all
 
 
 # ---- the docs ----------------------------------------------------------------------------------
@@ -84,7 +86,9 @@ def test_the_docs_compare_the_formulas_with_published_runs():
     h20 = verl.Gpu("H20", 96e9, 148e12, 4e12)
     found = []
     for gpus in (32, 64, 128):
-        job = replace(paper_job("Qwen/Qwen2.5-7B", gpus), prompts=512, answer_limit=28672, sampler_share=0.8)
+        job = paper_job("Qwen/Qwen2.5-7B", gpus)
+        more = replace(job.batches, prompts=512)
+        job = replace(job, batches=more, answer_limit=28672, sampler_share=0.8)
         pace = verl.pace(job, h20, 1000)
         found.append(round(pace["generation"] + pace["training"]))
     text = " ".join((ROOT / "docs/scale.md").read_text().split())

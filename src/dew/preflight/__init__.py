@@ -10,7 +10,7 @@ Each `Check` has a name, a status, one sentence and one remedy. `doctor` checks 
 from typing import TYPE_CHECKING, Any
 
 from dew.preflight.check import Check, passed
-from dew.preflight.installation import doctor
+from dew.preflight.machine import doctor
 
 if TYPE_CHECKING:
     from dew.preflight.run import preflight

@@ -70,23 +70,14 @@ def demonstration(row: Row) -> str | None:
 
 
 def correct_answers(row: Row) -> list[str]:
-    """Correct answers to a row: its demonstration, its gold answer, and the gold answer in the usual formats.
-
-    A user's own reward may expect any format, so all of them are tried.
-    """
+    """Its demonstration, then its gold answer in the formats that rewards usually expect."""
     worked, gold = demonstration(row), gold_of(row)
-    if gold is None:
-        return [worked] if worked else []
-    formatted = [
-        gold,
-        f"\\boxed{{{gold}}}",
-        f"{gold}+0={gold}",
-        f"<answer>{gold}</answer>",
-        f"<think>{worked or gold}</think>\\boxed{{{gold}}}",
-        f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>",
-        f"#### {gold}",
-    ]
-    return [worked, *formatted] if worked else formatted
+    answers = [worked] if worked else []
+    if gold is not None:
+        answers += [gold, f"\\boxed{{{gold}}}", f"{gold}+0={gold}", f"<answer>{gold}</answer>", f"#### {gold}"]
+        answers.append(f"<think>{worked or gold}</think>\\boxed{{{gold}}}")
+        answers.append(f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>")
+    return answers
 
 
 def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> np.ndarray:

@@ -11,8 +11,7 @@ from dew.errors import DewError, Problem
 from dew.preflight.answers import check_answers, check_filter, check_reward, sample
 from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
 from dew.preflight.data import Data, check_columns, check_golds, read_data
-from dew.preflight.installation import check_versions
-from dew.preflight.machine import check_folder
+from dew.preflight.machine import check_folder, check_versions
 from dew.preflight.memory import check_model
 
 ABOUT_BATCHES = ("groups of", "generation_batch_size=", "num_generations=")

@@ -36,8 +36,7 @@ from dew.engines.verl.recipe import Batches
 from dew.engines.verl.settings import ACTOR, FSDP, MODEL, ROLLOUT
 from dew.errors import DewError
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
-from dew.preflight.installation import check_versions
-from dew.preflight.machine import GB, check_folder, gpus, size
+from dew.preflight.machine import GB, check_folder, check_versions, gpus, size
 from dew.preflight.memory import Estimate, Shape, shape_of, training_state
 
 CHUNK = 2048
@@ -80,13 +79,10 @@ class Job:
     """What is trained, and how it is distributed."""
 
     shape: Shape
-    gpus: int
-    prompts: int
-    answers: int
+    batches: Batches
     prompt_limit: int
     answer_limit: int
     steps: int
-    tensor_parallel: int = 1
     micro_batch: int = 16384
     sampler_share: float = 0.5
     weight_bytes: int = 4
@@ -101,7 +97,7 @@ class Job:
 
 def estimate(job: Job, gpu: Gpu) -> Estimate:
     """Bytes on each GPU in the backward pass, and while answers are sampled, when gradients are freed."""
-    s, w, m, N = job.shape, job.weight_bytes, job.micro_batch, job.gpus
+    s, w, m, N = job.shape, job.weight_bytes, job.micro_batch, job.batches.gpus
     state = {name: n / N * (not job.offload_policy) for name, n in training_state(s, w, 2 * w).items()}
     ends = 2 * s.vocabulary * s.width
     layer = (s.parameters - ends) / s.layers
@@ -128,18 +124,18 @@ def fits(job: Job, gpu: Gpu) -> bool:
 
 def cache_tokens(job: Job, gpu: Gpu) -> float:
     """Tokens in the KV cache of one sampler."""
-    s, t = job.shape, job.tensor_parallel
+    s, t = job.shape, job.batches.tensor_parallel
     room = job.sampler_share * gpu.memory - s.weight_bytes * s.parameters / t
     return max(0.0, room) * t / s.cache_bytes
 
 
 def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> dict[str, float]:
     """Seconds per step of both phases, tokens per second of all GPUs, hours of the run."""
-    s, t = job.shape, job.tensor_parallel
+    s, t = job.shape, job.batches.tensor_parallel
     n, p = mean_answer or TYPICAL_ANSWER * job.answer_limit, min(TYPICAL_PROMPT, job.prompt_limit)
-    R = job.prompts * job.answers
-    training = R * (p + n) * 10 * s.parameters / (job.gpus * gpu.peak * MFU)
-    samplers = max(1, job.gpus // t)
+    R = job.batches.prompts * job.batches.answers
+    training = R * (p + n) * 10 * s.parameters / (job.batches.gpus * gpu.peak * MFU)
+    samplers = max(1, job.batches.gpus // t)
     running = max(1.0, min(SEQUENCES, R / samplers, cache_tokens(job, gpu) / (p + n)))
     weights, bandwidth = s.weight_bytes * s.parameters, gpu.bandwidth * BANDWIDTH_SHARE
     decoding_step = (weights + running * (p + n / 2) * s.cache_bytes) / t / bandwidth
@@ -160,7 +156,7 @@ def plan_of(launch: Launch, kinds: Sequence[Gpu] = GPUS) -> dict[str, Any]:
         found, fit = estimate(job, gpu), fits(job, gpu)
         on[gpu.name] = {"fits": fit, "training_bytes": found.training, "generation_bytes": found.generation}
         on[gpu.name] |= pace(job, gpu)
-    return {"model": model, "gpus": job.gpus, "on": on}
+    return {"model": model, "gpus": job.batches.gpus, "on": on}
 
 
 def plan_lines(plan: dict[str, Any]) -> list[str]:
@@ -179,19 +175,16 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
 
 def job_of(launch: Launch) -> Job | None:
     """None if the shape of the model is not known here."""
-    get, batches = launch.__getitem__, launch.batches
+    get = launch.__getitem__
     shape = SHAPES.get(get(f"{MODEL}.path")) or local_shape(get(f"{MODEL}.path"))
     if shape is None:
         return None
     return Job(
         shape=replace(shape, adapters=lora_parameters(shape, get(f"{MODEL}.lora_rank") or 0)),
-        gpus=batches.gpus,
-        prompts=batches.prompts,
-        answers=batches.answers,
+        batches=launch.batches,
         prompt_limit=get("data.max_prompt_length"),
         answer_limit=get("data.max_response_length"),
         steps=get("trainer.total_training_steps") or 0,
-        tensor_parallel=batches.tensor_parallel,
         micro_batch=get(f"{ACTOR}.ppo_max_token_len_per_gpu"),
         sampler_share=get(f"{ROLLOUT}.gpu_memory_utilization") or 0.5,
         weight_bytes=4 if get(f"{FSDP}.model_dtype") == "fp32" else 2,

@@ -219,7 +219,7 @@ def read_sample(
     Each file may use its share of the budget plus what previous files left over. If no group fits, the smallest one
     is included anyway.
     """
-    mean = sum(map(_compressed_size, files)) / max(1, len(files))
+    mean = sum(map(_bytes, files)) / max(1, len(files))
     readable = max(2, int(READ_BYTES / max(1.0, mean)))
     picked = [files[i] for i in evenly(len(files), min(PAGE_FILES, readable))]
     groups: list[GroupRecord] = []
@@ -244,9 +244,8 @@ def read_sample(
     return groups, sample, notices
 
 
-def _compressed_size(path: Path) -> float:
-    """Bytes of a compressed file; a folder of plain files counts as an eighth. A running job may remove records."""
+def _bytes(path: Path) -> int:
     try:
-        return sum(p.stat().st_size for p in path.iterdir()) / 8 if path.is_dir() else path.stat().st_size
-    except FileNotFoundError:
-        return 0.0
+        return path.stat().st_size
+    except FileNotFoundError:  # a running job may remove records
+        return 0
