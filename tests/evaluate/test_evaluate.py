@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError
-from dew.evaluate import Sampling, Scores, compare, maj_at_k, mean_interval, pass_at_k
+from dew.evaluate import Sampling, Scores, compare
+from dew.evaluate.metrics import maj_at_k, mean_interval, pass_at_k
 from dew.evaluate.sampling import Sampled
 from dew.evaluate.scores import ScoredProblem
 from dew.rewards import Verdict

@@ -61,9 +61,8 @@ def test_offloaded_state_is_not_counted():
     assert verl.fits(replace(job, offload_policy=True), verl.H100)
     offloaded = replace(job, param_offload=True, optimizer_offload=True)
     assert verl.estimate(offloaded, verl.H100).generation == {"weights": 0, "optimizer": 0, "sampler": 32e9}
-    assert not verl.fits(
-        replace(job, batches=replace(job.batches, tensor_parallel=1)), verl.H200
-    )  # 66 GB of weights in 56 GB: no cache at all
+    alone = replace(job, batches=replace(job.batches, tensor_parallel=1))
+    assert not verl.fits(alone, verl.H200)  # 66 GB of weights in 56 GB: no cache at all
 
 
 # ---- the docs ----------------------------------------------------------------------------------

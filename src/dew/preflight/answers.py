@@ -16,7 +16,7 @@ from dew.engines.credit import Rows, judge
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import build_trainer
 from dew.engines.trl.settings import Parsed
-from dew.evaluate import mean_interval
+from dew.evaluate.metrics import mean_interval
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
 from dew.preflight.data import Data, correct_answers, score
 
