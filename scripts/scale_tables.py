@@ -3,6 +3,7 @@
 python scripts/scale_tables.py     prints both tables; a test compares them with the page
 """
 
+from dew.engines.verl.recipe import Batches
 from dew.preflight.machine import GB
 from dew.preflight.verl import GPUS, SHAPES, Job, estimate, fits, pace
 
@@ -13,15 +14,14 @@ TERMS = ("weights", "gradients", "adam", "gathered", "activations", "logits", "e
 
 def paper_job(model: str, gpus: int) -> Job:
     """The paper's run, as in recipes/paper, on this many GPUs."""
+    parallel = 1 if model.endswith("7B") else 4
+    batches = Batches(128, mini=128, answers=16, nodes=gpus // 8, gpus_per_node=8, tensor_parallel=parallel)
     return Job(
         shape=SHAPES[model],
-        gpus=gpus,
-        prompts=128,
-        answers=16,
+        batches=batches,
         prompt_limit=2048,
         answer_limit=4096,
         steps=210,
-        tensor_parallel=1 if model.endswith("7B") else 4,
         sampler_share=0.4,
     )
 
@@ -51,10 +51,10 @@ def pace_table() -> str:
         for gpu in (gpu for gpu in GPUS if fits(job, gpu)):
             for mean in (1024, 4096):
                 found = pace(job, gpu, mean)
+                speed = found["tokens_per_second"]
                 lines.append(
-                    f"| {model.removeprefix('Qwen/')}, {gpus} | {gpu.name} | {mean:,} | {found.generation:.0f} | "
-                    f"{found.training:.0f} | {found.tokens_per_second:,.0f} | {found.tokens_per_second / gpus:,.0f} | "
-                    f"{found.hours:.1f} |"
+                    f"| {model.removeprefix('Qwen/')}, {gpus} | {gpu.name} | {mean:,} | {found['generation']:.0f} | "
+                    f"{found['training']:.0f} | {speed:,.0f} | {speed / gpus:,.0f} | {found['hours']:.1f} |"
                 )
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import dew.cli.preflight  # noqa: F401 adds the command
 from dew.cli.app import app
-from dew.preflight.installation import PACKAGES
+from dew.preflight.machine import PACKAGES
 
 
 def test_command():

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError
-from dew.evaluate import Sampling, Scores, compare, maj_at_k, mean_at_k, mean_interval, pass_at_k
+from dew.evaluate import Sampling, Scores, compare
+from dew.evaluate.metrics import maj_at_k, mean_interval, pass_at_k
 from dew.evaluate.sampling import Sampled
 from dew.evaluate.scores import ScoredProblem
 from dew.rewards import Verdict
@@ -96,7 +97,7 @@ verdicts = st.lists(st.sampled_from([RIGHT, WRONG, NOTHING]), min_size=4, max_si
 def test_scores_are_ordered_and_inside_their_intervals(groups: list[list[Verdict]]):
     scores = scores_of(groups)
     assert scores["pass@1"].value <= scores["pass@2"].value <= scores["pass@4"].value
-    assert scores["pass@1"].value == pytest.approx(np.mean([mean_at_k(group) for group in groups]))
+    assert scores["pass@1"].value == pytest.approx(np.mean([v.correct for group in groups for v in group]))
     for interval in scores.scores.values():
         assert 0 <= interval.low <= interval.value + 1e-12 and interval.value - 1e-12 <= interval.high <= 1
 

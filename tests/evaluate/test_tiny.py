@@ -50,8 +50,8 @@ def greedy_texts(tiny):
 
 def test_greedy_answers(tiny, greedy_texts):
     samples = sample(*tiny, PROMPTS, Sampling(greedy=True, max_new_tokens=32))
-    assert [len(group) for group in samples.answers] == [1] * len(PROMPTS)
-    assert [group[0].text for group in samples.answers] == greedy_texts
+    assert [len(group) for group in samples] == [1] * len(PROMPTS)
+    assert [group[0].text for group in samples] == greedy_texts
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ def test_answers_are_sampled_from_the_plain_softmax(tiny):
     prompt, n = "13,4,8,4>21:", 2000
     chance = (model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1] / 2.0).softmax(-1)
     drawn = sample(model, tokenizer, [prompt], Sampling(k=n, temperature=2.0, max_new_tokens=1, batch_size=n))
-    seen = Counter(answer.text for answer in drawn.answers[0])
+    seen = Counter(answer.text for answer in drawn[0])
     for token, p in zip(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), chance.tolist(), strict=True):
         if token not in tokenizer.all_special_tokens:
             assert abs(seen[token] / n - p) < 4 * (p * (1 - p) / n) ** 0.5 + 1 / n, token
@@ -75,10 +75,7 @@ def test_seed_is_reproducible_and_does_not_touch_the_global_rng(tiny):
     torch.manual_seed(5)
     state = torch.get_rng_state()
     first, again, other = (
-        [
-            [a.text for a in group]
-            for group in sample(*tiny, PROMPTS, Sampling(k=4, seed=seed, max_new_tokens=24)).answers
-        ]
+        [[a.text for a in group] for group in sample(*tiny, PROMPTS, Sampling(k=4, seed=seed, max_new_tokens=24))]
         for seed in (1, 1, 2)
     )
     assert first == again != other
@@ -88,9 +85,9 @@ def test_seed_is_reproducible_and_does_not_touch_the_global_rng(tiny):
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
 def test_every_prompt_gets_k_answers_for_any_batch_size(tiny, greedy_texts, batch_size: int):
     samples = sample(*tiny, PROMPTS[:3], Sampling(k=4, batch_size=batch_size, max_new_tokens=32))
-    assert [len(group) for group in samples.answers] == [4, 4, 4]
+    assert [len(group) for group in samples] == [4, 4, 4]
     greedy = sample(*tiny, PROMPTS, Sampling(greedy=True, batch_size=batch_size, max_new_tokens=32))
-    assert [group[0].text for group in greedy.answers] == greedy_texts
+    assert [group[0].text for group in greedy] == greedy_texts
 
 
 def test_training_mode_is_restored(tiny):
@@ -103,10 +100,10 @@ def test_training_mode_is_restored(tiny):
 
 def test_truncated_answers_are_marked(tiny):
     cut = sample(*tiny, PROMPTS[:2], Sampling(k=2, max_new_tokens=3))
-    assert all(answer.truncated and answer.tokens == 3 for group in cut.answers for answer in group)
+    assert all(answer.truncated and answer.tokens == 3 for group in cut for answer in group)
     whole = sample(*tiny, PROMPTS[:2], Sampling(k=2, max_new_tokens=64))
-    assert not any(answer.truncated for group in whole.answers for answer in group)
-    assert all(answer.tokens == len(answer.text) + 1 for group in whole.answers for answer in group)
+    assert not any(answer.truncated for group in whole for answer in group)
+    assert all(answer.tokens == len(answer.text) + 1 for group in whole for answer in group)
 
 
 # The bundled model and a whole evaluation

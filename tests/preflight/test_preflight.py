@@ -4,6 +4,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -16,9 +17,8 @@ from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, Problem
 from dew.preflight import answers, memory, passed, preflight
 from dew.preflight.check import attempt, failed, guarded, ok, skipped, warning
-from dew.preflight.data import Data, check_golds, correct_answers, try_golds
-from dew.preflight.memory import Shape
-from dew.preflight.settings import checkpoints, optimizer_steps
+from dew.preflight.data import Data, check_golds, correct_answers
+from dew.preflight.memory import Shape, checkpoints, optimizer_steps
 from dew.rewards import verifier
 from dew.tasks import TINY
 
@@ -109,8 +109,7 @@ def test_exactly_the_bad_golds_are_found():
     rows = [{"prompt": f"{i};+1:", "answer": str(i + 1)} for i in range(200)]
     rows[7]["answer"] = "eight"
     data = Data(rows, [verifier("chain")], ["chain"])
-    golds = try_golds(verifier("chain"), data, 0.5)
-    said = check_golds(golds, data, "chain", verifier("chain"))
+    said = check_golds(verifier("chain"), "chain", data, 0.5)
     assert said.status == "warning" and said.facts["not_accepted"] == [7], "one in 200 is only worth a warning"
     assert "1 unparsable" in said.says and "row 7: 'eight'" in said.says
 
@@ -119,7 +118,7 @@ def test_a_gold_that_makes_the_verifier_raise_is_found():
     rows = [{"prompt": "2,3>5:", "answer": "5", "numbers": [2, 3], "solution": "2+3=5"} for _ in range(9)]
     rows[4] = {**rows[4], "answer": "five"}
     data = Data(rows, [verifier("countdown")], ["countdown"])
-    said = check_golds(try_golds(verifier("countdown"), data, 0.5), data, "countdown", verifier("countdown"))
+    said = check_golds(verifier("countdown"), "countdown", data, 0.5)
     assert said.status == "failed" and said.facts["not_accepted"] == [4] and "1 raised" in said.says
     assert "'five'" in said.remedy
 
@@ -187,7 +186,7 @@ def test_a_folder_that_cannot_be_written_fails(settings, tmp_path):
 
 
 def test_a_full_disk_fails(settings, monkeypatch):
-    monkeypatch.setattr("dew.preflight.settings.free_disk", lambda _: 1_000_000)
+    monkeypatch.setattr("dew.preflight.memory.free_disk", lambda _: 1_000_000)
     found = look(settings)["disk"]
     assert found.status == "failed" and "1 MB free" in found.says
 
@@ -249,14 +248,12 @@ MODEL = Shape(
     layers=3,
     width=8,
     inner=20,
-    heads=2,
     query=8,
     key=4,
     vocabulary=50,
     context=64,
     weight_bytes=4,
     compute_bytes=4,
-    eager=False,
 )
 
 
@@ -278,7 +275,7 @@ def arguments(**changes):
 
 def test_memory_golden():
     """A = 2 (4+4) 8 + 2·4·8 + 4 (3·8 + 2·4) + 4·4·20 = 128 + 64 + 128 + 320 = 640 bytes; 2 answers x 10 tokens."""
-    assert MODEL.layer_bytes(10) == 640
+    assert MODEL.layer_bytes == 640
     found = memory.estimate(MODEL, arguments(), prompt=4)
     assert found.training == {
         "weights": 4 * 1000,
@@ -366,7 +363,7 @@ def test_a_layer_keeps_what_autograd_saves(family, dtype, mixed):
             "normed_heads": family == "Qwen3",
         }
     )
-    assert model.layer_bytes(T) == pytest.approx(measured, rel=0.03)
+    assert model.layer_bytes == pytest.approx(measured, rel=0.03)
 
 
 def test_checkpoints_on_the_disk():
@@ -387,9 +384,8 @@ def test_checkpoints_on_the_disk():
 def drawn(outcome, **changes):
     n = len(outcome)
     plain = {
-        "size": 4,
-        "outcome": outcome,
-        "parts": [[x] for x in outcome],
+        "outcome": np.array(outcome, float).reshape(-1, 4),
+        "parts": np.array(outcome, float)[:, None],
         "signal": [0 < sum(x or 0 for x in outcome[i : i + 4]) < 4 for i in range(0, n, 4)],
         "truncated": [False] * n,
         "lengths": [5] * n,
@@ -427,9 +423,7 @@ def test_a_demonstration_that_contradicts_its_gold_is_a_warning():
     rows = [{"prompt": "1;+1:", "answer": "2", "solution": "1+1=2"} for _ in range(4)]
     rows[1] = {**rows[1], "solution": "1+1=3"}
     data = Data(rows, [verifier("chain")], ["chain"])
-    golds = try_golds(verifier("chain"), data, 0.5)
-    assert golds.texts[:2] == ["1+1=2", "2+0=2"], "the first format that is accepted, starting with the demonstration"
-    said = check_golds(golds, data, "chain", verifier("chain"))
+    said = check_golds(verifier("chain"), "chain", data, 0.5)
     assert said.status == "warning" and said.facts["contradicted"] == [1]
 
 

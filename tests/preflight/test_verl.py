@@ -37,7 +37,7 @@ def test_bytes_by_hand():
 
 def test_a_layer_in_bf16_by_hand():
     for s in verl.SHAPES.values():
-        assert s.layer_bytes() == 16 * s.width + 6 * s.query + 4 * s.key + 8 * s.inner
+        assert s.layer_bytes == 16 * s.width + 6 * s.query + 4 * s.key + 8 * s.inner
 
 
 @pytest.mark.parametrize("s", verl.SHAPES.values(), ids=lambda s: f"{s.parameters / 1e9:.1f}B")
@@ -51,7 +51,7 @@ def test_shapes_add_up_to_their_parameters(s):
 def test_more_gpus_hold_less_each_and_are_not_slower():
     jobs = [paper_job("Qwen/Qwen2.5-32B", n) for n in (8, 16, 64)]
     totals = [sum(verl.estimate(job, verl.H200).training.values()) for job in jobs]
-    hours = [verl.pace(job, verl.H200, 1024).hours for job in jobs]
+    hours = [verl.pace(job, verl.H200, 1024)["hours"] for job in jobs]
     assert totals == sorted(totals, reverse=True) and hours == sorted(hours, reverse=True)
 
 
@@ -61,7 +61,8 @@ def test_offloaded_state_is_not_counted():
     assert verl.fits(replace(job, offload_policy=True), verl.H100)
     offloaded = replace(job, param_offload=True, optimizer_offload=True)
     assert verl.estimate(offloaded, verl.H100).generation == {"weights": 0, "optimizer": 0, "sampler": 32e9}
-    assert not verl.fits(replace(job, tensor_parallel=1), verl.H200)  # 66 GB of weights in 56 GB: no cache at all
+    alone = replace(job, batches=replace(job.batches, tensor_parallel=1))
+    assert not verl.fits(alone, verl.H200)  # 66 GB of weights in 56 GB: no cache at all
 
 
 # ---- the docs ----------------------------------------------------------------------------------
@@ -84,28 +85,30 @@ def test_the_docs_compare_the_formulas_with_published_runs():
     h20 = verl.Gpu("H20", 96e9, 148e12, 4e12)
     found = []
     for gpus in (32, 64, 128):
-        job = replace(paper_job("Qwen/Qwen2.5-7B", gpus), prompts=512, answer_limit=28672, sampler_share=0.8)
+        job = paper_job("Qwen/Qwen2.5-7B", gpus)
+        more = replace(job.batches, prompts=512)
+        job = replace(job, batches=more, answer_limit=28672, sampler_share=0.8)
         pace = verl.pace(job, h20, 1000)
-        found.append(round(pace.generation + pace.training))
+        found.append(round(pace["generation"] + pace["training"]))
     text = " ".join((ROOT / "docs/scale.md").read_text().split())
     assert f"give {found[0]}, {found[1]} and {found[2]} s" in text
 
 
 # ---- the plan of a run ------------------------------------------------------------------------------
 def test_a_recipe_has_the_plan_of_the_docs():
-    found = verl.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")))
-    assert found.job == SEVEN
-    assert "fits; training 39 GB, sampling 43 GB each" in found.lines()[0]
+    launch = prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
+    assert verl.job_of(launch) == SEVEN
+    assert "fits; training 39 GB, sampling 43 GB each" in verl.plan_lines(verl.plan_of(launch))[0]
 
 
 def test_the_shape_of_a_local_model_is_read_from_its_folder():
-    found = verl.plan_of(prepare(make_run(TINY)))
-    assert found.job is not None and 1e4 < found.job.shape.parameters < 1e7
+    found = verl.job_of(prepare(make_run(TINY)))
+    assert found is not None and 1e4 < found.shape.parameters < 1e7
     nowhere = verl.plan_of(prepare(make_run({**TINY, "model_name_or_path": "some/model"})))
-    assert nowhere.job is None and "No plan" in nowhere.lines()[0]
-    lora = verl.plan_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
-    assert lora.job is not None
-    assert 0.01 < lora.job.shape.trained / lora.job.shape.parameters < 0.05  # rank 64 is 2 % of a 7B model
+    assert nowhere == {"model": "some/model"} and "No plan" in verl.plan_lines(nowhere)[0]
+    lora = verl.job_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
+    assert lora is not None
+    assert 0.01 < lora.shape.trained / lora.shape.parameters < 0.05  # rank 64 is 2 % of a 7B model
 
 
 # ---- preflight ---------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def test_dates_and_decimals_are_sent_as_text(load):
 
 
 def test_a_column_that_cannot_be_sent_is_an_error(load):
-    with pytest.raises(RewardError, match="object is not JSON serializable"):
+    with pytest.raises(RewardError, match="cannot be sent"):
         load("plain")(["1"], answer=[object()])
 
 

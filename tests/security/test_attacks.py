@@ -49,8 +49,6 @@ ALLOWED = {
     ("rewards/user_function.py", "exec_module"): "the same, from a file",
     ("rewards/worker.py", "import_module"): "one of dew's own modules, named by the parent process",
     ("__init__.py", "import_module"): "one of dew's own modules",
-    ("preflight/__init__.py", "import_module"): "one of dew's own modules",
-    ("preflight/installation.py", "import_module"): "is a package installed? Names from a fixed list",
     ("cli/app.py", "import_module"): "one of dew's own commands",
     ("rewards/process.py", "subprocess.Popen"): "this interpreter, arguments as a list of JSON",
     ("cli/runs.py", "subprocess.Popen"): "dew itself, arguments as a list",

@@ -59,7 +59,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     from rich.table import Table
 
     from dew.preflight import doctor as check
-    from dew.preflight.installation import LOCKS, lock_in_use, matrix
+    from dew.preflight.machine import LOCKS, lock_in_use, matrix
 
     checks = check()
     ok = passed(checks)

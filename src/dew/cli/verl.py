@@ -14,7 +14,7 @@ from dew.engines.verl.compat import require_verl
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically
-from dew.preflight.verl import plan_of
+from dew.preflight.verl import plan_lines, plan_of
 from dew.records import RunFolder
 
 CONFIG = "verl.yaml"
@@ -68,13 +68,13 @@ def _show(launch: Launch, checked: bool, as_json: bool) -> None:
                 "overrides": launch.overrides,
                 "batches": {**vars(launch.batches), "text": str(launch.batches)},
                 "algorithm_settings": vars(launch.algorithm),
-                "plan": plan.to_dict(),
+                "plan": plan,
                 "notes": launch.notes,
                 "checked_against_verl": checked,
             }
         )
         return
-    lines = [f"{launch.algorithm}", f"{launch.batches}.", *plan.lines()]
+    lines = [f"{launch.algorithm}", f"{launch.batches}.", *plan_lines(plan)]
     lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
         lines.append("verl is not installed here: its own keys are checked when the command runs.")

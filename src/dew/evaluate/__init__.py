@@ -1,28 +1,20 @@
 """pass@k, mean@k and maj@k on held-out problems, with intervals, scored by the verifier used in training."""
 
-from dew.evaluate.comparison import Comparison, Paired, Result, compare_runs, read_result
-from dew.evaluate.metrics import Interval, area, maj_at_k, mean_at_k, mean_interval, paired_interval, pass_at_k
+from dew.evaluate.comparison import Comparison, Result, compare_runs, read_result
+from dew.evaluate.metrics import Interval
 from dew.evaluate.sampling import Sampling, load_vllm, sample, token_entropy
-from dew.evaluate.scores import Difference, Scores, compare, evaluate
+from dew.evaluate.scores import Scores, compare, evaluate
 
 __all__ = [
     "Comparison",
-    "Difference",
     "Interval",
-    "Paired",
     "Result",
     "Sampling",
     "Scores",
-    "area",
     "compare",
     "compare_runs",
     "evaluate",
     "load_vllm",
-    "maj_at_k",
-    "mean_at_k",
-    "mean_interval",
-    "paired_interval",
-    "pass_at_k",
     "read_result",
     "sample",
     "token_entropy",

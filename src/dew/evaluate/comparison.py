@@ -44,15 +44,11 @@ def read_result(folder: Path | str, algorithm: str, seed: int) -> Result:
     steps, accuracy = zip(*curve, strict=True)
     sampled = [m.get("groups/sampled") for m in metrics]
     groups = sum(int(n) for n in sampled if isinstance(n, int | float) and abs(n) < 1e18)
-    return Result(algorithm, seed, groups, {AREA: {"": area(steps, accuracy)}, **_after(run.path)})
-
-
-def _after(folder: Path) -> dict[str, dict[str, float]]:
-    path = folder / "answers-after.json"
-    problems = Scores.read(path).problems if path.exists() else []
-    if not problems:
-        return {}
-    return {name: {json.dumps(p.prompt): p.scores[name] for p in problems} for name in problems[0].scores}
+    after = run.path / "answers-after.json"
+    problems = Scores.read(after).problems if after.exists() else []
+    names = problems[0].scores if problems else ()
+    scores = {name: {json.dumps(p.prompt): p.scores[name] for p in problems} for name in names}
+    return Result(algorithm, seed, groups, {AREA: {"": area(steps, accuracy)}, **scores})
 
 
 @dataclass(frozen=True)

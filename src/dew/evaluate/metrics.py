@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 from jaxtyping import Float
 
-from dew.errors import ConfigError, Problem, ShapeError
+from dew.errors import ConfigError, Problem
 from dew.rewards import Verdict
 
 CONFIDENCE = 0.95
@@ -27,11 +27,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         what = f"pass_at_k(n={n}, c={c}, k={k}): needs 0 ≤ c ≤ n and 1 ≤ k ≤ n."
         raise ConfigError(Problem(what, remedy="Sample at least k answers per problem."))
     return 1 - comb(n - c, k) / comb(n, k)
-
-
-def mean_at_k(verdicts: Sequence[Verdict]) -> float:
-    """The share of correct answers."""
-    return sum(verdict.correct for verdict in verdicts) / len(verdicts)
 
 
 def maj_at_k(verdicts: Sequence[Verdict]) -> float:
@@ -55,7 +50,7 @@ def score_problem(verdicts: Sequence[Verdict]) -> dict[str, float]:
     n, c = len(verdicts), sum(verdict.correct for verdict in verdicts)
     ks = sorted({2**i for i in range(n.bit_length())} | {n})
     scores = {f"pass@{k}": pass_at_k(n, c, k) for k in ks}
-    return {**scores, f"mean@{n}": mean_at_k(verdicts), f"maj@{n}": maj_at_k(verdicts)}
+    return {**scores, f"mean@{n}": c / n, f"maj@{n}": maj_at_k(verdicts)}
 
 
 def area(steps: Sequence[float], values: Sequence[float]) -> float:
@@ -63,8 +58,6 @@ def area(steps: Sequence[float], values: Sequence[float]) -> float:
 
     area = Σᵢ (xᵢ₊₁ − xᵢ) · (yᵢ + yᵢ₊₁) / 2  /  (x_last − x_first)
     """
-    if len(steps) != len(values) or not values:
-        raise ShapeError(f"area: {len(steps)} steps and {len(values)} values. Give one value per step, at least one.")
     if len(values) == 1:
         return float(values[0])
     return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
@@ -113,9 +106,7 @@ def paired_interval(differences: Float[np.ndarray, "S P"], *, seed: int = 0) -> 
     """
     from scipy.stats import norm, t
 
-    D = np.asarray(differences, dtype=float)
-    if D.ndim != 2 or D.size == 0:
-        raise ShapeError(f"paired_interval: differences of shape {D.shape}. Give (seeds, problems), at least one each.")
+    D = differences
     S, P = D.shape
     value = float(D.mean())
     if S == 1:  # a single seed says nothing about the variance between seeds

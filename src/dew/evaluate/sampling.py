@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem
@@ -36,6 +35,11 @@ class Sampling:
         if problems := [Problem(what, remedy=remedy) for valid, what, remedy in checks if not valid]:
             raise ConfigError(problems)
 
+    @property
+    def answers(self) -> int:
+        """Per problem."""
+        return 1 if self.greedy else self.k
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -47,21 +51,16 @@ class Sampled:
     """True if it reached the maximum length."""
 
 
-@dataclass(frozen=True)
-class Samples:
-    """`answers[i]` are the answers to prompt i."""
+def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[list[Sampled]]:
+    """The answers to each prompt (text, or a list of chat messages). The same seed gives the same answers.
 
-    answers: list[list[Sampled]]
-    seconds: float
-
-
-def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> Samples:
-    """Answers to every prompt (text, or a list of chat messages). The same seed gives the same answers."""
+    `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
+    """
     import torch
 
-    start = perf_counter()
-    texts = [prompt_text(tokenizer, prompt) for prompt in prompts]
-    plain = bool(prompts) and isinstance(prompts[0], str)  # a chat template adds the special tokens itself
+    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    if is_vllm(model):
+        return _sample_with_vllm(model, ids, sampling)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     eos = model.generation_config.eos_token_id
@@ -70,17 +69,16 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     draw = _drawing(model, tokenizer, sampling, ends)
     was_training = model.training
     model.eval()
-    answers: list[list[Sampled]] = [[] for _ in texts]
+    answers: list[list[Sampled]] = [[] for _ in ids]
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(sampling.seed)
-        for rows, k in _batches(texts, sampling, on_gpu=bool(devices)):
-            ids = tokenizer([texts[i] for i in rows], add_special_tokens=plain)["input_ids"]
-            flat = _cut(draw(ids, k), tokenizer, ends)
+        for rows, k in _batches(ids, sampling, on_gpu=bool(devices)):
+            flat = _cut(draw([ids[i] for i in rows], k), tokenizer, ends)
             for place, i in enumerate(rows):
                 answers[i] += flat[place * k : (place + 1) * k]
     model.train(was_training)
-    return Samples(answers, perf_counter() - start)
+    return answers
 
 
 def prompt_text(tokenizer: Any, prompt: Any) -> str:
@@ -93,12 +91,17 @@ def prompt_text(tokenizer: Any, prompt: Any) -> str:
     return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
 
-def _batches(texts: Sequence[str], sampling: Sampling, on_gpu: bool) -> Iterator[tuple[list[int], int]]:
+def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+    text = prompt_text(tokenizer, prompt)
+    return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]  # a chat template adds its own
+
+
+def _batches(ids: list[list[int]], sampling: Sampling, on_gpu: bool) -> Iterator[tuple[list[int], int]]:
     """(prompt indices, answers per prompt): prompts of similar length together, all answers at once if they fit."""
-    k = 1 if sampling.greedy else sampling.k
+    k = sampling.answers
     batch_size = sampling.batch_size or (1024 if on_gpu else 256)
     # Longest first on a GPU: the buffers of the first batch fit the others.
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=on_gpu)
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=on_gpu)
     at_once = max(1, batch_size // k)
     for first in range(0, len(order), at_once):
         for done in range(0, k, batch_size):
@@ -139,13 +142,10 @@ def _generate(model: Any, tokenizer: Any, ids: list[list[int]], k: int, sampling
 
 def _cut(rows: list[list[int]], tokenizer: Any, ends: set[int]) -> list[Sampled]:
     lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), None) for row in rows]
-    texts = tokenizer.batch_decode(
-        [row[:length] for row, length in zip(rows, lengths, strict=True)], skip_special_tokens=True
-    )
-    return [
-        Sampled(text, length or len(row), truncated=length is None)
-        for text, row, length in zip(texts, rows, lengths, strict=True)
-    ]
+    answers = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    found = zip(texts, rows, lengths, strict=True)
+    return [Sampled(text, length or len(row), truncated=length is None) for text, row, length in found]
 
 
 def load_vllm(folder: str, **settings: Any) -> Any:
@@ -162,14 +162,11 @@ def is_vllm(model: Any) -> bool:
     return hasattr(model, "llm_engine")
 
 
-def sample_with_vllm(llm: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> Samples:
-    """`sample` with vLLM."""
+def _sample_with_vllm(llm: Any, ids: list[list[int]], sampling: Sampling) -> list[list[Sampled]]:
     from vllm import SamplingParams
 
-    start = perf_counter()
-    ids = [tokenizer(prompt_text(tokenizer, p), add_special_tokens=isinstance(p, str))["input_ids"] for p in prompts]
     settings = SamplingParams(
-        n=1 if sampling.greedy else sampling.k,
+        n=sampling.answers,
         temperature=0.0 if sampling.greedy else sampling.temperature,
         top_p=sampling.top_p,
         top_k=0,
@@ -178,11 +175,10 @@ def sample_with_vllm(llm: Any, tokenizer: Any, prompts: Sequence[Any], sampling:
         seed=sampling.seed,
     )
     results = llm.generate([{"prompt_token_ids": row} for row in ids], settings, use_tqdm=False)
-    answers = [
+    return [
         [Sampled(one.text, len(one.token_ids), one.finish_reason == "length") for one in result.outputs]
         for result in results
     ]
-    return Samples(answers, perf_counter() - start)
 
 
 def token_entropy(model: Any, tokenizer: Any, prompt: Any, answer: str) -> tuple[list[str], list[float]]:
@@ -192,7 +188,7 @@ def token_entropy(model: Any, tokenizer: Any, prompt: Any, answer: str) -> tuple
     """
     import torch
 
-    before = tokenizer(prompt_text(tokenizer, prompt), add_special_tokens=isinstance(prompt, str))["input_ids"]
+    before = prompt_ids(tokenizer, prompt)
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
         logits = model(torch.tensor([before + ids], device=model.device)).logits[0, len(before) - 1 : -1]

@@ -2,16 +2,17 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from dew import rewards
 from dew.errors import ConfigError, Problem
 from dew.evaluate.metrics import Interval, mean_interval, score_problem
-from dew.evaluate.sampling import Sampled, Sampling, is_vllm, sample, sample_with_vllm
+from dew.evaluate.sampling import Sampled, Sampling, is_vllm, sample
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
 from dew.tasks import Row, Task
@@ -47,16 +48,17 @@ def evaluate(
         rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
         verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)
-    draw = sample_with_vllm if is_vllm(model) else sample
-    samples = draw(model, tokenizer, [row["prompt"] for row in rows], settings)
-    pairs = [(answer.text, row) for row, group in zip(rows, samples.answers, strict=True) for answer in group]
-    verdicts = iter(verifier.verdicts([text for text, _ in pairs], [row for _, row in pairs]))
+    start = perf_counter()
+    answers = sample(model, tokenizer, [row["prompt"] for row in rows], settings)
+    seconds, k = perf_counter() - start, settings.answers
+    texts = [answer.text for group in answers for answer in group]
+    verdicts = verifier.verdicts(texts, [row for row in rows for _ in range(k)])
     scored = [
-        ScoredProblem(row["prompt"], row.get("answer"), group, [next(verdicts) for _ in group])
-        for row, group in zip(rows, samples.answers, strict=True)
+        ScoredProblem(row["prompt"], row.get("answer"), answers[i], verdicts[i * k : (i + 1) * k])
+        for i, row in enumerate(rows)
     ]
     model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
-    return Scores(task_name, str(model_name), settings, scored, samples.seconds)
+    return Scores(task_name, str(model_name), settings, scored, seconds)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Scores:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, including the answers; `from_json` is the inverse."""
+        """Everything, including the answers."""
         problems = [
             {
                 "prompt": p.prompt,
@@ -137,26 +139,24 @@ class Scores:
         ]
         return {**self.summary(), "problems": problems}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Scores":
-        problems = [
-            ScoredProblem(
-                p["prompt"],
-                p["gold"],
-                [Sampled(a["text"], a["tokens"], a["truncated"]) for a in p["answers"]],
-                [Verdict(a["status"], a["extracted"]) for a in p["answers"]],
-            )
-            for p in data["problems"]
-        ]
-        return cls(data["task"], data["model"], Sampling(**data["sampling"]), problems, data["seconds"])
-
     def write(self, path: str | Path) -> None:
         write_atomically(Path(path), json.dumps(self.to_json(), ensure_ascii=False).encode("utf-8"))
 
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
+        """From a file that `write` has written."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            problems = [
+                ScoredProblem(
+                    p["prompt"],
+                    p["gold"],
+                    [Sampled(a["text"], a["tokens"], a["truncated"]) for a in p["answers"]],
+                    [Verdict(a["status"], a["extracted"]) for a in p["answers"]],
+                )
+                for p in data["problems"]
+            ]
+            return cls(data["task"], data["model"], Sampling(**data["sampling"]), problems, data["seconds"])
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError) as error:
             raise ConfigError(f"{path}: not a file written by `dew eval --keep` ({error!r:.200}).") from None
 
@@ -184,13 +184,8 @@ def compare(a: Scores, b: Scores) -> dict[str, Difference]:
         common = len(first.keys() & second.keys())
         what = f"The scores are on different problems: {len(first)} and {len(second)}, {common} in common."
         raise ConfigError(Problem(what, remedy="Evaluate both with the same task, settings and number of problems."))
-    pairs = [(first[key].scores, second[key].scores) for key in first]
-    return {
-        name: Difference(
-            a[name].value,
-            b[name].value,
-            mean_interval([after[name] - before[name] for before, after in pairs], span=(-1.0, 1.0)),
-        )
-        for name in a.scores
-        if name in b.scores
-    }
+    found = {}
+    for name in (name for name in a.scores if name in b.scores):
+        changes = [second[key].scores[name] - first[key].scores[name] for key in first]
+        found[name] = Difference(a[name].value, b[name].value, mean_interval(changes, span=(-1.0, 1.0)))
+    return found

@@ -12,7 +12,6 @@ from dew.evaluate.scores import Scores
 class Suite:
     """Data sets that are evaluated together."""
 
-    name: str
     tasks: Mapping[str, int]
     """Task -> number of held-out problems."""
     sampling: Mapping[str, Any]
@@ -33,7 +32,6 @@ class Suite:
 
 
 PAPER = Suite(
-    name="paper",
     tasks={"math500": 500, "aime24": 30, "aime25": 30},
     sampling={"k": 32, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 4096},
     columns=(
@@ -55,7 +53,7 @@ PAPER = Suite(
     },
 )
 
-SUITES = {PAPER.name: PAPER}
+SUITES = {"paper": PAPER}
 
 
 def suite(name: str) -> Suite:

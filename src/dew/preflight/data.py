@@ -2,12 +2,15 @@
 
 import asyncio
 import inspect
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from dew.engines.recording import gold_of
 from dew.engines.trl.launch import data_of, rewards_of
@@ -21,7 +24,6 @@ STREAMED_ROWS = 1000
 """Rows to read from a streamed data set."""
 TOLERATED = 0.01
 """Share of gold answers that may be rejected with a warning only."""
-EXAMPLES = 3
 BEST_FIRST = ("correct", "raised", "wrong", "timeout", "unparsable", "none")
 """Results of a gold answer. Of several formats the first in this list counts; none: the row has no gold answer."""
 
@@ -34,24 +36,14 @@ class Data:
     rewards: list[Any]
     names: list[str]
     """Of the rewards, as TRL calls them."""
-    streamed: bool = False
-
-    @property
-    def conversational(self) -> bool:
-        """Prompts are lists of messages, and so are answers."""
-        return bool(self.rows) and isinstance(self.rows[0].get("prompt"), list)
 
 
-def read(parsed: Parsed) -> Data:
+def read_data(parsed: Parsed) -> Data:
+    """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
     rewards = rewards_of(parsed)
-    streamed = not hasattr(train, "__len__")
-    return Data(
-        rows=[dict(row) for row in (islice(train, STREAMED_ROWS) if streamed else train)],
-        rewards=rewards,
-        names=[reward_name(reward) for reward in rewards],
-        streamed=streamed,
-    )
+    rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
+    return Data([dict(row) for row in rows], rewards, [reward_name(reward) for reward in rewards])
 
 
 def check_columns(data: Data) -> Check:
@@ -67,8 +59,7 @@ def check_columns(data: Data) -> Check:
     empty = sum(not row["prompt"] for row in data.rows)
     if empty:
         return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)
-    first = "the first " if data.streamed else ""
-    return ok("columns", f"{first}{len(data.rows)} rows with {', '.join(columns)}.", **facts)
+    return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
 
 
 def demonstration(row: Row) -> str | None:
@@ -79,63 +70,80 @@ def demonstration(row: Row) -> str | None:
 
 
 def correct_answers(row: Row) -> list[str]:
-    """Correct answers to a row: its demonstration, its gold answer, and the gold answer in the usual formats.
-
-    A user's own reward may expect any format, so all of them are tried.
-    """
+    """Its demonstration, then its gold answer in the formats that rewards usually expect."""
     worked, gold = demonstration(row), gold_of(row)
-    if gold is None:
-        return [worked] if worked else []
-    formatted = [
-        gold,
-        f"\\boxed{{{gold}}}",
-        f"{gold}+0={gold}",
-        f"<answer>{gold}</answer>",
-        f"<think>{worked or gold}</think>\\boxed{{{gold}}}",
-        f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>",
-        f"#### {gold}",
-    ]
-    return [worked, *formatted] if worked else formatted
+    answers = [worked] if worked else []
+    if gold is not None:
+        answers += [gold, f"\\boxed{{{gold}}}", f"{gold}+0={gold}", f"<answer>{gold}</answer>", f"#### {gold}"]
+        answers.append(f"<think>{worked or gold}</think>\\boxed{{{gold}}}")
+        answers.append(f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>")
+    return answers
 
 
-def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> list[float | None]:
-    """One reward per text, called as the trainer calls it; `rows[i]` is the problem that `texts[i]` answers."""
+def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> np.ndarray:
+    """One reward per text, called as the trainer calls it; `rows[i]` is the problem that `texts[i]` answers.
+
+    NaN where the reward returned None.
+    """
     columns = {key: [row.get(key) for row in rows] for key in data.rows[0] if key not in ("prompt", "completion")}
-    completions = [[{"role": "assistant", "content": t}] if data.conversational else t for t in texts]
+    chat = isinstance(data.rows[0]["prompt"], list)
+    completions = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
     given = {"prompts": [row["prompt"] for row in rows], "completion_ids": [[] for _ in texts], **columns}
     values = checked(reward)(completions=completions, **given)
-    return asyncio.run(values) if inspect.iscoroutine(values) else values
+    return np.array(asyncio.run(values) if inspect.iscoroutine(values) else values, dtype=float)
 
 
-@dataclass(frozen=True)
-class Golds:
-    """The gold answer of every row, scored by the outcome reward."""
+def check_golds(reward: Any, name: str, data: Data, threshold: float) -> Check:
+    """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
+    results, contradicted, errors = _try_golds(reward, data, threshold)
+    counts, n = Counter(results), len(data.rows)
+    rejected = [i for i, result in enumerate(results) if result not in ("correct", "none")]
+    facts = {"rows": n, **counts, "not_accepted": rejected[:100], "contradicted": contradicted[:100]}
+    if counts["none"] == n:
+        remedy = "If the reward needs one, name its column answer, gold or solution."
+        return warning("gold", "The rows have no gold answer.", remedy, **facts)
+    if rejected:
+        kinds = ", ".join(f"{counts[kind]} {kind}" for kind in BEST_FIRST[1:-1] if counts[kind])
+        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {_examples(rejected, data)}."
+        if counts["raised"]:
+            remedy = f"Correct or remove those rows: training would stop there ({errors[0]:.120})."
+            return failed("gold", says, remedy, **facts)
+        gold_only = isinstance(reward, Verifier) and reward.columns == ("answer",)
+        if not counts["correct"] and not gold_only and not any(map(demonstration, data.rows)):
+            remedy = "Call the reward on an answer that you know is correct: it accepts none of the usual formats."
+            return warning("gold", says, remedy, **facts)
+        remedy = "Correct or remove those rows: no answer to them can be rewarded."
+        return graded("gold", says, remedy, warn=True, fail=len(rejected) > TOLERATED * n, **facts)
+    if contradicted:
+        says = f"{len(contradicted)} of {n} demonstrations are wrong according to their gold answers"
+        remedy = "Check which of the two is right; training uses the gold answer."
+        return warning("gold", f"{says}, e.g. {_examples(contradicted, data)}.", remedy, **facts)
+    return ok("gold", f"{name} accepts all {counts['correct']} gold answers.", **facts)
 
-    results: list[str]
-    """Per row: the best result over all formats."""
-    texts: list[str]
-    """Per row: the format that was accepted, or the first."""
-    contradicted: list[int] = field(default_factory=list)
-    """Rows whose demonstration is wrong according to their gold answer."""
-    errors: list[str] = field(default_factory=list)
-    """Exceptions that the reward raised."""
+
+def _examples(rows: list[int], data: Data) -> str:
+    return "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rows[:3])
 
 
-def try_golds(reward: Any, data: Data, threshold: float) -> Golds:
-    """Try the correct answers to each row in turn, the demonstration first, until one is accepted."""
+def _try_golds(reward: Any, data: Data, threshold: float) -> tuple[list[str], list[int], list[str]]:
+    """(result of each row, rows whose demonstration is wrong, exceptions of the reward).
+
+    The correct answers to a row are tried in turn, the demonstration first, until one is accepted.
+    """
     tries = [correct_answers(row) for row in data.rows]
-    golds = Golds(["none"] * len(tries), [t[0] if t else "" for t in tries])
-    for turn in range(max(map(len, tries), default=0)):
-        rows = [i for i, t in enumerate(tries) if golds.results[i] != "correct" and turn < len(t)]
-        texts = [tries[i][turn] for i in rows]
-        found = _results(reward, texts, [data.rows[i] for i in rows], data, threshold, golds.errors) if rows else []
-        for i, text, result in zip(rows, texts, found, strict=True):
-            golds.results[i] = min(golds.results[i], result, key=BEST_FIRST.index)
-            if result == "correct":
-                golds.texts[i] = text
-            if result == "wrong" and text == demonstration(data.rows[i]):
-                golds.contradicted.append(i)
-    return golds
+    results = ["none"] * len(tries)
+    contradicted: list[int] = []
+    errors: list[str] = []
+    for turn in range(max(map(len, tries))):
+        left = [i for i, texts in enumerate(tries) if results[i] != "correct" and turn < len(texts)]
+        if not left:
+            break
+        texts, rows = [tries[i][turn] for i in left], [data.rows[i] for i in left]
+        for i, result in zip(left, _results(reward, texts, rows, data, threshold, errors), strict=True):
+            results[i] = min(results[i], result, key=BEST_FIRST.index)
+            if turn == 0 and result == "wrong" and demonstration(data.rows[i]):
+                contradicted.append(i)
+    return results, contradicted, errors
 
 
 def _results(
@@ -152,39 +160,4 @@ def _results(
         half = len(texts) // 2
         first = _results(reward, texts[:half], rows[:half], data, threshold, errors)
         return first + _results(reward, texts[half:], rows[half:], data, threshold, errors)
-    return ["unparsable" if v is None else "correct" if v > threshold else "wrong" for v in values]
-
-
-def check_golds(golds: Golds, data: Data, name: str, reward: Any) -> Check:
-    counts, n = Counter(golds.results), len(data.rows)
-    rejected = [i for i, result in enumerate(golds.results) if result not in ("correct", "none")]
-    facts = {"rows": n, **counts, "not_accepted": rejected[:100], "contradicted": golds.contradicted[:100]}
-    if counts["none"] == n:
-        remedy = "If the reward needs one, name its column answer, gold or solution."
-        return warning("gold", "The rows have no gold answer.", remedy, **facts)
-    if rejected:
-        kinds = ", ".join(f"{counts[kind]} {kind}" for kind in BEST_FIRST[1:-1] if counts[kind])
-        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {_examples(rejected, data)}."
-        if counts["raised"]:
-            remedy = f"Correct or remove those rows: training would stop there ({golds.errors[0]:.120})."
-            return failed("gold", says, remedy, **facts)
-        if not counts["correct"] and not _format_is_known(reward, data):
-            remedy = "Call the reward on an answer that you know is correct: it accepts none of the usual formats."
-            return warning("gold", says, remedy, **facts)
-        remedy = "Correct or remove those rows: no answer to them can be rewarded."
-        return graded("gold", says, remedy, warn=True, fail=len(rejected) > TOLERATED * n, **facts)
-    if golds.contradicted:
-        says = f"{len(golds.contradicted)} of {n} demonstrations are wrong according to their gold answers"
-        remedy = "Check which of the two is right; training uses the gold answer."
-        return warning("gold", f"{says}, e.g. {_examples(golds.contradicted, data)}.", remedy, **facts)
-    return ok("gold", f"{name} accepts all {counts['correct']} gold answers.", **facts)
-
-
-def _format_is_known(reward: Any, data: Data) -> bool:
-    """True if a correct answer is known for certain: a demonstration, or a verifier that reads the gold answer only."""
-    gold_only = isinstance(reward, Verifier) and reward.columns == ("answer",)
-    return gold_only or any(demonstration(row) for row in data.rows)
-
-
-def _examples(rows: list[int], data: Data) -> str:
-    return "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rows[:EXAMPLES])
+    return ["unparsable" if math.isnan(v) else "correct" if v > threshold else "wrong" for v in values]

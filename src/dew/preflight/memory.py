@@ -1,4 +1,4 @@
-"""Memory of one step at full length, by arithmetic: the formulas of both engines, and the check for one process.
+"""Memory of one step at full length, by arithmetic, for both engines; memory and disk checks of a run on TRL.
 
 P parameters, P′ of them trained; L layers of width D with feed-forward width I, queries Q and keys K wide; V vocabulary
 entries. w, r and c are bytes per weight, per element of the residual stream and per element of a matrix product.
@@ -24,7 +24,9 @@ Gradients and activations are freed before sampling, so the larger of the two ph
 the terms that verl adds and the sharding over GPUs.
 """
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +34,7 @@ import torch
 from dew.errors import ConfigError, not_loaded
 from dew.evaluate.sampling import prompt_text
 from dew.preflight.check import Check, graded
-from dew.preflight.machine import size
+from dew.preflight.machine import free_device_memory, free_disk, size
 
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
@@ -61,7 +63,6 @@ class Shape:
     key: int
     """Q and K: of all heads together. Values are as wide as keys."""
     vocabulary: int
-    heads: int = 1
     adapters: float = 0
     """Parameters of LoRA's adapters, which alone are trained; 0 if all parameters are."""
     context: int | None = None
@@ -70,8 +71,6 @@ class Shape:
     """Per parameter; 0.5 if quantized to 4 bits."""
     compute_bytes: int = 2
     """Per activation of a matrix product."""
-    eager: bool = False
-    """Eager attention keeps its weights, a (T, T) matrix per head."""
     normed_heads: bool = False
     """Queries and keys have norms of their own, as in Qwen3."""
 
@@ -90,17 +89,17 @@ class Shape:
         """KV cache per token."""
         return 2 * max(self.compute_bytes, self.residual_bytes) * self.key * self.layers
 
-    def layer_bytes(self, tokens: int = 0) -> float:
-        """A, per token. Eager attention depends on the length of the sequence in tokens."""
+    @property
+    def layer_bytes(self) -> float:
+        """A, per token."""
         r, c, D, Q, K = self.residual_bytes, self.compute_bytes, self.width, self.query, self.key
         norms = 2 * (4 + r) * D + (2 if c == r else 5) * c * D
         attention = c * (3 * Q + 2 * K) + (4 + c) * (Q + K) * self.normed_heads
-        scores = self.heads * tokens * (4 + 2 * c) if self.eager else 0
-        return norms + attention + scores + 4 * c * self.inner
+        return norms + attention + 4 * c * self.inner
 
-    def activation_bytes(self, checkpointing: bool, tokens: int = 0) -> float:
+    def activation_bytes(self, checkpointing: bool) -> float:
         """Per token, of all layers."""
-        A = self.layer_bytes(tokens)
+        A = self.layer_bytes
         return self.residual_bytes * self.width * self.layers + A if checkpointing else A * self.layers
 
 
@@ -162,10 +161,21 @@ def shape_of(config: Any, **more: Any) -> Shape:
         query=heads * head_width,
         key=(getattr(config, "num_key_value_heads", None) or heads) * head_width,
         vocabulary=config.vocab_size,
-        heads=heads,
         context=getattr(config, "max_position_embeddings", None),
         **more,
     )
+
+
+def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
+    """What follows from the model's config: context, memory, disk."""
+    args, shape = parsed.args, read_shape(parsed)
+    prompt = longest_prompt(parsed, rows)
+    device, free = free_device_memory(args.use_cpu)
+    return [
+        check_context(shape, prompt, int(args.max_completion_length or 0)),
+        check_memory(estimate(shape, args, prompt, free), shape, args, device, free),
+        check_disk(args, shape, len(rows)),
+    ]
 
 
 def read_shape(parsed: "Parsed") -> Shape:
@@ -174,22 +184,19 @@ def read_shape(parsed: "Parsed") -> Shape:
 
     from dew.engines.trl.launch import local_model
 
-    wanted, init = parsed.model, parsed.args.model_init_kwargs or {}
-    folder = local_model(wanted.model_name_or_path)
+    wanted = parsed.model
+    folder, trust = local_model(wanted.model_name_or_path), parsed.args.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(
-            folder, revision=wanted.model_revision, trust_remote_code=parsed.args.trust_remote_code
-        )
+        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trust)
     except Exception as error:  # many kinds, from the hub and from the file system
         raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
-    weight_bytes = _weight_bytes(parsed, config, init)
+    weight_bytes = _weight_bytes(parsed, config)
     mixed = parsed.args.bf16 or parsed.args.fp16
     return shape_of(
         config.get_text_config(),
         **_count(config, wanted),
         weight_bytes=weight_bytes,
         compute_bytes=2 if mixed or weight_bytes <= 2 else 4,
-        eager=(init.get("attn_implementation") or wanted.attn_implementation) == "eager",
     )
 
 
@@ -212,12 +219,12 @@ def _count(config: Any, wanted: Any) -> dict[str, Any]:
     }
 
 
-def _weight_bytes(parsed: "Parsed", config: Any, init: dict[str, Any]) -> float:
+def _weight_bytes(parsed: "Parsed", config: Any) -> float:
     if parsed.model.load_in_4bit:
         return 0.5
     if parsed.model.load_in_8bit:
         return 1.0
-    dtype = init.get("dtype") or parsed.model.dtype or "float32"
+    dtype = (parsed.args.model_init_kwargs or {}).get("dtype") or parsed.model.dtype or "float32"
     if dtype == "auto":
         dtype = getattr(config, "dtype", None) or "float32"
     return getattr(torch, str(dtype).removeprefix("torch."), torch.float32).itemsize
@@ -229,9 +236,8 @@ def longest_prompt(parsed: "Parsed", rows: list[dict[str, Any]]) -> int:
 
     from dew.engines.trl.launch import local_model
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        local_model(parsed.model.model_name_or_path), trust_remote_code=parsed.args.trust_remote_code
-    )
+    folder, trust = local_model(parsed.model.model_name_or_path), parsed.args.trust_remote_code
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-LONGEST_TRIED:]
     return max(len(ids) for ids in tokenizer(texts)["input_ids"])
 
@@ -257,7 +263,7 @@ def estimate(shape: Shape, args: "DewConfig", prompt: int, device_total: float =
     tile = c * min(TILE[0], B * tokens) * min(TILE[1], shape.vocabulary)
     training = {
         **state,
-        "activations": B * tokens * shape.activation_bytes(args.gradient_checkpointing, tokens),
+        "activations": B * tokens * shape.activation_bytes(args.gradient_checkpointing),
         "head": head_weight + 4 * B * tokens * shape.width + tile,
     }
     if c < w:
@@ -288,7 +294,7 @@ def check_memory(found: Estimate, shape: Shape, args: "DewConfig", device: str, 
     says += f"{device} has {size(free)} free."
     sharded = bool(args.deepspeed or args.fsdp)
     hint = "The estimate is for one process without sharding, so the run may still fit. " if sharded else ""
-    remedy = hint + _remedy(found, args, free)
+    remedy = hint + _remedy(found, args)
     return graded("memory", says, remedy, warn=total > ROOM * free, fail=total > free and not sharded, **facts)
 
 
@@ -301,19 +307,50 @@ REMEDIES = {
 }
 
 
-def _remedy(found: Estimate, args: "DewConfig", free: float) -> str:
+def _remedy(found: Estimate, args: "DewConfig") -> str:
     if found.largest in REMEDIES:
         return REMEDIES[found.largest]
     if found.largest == "activations" and not args.gradient_checkpointing:
         return "Set gradient_checkpointing: true."
-    batch, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    shrinking = sum(value for name, value in found.terms.items() if name in ("activations", "cache", "scores"))
-    rows = batch // 2  # halved until it fits
-    while rows and found.total - shrinking + shrinking * rows / batch > ROOM * free:
-        rows //= 2
-    if rows == 0 or batch % rows:
+    rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    if rows % 2:
         return "Lower max_completion_length, or use a larger device."
     if found.largest in ("cache", "scores"):
-        return f"Sample fewer answers at once (per_device_train_batch_size: {rows}), or set use_vllm: true."
-    accumulation = f"gradient_accumulation_steps: {steps * batch // rows}"
-    return f"Set per_device_train_batch_size: {rows} and {accumulation}; the result is the same."
+        return f"Sample fewer answers at once (per_device_train_batch_size: {rows // 2}), or set use_vllm: true."
+    half = f"per_device_train_batch_size: {rows // 2} and gradient_accumulation_steps: {2 * steps}"
+    return f"Set {half}, and so on until it fits; the result is the same."
+
+
+def optimizer_steps(args: "DewConfig", rows: int) -> int:
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    batches = args.batches
+    prompts_per_step = batches.per_device * batches.processes * batches.accumulation / batches.answers
+    return math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
+
+
+def checkpoints(args: "DewConfig", steps: int) -> int:
+    """How many checkpoints are on disk at once, including the one being written."""
+    strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
+    if strategy == "no":
+        return 0
+    if strategy == "epoch":
+        written = math.ceil(args.num_train_epochs)
+    else:
+        every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
+        written = max(1, math.ceil(steps / every))
+    return min(written, args.save_total_limit + 1) if args.save_total_limit else written
+
+
+def check_disk(args: "DewConfig", shape: Shape, rows: int) -> Check:
+    """Whether the checkpoints and the final model fit on the disk."""
+    weights = 4.0 * shape.adapters if shape.adapters else shape.weight_bytes * shape.parameters
+    state = 0.0 if args.save_only_model else shape.trained * optimizer_bytes(args.optim, shape.weight_bytes)
+    count = checkpoints(args, optimizer_steps(args, rows))
+    needed = count * (weights + state) + weights
+    free = free_disk(Path(args.output_dir))
+    facts = {"checkpoints": count, "bytes": round(needed), "free": free}
+    each = f"{count} checkpoint{'s' * (count != 1)} of {size(weights + state)}"
+    says = f"{each} and the model take {size(needed)}; {size(free)} free."
+    remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
+    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, **facts)

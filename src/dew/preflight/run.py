@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dew.config import Run
-from dew.engines.trl.settings import Parsed
-from dew.preflight.answers import Evidence, check_answers, check_filter, check_reward, find_outcome, sample
-from dew.preflight.check import Check, attempt, guarded, passed, skipped
-from dew.preflight.data import Data, check_columns, check_golds, try_golds
-from dew.preflight.data import read as read_data
-from dew.preflight.installation import check_versions
-from dew.preflight.machine import check_folder, free_device_memory
-from dew.preflight.memory import check_context, check_memory, estimate, longest_prompt, read_shape
-from dew.preflight.settings import check_disk
-from dew.preflight.settings import read as read_settings
+from dew.engines.trl.config import DewConfig
+from dew.engines.trl.rewards import check_weights, outcome_index
+from dew.engines.trl.settings import Parsed, parse
+from dew.errors import DewError, Problem
+from dew.preflight.answers import check_answers, check_filter, check_reward, sample
+from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
+from dew.preflight.data import Data, check_columns, check_golds, read_data
+from dew.preflight.machine import check_folder, check_versions
+from dew.preflight.memory import check_model
 
-ANSWERS = 128
+ABOUT_BATCHES = ("groups of", "num_generations=")
+"""Words of the problems that are reported as `batches` instead of `settings`."""
 Say = Callable[[str], None]
 
 
@@ -23,16 +23,18 @@ def preflight(
     run: Run,
     typed: Mapping[str, str] | None = None,
     *,
-    answers: int = ANSWERS,
+    answers: int = 128,
     untrusted: bool = False,
     say: Say = print,
 ) -> list[Check]:
     """Every check of a run before it trains. `answers`: how many to sample; 0 samples none."""
-    parsed, found = read_settings(run, typed, untrusted)
-    checks = [check_versions(), *found]
-    if parsed is None:
-        why = "Data, rewards, model and disk are checked once the settings are valid."
-        return [*checks, skipped("the rest", why)]
+    checks = [check_versions()]
+    try:
+        parsed = parse(run, typed, untrusted=untrusted)
+    except DewError as error:
+        checks += [from_problem(_subject(problem), problem) for problem in error.problems]
+        return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
+    checks += [ok("settings", f"{len(parsed.run.settings)} settings, all valid."), check_batches(parsed.args)]
     checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
     data, failures = attempt("data", read_data, parsed)
     if data is None:
@@ -40,42 +42,52 @@ def preflight(
     checks.append(check_columns(data))
     if checks[-1].status == "failed":
         return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
-    checks += guarded("model", check_model, parsed, data)
+    checks += guarded("model", check_model, parsed, data.rows)
     trainable = passed([check for check in checks if check.name not in ("folder", "disk")])
     return checks + check_rewards(parsed, data, answers if trainable else 0, say)
 
 
-def check_model(parsed: Parsed, data: Data) -> list[Check]:
-    """What follows from the model's config: context, memory, disk."""
-    args, shape = parsed.args, read_shape(parsed)
-    prompt = longest_prompt(parsed, data.rows)
-    device, free = free_device_memory(args.use_cpu)
-    return [
-        check_context(shape, prompt, int(args.max_completion_length or 0)),
-        check_memory(estimate(shape, args, prompt, free), shape, args, device, free),
-        check_disk(args, shape, len(data.rows)),
-    ]
+def _subject(problem: Problem) -> str:
+    return "batches" if any(words in str(problem) for words in ABOUT_BATCHES) else "settings"
+
+
+def check_batches(args: DewConfig) -> Check:
+    """Completions, prompts and optimizer steps per generation."""
+    batches = args.batches
+    facts = {**vars(batches), "completions": batches.completions, "prompts": batches.completions // batches.answers}
+    if batches.micro_batches % batches.accumulation == 0:
+        return ok("batches", f"{batches}.", **facts)
+    nearest = -(-batches.micro_batches // batches.accumulation) * batches.accumulation
+    says = f"{batches}: optimizer steps do not line up with generations."
+    remedy = f"Set steps_per_generation to a multiple of gradient_accumulation_steps, such as {nearest}."
+    return warning("batches", says, remedy, **facts)
 
 
 def check_rewards(parsed: Parsed, data: Data, count: int, say: Say) -> list[Check]:
     """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
     args = parsed.args
-    found, failures = attempt("outcome", find_outcome, args, data)
-    if found is None:
+    outcome, failures = attempt("outcome", find_outcome, args, data.names)
+    if outcome is None:
         return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
-    outcome, check = found
-    checks, golds, answers = [check], None, None
-    reward = data.rewards[outcome]
-    if callable(reward):
-        golds, failures = attempt("gold", try_golds, reward, data, args.build_algorithm().threshold)
-        checks += failures if golds is None else [check_golds(golds, data, data.names[outcome], reward)]
+    name, threshold, answers = data.names[outcome], args.build_algorithm().threshold, None
+    others = ", ".join(other for other in data.names if other != name)
+    says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
+    checks = [ok("outcome", says, outcome=outcome)]
+    if callable(data.rewards[outcome]):
+        checks += guarded("gold", check_golds, data.rewards[outcome], name, data, threshold)
     if count:
         say(f"sampling {count} answers ...")
         answers, failures = attempt("answers", sample, parsed, data, count)
         checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
     else:
         checks.append(skipped("answers", "None sampled: --answers 0, or a failed check above."))
-    evidence = Evidence(args, data, outcome, golds, answers)
-    for i, name in enumerate(data.names):
-        checks += guarded(f"reward {name}", check_reward, i, evidence)
-    return checks + guarded("filter", check_filter, evidence)
+    for i, reward in enumerate(data.names):
+        checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
+    return checks + guarded("filter", check_filter, args, outcome, data, answers)
+
+
+def find_outcome(args: DewConfig, names: list[str]) -> int:
+    """Index of the reward that decides whether an answer is correct."""
+    index = outcome_index(names, args.outcome_reward)
+    check_weights(names, args.reward_weights, index)
+    return index

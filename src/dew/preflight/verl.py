@@ -22,7 +22,7 @@ Seconds of a step with R answers of mean length n to prompts of length p:
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +36,7 @@ from dew.engines.verl.recipe import Batches
 from dew.engines.verl.settings import ACTOR, FSDP, MODEL, ROLLOUT
 from dew.errors import DewError
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
-from dew.preflight.installation import check_versions
-from dew.preflight.machine import GB, check_folder, gpus, size
+from dew.preflight.machine import GB, check_folder, check_versions, gpus, size
 from dew.preflight.memory import Estimate, Shape, shape_of, training_state
 
 CHUNK = 2048
@@ -80,13 +79,10 @@ class Job:
     """What is trained, and how it is distributed."""
 
     shape: Shape
-    gpus: int
-    prompts: int
-    answers: int
+    batches: Batches
     prompt_limit: int
     answer_limit: int
     steps: int
-    tensor_parallel: int = 1
     micro_batch: int = 16384
     sampler_share: float = 0.5
     weight_bytes: int = 4
@@ -101,7 +97,7 @@ class Job:
 
 def estimate(job: Job, gpu: Gpu) -> Estimate:
     """Bytes on each GPU in the backward pass, and while answers are sampled, when gradients are freed."""
-    s, w, m, N = job.shape, job.weight_bytes, job.micro_batch, job.gpus
+    s, w, m, N = job.shape, job.weight_bytes, job.micro_batch, job.batches.gpus
     state = {name: n / N * (not job.offload_policy) for name, n in training_state(s, w, 2 * w).items()}
     ends = 2 * s.vocabulary * s.width
     layer = (s.parameters - ends) / s.layers
@@ -128,89 +124,67 @@ def fits(job: Job, gpu: Gpu) -> bool:
 
 def cache_tokens(job: Job, gpu: Gpu) -> float:
     """Tokens in the KV cache of one sampler."""
-    s, t = job.shape, job.tensor_parallel
+    s, t = job.shape, job.batches.tensor_parallel
     room = job.sampler_share * gpu.memory - s.weight_bytes * s.parameters / t
     return max(0.0, room) * t / s.cache_bytes
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds per step, tokens per second of all GPUs, hours of the run."""
-
-    generation: float
-    training: float
-    tokens_per_second: float
-    hours: float
-
-
-def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> Pace:
-    s, t = job.shape, job.tensor_parallel
+def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> dict[str, float]:
+    """Seconds per step of both phases, tokens per second of all GPUs, hours of the run."""
+    s, t = job.shape, job.batches.tensor_parallel
     n, p = mean_answer or TYPICAL_ANSWER * job.answer_limit, min(TYPICAL_PROMPT, job.prompt_limit)
-    R = job.prompts * job.answers
-    training = R * (p + n) * 10 * s.parameters / (job.gpus * gpu.peak * MFU)
-    samplers = max(1, job.gpus // t)
+    R = job.batches.prompts * job.batches.answers
+    training = R * (p + n) * 10 * s.parameters / (job.batches.gpus * gpu.peak * MFU)
+    samplers = max(1, job.batches.gpus // t)
     running = max(1.0, min(SEQUENCES, R / samplers, cache_tokens(job, gpu) / (p + n)))
     weights, bandwidth = s.weight_bytes * s.parameters, gpu.bandwidth * BANDWIDTH_SHARE
     decoding_step = (weights + running * (p + n / 2) * s.cache_bytes) / t / bandwidth
     longest = job.answer_limit * weights / t / bandwidth
     generation = max(R * n / samplers / running * decoding_step, longest)
     step = generation + training
-    return Pace(generation, training, R * (p + n) / step, job.steps * step / 3600)
+    speed, hours = R * (p + n) / step, job.steps * step / 3600
+    return {"generation": generation, "training": training, "tokens_per_second": speed, "hours": hours}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The plan of a recipe on verl."""
+def plan_of(launch: Launch, kinds: Sequence[Gpu] = GPUS) -> dict[str, Any]:
+    """Per kind of GPU: whether the run fits, bytes of each phase, seconds per step, hours."""
+    model, job = launch[f"{MODEL}.path"], job_of(launch)
+    if job is None:
+        return {"model": model}
+    on = {}
+    for gpu in kinds:
+        found, fit = estimate(job, gpu), fits(job, gpu)
+        on[gpu.name] = {"fits": fit, "training_bytes": found.training, "generation_bytes": found.generation}
+        on[gpu.name] |= pace(job, gpu)
+    return {"model": model, "gpus": job.batches.gpus, "on": on}
 
-    model: str
-    job: Job | None
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    if "on" not in plan:
+        return [f"No plan: {plan['model']} is neither a local folder nor a model whose shape dew knows."]
+    lines = []
+    for name, on in plan["on"].items():
+        training, sampling = (sum(on[phase].values()) / GB for phase in ("training_bytes", "generation_bytes"))
+        lines.append(
+            f"Plan, {plan['gpus']} x {name}: {'fits' if on['fits'] else 'does NOT fit'}; training {training:.0f} GB, "
+            f"sampling {sampling:.0f} GB each; about {on['hours']:.1f} h if answers reach {TYPICAL_ANSWER:.0%} of the "
+            "maximum length on average (estimated, see docs/scale.md)."
+        )
+    return lines
+
+
+def job_of(launch: Launch) -> Job | None:
     """None if the shape of the model is not known here."""
-
-    def lines(self) -> list[str]:
-        if self.job is None:
-            return [f"No plan: {self.model} is neither a local folder nor a model whose shape dew knows."]
-        return [_line(self.job, gpu) for gpu in GPUS]
-
-    def to_dict(self) -> dict[str, Any]:
-        if self.job is None:
-            return {"model": self.model}
-        per_gpu = {
-            gpu.name: {
-                "fits": fits(self.job, gpu),
-                "training_bytes": estimate(self.job, gpu).training,
-                "generation_bytes": estimate(self.job, gpu).generation,
-                **asdict(pace(self.job, gpu)),
-            }
-            for gpu in GPUS
-        }
-        return {"model": self.model, "gpus": self.job.gpus, "on": per_gpu}
-
-
-def _line(job: Job, gpu: Gpu) -> str:
-    found = estimate(job, gpu)
-    verdict = "fits" if fits(job, gpu) else f"does NOT fit ({found.largest} takes the most)"
-    return (
-        f"Plan, {job.gpus} x {gpu.name}: {verdict}; training {sum(found.training.values()) / GB:.0f} GB, sampling "
-        f"{sum(found.generation.values()) / GB:.0f} GB each; about {pace(job, gpu).hours:.1f} h at a mean answer of "
-        f"{TYPICAL_ANSWER * job.answer_limit:.0f} tokens (estimated, see docs/scale.md)."
-    )
-
-
-def plan_of(launch: Launch) -> Plan:
-    get, batches = launch.__getitem__, launch.batches
-    model = get(f"{MODEL}.path")
-    shape = SHAPES.get(model) or local_shape(model)
+    get = launch.__getitem__
+    shape = SHAPES.get(get(f"{MODEL}.path")) or local_shape(get(f"{MODEL}.path"))
     if shape is None:
-        return Plan(model, None)
-    job = Job(
+        return None
+    return Job(
         shape=replace(shape, adapters=lora_parameters(shape, get(f"{MODEL}.lora_rank") or 0)),
-        gpus=batches.gpus,
-        prompts=batches.prompts,
-        answers=batches.answers,
+        batches=launch.batches,
         prompt_limit=get("data.max_prompt_length"),
         answer_limit=get("data.max_response_length"),
         steps=get("trainer.total_training_steps") or 0,
-        tensor_parallel=batches.tensor_parallel,
         micro_batch=get(f"{ACTOR}.ppo_max_token_len_per_gpu"),
         sampler_share=get(f"{ROLLOUT}.gpu_memory_utilization") or 0.5,
         weight_bytes=4 if get(f"{FSDP}.model_dtype") == "fp32" else 2,
@@ -219,7 +193,6 @@ def plan_of(launch: Launch) -> Plan:
         optimizer_offload=bool(get(f"{FSDP}.optimizer_offload")),
         checkpointing=bool(get(f"{MODEL}.enable_gradient_checkpointing")),
     )
-    return Plan(model, job)
 
 
 def lora_parameters(s: Shape, rank: int) -> int:
@@ -272,22 +245,20 @@ def check_gpus(batches: Batches, found: Sequence[dict[str, Any]]) -> Check:
 
 def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
     """The plan for the GPUs of this machine or, without any, for the two kinds that dew knows."""
-    plan = plan_of(launch)
-    job = plan.job
-    if job is None:
-        return skipped("memory", plan.lines()[0])
-    says, facts = f"Estimated for each of {job.gpus} GPUs:", {}
     kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else GPUS
-    for gpu in kinds:
-        found = estimate(job, gpu)
-        training, generation = sum(found.training.values()), sum(found.generation.values())
-        says += f" {gpu.name}: training {size(training)}, sampling {size(generation)}"
-        says += "." if fits(job, gpu) else f", does not fit {USABLE:.0%} of it."
-        facts[gpu.name] = {"training": training, "generation": generation}
-    remedy = "Use more GPUs, or actor_rollout_ref.actor.fsdp_config.offload_policy=true."
-    if found.largest in ("logits", "activations"):
-        remedy = "Lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu."
-    return graded("memory", says, remedy, warn=not any(fits(job, gpu) for gpu in kinds), fail=False, **facts)
+    plan = plan_of(launch, kinds)
+    if "on" not in plan:
+        return skipped("memory", plan_lines(plan)[0])
+    facts: dict[str, Any] = {}
+    says = f"Estimated for each of {plan['gpus']} GPUs:"
+    for name, on in plan["on"].items():
+        training, generation = sum(on["training_bytes"].values()), sum(on["generation_bytes"].values())
+        says += f" {name}: training {size(training)}, sampling {size(generation)}"
+        says += "." if on["fits"] else f", does not fit {USABLE:.0%} of it."
+        facts[name] = {"training": training, "generation": generation}
+    remedy = "Use more GPUs, lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu (logits and activations), or set "
+    remedy += "actor_rollout_ref.actor.fsdp_config.offload_policy=true."
+    return graded("memory", says, remedy, warn=not any(on["fits"] for on in plan["on"].values()), **facts)
 
 
 def check_data(launch: Launch) -> list[Check]:

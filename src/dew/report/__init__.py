@@ -6,8 +6,7 @@ from pathlib import Path
 
 from dew.errors import ConfigError, Problem
 from dew.report.content import content_of
-from dew.report.readers import read_records_file, read_run
-from dew.report.run import PAGE_TOKENS, Run
+from dew.report.readers import PAGE_TOKENS, Run, read_records_file, read_run
 from dew.report.write import write_report
 
 __all__ = ["build", "build_from_records"]
@@ -15,16 +14,15 @@ __all__ = ["build", "build_from_records"]
 log = logging.getLogger(__name__)
 
 
-def build(folders: Sequence[Path], out: Path | None = None, *, tokenizer: str | None = None) -> Path:
+def build(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write report.html and report.json for the runs in `folders` and return the path of the page.
 
-    Runs may come from dew, from plain TRL, or from prime-rl (token exports; pass `tokenizer` to see text).
-    Default location: the run's folder for one run, the current folder for several.
+    Runs may come from dew or from plain TRL. Default: in the folder of a single run, else in the current folder.
     """
     folders = [Path(folder) for folder in folders]
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
-    runs = [read_run(folder, PAGE_TOKENS // len(folders), tokenizer) for folder in folders]
+    runs = [read_run(folder, PAGE_TOKENS // len(folders)) for folder in folders]
     return _write(runs, out, folders[0] if len(folders) == 1 else Path())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from dew import __version__
 from dew.alarms import Alarms
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
-from dew.report.run import Run, evenly
+from dew.report.readers import Run, evenly
 from dew.report.statistics import statistics
 
 SCHEMA = 1
@@ -106,27 +106,24 @@ def remarks(metrics: Sequence[Json], alarms: Sequence[Json]) -> list[Json]:
     rules = Alarms()
     checked = [*metrics[:MIN_STEPS], *metrics[MIN_STEPS:][-MAX_CHECKED:]]
     found = [alarm for line in checked for alarm in rules.update(line["step"], line)]
-    flat = _flat_reward(metrics)
     raised = {str(alarm.get("alarm")) for alarm in alarms}
     first: dict[str, Json] = {}
-    for remark in found + ([flat] if flat else []):
+    for remark in [*found, *_flat_reward(metrics)]:
         if remark["alarm"] not in raised:
             first.setdefault(remark["alarm"], remark)
     return list(first.values())
 
 
-def _flat_reward(metrics: Sequence[Json]) -> Json | None:
+def _flat_reward(metrics: Sequence[Json]) -> list[Json]:
     """A remark if the last fifth is not above the first by twice the standard error of the difference."""
     reward = np.array([m["reward"] for m in metrics if isinstance(m.get("reward"), int | float)], float)
     if len(reward) < MIN_STEPS:
-        return None
+        return []
     fifth = len(reward) // 5
     first, last = reward[:fifth], reward[-fifth:]
     error = np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / fifth)
     if last.mean() - first.mean() > max(2 * error, 1e-9):
-        return None
-    return {
-        "alarm": "reward_flat",
-        "message": f"The reward does not rise: {first.mean():.3f} in the first fifth, {last.mean():.3f} in the last.",
-        "remedy": "Read some answers under Groups: is the reward right, and are answers both correct and wrong?",
-    }
+        return []
+    message = f"The reward does not rise: {first.mean():.3f} in the first fifth, {last.mean():.3f} in the last."
+    remedy = "Read some answers under Groups: is the reward right, and are answers both correct and wrong?"
+    return [{"alarm": "reward_flat", "message": message, "remedy": remedy}]

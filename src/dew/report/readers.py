@@ -1,22 +1,44 @@
-"""Read the folder of a run: dew's own, plain TRL's, or prime-rl's token exports."""
+"""Read the folder of a run of dew or of plain TRL, or a file of token records."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from dew.errors import ConfigError, EngineError, Problem, RecordError, not_loaded
+from dew.errors import ConfigError, EngineError, Problem, RecordError
 from dew.files import read_whole, stay_inside
 from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json, RunFolder, SchemaError, read_records
-from dew.report.run import Run, read_sample
 
-T = TypeVar("T")
+PAGE_TOKENS = 300_000
+"""Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
+PAGE_FILES = 200
+READ_BYTES = 48 << 20
+"""Of compressed records: about half a minute of reading."""
 
 
-def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
+@dataclass(frozen=True)
+class Run:
+    """What could be read of a run. Readers fill in what their format has, and the page shows that."""
+
+    name: str
+    kind: str
+    """dew, trl or records."""
+    facts: Json = field(default_factory=dict)
+    """run.json, or the equivalent of another trainer."""
+    config: str | None = None
+    metrics: list[Json] = field(default_factory=list)
+    alarms: list[Json] = field(default_factory=list)
+    scores: list[Json] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    sample: dict[str, Any] = field(default_factory=dict)
+    """How much of the recorded data is included."""
+    notices: list[str] = field(default_factory=list)
+    """One sentence for each thing that could not be read."""
+
+
+def read_run(folder: Path, tokens: int) -> Run:
     """The run in `folder`, with groups of at most `tokens` tokens in total."""
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
@@ -25,15 +47,10 @@ def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
         return _dew_run(folder, tokens)
     if _trl_state(folder) or _trl_completions(folder):
         return _trl_run(folder, tokens)
-    if _prime_steps(folder):
-        return _prime_run(folder, tokens, tokenizer)
-    raise ConfigError(
-        Problem(
-            f"{folder}: not the folder of a run. Looked for run.json or metrics.jsonl (dew), trainer_state.json or "
-            "completions/*.parquet (TRL), token_exports/step_*/rank_*.jsonl (prime-rl).",
-            remedy="For anything else, write the JSONL of docs/records.md and pass it with --records.",
-        )
-    )
+    what = f"{folder}: not the folder of a run."
+    why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json or completions/*.parquet (TRL)."
+    remedy = "For anything else, write the JSONL of docs/records.md and pass it with --records."
+    raise ConfigError(Problem(what, why, remedy))
 
 
 def read_records_file(path: Path, tokens: int) -> Run:
@@ -53,33 +70,21 @@ MAX_CONFIG = 200_000
 
 def _dew_run(folder: Path, tokens: int) -> Run:
     """The run may still be training; damaged files are reported and skipped."""
-    run = RunFolder(folder)
+    run, config = RunFolder(folder), folder / "config.yaml"
+    found: dict[str, Any] = {}
     notices: list[str] = []
-
-    def part(read: Callable[[], T], empty: T) -> T:
+    for name, read in (("facts", run.run), ("metrics", run.metrics), ("alarms", run.alarms), ("scores", run.scores)):
         try:
-            return read()
+            found[name] = read()
         except SchemaError:
             raise
         except RecordError as error:
             notices.append(str(error))
-            return empty
-
-    facts: Json = part(run.run, {})
-    groups, sample, unread = read_sample(run.record_files(), tokens)
-    config = folder / "config.yaml"
-    return Run(
-        name=str(facts.get("name") or folder.resolve().name),
-        kind="dew",
-        facts=facts,
-        config=config.read_text(errors="replace")[:MAX_CONFIG] if config.is_file() else None,
-        metrics=part(run.metrics, []),
-        alarms=part(run.alarms, []),
-        scores=part(run.scores, []),
-        groups=groups,
-        sample=sample,
-        notices=[*notices, *unread],
-    )
+    found["groups"], found["sample"], unread = read_sample(run.record_files(), tokens)
+    if config.is_file():
+        found["config"] = config.read_text(errors="replace")[:MAX_CONFIG]
+    name = str(found.get("facts", {}).get("name") or folder.resolve().name)
+    return Run(name, "dew", notices=[*notices, *unread], **found)
 
 
 # ── TRL: curves in trainer_state.json, answers in completions/*.parquet, no token signals ───────────────────
@@ -112,12 +117,10 @@ def _trl_completions(folder: Path) -> list[Path]:
 
 def _trl_run(folder: Path, tokens: int) -> Run:
     path = _trl_state(folder)
-    state: Any = {}
-    if path is not None:
-        try:
-            state = json.loads(read_whole(path, MAX_FILE))
-        except (ValueError, RecursionError):
-            state = None
+    try:
+        state = json.loads(read_whole(path, MAX_FILE)) if path else {}
+    except (ValueError, RecursionError):
+        state = None
     if not isinstance(state, dict):
         what = f"{path}: not the JSON that TRL writes; it is truncated or damaged."
         raise RecordError(Problem(what, remedy="Copy it again."))
@@ -180,74 +183,69 @@ def _chat_text(x: Any) -> str:
     return "" if x is None else str(x)
 
 
-# ── prime-rl: token_exports/step_N/rank_R.jsonl, one trained sequence per line, as token ids ────────────────
-
-PRIME_SCHEMA = 1
-PRIME_NAMES = {"entropy": "entropy", "logp": "trainer_logprobs", "advantage": "advantages", "ratio": "importance_ratio"}
-"""dew's name -> prime-rl's name of a signal."""
+# ── a sample of the groups that fits into a page ────────────────────────────────────────────────────────────
 
 
-def _prime_steps(folder: Path) -> list[Path]:
-    root = folder / "token_exports" if (folder / "token_exports").is_dir() else folder
-    found = [p for p in root.glob("step_*") if p.name[5:].isdigit() and any(p.glob("rank_*.jsonl"))]
-    return sorted(found, key=lambda p: int(p.name[5:]))
+def evenly(n: int, most: int) -> list[int]:
+    """At most `most` of the indices 0..n−1, evenly spaced, including the first and the last."""
+    if n <= most:
+        return list(range(n))
+    return [round(i * (n - 1) / (most - 1)) for i in range(most)] if most > 1 else [n - 1][:most]
 
 
-def _prime_run(folder: Path, tokens: int, tokenizer: str | None) -> Run:
-    decode = _decoder(tokenizer)
-    groups, sample, notices = read_sample(_prime_steps(folder), tokens, lambda step: _prime_groups(step, decode))
-    if tokenizer is None:
-        notices.append("prime-rl exports token ids: pass the model's tokenizer to see text instead of ⟨ids⟩.")
-    facts = {"engine": "prime-rl"}
-    return Run(folder.resolve().name, "prime-rl", facts, groups=groups, sample=sample, notices=notices)
+def cost(group: GroupRecord) -> int:
+    """Size of a group in the page, in tokens; four characters of text count as one."""
+    return max(group.size, sum(len(token) for answer in group.answers for token in answer.tokens) // 4)
 
 
-def _decoder(tokenizer: str | None) -> Callable[[int], str]:
-    if tokenizer is None:
-        return lambda token: f"⟨{token}⟩"
-    from transformers import AutoTokenizer
+def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
+    """Evenly spaced groups whose total cost is at most `tokens`; all of them if they fit."""
+    most = len(groups)
+    while most > 0:
+        kept = [groups[i] for i in evenly(len(groups), most)]
+        size = sum(map(cost, kept))
+        if size <= tokens:
+            return kept
+        most = min(most - 1, int(most * tokens / size))
+    cheapest = min(groups, key=cost, default=None)
+    return [cheapest] if cheapest and cost(cheapest) <= tokens else []
 
+
+def read_sample(
+    files: Sequence[Path], tokens: int, read: Callable[[Path], list[GroupRecord]] = read_records
+) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
+    """Groups from evenly spaced files within the budget, how much that is, and what could not be read.
+
+    Each file may use its share of the budget plus what previous files left over. If no group fits, the smallest one
+    is included anyway.
+    """
+    mean = sum(map(_bytes, files)) / max(1, len(files))
+    readable = max(2, int(READ_BYTES / max(1.0, mean)))
+    picked = [files[i] for i in evenly(len(files), min(PAGE_FILES, readable))]
+    groups: list[GroupRecord] = []
+    smallest: GroupRecord | None = None
+    seen, allowance, notices = 0, 0.0, []
+    for path in picked:
+        allowance += tokens / len(picked)
+        try:
+            found = read(path)
+        except RecordError as error:
+            if path.exists():  # else the running job has removed it
+                notices.append(str(error))
+            continue
+        kept = thin(found, int(allowance))
+        allowance -= sum(map(cost, kept))
+        groups += kept
+        smallest = min([*found, *([smallest] if smallest else [])], key=cost, default=None)
+        seen += len(found)
+    if smallest and not groups:
+        groups = [smallest]
+    sample = {"groups": len(groups), "of": seen, "files": len(picked), "files_of": len(files)}
+    return groups, sample, notices
+
+
+def _bytes(path: Path) -> int:
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(not_loaded("tokenizer", tokenizer, error)) from None
-    return lambda token: str(loaded.decode([token]))
-
-
-def _prime_groups(folder: Path, decode: Callable[[int], str]) -> list[GroupRecord]:
-    """Sequences with the same prompt form a group."""
-    by_prompt: dict[tuple[int, ...], list[AnswerRecord]] = {}
-    for path in sorted(folder.glob("rank_*.jsonl")):
-        for number, line in enumerate(read_whole(path, MAX_FILE).splitlines(), start=1):
-            try:
-                prompt, answer = _prime_answer(json.loads(line), decode)
-            except RecordError as error:
-                raise RecordError([replace(p, what=f"{path}: {p.what}") for p in error.problems]) from None
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                what = f"{path}: line {number} is not a prime-rl token export, or it is truncated."
-                raise RecordError(Problem(what, remedy="Copy it again.")) from None
-            by_prompt.setdefault(prompt, []).append(answer)
-    step = int(folder.name[5:])
-    return [
-        GroupRecord(step, number, "".join(map(decode, prompt)), answers)
-        for number, (prompt, answers) in enumerate(by_prompt.items())
-    ]
-
-
-def _prime_answer(line: Json, decode: Callable[[int], str]) -> tuple[tuple[int, ...], AnswerRecord]:
-    """The prompt's ids and the answer, which starts at the first trained token."""
-    if line["schema_version"] != PRIME_SCHEMA:
-        raise RecordError(f"token export schema {line['schema_version']!r}; this dew reads schema {PRIME_SCHEMA}.")
-    trained: list[bool] = line["loss_mask"]
-    start = trained.index(True)
-    reward = next((float(r) for r in line["rewards"][start:] if r is not None), 0.0)
-    signals: Json = {ours: _floats(line.get(theirs), start) for ours, theirs in PRIME_NAMES.items()}
-    tokens = [decode(token) for token in line["token_ids"][start:]]
-    answer = AnswerRecord(tokens, correct=reward > 0.5, reward=reward, live=trained[start:], **signals)
-    return tuple(line["token_ids"][:start]), answer
-
-
-def _floats(values: Sequence[Any] | None, start: int) -> list[float] | None:
-    if values is None or all(v is None for v in values[start:]):
-        return None
-    return [math.nan if v is None else float(v) for v in values[start:]]
+        return path.stat().st_size
+    except FileNotFoundError:  # a running job may remove records
+        return 0

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from dew.preflight import installation, machine, passed
+from dew.preflight import machine, passed
 
 ROOT = Path(__file__).parents[2]
-VERL = {**dict.fromkeys(installation.PACKAGES), **installation.LOCKS["verl"]}
+VERL = {**dict.fromkeys(machine.PACKAGES), **machine.LOCKS["verl"]}
 LOCK_FILES = sorted((ROOT / "locks").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", LOCK_FILES, ids=lambda path: path.stem)
 def test_the_matrix_agrees_with_the_lock_files(path):
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", path.read_text(), flags=re.MULTILINE))
-    table = installation.LOCKS[path.stem]
+    table = machine.LOCKS[path.stem]
     assert {name: pins.get(name, pins.get(f"{name}-cpu")) for name in table} == table
 
 
 def test_the_versions_that_verl_requires_on_gpus():
-    assert installation.ON_GPUS == {"torch": "2.11.0", "transformers": "5.9.0", "vllm": "0.24.0"}
+    assert machine.ON_GPUS == {"torch": "2.11.0", "transformers": "5.9.0", "vllm": "0.24.0"}
 
 
 def test_the_locks_travel_in_the_wheel():
@@ -29,13 +29,13 @@ def test_the_locks_travel_in_the_wheel():
 
 
 def test_requirements_are_those_of_the_extra():
-    assert "1.14" in installation.requirements("trl")["trl"] and "trl" not in installation.requirements("verl")
-    assert "trl" not in installation.requirements() and "torch" in installation.requirements()
+    assert "1.14" in machine.requirements("trl")["trl"] and "trl" not in machine.requirements("verl")
+    assert "trl" not in machine.requirements() and "torch" in machine.requirements()
 
 
 def test_every_lock_satisfies_the_requirements():
-    for lock, pins in installation.LOCKS.items():
-        assert all(installation.supported(name, number, lock) for name, number in pins.items())
+    for lock, pins in machine.LOCKS.items():
+        assert all(machine.supported(name, number, lock) for name, number in pins.items())
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ def test_every_lock_satisfies_the_requirements():
     ],
 )
 def test_versions(monkeypatch, change, status, says):
-    there = {**installation.LOCKS["core"], **change}
-    monkeypatch.setattr(installation, "installed", there.get)
-    found = installation.check_versions()
+    there = {**machine.LOCKS["core"], **change}
+    monkeypatch.setattr(machine, "installed", there.get)
+    found = machine.check_versions()
     assert found.status == status and says in found.says
     assert bool(found.remedy) == (status != "ok")
 
 
 def test_a_missing_requirement_fails(monkeypatch):
     required = dict.fromkeys(("numpy", "nowhere"), SpecifierSet())
-    monkeypatch.setattr(installation, "requirements", lambda extra="": required)
-    checks = {check.name: check for check in installation.doctor()}
+    monkeypatch.setattr(machine, "requirements", lambda extra="": required)
+    checks = {check.name: check for check in machine.doctor()}
     assert checks["packages"].status == "failed" and checks["packages"].facts["missing"] == ["nowhere"]
     assert not passed(list(checks.values()))
 
@@ -77,28 +77,28 @@ def test_advice_about_threads(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = installation.check_threads()
+    found = machine.check_threads()
     assert found.status == "warning" and "8 threads" in found.says and "OMP_NUM_THREADS=1" in found.remedy
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert installation.check_threads().status == "ok"
+    assert machine.check_threads().status == "ok"
 
 
 def test_little_memory_and_disk_are_warnings(monkeypatch):
-    monkeypatch.setattr(installation, "free_host_memory", lambda: 10**9)
-    monkeypatch.setattr(installation, "free_disk", lambda _: 10**8)
-    assert installation.check_memory().status == installation.check_disk().status == "warning"
-    assert "100 MB" in installation.check_disk().says
+    monkeypatch.setattr(machine, "free_host_memory", lambda: 10**9)
+    monkeypatch.setattr(machine, "free_disk", lambda _: 10**8)
+    assert machine.check_memory().status == machine.check_disk().status == "warning"
+    assert "100 MB" in machine.check_disk().says
 
 
 def test_a_kernel_with_a_wrong_result_fails(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(installation, "installed", lambda _: "3.9.0")
-    monkeypatch.setattr(installation, "_kernel_error", lambda: 0.5)
-    assert installation.check_triton().status == "failed"
-    monkeypatch.setattr(installation, "_kernel_error", lambda: 1e-3)
-    assert installation.check_triton().status == "ok"
+    monkeypatch.setattr(machine, "installed", lambda _: "3.9.0")
+    monkeypatch.setattr(machine, "_kernel_error", lambda: 0.5)
+    assert machine.check_triton().status == "failed"
+    monkeypatch.setattr(machine, "_kernel_error", lambda: 1e-3)
+    assert machine.check_triton().status == "ok"
 
 
 def test_machine():
