@@ -107,10 +107,9 @@ def test_nested_columns(tmp_path):
 )
 def test_columns_of_the_hub(tmp_path, monkeypatch, *, name: str, raw, problem: str, answer: str):
     monkeypatch.setenv("DEW_DATA", str(tmp_path))
-    preset = PRESETS[name]
-    split = preset.train or preset.held_out
-    write(tmp_path / name / f"{split}.jsonl", [raw])
-    (row,) = NamedDataset(name).table("train" if preset.train else "held_out").rows
+    file, split = ("test", "held_out") if PRESETS[name].evaluation_only else ("train", "train")
+    write(tmp_path / name / f"{file}.jsonl", [raw])
+    (row,) = NamedDataset(name).table(split).rows
     assert (row["problem"], row["answer"]) == (problem, answer)
 
 

@@ -9,22 +9,9 @@ from dew.tasks.base import Row, Task, demonstrations
 from dew.tasks.datasets import PRESETS, CustomDataset, NamedDataset
 from dew.tasks.files import SUFFIXES
 from dew.tasks.games import TINY, Chain, Countdown, model_folder
-from dew.tasks.overlap import overlap, without_overlap
+from dew.tasks.overlap import overlap
 
-__all__ = [
-    "TINY",
-    "Chain",
-    "Countdown",
-    "CustomDataset",
-    "NamedDataset",
-    "Row",
-    "Task",
-    "demonstrations",
-    "model_folder",
-    "overlap",
-    "task",
-    "without_overlap",
-]
+__all__ = ["TINY", "Chain", "Countdown", "Row", "Task", "demonstrations", "model_folder", "overlap", "task"]
 
 GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chain": Chain}
 
@@ -49,9 +36,8 @@ def task(name: str, **settings: Any) -> Task:
 
 def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
     known = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    every = f"It has {', '.join(known)}."
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        what = f"Task {name} has no setting"
-        raise ConfigError([Problem(f"{what} {key!r}.", remedy=did_you_mean(key, known) or every) for key in unknown])
+    if unknown := [key for key in settings if key not in known]:
+        every = f"It has {', '.join(known)}."
+        problems = [(f"Task {name} has no setting {key!r}.", did_you_mean(key, known) or every) for key in unknown]
+        raise ConfigError([Problem(what, remedy=remedy) for what, remedy in problems])
     return kind(**given, **settings)

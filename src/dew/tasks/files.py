@@ -10,7 +10,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -161,25 +161,26 @@ def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> Ra
         raise ConfigError(what)
 
 
-def split_files(folder: Path, split: str) -> list[Path]:
-    """The files of one split: `train.jsonl`, `train-00000-of-00002.parquet`, also under `data/`."""
-    for place in (folder, folder / "data"):
-        for suffix in SUFFIXES:
-            if found := sorted(chain(place.glob(f"{split}{suffix}"), place.glob(f"{split}-*{suffix}"))):
-                return found
-    return []
-
-
 def _folder(folder: Path, split: str) -> RawRows:
-    if files := split_files(folder, split):
-        for file in files:
-            yield from _file(file)
-    elif (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-        yield from _saved(folder, split)
-    else:
-        found = ", ".join(sorted(file.name for file in folder.iterdir())[:10]) or "no files"
-        remedy = f"Expected {split}.jsonl, {split}.jsonl.gz, {split}.json or {split}.parquet."
-        raise ConfigError(Problem(f"{folder}: no {split} split; it has {found}.", remedy=remedy))
+    """One split of a folder: `train.jsonl`, `data/train-00000-of-00002.parquet`, or as written by `save_to_disk`."""
+    for place, suffix in product((folder, folder / "data"), SUFFIXES):
+        if files := sorted([*place.glob(f"{split}{suffix}"), *place.glob(f"{split}-*{suffix}")]):
+            for file in files:
+                yield from _file(file)
+            return
+    found = sorted(file.name for file in folder.iterdir())
+    if {"dataset_dict.json", "dataset_info.json"} & {*found}:
+        from datasets import load_from_disk
+
+        data = load_from_disk(str(folder))
+        if not isinstance(data, dict) or split in data:
+            yield from _numbered(folder.name, data[split] if isinstance(data, dict) else data)
+            return
+        found = list(data)
+    what = f"{folder}: no {split} split; it has {', '.join(found[:10]) or 'no files'}."
+    raise ConfigError(
+        Problem(what, remedy=f"Expected {split}.jsonl, .jsonl.gz, .json or .parquet.")
+    )
 
 
 def _file(path: Path) -> RawRows:
@@ -237,18 +238,6 @@ def _parquet(path: Path) -> RawRows:
     except pyarrow.ArrowInvalid as error:
         raise ConfigError(f"{path}: not a Parquet file ({error}).") from None
     yield from _numbered(path.name, (raw for batch in table.iter_batches() for raw in batch.to_pylist()))
-
-
-def _saved(folder: Path, split: str) -> RawRows:
-    """A folder written by `save_to_disk`."""
-    from datasets import DatasetDict, load_from_disk
-
-    data = load_from_disk(str(folder))
-    if isinstance(data, DatasetDict):
-        if split not in data:
-            raise ConfigError(f"{folder}: no {split} split; it has {', '.join(data)}.")
-        data = data[split]
-    yield from _numbered(folder.name, data)
 
 
 def _hub(name: str, split: str, config: str | None) -> RawRows:
