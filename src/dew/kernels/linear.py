@@ -9,7 +9,7 @@ import importlib.util
 import os
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -19,11 +19,10 @@ from dew.errors import ConfigError, Problem, ShapeError
 from dew.kernels import passes, reference
 from dew.kernels.chunked import KEPT, Statistics, allowed, wide
 from dew.kernels.head import Head
-from dew.kernels.passes import Want
 from dew.kernels.reference import IGNORE
 
 Impl = Literal["auto", "triton", "chunked", "reference"]
-IMPLS = ("auto", "triton", "chunked", "reference")
+IMPLS = get_args(Impl)
 SHARED_MEMORY = 224 * 1024
 """Bytes per multiprocessor that the Triton tiles need: Hopper and later data-centre GPUs have them."""
 KEEP_FROM = 2 / 3
@@ -86,8 +85,7 @@ def _check(
         raise ShapeError("weight has no rows: the vocabulary needs at least one entry.")
     dtypes = {t.dtype for t in (hidden, weight, bias) if t is not None}
     if len(dtypes) != 1 or not hidden.dtype.is_floating_point:
-        what = f"dtypes {sorted(map(str, dtypes))}: hidden, weight and bias must share one floating dtype."
-        raise ShapeError(Problem(what, remedy="Cast them."))
+        raise ShapeError(f"hidden, weight and bias must share one floating dtype, not {sorted(map(str, dtypes))}.")
     if targets.dtype != torch.int64:
         raise ShapeError(Problem(f"targets are {targets.dtype}, not torch.int64.", remedy="Write targets.long()."))
     if not temperature > 0:
@@ -215,7 +213,7 @@ def _backward(
     want: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias; empty tensors where not wanted: operators return only tensors."""
-    n, wanted, hidden = hidden.shape[0], Want(*want), hidden.contiguous()
+    n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
     g = g.to(wide(hidden.dtype))
     if save == "slopes":
@@ -227,12 +225,12 @@ def _backward(
     with torch.autocast(hidden.device.type, enabled=False):
         if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
             x, g, scale = _pick(valid, hidden, g, stats[3])
-            grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
+            grads, rows = passes.kept(saved[:count], x, head, -g * scale, want), valid
         else:
             x, y, g, ge, *some = _pick(rows, hidden, targets, g, ge, *stats)
-            grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)
+            grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, want)
     dh, dw, db = (hidden.new_empty(0) if t is None else t for t in grads)
-    return _spread(rows, dh, n) if wanted.hidden else dh, dw, db
+    return _spread(rows, dh, n) if want[0] else dh, dw, db
 
 
 @_backward.register_fake

@@ -178,9 +178,7 @@ def _folder(folder: Path, split: str) -> RawRows:
             return
         found = list(data)
     what = f"{folder}: no {split} split; it has {', '.join(found[:10]) or 'no files'}."
-    raise ConfigError(
-        Problem(what, remedy=f"Expected {split}.jsonl, .jsonl.gz, .json or .parquet.")
-    )
+    raise ConfigError(Problem(what, remedy=f"Expected {split}.jsonl, .jsonl.gz, .json or .parquet."))
 
 
 def _file(path: Path) -> RawRows:
