@@ -27,25 +27,22 @@ class History:
     """The first and the newest values of each metric, in step order, in bounded memory. Missing values leave no gap."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, list[int]] = {}
-        self._values: dict[str, Series] = {}
+        self._values: dict[str, dict[int, float]] = {}
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add a step. Values of the same step or later (parts of a step, a resumed run) are replaced."""
         for name, value in metrics.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            steps, values = self._steps.setdefault(name, []), self._values.setdefault(name, [])
-            while steps and steps[-1] >= step:
-                steps.pop()
-                values.pop()
-            steps.append(step)
-            values.append(float(value))
-            if len(steps) > FIRST + 2 * NEWEST:
-                del steps[FIRST:-NEWEST], values[FIRST:-NEWEST]
+            values = self._values.setdefault(name, {})
+            while values and next(reversed(values)) >= step:
+                values.popitem()
+            values[step] = float(value)
+            for surplus in list(values)[FIRST:-NEWEST] if len(values) > FIRST + 2 * NEWEST else []:
+                del values[surplus]
 
     def series(self, name: str) -> Series:
-        return self._values.get(name, [])
+        return list(self._values.get(name, {}).values())
 
     def last(self, name: str, count: int = 1) -> Series:
         """The newest `count` values; empty if there are fewer."""

@@ -75,23 +75,17 @@ def _check(
     hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, temperature: float, softcap: float | None,
     impl: str,
 ) -> None:  # fmt: skip
-    h, w, y = tuple(hidden.shape), tuple(weight.shape), tuple(targets.shape)
-    if len(h) != 2 or len(w) != 2 or h[1] != w[1] or y != h[:1]:
-        what = f"hidden {h}, weight {w}, targets {y}: expected (N, D), (V, D) and (N,)."
+    h, w, y, b = (() if t is None else tuple(t.shape) for t in (hidden, weight, targets, bias))
+    if len(h) != 2 or len(w) != 2 or h[1] != w[1] or w[0] == 0 or y != h[:1] or b not in ((), w[:1]):
+        what = f"hidden {h}, weight {w}, targets {y}, bias {b}: expected (N, D), (V, D), (N,) and (V,), with V > 0."
         raise ShapeError(Problem(what, remedy="Flatten batches: hidden.flatten(0, 1), targets.flatten()."))
-    if bias is not None and tuple(bias.shape) != w[:1]:
-        raise ShapeError(f"bias {tuple(bias.shape)}: expected one entry for each of weight's {w[0]} rows.")
-    if w[0] == 0:
-        raise ShapeError("weight has no rows: the vocabulary needs at least one entry.")
     dtypes = {t.dtype for t in (hidden, weight, bias) if t is not None}
     if len(dtypes) != 1 or not hidden.dtype.is_floating_point:
         raise ShapeError(f"hidden, weight and bias must share one floating dtype, not {sorted(map(str, dtypes))}.")
     if targets.dtype != torch.int64:
         raise ShapeError(Problem(f"targets are {targets.dtype}, not torch.int64.", remedy="Write targets.long()."))
-    if not temperature > 0:
-        raise ConfigError(f"temperature={temperature}: must be above 0.")
-    if softcap is not None and not softcap > 0:
-        raise ConfigError(Problem(f"softcap={softcap}: must be above 0.", remedy="None disables it."))
+    if not temperature > 0 or not (softcap is None or softcap > 0):
+        raise ConfigError(f"temperature={temperature}, softcap={softcap}: must be above 0, or None for no softcap.")
     if impl not in IMPLS:
         raise ConfigError(Problem(f"impl={impl!r} is unknown.", remedy=f"Choose one of {', '.join(IMPLS)}."))
 
@@ -111,12 +105,11 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
 
 def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> ModuleType:
     """The module that computes the scores."""
-    obstacle = _obstacle(hidden, weight) if impl != "chunked" else ""
+    obstacle = _obstacle(hidden, weight)
     if impl == "triton" and obstacle:
         remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
         raise ConfigError(Problem(f'impl="triton": {obstacle}.', remedy=remedy))
-    name = "chunked" if impl == "chunked" or obstacle else "triton"
-    return importlib.import_module(f"dew.kernels.{name}")
+    return importlib.import_module(f"dew.kernels.{'chunked' if impl == 'chunked' or obstacle else 'triton'}")
 
 
 def _obstacle(hidden: Tensor, weight: Tensor) -> str:
@@ -240,18 +233,16 @@ def _(g, ge, hidden, weight, bias, targets, stats, saved, temperature, softcap, 
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, targets, ctx.temperature, ctx.softcap, ctx.save, ctx.impl = inputs
-    logp, entropy, lse, scale, saved = output
+    hidden, weight, bias, targets, *ctx.settings = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(hidden, weight, bias, targets, logp, entropy, lse, scale, saved)
+    ctx.save_for_backward(hidden, weight, bias, targets, *output)
 
 
 def _gradient(ctx: Any, g: Tensor | None, ge: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    hidden, weight, bias, targets, logp, entropy, lse, scale, saved = ctx.saved_tensors
+    *inputs, logp, entropy, lse, scale, saved = ctx.saved_tensors
     want = list(ctx.needs_input_grad[:3])
     g = torch.zeros_like(logp) if g is None else g
-    stats, settings = [logp, entropy, lse, scale], (ctx.temperature, ctx.softcap, ctx.save, ctx.impl)
-    grads = _backward(g, ge, hidden, weight, bias, targets, stats, saved, *settings, want)
+    grads = _backward(g, ge, *inputs, [logp, entropy, lse, scale], saved, *ctx.settings, want)
     return *(t if w else None for t, w in zip(grads, want, strict=True)), None, None, None, None, None
 
 
