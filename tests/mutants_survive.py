@@ -27,7 +27,7 @@ MUTANTS = [
     ("torn line raises", "records.py", " and b\"\\n\" in content:", ":", "core/test_records.py -k first_line"),
     ("records unbounded", "records.py", "0 < keep < len(files)", "False", "core/test_records.py -k every_second"),
     ("history unbounded", "alarms.py", "if len(values) > FIRST + 2 * NEWEST", "if False", "core/test_alarms.py -k long_run"),
-    ("no alarm", "alarms.py", "_above(\"steps/skipped\", 0.0)", "_above(\"steps/none\", 0.0)", "core/test_alarms.py -k skipped"),
+    ("no alarm", "alarms.py", "_above, \"steps/skipped\", 0.0)", "_above, \"steps/none\", 0.0)", "core/test_alarms.py -k skipped"),
     ("checksum not compared", "engines/trl/checkpoints.py", "        if found != checksum:", "        if False:", "trl/test_resume.py -k damaged_checkpoint_is_reported"),
     ("no manifest needed", "engines/trl/checkpoints.py", "        return INTERRUPTED\n", "        return None\n", "trl/test_resume.py -k interrupted_checkpoint"),
     ("damaged kept in place", "engines/trl/checkpoints.py", "            path.rename(aside)\n", "            continue\n", "trl/test_resume.py -k damaged_checkpoint_is_reported"),

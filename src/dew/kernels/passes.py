@@ -59,18 +59,14 @@ def recompute(
 
 def slopes(backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor) -> tuple[Statistics, Tensor]:
     """Forward for a frozen head: the statistics, and u = ∂logp/∂h (N, D)."""
-    (n, _), v = hidden.shape, head.weight.shape[0]
-    chunks = list(spans(n, v * hidden.dtype.itemsize, allowed(CHUNK, hidden.device), BLOCK))
-    buffer = empty_weights(chunks[0][1] if chunks else 0, head, hidden.dtype)
-    u = torch.empty_like(hidden)
-    parts = []
+    each = head.weight.shape[0] * hidden.dtype.itemsize
+    chunks = list(spans(hidden.shape[0], each, allowed(CHUNK, hidden.device), BLOCK)) or [(0, 0)]
+    buffer = empty_weights(chunks[0][1], head, hidden.dtype)
+    u, parts = torch.empty_like(hidden), []
     for low, high in chunks:
-        x, store = hidden[low:high], buffer[: high - low]
-        stats = backend.statistics(x, head, targets[low:high], store)
-        parts.append(stats)
-        _gradient_of_hidden(store, head, -stats.scale, out=u[low:high])
-    if not parts:
-        return Statistics(*(hidden.new_empty(0, dtype=wide(hidden.dtype)) for _ in range(4))), u
+        store = buffer[: high - low]
+        parts.append(backend.statistics(hidden[low:high], head, targets[low:high], store))
+        _gradient_of_hidden(store, head, -parts[-1].scale, out=u[low:high])
     return Statistics(*(torch.cat(columns) for columns in zip(*parts, strict=True))), u
 
 

@@ -132,18 +132,38 @@ PRESETS: dict[str, Preset] = {
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Dataset:
-    """What both kinds of data set share: overlap filter, shuffle, template."""
+@dataclass(frozen=True)
+class Dataset:
+    """A task with problems from a file, a folder or the hub. Built by `named` and `custom`."""
 
     name: str
-    template: str | None
-    without: Sequence[str]
-    column = "problem"
+    source: str | Path
+    read: Read
+    column: str = "problem"
     """What identifies a row: "problem", rendered with the template, or a ready-made "prompt"."""
+    train: str | None = "train"
+    """Training split; None: evaluation only."""
+    held_out: str | None = None
+    """Test split; None: an eighth of the training problems, selected by a hash of the problem."""
+    tested_on: str | None = None
+    """Another set whose problems are held out instead."""
+    config: str | None = None
+    template: str | None = None
+    without: Sequence[str] = ()
 
     def table(self, split: Split) -> Table:
         """The rows of a split before filter and template, with an account of the skipped ones."""
-        raise NotImplementedError
+        if split == "held_out" and self.tested_on:
+            return named(self.tested_on).table("held_out")
+        wanted = self.held_out if split == "held_out" and self.held_out else self.train
+        if wanted is None:
+            raise ConfigError(f"{self.name} is for evaluation only: it has no training problems.")
+        table = read_table(self.source, self.read, split=wanted, config=self.config, name=self.name, column=self.column)
+        if self.held_out:
+            return table
+        prompts = self.column == "prompt"
+        rows = [row for row in table.rows if split_of(row["prompt"] if prompts else row_key(row, "problem")) == split]
+        return replace(table, rows=rows)
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
         """n problems, or all if there are fewer, in an order that depends only on the seed."""
@@ -161,92 +181,54 @@ class _Dataset:
             return rows
         return [{"prompt": render(self.template or "chat", row["problem"]), **row} for row in rows]
 
-    def _part(self, table: Table, split: Split) -> Table:
-        """Seven eighths or one eighth of a table without a test split."""
-        prompts = self.column == "prompt"
-        rows = [row for row in table.rows if split_of(row["prompt"] if prompts else row_key(row, "problem")) == split]
-        return replace(table, rows=rows)
-
 
 def _test_rows(name: str) -> list[Row]:
     """The held-out problems of a named set; all problems of a file (columns `problem` and `answer`)."""
     if name in PRESETS:
-        return NamedDataset(name).table("held_out").rows
+        return named(name).table("held_out").rows
     return read_table(name, columns(), name=name).rows
 
 
-@dataclass(frozen=True)
-class NamedDataset(_Dataset):
-    """One of `PRESETS`."""
+def named(name: str, *, path: str | None = None, template: str | None = None, without: Sequence[str] = ()) -> Dataset:
+    """One of `PRESETS`, from a local `path` instead of DEW_DATA and the hub, with another template.
 
-    name: str
-    path: str | None = None
-    """A local folder or file, instead of DEW_DATA and the hub."""
-    template: str | None = None
-    """How problems become prompts; None: the set's own template."""
-    without: Sequence[str] = ()
-    """Sets or files whose test problems are removed from training."""
-
-    def __post_init__(self) -> None:
-        preset = PRESETS[self.name]
-        tested_on = [preset.tested_on] if preset.tested_on else []
-        object.__setattr__(self, "template", self.template or preset.template)
-        object.__setattr__(self, "without", tuple(dict.fromkeys([*self.without, *tested_on])))
-        render(self.template or "", "")
-
-    def table(self, split: Split) -> Table:
-        preset = PRESETS[self.name]
-        if split == "train" and preset.evaluation_only:
-            raise ConfigError(f"{self.name} is for evaluation only: it has no training problems.")
-        if split == "held_out" and preset.tested_on:
-            return NamedDataset(preset.tested_on).table("held_out")
-        local = Path(os.environ.get("DEW_DATA", "")).expanduser() / (preset.folder or self.name)
-        source = self.path or (local if os.environ.get("DEW_DATA") and local.is_dir() else preset.hub)
-        test = preset.hub_test if source == preset.hub else "test"
-        wanted = test if test and split == "held_out" else "train"
-        table = read_table(source, preset.read, split=wanted, config=preset.config, name=f"{self.name}/{wanted}")
-        return table if test else self._part(table, split)
+    `without`: sets or files whose test problems are removed from training.
+    """
+    preset = PRESETS[name]
+    template = template or preset.template
+    render(template, "")
+    data = os.environ.get("DEW_DATA")
+    local = Path(data).expanduser() / (preset.folder or name) if data else None
+    source = path or (local if local and local.is_dir() else preset.hub)
+    return Dataset(
+        name,
+        source,
+        preset.read,
+        train=None if preset.evaluation_only else "train",
+        held_out=preset.hub_test if source == preset.hub else "test",
+        tested_on=preset.tested_on,
+        config=preset.config,
+        template=template,
+        without=tuple(dict.fromkeys([*without, *([preset.tested_on] if preset.tested_on else [])])),
+    )
 
 
-@dataclass(frozen=True)
-class CustomDataset(_Dataset):
-    """A file, a folder or a hub data set, with the names of its columns."""
+def custom(
+    path: str, *, problem: str = "problem", answer: str = "answer", prompt: str | None = None,
+    keep: Sequence[str] = (), train: str = "train", held_out: str | None = None, config: str | None = None,
+    template: str | None = None, without: Sequence[str] = (),
+) -> Dataset:  # fmt: skip
+    """A file, a folder or a hub data set, with the names of its columns; a dot selects inside a column: `extra.gold`.
 
-    path: str
-    problem: str = "problem"
-    """Column with the problem; a dot selects inside a column: `extra.question`."""
-    answer: str = "answer"
-    """Column with the gold answer."""
-    prompt: str | None = None
-    """Column with a ready-made prompt (text or chat messages), instead of `problem`; all columns are kept."""
-    keep: Sequence[str] = ()
-    """Further columns that rewards need."""
-    train: str = "train"
-    held_out: str | None = None
-    """Test split of a folder or hub data set; None: an eighth of the training problems."""
-    config: str | None = None
-    template: str | None = None
-    """How problems become prompts; None: `chat`."""
-    without: Sequence[str] = ()
-    """Sets or files whose test problems are removed from training."""
-
-    def __post_init__(self) -> None:
-        if self.prompt and self.template:
-            what = f"template={self.template!r} applies to `problem`, and prompt={self.prompt!r} needs none."
-            raise ConfigError(Problem(what, remedy="Set one of the two."))
-        render(self.template or "chat", "")
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        name = Path(self.path).name
-        return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
-
-    @property
-    def column(self) -> str:  # type: ignore[override]
-        return "prompt" if self.prompt else "problem"
-
-    def table(self, split: Split) -> Table:
-        read = columns(self.problem, self.answer, self.keep, self.prompt)
-        wanted = self.held_out if split == "held_out" and self.held_out else self.train
-        table = read_table(self.path, read, split=wanted, config=self.config, name=self.name, column=self.column)
-        return table if self.held_out else self._part(table, split)
+    `problem` becomes a prompt by `template` (default: chat). `prompt` names a column with ready-made prompts (text or
+    chat messages) instead, and all columns are kept; otherwise `keep` names further ones that rewards need. `held_out`:
+    the test split; by default an eighth of the training problems. `without`: as in `named`.
+    """
+    if prompt and template:
+        what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
+        raise ConfigError(Problem(what, remedy="Set one of the two."))
+    render(template or "chat", "")
+    name = Path(path).name
+    name = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
+    read, column = columns(problem, answer, keep, prompt), "prompt" if prompt else "problem"
+    return Dataset(name, path, read, column, train, held_out, None, config, template, without)
