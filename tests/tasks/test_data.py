@@ -107,7 +107,7 @@ def test_nested_columns(tmp_path):
 )
 def test_columns_of_the_hub(tmp_path, monkeypatch, *, name: str, raw, problem: str, answer: str):
     monkeypatch.setenv("DEW_DATA", str(tmp_path))
-    file, split = ("test", "held_out") if PRESETS[name].evaluation_only else ("train", "train")
+    file, split = ("test", "held_out") if PRESETS[name].train is None else ("train", "train")
     write(tmp_path / name / f"{file}.jsonl", [raw])
     (row,) = named(name).table(split).rows
     assert (row["problem"], row["answer"]) == (problem, answer)

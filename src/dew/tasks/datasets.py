@@ -98,43 +98,12 @@ def _last_box(solution: str) -> str:
     raise ValueError("the last box of the solution is not closed")
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Where a data set is and how its rows are read. Local copies have the splits `train` and `test`."""
-
-    hub: str
-    read: Read
-    config: str | None = None
-    evaluation_only: bool = False
-    hub_test: str | None = "test"
-    """The hub's test split; None: an eighth of the training problems, selected by a hash of the problem."""
-    tested_on: str | None = None
-    """Another set whose problems are held out instead; they are removed from training."""
-    folder: str | None = None
-    """The local folder, if not named like the set."""
-    template: str = "chat"
-
-
-PRESETS: dict[str, Preset] = {
-    "gsm8k": Preset("openai/gsm8k", _gsm8k, "main"),
-    "math": Preset("DigitalLearningGmbH/MATH-lighteval", _math),
-    "math500": Preset("HuggingFaceH4/MATH-500", _plain, evaluation_only=True),
-    "aime24": Preset("HuggingFaceH4/aime_2024", _plain, evaluation_only=True, hub_test="train"),
-    "aime25": Preset("math-ai/aime25", _plain, evaluation_only=True),
-    "amc23": Preset("math-ai/amc23", _plain, evaluation_only=True),
-    "dapo17k": Preset("open-r1/DAPO-Math-17k-Processed", _dapo, "all", tested_on="math500"),
-    "countdown-tinyzero": Preset(
-        "Jiayi-Pan/Countdown-Tasks-3to4", _tinyzero, hub_test=None, folder="countdown", template="r1"
-    ),
-}
-
-
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task with problems from a file, a folder or the hub. Built by `named` and `custom`."""
+    """A task with problems from a file, a folder or the hub: one of `PRESETS`, or built by `custom`."""
 
     name: str
     source: str | Path
@@ -143,13 +112,14 @@ class Dataset:
     """What identifies a row: "problem", rendered with the template, or a ready-made "prompt"."""
     train: str | None = "train"
     """Training split; None: evaluation only."""
-    held_out: str | None = None
+    held_out: str | None = "test"
     """Test split; None: an eighth of the training problems, selected by a hash of the problem."""
     tested_on: str | None = None
-    """Another set whose problems are held out instead."""
+    """Another set whose problems are held out instead. It is also in `without`."""
     config: str | None = None
-    template: str | None = None
+    template: str | None = "chat"
     without: Sequence[str] = ()
+    """Sets or files whose test problems are removed from training."""
 
     def table(self, split: Split) -> Table:
         """The rows of a split before filter and template, with an account of the skipped ones."""
@@ -194,23 +164,13 @@ def named(name: str, *, path: str | None = None, template: str | None = None, wi
 
     `without`: sets or files whose test problems are removed from training.
     """
-    preset = PRESETS[name]
-    template = template or preset.template
+    preset, data = PRESETS[name], os.environ.get("DEW_DATA")
+    folder = Path(data).expanduser() / name.removesuffix("-tinyzero") if data else None
+    local = path or (folder if folder and folder.is_dir() else None)
+    template = template or preset.template or "chat"
     render(template, "")
-    data = os.environ.get("DEW_DATA")
-    local = Path(data).expanduser() / (preset.folder or name) if data else None
-    source = path or (local if local and local.is_dir() else preset.hub)
-    return Dataset(
-        name,
-        source,
-        preset.read,
-        train=None if preset.evaluation_only else "train",
-        held_out=preset.hub_test if source == preset.hub else "test",
-        tested_on=preset.tested_on,
-        config=preset.config,
-        template=template,
-        without=tuple(dict.fromkeys([*without, *([preset.tested_on] if preset.tested_on else [])])),
-    )
+    changed = replace(preset, template=template, without=tuple(dict.fromkeys([*without, *preset.without])))
+    return replace(changed, source=local, held_out="test") if local else changed
 
 
 def custom(
@@ -232,3 +192,19 @@ def custom(
     name = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
     read, column = columns(problem, answer, keep, prompt), "prompt" if prompt else "problem"
     return Dataset(name, path, read, column, train, held_out, None, config, template, without)
+
+
+_SETS = (
+    Dataset("gsm8k", "openai/gsm8k", _gsm8k, config="main"),
+    Dataset("math", "DigitalLearningGmbH/MATH-lighteval", _math),
+    Dataset("math500", "HuggingFaceH4/MATH-500", _plain, train=None),
+    Dataset("aime24", "HuggingFaceH4/aime_2024", _plain, train=None, held_out="train"),
+    Dataset("aime25", "math-ai/aime25", _plain, train=None),
+    Dataset("amc23", "math-ai/amc23", _plain, train=None),
+    Dataset(
+        "dapo17k", "open-r1/DAPO-Math-17k-Processed", _dapo, config="all", tested_on="math500", without=("math500",)
+    ),
+    Dataset("countdown-tinyzero", "Jiayi-Pan/Countdown-Tasks-3to4", _tinyzero, held_out=None, template="r1"),
+)
+PRESETS = {preset.name: preset for preset in _SETS}
+"""The named sets as on the hub. Local copies have the splits `train` and `test`."""
