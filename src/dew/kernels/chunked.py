@@ -20,8 +20,7 @@ SKIPS_IGNORED = False
 WIDE_COPIES = 3
 """Tensors in float32 or wider, beside its result, that `gradient_tile` allocates: z, p, dz."""
 
-MIB = 1 << 20
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 HOST_FREE = 8 * GIB
 """Free memory assumed on devices that do not report it."""
 

@@ -3,7 +3,6 @@
 z = softcap · tanh((h Wᵀ + b) / softcap) / temperature          without the tanh if softcap is None
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +25,9 @@ class Head:
 
 def plain_head(model: Any) -> Head | str:
     """The head of a transformers causal model (PEFT wrappers included), or the reason why it has no plain one."""
-    find: Callable[[], Any] | None = getattr(model, "get_output_embeddings", None)
-    if find is None:
+    if not hasattr(model, "get_output_embeddings"):
         return f"{type(model).__name__} has no get_output_embeddings(), so its output head cannot be found"
-    layer = find()
+    layer = model.get_output_embeddings()
     if type(layer) is not nn.Linear:
         return f"the output head is a {type(layer).__name__}, not a plain nn.Linear"
     if layer._forward_hooks or layer._forward_pre_hooks:

@@ -184,30 +184,37 @@ def _folder(folder: Path, split: str) -> RawRows:
 def _file(path: Path) -> RawRows:
     if not is_plain(path):
         raise ConfigError(f"{path}: a pipe or a device, not a regular file.")
+    parquet = path.name.endswith(".parquet")
     try:
-        if path.name.endswith(".parquet"):
-            yield from _parquet(path)
+        if parquet:
+            from pyarrow.parquet import ParquetFile
+
+            batches = ParquetFile(path).iter_batches()
+            yield from _numbered(path.name, (raw for batch in batches for raw in batch.to_pylist()))
             return
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
             yield from _lines(path, file) if ".jsonl" in path.name else _json(path, file)
+    except ConfigError:
+        raise
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    except (ValueError, RecursionError) as error:  # pyarrow.ArrowInvalid is a ValueError
+        remedy = "" if parquet else f"If it has one object per line, name it {path.stem}.jsonl."
+        kind = "a Parquet file" if parquet else "JSON"
+        raise ConfigError(Problem(f"{path}: not {kind} ({error}).", remedy=remedy)) from None
 
 
 def _lines(path: Path, file: Any) -> RawRows:
-    number = 0
-    while line := file.readline(MAX_LINE):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
         if len(line) == MAX_LINE:
             what = f"{path}:{number}: a line of more than {MAX_LINE:,} bytes."
             raise ConfigError(Problem(what, remedy="Write one problem per line."))
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        if not line.strip():
-            continue
-        try:
-            yield f"{path.name}:{number}", json.loads(line)
-        except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
-            yield f"{path.name}:{number}", ValueError(f"not JSON ({error})")
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if text.strip():
+            try:
+                yield f"{path.name}:{number}", json.loads(text)
+            except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
+                yield f"{path.name}:{number}", ValueError(f"not JSON ({error})")
 
 
 def _json(path: Path, file: Any) -> RawRows:
@@ -215,27 +222,12 @@ def _json(path: Path, file: Any) -> RawRows:
     if len(content) > MAX_JSON:
         what = f"{path}: more than {MAX_JSON:,} bytes of JSON, decompressed."
         raise ConfigError(Problem(what, remedy="Use JSON Lines, one row per line."))
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        remedy = f"If it has one object per line, name it {path.stem}.jsonl."
-        raise ConfigError(Problem(f"{path}: not JSON ({error}).", remedy=remedy)) from None
+    value = json.loads(content)
     if isinstance(value, dict):
         value = next((rows for rows in value.values() if isinstance(rows, list)), [])
     if not isinstance(value, list):
         raise ConfigError(f"{path}: a {type(value).__name__}, not a list of rows.")
-    yield from _numbered(path.name, value)
-
-
-def _parquet(path: Path) -> RawRows:
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        table = ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ConfigError(f"{path}: not a Parquet file ({error}).") from None
-    yield from _numbered(path.name, (raw for batch in table.iter_batches() for raw in batch.to_pylist()))
+    return _numbered(path.name, value)
 
 
 def _hub(name: str, split: str, config: str | None) -> RawRows:
