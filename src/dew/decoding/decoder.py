@@ -209,19 +209,20 @@ class Decoder:
             first.append(self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1])
             rows = ((which >= start) & (which < start + size)).nonzero()[:, 0]
             buffers.load_prompts(cache, rows, which[rows] - start, live)
-        buffers.set_first(self.draw(torch.cat(first)[which]), self.ends)
+        tokens, n = self.draw(torch.cat(first)[which]), len(prompts)
+        buffers.tokens[:n, 0] = buffers.token[:n, 0] = tokens
+        buffers.ended[:n] = torch.isin(tokens, self.ends)
 
 
 class _Buffers:
     """What a step reads and writes, at fixed addresses: cache, last tokens, position of each row."""
 
     def __init__(self, model: Any, rows: int, slots: int, pad: int) -> None:
-        config = model.config.get_text_config()
-        weight = model.get_input_embeddings().weight
+        config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
         device, self.dtype = weight.device, weight.dtype
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.rows, self.slots, self.pad = rows, slots, pad
+        self.slots, self.pad = slots, pad
         self.slot = torch.zeros(1, dtype=torch.long, device=device)
         layers = [  # zeros: masked slots must still be finite
             FixedLayer(torch.zeros(2, rows, heads, slots, head, dtype=self.dtype, device=device), self.slot)
@@ -255,12 +256,6 @@ class _Buffers:
             ours.values[rows, :, :width] = theirs.values[which]
         self.hidden[rows, :width] = ~live.bool()[which]
         self.position[rows, 0] = live.sum(1)[which]
-
-    def set_first(self, tokens: Tensor, ends: Tensor) -> None:
-        rows = len(tokens)
-        self.tokens[:rows, 0] = tokens
-        self.token[:rows, 0] = tokens
-        self.ended[:rows] = torch.isin(tokens, ends)
 
     def step(self, decoder: Decoder, filled: int) -> None:
         """Sample one more token. The first step per number of visible slots runs eagerly, the second is captured."""
