@@ -428,6 +428,7 @@ def test_strided_inputs():
         ({"weight": torch.zeros(0, 4)}, ShapeError, "V > 0"),
         ({"weight": torch.zeros(9, 4).half()}, ShapeError, "one floating dtype"),
         ({"bias": torch.zeros(8)}, ShapeError, "bias"),
+        ({"bias": torch.zeros(())}, ShapeError, "bias"),
         ({"temperature": 0.0}, ConfigError, "above 0"),
         ({"softcap": -1.0}, ConfigError, "softcap"),
         ({"impl": "cuda"}, ConfigError, "chunked"),

@@ -75,8 +75,9 @@ def _check(
     hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, temperature: float, softcap: float | None,
     impl: str,
 ) -> None:  # fmt: skip
-    h, w, y, b = (() if t is None else tuple(t.shape) for t in (hidden, weight, targets, bias))
-    if len(h) != 2 or len(w) != 2 or h[1] != w[1] or w[0] == 0 or y != h[:1] or b not in ((), w[:1]):
+    h, w, y = tuple(hidden.shape), tuple(weight.shape), tuple(targets.shape)
+    b = w[:1] if bias is None else tuple(bias.shape)
+    if len(h) != 2 or len(w) != 2 or h[1] != w[1] or w[0] == 0 or y != h[:1] or b != w[:1]:
         what = f"hidden {h}, weight {w}, targets {y}, bias {b}: expected (N, D), (V, D), (N,) and (V,), with V > 0."
         raise ShapeError(Problem(what, remedy="Flatten batches: hidden.flatten(0, 1), targets.flatten()."))
     dtypes = {t.dtype for t in (hidden, weight, bias) if t is not None}
@@ -105,7 +106,7 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
 
 def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> ModuleType:
     """The module that computes the scores."""
-    obstacle = _obstacle(hidden, weight)
+    obstacle = _obstacle(hidden, weight) if impl != "chunked" else ""
     if impl == "triton" and obstacle:
         remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
         raise ConfigError(Problem(f'impl="triton": {obstacle}.', remedy=remedy))
