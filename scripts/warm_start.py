@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dew.tasks import Chain, Countdown, Row, demonstrations
+from dew.tasks import Chain, Countdown, Row, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +110,11 @@ def warm_start(
         if on_step:
             on_step(step + 1, loss.detach())
     return model.eval(), tokenizer
+
+
+def demonstrations(task: Task, n: int, *, seed: int = 0) -> list[Row]:
+    """Training problems with their worked solutions as {prompt, completion}."""
+    return [{"prompt": row["prompt"], "completion": row["solution"]} for row in task.rows(n, seed=seed)]
 
 
 def _demonstrations(seed: int) -> tuple[list[Row], list[Row]]:

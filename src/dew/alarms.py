@@ -11,6 +11,7 @@ A rule fires once when its condition starts, and can fire again after the condit
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Series = list[float]
@@ -27,25 +28,22 @@ class History:
     """The first and the newest values of each metric, in step order, in bounded memory. Missing values leave no gap."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, list[int]] = {}
-        self._values: dict[str, Series] = {}
+        self._values: dict[str, dict[int, float]] = {}
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add a step. Values of the same step or later (parts of a step, a resumed run) are replaced."""
         for name, value in metrics.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            steps, values = self._steps.setdefault(name, []), self._values.setdefault(name, [])
-            while steps and steps[-1] >= step:
-                steps.pop()
-                values.pop()
-            steps.append(step)
-            values.append(float(value))
-            if len(steps) > FIRST + 2 * NEWEST:
-                del steps[FIRST:-NEWEST], values[FIRST:-NEWEST]
+            values = self._values.setdefault(name, {})
+            while values and next(reversed(values)) >= step:
+                values.popitem()
+            values[step] = float(value)
+            for surplus in list(values)[FIRST:-NEWEST] if len(values) > FIRST + 2 * NEWEST else []:
+                del values[surplus]
 
     def series(self, name: str) -> Series:
-        return self._values.get(name, [])
+        return list(self._values.get(name, {}).values())
 
     def last(self, name: str, count: int = 1) -> Series:
         """The newest `count` values; empty if there are fewer."""
@@ -53,47 +51,34 @@ class History:
         return series[-count:] if len(series) >= count else []
 
 
-Condition = Callable[[History], Crossed]
-
-
 @dataclass(frozen=True)
 class Rule:
     name: str
-    condition: Condition
+    condition: Callable[[History], Crossed]
     message: str
     """A format string that may use {value} and {threshold}."""
     remedy: str
 
 
-def _above(name: str, threshold: float) -> Condition:
-    def condition(history: History) -> Crossed:
-        last = history.last(name)
-        return (last[0], threshold) if last and last[0] > threshold else None
-
-    return condition
+def _above(name: str, threshold: float, history: History) -> Crossed:
+    last = history.last(name)
+    return (last[0], threshold) if last and last[0] > threshold else None
 
 
-def _stays_below(name: str, threshold: float, steps: int) -> Condition:
+def _stays_below(name: str, threshold: float, steps: int, history: History) -> Crossed:
     """Below the threshold for this many steps; with a threshold of 0, never above it."""
-
-    def condition(history: History) -> Crossed:
-        last = history.last(name, steps)
-        holds = bool(last) and (max(last) < threshold or (threshold == 0 and max(last) <= 0))
-        return (max(last), threshold) if holds else None
-
-    return condition
+    last = history.last(name, steps)
+    holds = bool(last) and (max(last) < threshold or (threshold == 0 and max(last) <= 0))
+    return (max(last), threshold) if holds else None
 
 
-def _entropy(factor: float, below: bool) -> Condition:
-    def condition(history: History) -> Crossed:
-        series = history.series("entropy")
-        if len(series) < FIRST + RECENT:
-            return None
-        threshold = factor * sum(series[:FIRST]) / FIRST
-        now = sum(series[-RECENT:]) / RECENT
-        return (now, threshold) if (now < threshold if below else now > threshold) else None
-
-    return condition
+def _entropy(sign: int, factor: float, history: History) -> Crossed:
+    """Entropy above (sign 1) or below (sign -1) this multiple of its mean over the first steps."""
+    series = history.series("entropy")
+    if len(series) < FIRST + RECENT:
+        return None
+    now, threshold = sum(series[-RECENT:]) / RECENT, factor * sum(series[:FIRST]) / FIRST
+    return (now, threshold) if sign * now > sign * threshold else None
 
 
 def _one_token_takes_all(history: History) -> Crossed:
@@ -115,44 +100,44 @@ def _not_finite(history: History) -> Crossed:
 
 # fmt: off
 RULES = (
-    Rule("never_correct", _stays_below("accuracy", 0.0, 10),
+    Rule("never_correct", partial(_stays_below, "accuracy", 0.0, 10),
          "No answer was correct for 10 steps, so there is nothing to learn from.",
          "Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
          "correctness, or start with easier problems."),
-    Rule("no_signal", _stays_below("groups/mixed_share", 0.1, 10),
+    Rule("no_signal", partial(_stays_below, "groups/mixed_share", 0.1, 10),
          "For 10 steps at most {value:.1%} of the groups had both correct and wrong answers; only those train.",
          "Choose problems that the model solves sometimes, raise num_generations, or enable dynamic_sampling."),
-    Rule("truncated", _above("length/truncated_share", 0.3),
+    Rule("truncated", partial(_above, "length/truncated_share", 0.3),
          "{value:.0%} of the answers were truncated at the length limit.",
          "Raise max_completion_length, or set overlong='soft' so that the model learns to finish."),
-    Rule("entropy_collapse", _entropy(0.2, below=True),
+    Rule("entropy_collapse", partial(_entropy, -1, 0.2),
          "The policy's entropy fell to {value:.3g} nats, below a fifth of its mean over the first 20 steps.",
          "Lower the learning rate, or raise clip_high so that unlikely tokens of correct answers can grow."),
-    Rule("entropy_explosion", _entropy(3.0, below=False),
+    Rule("entropy_explosion", partial(_entropy, 1, 3.0),
          "The policy's entropy rose to {value:.3g} nats, above three times its mean over the first 20 steps.",
          "Lower the learning rate or alpha2, and read some answers: they are probably degenerating into noise."),
     Rule("one_token_takes_all", _one_token_takes_all,
          "A single token gets {value:.0%} of an answer's credit on average.",
          "Set entropy_clip to bound the entropy from below, e.g. (0.01, 5), or lower alpha2."),
-    Rule("off_policy", _above("ratio/abs_log", 0.1),
+    Rule("off_policy", partial(_above, "ratio/abs_log", 0.1),
          "The trained policy has moved away from the sampling policy: mean |log ratio| is {value:.3g}.",
          "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.",
          "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
-    Rule("verifier_fails", _above("verifier/failed_share", 0.01),
+    Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
          "The verifier timed out or failed on {value:.1%} of the answers, which count as wrong.",
          "Raise its time limit, or look up the verdicts of these answers in the token records."),
-    Rule("no_gradient", _stays_below("grad_norm", 0.0, 5),
+    Rule("no_gradient", partial(_stays_below, "grad_norm", 0.0, 5),
          "The gradient was exactly 0 for 5 steps, so nothing is learned.",
          "Check groups/mixed_share and length/truncated_share: without mixed groups every advantage is 0."),
     Rule("not_finite", _not_finite,
          "The loss or the gradient is {value}: the weights are or will be corrupted.",
          "Resume from the last checkpoint with a lower learning rate; use bf16 instead of fp16."),
-    Rule("skipped", _above("steps/skipped", 0.0),
+    Rule("skipped", partial(_above, "steps/skipped", 0.0),
          "The step was skipped: a reward, a logit, an entropy or the gradient was infinite or NaN.",
          "Three in a row stop the run. Check the reward function, lower the learning rate, use bf16 instead of fp16."),
-    Rule("batch_not_full", _above("groups/short", 0.0),
+    Rule("batch_not_full", partial(_above, "groups/short", 0.0),
          "Dynamic sampling stopped at max_rounds with {value:.0f} groups missing; the step trained on the others.",
          "Raise max_rounds, or choose problems that the model solves sometimes."),
 )

@@ -58,13 +58,10 @@ def stay_inside(folder: Path) -> None:
     for place, folders, files in os.walk(home):
         for name in (*folders, *files):
             path = Path(place) / name
-            if path.is_symlink() and not _ends_inside(path, home):
+            try:
+                inside = not path.is_symlink() or path.resolve().is_relative_to(home)
+            except (OSError, RuntimeError):  # a link to itself
+                inside = False
+            if not inside:
                 what = f"{path}: a link that leads out of the run's folder. Nothing was read or written."
                 raise RecordError(Problem(what, remedy="Replace the link by the file, or delete it."))
-
-
-def _ends_inside(path: Path, home: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(home)
-    except (OSError, RuntimeError):  # a link to itself
-        return False

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from dew.errors import Problem, RecordError, ShapeError
 from dew.files import is_plain, read_whole, sync, write_atomically
@@ -32,6 +32,7 @@ MAX_LISTS = 4_000_000
 """Lists and objects in one line: even empty ones cost memory."""
 
 Json = dict[str, Any]
+T = TypeVar("T", Json, list[Json])
 
 
 class SchemaError(RecordError):
@@ -111,7 +112,7 @@ def _number(x: float) -> float | None:
 
 def _answer_to_json(answer: AnswerRecord) -> Json:
     line: Json = {f.name: getattr(answer, f.name) for f in fields(answer)}
-    line["reward"], line["extra"] = _number(answer.reward), _number(answer.extra)
+    line |= {"reward": _number(answer.reward), "extra": _number(answer.extra)}
     for name in PER_TOKEN:
         values = line.pop(name)
         if values is not None:
@@ -119,22 +120,8 @@ def _answer_to_json(answer: AnswerRecord) -> Json:
     return line
 
 
-def _group_to_json(group: GroupRecord) -> Json:
-    line: Json = {"schema": SCHEMA, **{f.name: getattr(group, f.name) for f in fields(group)}}
-    return {**line, "settings": dict(group.settings), "answers": [_answer_to_json(a) for a in group.answers]}
-
-
 def _float(x: Any) -> float:
-    if x is None or isinstance(x, int | float):
-        return math.nan if x is None else float(x)
-    raise TypeError(f"{x!r:.40} is not a number")
-
-
-def _floats(values: Sequence[Any]) -> list[float]:
-    try:
-        return list(map(float, values))  # ten times faster, if no value is null
-    except TypeError:
-        return [_float(v) for v in values]
+    return math.nan if x is None else float(x)
 
 
 def _text(x: Any) -> str | None:
@@ -145,16 +132,13 @@ def _answer_from_json(line: Json) -> AnswerRecord:
     known = {f.name: line[f.name] for f in fields(AnswerRecord) if f.name in line}  # others may add fields
     if not isinstance(known.get("tokens"), list):
         raise TypeError("tokens is not a list of strings")
-    for name in SIGNALS:
+    for name in PER_TOKEN:
         if known.get(name) is not None:
-            known[name] = _floats(known[name])
-    if known.get("live") is not None:
-        known["live"] = [bool(alive) for alive in known["live"]]
-    for name in ("truncated", "guided"):
-        known[name] = bool(line.get(name))
-    known["reward"], known["extra"] = _float(line.get("reward", 0.0)), _float(line.get("extra", 0.0))
+            known[name] = [bool(v) if name == "live" else _float(v) for v in known[name]]
+    known |= {name: bool(line.get(name)) for name in ("truncated", "guided")}
+    known |= {name: _float(line.get(name, 0.0)) for name in ("reward", "extra")}
+    known |= {name: _text(line.get(name)) for name in ("extracted", "verdict")}
     known["correct"] = bool(known.get("correct", known["reward"] > 0.5))
-    known["extracted"], known["verdict"] = _text(line.get("extracted")), _text(line.get("verdict"))
     return AnswerRecord(**known)
 
 
@@ -207,7 +191,9 @@ def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_to
     for group in groups:
         if group.size <= max_tokens:
             max_tokens -= group.size
-            lines.append(_dumps(_group_to_json(group)))
+            line = {"schema": SCHEMA, **{f.name: getattr(group, f.name) for f in fields(group)}}
+            answers = [_answer_to_json(answer) for answer in group.answers]
+            lines.append(_dumps({**line, "settings": dict(group.settings), "answers": answers}))
     path = record_path(folder, step)
     if lines:
         write_atomically(path, gzip.compress(b"".join(lines), compresslevel=6, mtime=0))
@@ -289,10 +275,10 @@ class RunFolder:
             sync(path)
 
     def run(self) -> Json:
-        return self._load("run.json", {})
+        return self._load("run.json", dict)
 
     def scores(self) -> list[Json]:
-        return [score for score in self._load("scores.json", []) if isinstance(score, dict)]
+        return self._load("scores.json", list)
 
     def metrics(self) -> list[Json]:
         """One entry per step, in order. A resumed run repeats steps: the last value of each metric counts."""
@@ -330,26 +316,21 @@ class RunFolder:
         return read_whole(path, MAX_FILE) if path.exists() else None
 
     def _log(self, name: str) -> list[Json]:
-        path = self.path / name
         content = self._read(name) or b""
         lines = [line for line in content.splitlines() if line.strip()]
         whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
         if lines and not whole and b"\n" in content:  # a single line without its end is being written
-            raise RecordError(f"{path}: no line is a JSON object.")
+            raise RecordError(f"{self.path / name}: no line is a JSON object.")
         return whole
 
-    def _load(self, name: str, default: Any) -> Any:
-        path = self.path / name
+    def _load(self, name: str, kind: type[T]) -> T:
         content = self._read(name)
-        if content is None:
-            return default
-        value = _try_json(content)
-        entries = value if isinstance(value, list) else []
-        if not isinstance(value, type(default)) or not all(isinstance(entry, dict) for entry in entries):
-            what = f"{path}: not the JSON that dew writes."
-            raise RecordError(Problem(what, remedy="Copy it again, or delete it."))
+        value = kind() if content is None else _try_json(content)
+        if not isinstance(value, kind) or not all(isinstance(entry, dict) for entry in value if kind is list):
+            remedy = "Copy it again, or delete it."
+            raise RecordError(Problem(f"{self.path / name}: not the JSON that dew writes.", remedy=remedy))
         if isinstance(value, dict):
-            _check_schema(value, f"{path}: ")
+            _check_schema(value, f"{self.path / name}: ")
         return value
 
 

@@ -30,9 +30,9 @@ def compiled(dtype, *, tiles, ragged):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
-@pytest.mark.parametrize("dtype, tiles, ragged", [("bf16", 6, False), ("fp16", 1, True)])
-def test_compiles_for_hopper_without_spills(dtype, tiles, ragged, tmp_path):
-    kernel = compiled(dtype, tiles=tiles, ragged=ragged)
+def test_compiles_for_hopper_without_spills(tmp_path):
+    """With several tiles per item and a ragged vocabulary: other variants leave out some of this code."""
+    kernel = compiled("bf16", tiles=6, ragged=True)
     assert kernel.metadata.shared <= SHARED_MEMORY
     (tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.tasks import task
-from dew.tasks.datasets import PRESETS, TEMPLATES, NamedDataset, render
+from dew.tasks.datasets import PRESETS, TEMPLATES, named, render
 from dew.tasks.files import columns, read_table
 from dew.tasks.overlap import identity, key, overlap, without_overlap
 
@@ -107,10 +107,9 @@ def test_nested_columns(tmp_path):
 )
 def test_columns_of_the_hub(tmp_path, monkeypatch, *, name: str, raw, problem: str, answer: str):
     monkeypatch.setenv("DEW_DATA", str(tmp_path))
-    preset = PRESETS[name]
-    split = preset.train or preset.held_out
-    write(tmp_path / name / f"{split}.jsonl", [raw])
-    (row,) = NamedDataset(name).table("train" if preset.train else "held_out").rows
+    file, split = ("test", "held_out") if PRESETS[name].train is None else ("train", "train")
+    write(tmp_path / name / f"{file}.jsonl", [raw])
+    (row,) = named(name).table(split).rows
     assert (row["problem"], row["answer"]) == (problem, answer)
 
 
@@ -153,15 +152,15 @@ def test_templates():
     ],
 )
 def test_the_real_sets_are_complete(shared, name: str, train: int, held_out: int):
-    assert len(NamedDataset(name).table("held_out").rows) == held_out
+    assert len(named(name).table("held_out").rows) == held_out
     if train:
-        assert len(NamedDataset(name).table("train").rows) == train
+        assert len(named(name).table("train").rows) == train
 
 
 def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
-    dapo = NamedDataset("dapo17k").table("train")
+    dapo = named("dapo17k").table("train")
     assert len(dapo.rows) + dapo.repeated + len(dapo.bad) == 17_917
-    tests = {name: NamedDataset(name).table("held_out").rows for name in ("math500", "amc23", "aime24", "aime25")}
+    tests = {name: named(name).table("held_out").rows for name in ("math500", "amc23", "aime24", "aime25")}
     pairs = overlap(dapo.rows, [row for rows in tests.values() for row in rows])
     shared = {key(test["problem"]) for _, test in pairs}
     found = {name: len(shared & {key(row["problem"]) for row in rows}) for name, rows in tests.items()}

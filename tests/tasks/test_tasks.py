@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.rewards import verifier
-from dew.tasks import Chain, Countdown, demonstrations, task
+from dew.tasks import Chain, Countdown, task
 from dew.tasks.base import split_of
 
 EASY = {"countdown": Countdown(numbers=3, largest=9), "chain": Chain(steps=(2, 5))}
@@ -102,11 +102,6 @@ def test_chain_respects_its_settings(fewest: int, more: int, ceiling: int):
     for row in Chain((fewest, fewest + more), ceiling).rows(5):
         results = [int(step.split("=")[1]) for step in row["solution"].split(";")]
         assert fewest <= len(results) <= fewest + more and min(results) >= 0 and max(results) <= ceiling
-
-
-def test_demonstrations_come_from_the_training_problems():
-    rows = Countdown().rows(5)
-    assert demonstrations(Countdown(), 5) == [{"prompt": row["prompt"], "completion": row["solution"]} for row in rows]
 
 
 def test_rows_become_a_data_set():

@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from dew.tasks import Countdown
+
 pytest.importorskip("transformers")
 spec = importlib.util.spec_from_file_location("warm_start", Path(__file__).parents[2] / "scripts" / "warm_start.py")
 ws = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ws)
+
+
+def test_demonstrations_come_from_the_training_problems():
+    rows = Countdown().rows(5)
+    assert ws.demonstrations(Countdown(), 5) == [
+        {"prompt": row["prompt"], "completion": row["solution"]} for row in rows
+    ]
 
 
 def test_labels_cover_only_the_answer_and_its_end():

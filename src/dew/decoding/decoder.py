@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 GROUPED = "dew_grouped"
@@ -73,20 +73,14 @@ class SamplingCopy:
     """A copy of a model in the dtype used for sampling; the model itself if it already has that dtype."""
 
     def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
-        self._pairs = {
-            p: nn.Parameter(p.detach().to(dtype), requires_grad=False)
-            for p in model.parameters()
-            if dtype is not None and p.dtype != dtype
-        }
+        cast = [p for p in model.parameters() if dtype is not None and p.dtype != dtype]
+        self._pairs = {p: nn.Parameter(p.detach().to(dtype), requires_grad=False) for p in cast}
         self.model = model
-        if not self._pairs:
-            return
-        # Parameters of the right dtype are shared and the others cast directly, without a copy in the old dtype.
-        shared = {id(p): self._pairs.get(p, p) for p in model.parameters()}
-        self.model = copy.deepcopy(model, dict(shared))
-        for name in ("forward", "_original_forward"):  # accelerate's wrappers still refer to the trained model
-            self.model.__dict__.pop(name, None)
-        self.model.eval()
+        if self._pairs:
+            # Parameters of the right dtype are shared and the others cast directly, without a copy in the old dtype.
+            self.model = copy.deepcopy(model, {id(p): self._pairs.get(p, p) for p in model.parameters()}).eval()
+            for name in ("forward", "_original_forward"):  # accelerate's wrappers still refer to the trained model
+                self.model.__dict__.pop(name, None)
 
     def refresh(self) -> Any:
         """Copy the current weights and return the model."""
@@ -103,6 +97,8 @@ def refusal(model: Any) -> str | None:
         return "it is not a transformers model"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     attention = getattr(config, "_attn_implementation", None)
+    parameters = [(p, f"{type(p).__name__} {type(p.data).__name__}") for p in model.parameters()]
+    sharded = any(p.is_meta or hasattr(p, "ds_id") or "DTensor" in kind for p, kind in parameters)
     reasons = (
         (bool(getattr(config, "is_encoder_decoder", False)), "it has an encoder"),
         (hasattr(config, "vision_config") or hasattr(config, "audio_config"), "it is multimodal"),
@@ -111,29 +107,19 @@ def refusal(model: Any) -> str | None:
         (not getattr(model, "_can_compile_fullgraph", False), "transformers cannot run it with a static cache"),
         (attention not in ("sdpa", "eager", None), f"its attention is {attention}"),
         (getattr(model, "is_quantized", False), "its weights are quantized"),
-        (any(p.is_meta or hasattr(p, "ds_id") or _sharded(p) for p in model.parameters()), "its weights are sharded"),
+        (sharded, "its weights are sharded"),
     )
     return next((reason for found, reason in reasons if found), None)
 
 
-def _sharded(parameter: Tensor) -> bool:
-    return type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor"
-
-
-class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
+class FixedLayer(StaticLayer):  # type: ignore[misc]
     """One layer's keys and values, (B, heads, slots, width). A step writes to slot number `slot`."""
 
-    is_compileable = True
-    is_sliding = False
-
-    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self.slot = keys, values, slot
-        self.visible = keys.shape[2]
+    def __init__(self, keys_values: Tensor, slot: Tensor) -> None:
+        super().__init__(max_cache_len=keys_values.shape[3])
+        self.keys, self.values = keys_values
+        self.slot, self.visible = slot, self.keys.shape[2]
         self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The buffers are allocated from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.keys.index_copy_(2, self.slot, key_states)
@@ -146,39 +132,14 @@ class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         return 0  # positions are passed with every call
 
-    def get_max_length(self) -> int:
-        return int(self.keys.shape[2])
-
-
-class FixedCache(Cache):  # type: ignore[misc]
-    """The layers of a model. Attention sees the first `visible` slots."""
-
-    def __init__(self, layers: list[FixedLayer]) -> None:
-        super().__init__(layers=layers)
-
-    def set_visible(self, visible: int) -> None:
-        for layer in self.layers:
-            layer.visible = visible
-
-    @property
-    def bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for layer in self.layers for x in (layer.keys, layer.values))
-
 
 def grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **_: Any,
+    _: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **__: Any
 ) -> tuple[Tensor, None]:
     """Attention of one token. Query heads that share a key head are treated as positions, so keys are not repeated."""
     rows, heads, one, width = query.shape
-    shared = key.shape[1]
-    grouped = query.reshape(rows, shared, heads // shared * one, width)
-    mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attention_mask, scale=scaling)
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1] * one, width)
+    mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scaling)
     return mixed.reshape(rows, heads, one, width).transpose(1, 2).contiguous(), None
 
 
@@ -220,7 +181,7 @@ class Decoder:
                 break
         tokens = buffers.tokens[: len(prompts), :max_new_tokens].clone()
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
-        if sum(kept.cache.bytes for kept in self._kept.values()) > KEEP * memory:
+        if sum(kept.bytes for kept in self._kept.values()) > KEEP * memory:
             self._kept.clear()
         return tokens
 
@@ -248,33 +209,34 @@ class Decoder:
             first.append(self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1])
             rows = ((which >= start) & (which < start + size)).nonzero()[:, 0]
             buffers.load_prompts(cache, rows, which[rows] - start, live)
-        buffers.set_first(self.draw(torch.cat(first)[which]), self.ends)
+        tokens, n = self.draw(torch.cat(first)[which]), len(prompts)
+        buffers.tokens[:n, 0] = buffers.token[:n, 0] = tokens
+        buffers.ended[:n] = torch.isin(tokens, self.ends)
 
 
 class _Buffers:
     """What a step reads and writes, at fixed addresses: cache, last tokens, position of each row."""
 
     def __init__(self, model: Any, rows: int, slots: int, pad: int) -> None:
-        config = model.config.get_text_config()
-        weight = model.get_input_embeddings().weight
-        device, dtype = weight.device, weight.dtype
+        config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
+        device, self.dtype = weight.device, weight.dtype
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.rows, self.slots, self.pad = rows, slots, pad
+        self.slots, self.pad = slots, pad
         self.slot = torch.zeros(1, dtype=torch.long, device=device)
-
-        def empty() -> Tensor:  # zeros: masked slots must still be finite
-            return torch.zeros(rows, heads, slots, head, dtype=dtype, device=device)
-
-        self.cache = FixedCache([FixedLayer(empty(), empty(), self.slot) for _ in range(config.num_hidden_layers)])
-        self.hidden = torch.zeros(rows, slots, dtype=torch.bool, device=device)
-        self.tokens = torch.full((rows, slots), pad, device=device)
-        self.token = torch.full((rows, 1), pad, device=device)
-        self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.written = torch.ones(1, dtype=torch.long, device=device)
-        self.ended = torch.ones(rows, dtype=torch.bool, device=device)
+        layers = [  # zeros: masked slots must still be finite
+            FixedLayer(torch.zeros(2, rows, heads, slots, head, dtype=self.dtype, device=device), self.slot)
+            for _ in range(config.num_hidden_layers)
+        ]
+        self.cache = Cache(layers=layers)
+        self.bytes = 2 * sum(layer.keys.nbytes for layer in layers)
+        self.hidden = torch.empty(rows, slots, dtype=torch.bool, device=device)
+        self.tokens = torch.empty(rows, slots, dtype=torch.long, device=device)
+        self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
+        self.position = torch.empty(rows, 1, dtype=torch.long, device=device)
+        self.written = torch.empty(1, dtype=torch.long, device=device)
+        self.ended = torch.empty(rows, dtype=torch.bool, device=device)
         self._order = torch.arange(slots, device=device)
-        self._bias_dtype = dtype
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
 
     def start(self, width: int) -> None:
@@ -295,12 +257,6 @@ class _Buffers:
         self.hidden[rows, :width] = ~live.bool()[which]
         self.position[rows, 0] = live.sum(1)[which]
 
-    def set_first(self, tokens: Tensor, ends: Tensor) -> None:
-        rows = len(tokens)
-        self.tokens[:rows, 0] = tokens
-        self.token[:rows, 0] = tokens
-        self.ended[:rows] = torch.isin(tokens, ends)
-
     def step(self, decoder: Decoder, filled: int) -> None:
         """Sample one more token. The first step per number of visible slots runs eagerly, the second is captured."""
         visible = -(-filled // VISIBLE) * VISIBLE
@@ -308,8 +264,7 @@ class _Buffers:
             self._graphs[visible] = None
             self._forward(decoder, visible)
             return
-        graph = self._graphs[visible]
-        if graph is None:
+        if (graph := self._graphs[visible]) is None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self._forward(decoder, visible)
@@ -317,9 +272,10 @@ class _Buffers:
         graph.replay()
 
     def _forward(self, decoder: Decoder, visible: int) -> None:
-        self.cache.set_visible(visible)
+        for layer in self.cache.layers:
+            layer.visible = visible
         unseen = self.hidden[:, :visible] | (self._order[:visible] > self.slot)
-        bias = torch.zeros(unseen.shape, dtype=self._bias_dtype, device=unseen.device)
+        bias = torch.zeros(unseen.shape, dtype=self.dtype, device=unseen.device)
         bias.masked_fill_(unseen, -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
         with _attention(decoder.model):

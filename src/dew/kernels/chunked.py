@@ -17,9 +17,10 @@ from dew.kernels.head import Head
 LOWEST = -1e30
 """Stands for −∞ where a zero weight is multiplied with it: 0 · −1e30 = 0."""
 SKIPS_IGNORED = False
+WIDE_COPIES = 3
+"""Tensors in float32 or wider, beside its result, that `gradient_tile` allocates: z, p, dz."""
 
-MIB = 1 << 20
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 HOST_FREE = 8 * GIB
 """Free memory assumed on devices that do not report it."""
 
@@ -29,8 +30,6 @@ KEPT = (1 / 16, 0, 8 * GIB)
 """The same for weights kept from the forward to the backward pass."""
 CHUNK = (1 / 8, 64 * MIB, 8 * GIB)
 """The same for a chunk of tokens whose ∂logp/∂h is computed in the forward pass (frozen head)."""
-
-Limit = tuple[float, int, int]
 
 
 class Statistics(NamedTuple):
@@ -43,18 +42,14 @@ class Statistics(NamedTuple):
     """c in ∂logp/∂(h Wᵀ) = −c · weights, if weights were stored."""
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that a new tensor could use, including memory cached by the allocator."""
-    if device.type != "cuda":
-        return HOST_FREE
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def allowed(limit: Limit, device: torch.device) -> int:
-    """Bytes that this limit currently permits on this device."""
+def allowed(limit: tuple[float, int, int], device: torch.device) -> int:
+    """Bytes that this limit currently permits on this device; memory cached by the allocator counts as free."""
     share, least, most = limit
-    return max(least, min(most, int(share * free_memory(device))))
+    free = HOST_FREE
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        free -= torch.cuda.memory_allocated(device)
+    return max(least, min(most, int(share * free)))
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -76,11 +71,6 @@ def spans(length: int, bytes_each: int, nbytes: int, multiple: int) -> Iterator[
 def wide(dtype: torch.dtype) -> torch.dtype:
     """float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def bytes_per_score(dtype: torch.dtype) -> int:
-    """Memory that `gradient_tile` needs per score: z, p, dz, and the result."""
-    return 3 * wide(dtype).itemsize + dtype.itemsize
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> None:

@@ -3,7 +3,6 @@
 z = softcap · tanh((h Wᵀ + b) / softcap) / temperature          without the tanh if softcap is None
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,34 +25,23 @@ class Head:
 
 def plain_head(model: Any) -> Head | str:
     """The head of a transformers causal model (PEFT wrappers included), or the reason why it has no plain one."""
-    find: Callable[[], Any] | None = getattr(model, "get_output_embeddings", None)
-    if find is None:
+    if not hasattr(model, "get_output_embeddings"):
         return f"{type(model).__name__} has no get_output_embeddings(), so its output head cannot be found"
-    layer = find()
+    layer = model.get_output_embeddings()
     if type(layer) is not nn.Linear:
         return f"the output head is a {type(layer).__name__}, not a plain nn.Linear"
     if layer._forward_hooks or layer._forward_pre_hooks:
         return "the output head has forward hooks, which a fused head would skip"
     weight = layer.weight
-    if weight.ndim != 2 or weight.numel() == 0:
-        return "the output head's weight is sharded over several processes (ZeRO-3 or FSDP)"
-    if hasattr(weight, "full_tensor"):
-        return "the output head's weight is a DTensor, sharded over several processes"
-    return _transforms(model, weight, layer.bias)
-
-
-def _transforms(model: Any, weight: Tensor, bias: Tensor | None) -> Head | str:
-    """Read the transforms after the matrix product from the model's config."""
+    if weight.ndim != 2 or weight.numel() == 0 or hasattr(weight, "full_tensor"):
+        return "the output head's weight is sharded over several processes (ZeRO-3, FSDP or a DTensor)"
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    softcap = getattr(text, "final_logit_softcapping", None)
-    divisor = getattr(text, "logits_scaling", None)
-    factor = getattr(text, "logit_scale", None)
-    given = [name for name, value in (("logits_scaling", divisor), ("logit_scale", factor)) if value is not None]
-    if len(given) > 1 or (given and softcap is not None):
-        return f"the model's config combines {' and '.join(given)} with other transforms, which is not supported"
-    for name in ("output_multiplier_scale", "lm_head_multiplier", "mup_width_multiplier", "dim_model_base"):
-        if getattr(text, name, None) is not None:
-            return f"the model scales its scores by {name}, which is not supported"
-    temperature = float(divisor) if divisor is not None else 1.0 / float(factor) if factor is not None else 1.0
-    return Head(weight, bias, temperature, None if softcap is None else float(softcap))
+    names = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    given = {name: float(value) for name in names if (value := getattr(text, name, None)) is not None}
+    others = ("output_multiplier_scale", "lm_head_multiplier", "mup_width_multiplier", "dim_model_base")
+    unsupported = [name for name in others if getattr(text, name, None) is not None]
+    if unsupported or len(given) > 1:
+        return f"the model transforms its scores by {' and '.join(unsupported or given)}, which is not supported"
+    temperature = given.get("logits_scaling", 1.0 / given.get("logit_scale", 1.0))
+    return Head(weight, layer.bias, temperature, given.get("final_logit_softcapping"))

@@ -9,7 +9,7 @@ import importlib.util
 import os
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -19,11 +19,10 @@ from dew.errors import ConfigError, Problem, ShapeError
 from dew.kernels import passes, reference
 from dew.kernels.chunked import KEPT, Statistics, allowed, wide
 from dew.kernels.head import Head
-from dew.kernels.passes import Want
 from dew.kernels.reference import IGNORE
 
 Impl = Literal["auto", "triton", "chunked", "reference"]
-IMPLS = ("auto", "triton", "chunked", "reference")
+IMPLS = get_args(Impl)
 SHARED_MEMORY = 224 * 1024
 """Bytes per multiprocessor that the Triton tiles need: Hopper and later data-centre GPUs have them."""
 KEEP_FROM = 2 / 3
@@ -77,23 +76,17 @@ def _check(
     impl: str,
 ) -> None:  # fmt: skip
     h, w, y = tuple(hidden.shape), tuple(weight.shape), tuple(targets.shape)
-    if len(h) != 2 or len(w) != 2 or h[1] != w[1] or y != h[:1]:
-        what = f"hidden {h}, weight {w}, targets {y}: expected (N, D), (V, D) and (N,)."
+    b = w[:1] if bias is None else tuple(bias.shape)
+    if len(h) != 2 or len(w) != 2 or h[1] != w[1] or w[0] == 0 or y != h[:1] or b != w[:1]:
+        what = f"hidden {h}, weight {w}, targets {y}, bias {b}: expected (N, D), (V, D), (N,) and (V,), with V > 0."
         raise ShapeError(Problem(what, remedy="Flatten batches: hidden.flatten(0, 1), targets.flatten()."))
-    if bias is not None and tuple(bias.shape) != w[:1]:
-        raise ShapeError(f"bias {tuple(bias.shape)}: expected one entry for each of weight's {w[0]} rows.")
-    if w[0] == 0:
-        raise ShapeError("weight has no rows: the vocabulary needs at least one entry.")
     dtypes = {t.dtype for t in (hidden, weight, bias) if t is not None}
     if len(dtypes) != 1 or not hidden.dtype.is_floating_point:
-        what = f"dtypes {sorted(map(str, dtypes))}: hidden, weight and bias must share one floating dtype."
-        raise ShapeError(Problem(what, remedy="Cast them."))
+        raise ShapeError(f"hidden, weight and bias must share one floating dtype, not {sorted(map(str, dtypes))}.")
     if targets.dtype != torch.int64:
         raise ShapeError(Problem(f"targets are {targets.dtype}, not torch.int64.", remedy="Write targets.long()."))
-    if not temperature > 0:
-        raise ConfigError(f"temperature={temperature}: must be above 0.")
-    if softcap is not None and not softcap > 0:
-        raise ConfigError(Problem(f"softcap={softcap}: must be above 0.", remedy="None disables it."))
+    if not temperature > 0 or not (softcap is None or softcap > 0):
+        raise ConfigError(f"temperature={temperature}, softcap={softcap}: must be above 0, or None for no softcap.")
     if impl not in IMPLS:
         raise ConfigError(Problem(f"impl={impl!r} is unknown.", remedy=f"Choose one of {', '.join(IMPLS)}."))
 
@@ -117,8 +110,7 @@ def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> ModuleType:
     if impl == "triton" and obstacle:
         remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
         raise ConfigError(Problem(f'impl="triton": {obstacle}.', remedy=remedy))
-    name = "chunked" if impl == "chunked" or obstacle else "triton"
-    return importlib.import_module(f"dew.kernels.{name}")
+    return importlib.import_module(f"dew.kernels.{'chunked' if impl == 'chunked' or obstacle else 'triton'}")
 
 
 def _obstacle(hidden: Tensor, weight: Tensor) -> str:
@@ -215,7 +207,7 @@ def _backward(
     want: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias; empty tensors where not wanted: operators return only tensors."""
-    n, wanted, hidden = hidden.shape[0], Want(*want), hidden.contiguous()
+    n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
     g = g.to(wide(hidden.dtype))
     if save == "slopes":
@@ -227,12 +219,12 @@ def _backward(
     with torch.autocast(hidden.device.type, enabled=False):
         if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
             x, g, scale = _pick(valid, hidden, g, stats[3])
-            grads, rows = passes.kept(saved[:count], x, head, -g * scale, wanted), valid
+            grads, rows = passes.kept(saved[:count], x, head, -g * scale, want), valid
         else:
             x, y, g, ge, *some = _pick(rows, hidden, targets, g, ge, *stats)
-            grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, wanted)
+            grads = passes.recompute(backend, x, head, y, Statistics(*some), g, ge, want)
     dh, dw, db = (hidden.new_empty(0) if t is None else t for t in grads)
-    return _spread(rows, dh, n) if wanted.hidden else dh, dw, db
+    return _spread(rows, dh, n) if want[0] else dh, dw, db
 
 
 @_backward.register_fake
@@ -242,18 +234,16 @@ def _(g, ge, hidden, weight, bias, targets, stats, saved, temperature, softcap, 
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, targets, ctx.temperature, ctx.softcap, ctx.save, ctx.impl = inputs
-    logp, entropy, lse, scale, saved = output
+    hidden, weight, bias, targets, *ctx.settings = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(hidden, weight, bias, targets, logp, entropy, lse, scale, saved)
+    ctx.save_for_backward(hidden, weight, bias, targets, *output)
 
 
 def _gradient(ctx: Any, g: Tensor | None, ge: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    hidden, weight, bias, targets, logp, entropy, lse, scale, saved = ctx.saved_tensors
+    *inputs, logp, entropy, lse, scale, saved = ctx.saved_tensors
     want = list(ctx.needs_input_grad[:3])
     g = torch.zeros_like(logp) if g is None else g
-    stats, settings = [logp, entropy, lse, scale], (ctx.temperature, ctx.softcap, ctx.save, ctx.impl)
-    grads = _backward(g, ge, hidden, weight, bias, targets, stats, saved, *settings, want)
+    grads = _backward(g, ge, *inputs, [logp, entropy, lse, scale], saved, *ctx.settings, want)
     return *(t if w else None for t, w in zip(grads, want, strict=True)), None, None, None, None, None
 
 

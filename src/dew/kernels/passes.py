@@ -7,8 +7,8 @@ slopes      frozen head: the forward pass computes u = ∂logp/∂h = −c ∘ (
 A backend is a module: `dew.kernels.chunked` or `dew.kernels.triton`.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +22,8 @@ BLOCK = 128
 """Chunks and slices are multiples of this, so that matrix units run full tiles."""
 
 
-class Want(NamedTuple):
-    """Which gradients to compute."""
-
-    hidden: bool
-    weight: bool
-    bias: bool
-
-
-class Gradients(NamedTuple):
-    """∂L/∂hidden, ∂L/∂weight, ∂L/∂bias; None where not wanted."""
-
-    hidden: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
+Gradients = list[Tensor | None]
+"""∂L/∂hidden, ∂L/∂weight, ∂L/∂bias; None where not wanted."""
 
 
 def empty_weights(rows: int, head: Head, dtype: torch.dtype) -> Tensor:
@@ -46,57 +34,53 @@ def empty_weights(rows: int, head: Head, dtype: torch.dtype) -> Tensor:
 
 def recompute(
     backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None,
-    want: Want,
+    want: Sequence[bool],
 ) -> Gradients:  # fmt: skip
     """Backward with the scores computed again."""
     (n, d), v = hidden.shape, head.weight.shape[0]
     if n == 0:
         return _empty(hidden, head, want)
-    grads = _empty(hidden, head, want._replace(hidden=False))
-    each = n * backend.bytes_per_score(hidden.dtype)
+    _, dw, db = _empty(hidden, head, (False, *want[1:]))
+    each = n * (hidden.dtype.itemsize + backend.WIDE_COPIES * wide(hidden.dtype).itemsize)
     slices = list(spans(v, each, allowed(TILE, hidden.device), 2 * BLOCK))
     tile = torch.empty(n, round_up(slices[0][1], ALIGN), dtype=hidden.dtype, device=hidden.device)
-    total = torch.empty(n, d, dtype=wide(hidden.dtype), device=hidden.device) if want.hidden else None
+    dh = torch.empty(n, d, dtype=wide(hidden.dtype), device=hidden.device) if want[0] else None
     for low, high in slices:
         dz = tile[:, : high - low]
         backend.gradient_tile(hidden, head, targets, stats, g, ge, low, dz)
-        if total is not None:
-            product(dz, head.weight[low:high], out=total, add=low > 0)
-        if grads.weight is not None:
-            product(dz.t(), hidden, out=grads.weight[low:high])
-        if grads.bias is not None:
-            grads.bias[low:high] = dz.sum(0, dtype=wide(dz.dtype))
-    return grads._replace(hidden=None if total is None else total.to(hidden.dtype))
+        if dh is not None:
+            product(dz, head.weight[low:high], out=dh, add=low > 0)
+        if dw is not None:
+            product(dz.t(), hidden, out=dw[low:high])
+        if db is not None:
+            db[low:high] = dz.sum(0, dtype=wide(dz.dtype))
+    return [None if dh is None else dh.to(hidden.dtype), dw, db]
 
 
 def slopes(backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor) -> tuple[Statistics, Tensor]:
     """Forward for a frozen head: the statistics, and u = ∂logp/∂h (N, D)."""
-    (n, _), v = hidden.shape, head.weight.shape[0]
-    chunks = list(spans(n, v * hidden.dtype.itemsize, allowed(CHUNK, hidden.device), BLOCK))
-    buffer = empty_weights(chunks[0][1] if chunks else 0, head, hidden.dtype)
-    u = torch.empty_like(hidden)
-    parts = []
+    each = head.weight.shape[0] * hidden.dtype.itemsize
+    chunks = list(spans(hidden.shape[0], each, allowed(CHUNK, hidden.device), BLOCK)) or [(0, 0)]
+    buffer = empty_weights(chunks[0][1], head, hidden.dtype)
+    u, parts = torch.empty_like(hidden), []
     for low, high in chunks:
-        x, store = hidden[low:high], buffer[: high - low]
-        stats = backend.statistics(x, head, targets[low:high], store)
-        parts.append(stats)
-        _gradient_of_hidden(store, head, -stats.scale, out=u[low:high])
-    if not parts:
-        return Statistics(*(hidden.new_empty(0, dtype=wide(hidden.dtype)) for _ in range(4))), u
+        store = buffer[: high - low]
+        parts.append(backend.statistics(hidden[low:high], head, targets[low:high], store))
+        _gradient_of_hidden(store, head, -parts[-1].scale, out=u[low:high])
     return Statistics(*(torch.cat(columns) for columns in zip(*parts, strict=True))), u
 
 
-def kept(store: Tensor, hidden: Tensor, head: Head, r: Tensor, want: Want) -> Gradients:
+def kept(store: Tensor, hidden: Tensor, head: Head, r: Tensor, want: Sequence[bool]) -> Gradients:
     """Backward from the stored E: with r = −g ∘ c,   dh = r ∘ (E W)   dW = Eᵀ (r ∘ h)   db = Eᵀ r."""
-    grads = _empty(hidden, head, want)
-    if grads.hidden is not None:
-        _gradient_of_hidden(store, head, r, out=grads.hidden)
-    if grads.weight is not None:
+    dh, dw, db = _empty(hidden, head, want)
+    if dh is not None:
+        _gradient_of_hidden(store, head, r, out=dh)
+    if dw is not None:
         scaled = torch.mul(hidden, r[:, None], out=torch.empty_like(hidden))  # rounded once, and no float32 copy
-        product(store.t(), scaled, out=grads.weight)
-    if grads.bias is not None:
-        product(store.t(), r[:, None].to(store.dtype), out=grads.bias[:, None])
-    return grads
+        product(store.t(), scaled, out=dw)
+    if db is not None:
+        product(store.t(), r[:, None].to(store.dtype), out=db[:, None])
+    return [dh, dw, db]
 
 
 def _gradient_of_hidden(store: Tensor, head: Head, r: Tensor, *, out: Tensor) -> None:
@@ -106,12 +90,8 @@ def _gradient_of_hidden(store: Tensor, head: Head, r: Tensor, *, out: Tensor) ->
     torch.mul(dh, r[:, None], out=out)
 
 
-def _empty(hidden: Tensor, head: Head, want: Want) -> Gradients:
-    """Uninitialised tensors for the wanted gradients; zeros for the head's if there are no rows to write them."""
-    make = torch.zeros if hidden.shape[0] == 0 else torch.empty
-    v, d = head.weight.shape
-    return Gradients(
-        torch.empty_like(hidden) if want.hidden else None,
-        make(v, d, dtype=hidden.dtype, device=hidden.device) if want.weight else None,
-        make(v, dtype=hidden.dtype, device=hidden.device) if want.bias else None,
-    )
+def _empty(hidden: Tensor, head: Head, want: Sequence[bool]) -> Gradients:
+    """Uninitialised tensors for the wanted gradients; zeros if there are no rows to write them."""
+    make = hidden.new_zeros if hidden.shape[0] == 0 else hidden.new_empty
+    shapes = (hidden.shape, head.weight.shape, head.weight.shape[:1])
+    return [make(shape) if wanted else None for shape, wanted in zip(shapes, want, strict=True)]

@@ -36,18 +36,3 @@ def logprob_entropy(
     if not entropy_grad:
         entropy = entropy.detach()
     return torch.where(live, logp, 0), torch.where(live, entropy, 0)
-
-
-def policy_loss(
-    logp: Float[Tensor, " N"],
-    old_logp: Float[Tensor, " N"],
-    advantages: Float[Tensor, " N"],
-    live: Tensor,
-    clip_low: float,
-    clip_high: float,
-    divisor: float | Tensor,
-) -> Float[Tensor, ""]:
-    """−Σ min(w A, clip(w, 1−ε_low, 1+ε_high) A) / divisor over the live tokens,   w = e^{logp − old_logp}."""
-    w = torch.where(live, logp - old_logp, 0).exp()
-    gain = torch.minimum(w * advantages, w.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    return -torch.where(live, gain, 0).sum() / divisor

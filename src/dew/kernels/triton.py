@@ -29,13 +29,10 @@ REDO_COLUMNS = 8
 
 SKIPS_IGNORED = True
 """`statistics` without a store gives 0 for targets of −100, and NaN for others outside the vocabulary."""
+WIDE_COPIES = 0
+"""`gradient_tile` allocates nothing beside its result."""
 hopper_failed: list[str] = []
 """Why the Hopper kernel failed to compile on a Hopper GPU, if it did."""
-
-
-def bytes_per_score(dtype: torch.dtype) -> int:
-    """Memory that `gradient_tile` needs per score: the result alone."""
-    return dtype.itemsize
 
 
 def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
@@ -49,7 +46,9 @@ def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None
     part = _empty_parts(hidden, head)
     _launch_statistics(hidden, head, part, zy, zy, store, True)
     stats = _join(hidden, head, targets, part, None, zy)
-    _set_targets(store, targets, -(-stats.logp).expm1(), zy, head)
+    own = -(-stats.logp).expm1()  # the target's weight, times the slope of the soft cap
+    own = own if head.softcap is None else own * (1 - (zy / head.softcap).square())
+    store.scatter_(1, targets[:, None], own[:, None].to(store.dtype))
     _redo_far_rows(hidden, head, targets, stats, store)
     return stats
 
@@ -61,36 +60,26 @@ def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
     kernels.compact_kernel[(triton.cdiv(n, 8),)](
         hidden, hidden.stride(0), place, compact, n, width, BM=8, BK=_columns(width), num_warps=4
     )
-    part = _parts_by_hopper(hidden, compact, head, place) if _fits_hopper(head, hidden.device) else None
-    if part is None:
-        part = _empty_parts(hidden, head)
-        for x, whole in ((hidden, True), (compact, False)):
-            _launch_statistics(x, head, part, place, place, None, whole)
+    if head.bias is None and head.softcap is None and _is_hopper(hidden.device) and not hopper_failed:
+        try:
+            from dew.kernels import hopper
+
+            return hopper.parts(hidden, compact, head, place, _multiprocessors(hidden.device))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Gluon is experimental: this version of Triton may not compile the kernel
+            hopper_failed.append(f"{type(error).__name__}: {error}")
+            what = "Triton %s cannot compile the Hopper kernel; using the generic one: %s"
+            logger.info(what, triton.__version__, error)
+    part = _empty_parts(hidden, head)
+    for x, whole in ((hidden, True), (compact, False)):
+        _launch_statistics(x, head, part, place, place, None, whole)
     return part
-
-
-def _fits_hopper(head: Head, device: torch.device) -> bool:
-    """Whether the Hopper kernel supports this head and device."""
-    return head.bias is None and head.softcap is None and _is_hopper(device) and not hopper_failed
 
 
 @cache
 def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def _parts_by_hopper(hidden: Tensor, compact: Tensor, head: Head, place: Tensor) -> Tensor | None:
-    """The same with the Hopper kernel, or None if this version of Triton cannot compile it (Gluon is experimental)."""
-    try:
-        from dew.kernels import hopper
-
-        return hopper.parts(hidden, compact, head, place, _multiprocessors(hidden.device))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        hopper_failed.append(f"{type(error).__name__}: {error}")
-        logger.info("Triton %s cannot compile the Hopper kernel; using the generic one: %s", triton.__version__, error)
-        return None
 
 
 def _empty_parts(hidden: Tensor, head: Head) -> Tensor:
@@ -149,13 +138,6 @@ def _join(
 def _columns(width: int) -> int:
     """Columns that a gathering program reads per step."""
     return min(512, triton.next_power_of_2(width))
-
-
-def _set_targets(store: Tensor, targets: Tensor, value: Tensor, zy: Tensor, head: Head) -> None:
-    """Write the target's own weight, times the slope of the soft cap."""
-    if head.softcap is not None:
-        value = value * (1 - (zy / head.softcap).square())
-    store.scatter_(1, targets[:, None], value[:, None].to(store.dtype))
 
 
 def _redo_far_rows(hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, store: Tensor) -> None:

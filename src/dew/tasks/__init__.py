@@ -1,30 +1,17 @@
 """Problems with gold answers: two generated games, well-known data sets by name, and files."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 from dew.errors import ConfigError, Problem, did_you_mean
-from dew.tasks.base import Row, Task, demonstrations
-from dew.tasks.datasets import PRESETS, CustomDataset, NamedDataset
+from dew.tasks.base import Row, Task
+from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES
 from dew.tasks.games import TINY, Chain, Countdown, model_folder
-from dew.tasks.overlap import overlap, without_overlap
+from dew.tasks.overlap import overlap
 
-__all__ = [
-    "TINY",
-    "Chain",
-    "Countdown",
-    "CustomDataset",
-    "NamedDataset",
-    "Row",
-    "Task",
-    "demonstrations",
-    "model_folder",
-    "overlap",
-    "task",
-    "without_overlap",
-]
+__all__ = ["TINY", "Chain", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
 
 GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chain": Chain}
 
@@ -37,21 +24,20 @@ def task(name: str, **settings: Any) -> Task:
     if name in GAMES:
         return _build(GAMES[name], name, settings)
     if name in PRESETS:
-        return _build(NamedDataset, name, settings, name=name)
+        return _build(named, name, settings, name=name)
     if name.endswith(SUFFIXES) or "/" in name:
         if name.endswith(".jsonl") and not {"problem", "template", "without", "keep"} & settings.keys():
             settings = {"prompt": "prompt", **settings}
-        return _build(CustomDataset, name, settings, path=name)
+        return _build(custom, name, settings, path=name)
     known = (*GAMES, *PRESETS)
     hint = did_you_mean(name, known) or f"Choose one of {', '.join(known)}, or give a file."
     raise ConfigError(Problem(f"Unknown task {name!r}.", remedy=hint))
 
 
 def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
-    known = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    every = f"It has {', '.join(known)}."
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        what = f"Task {name} has no setting"
-        raise ConfigError([Problem(f"{what} {key!r}.", remedy=did_you_mean(key, known) or every) for key in unknown])
+    known = [key for key in signature(kind).parameters if key not in given]
+    if unknown := [key for key in settings if key not in known]:
+        every = f"It has {', '.join(known)}."
+        problems = [(f"Task {name} has no setting {key!r}.", did_you_mean(key, known) or every) for key in unknown]
+        raise ConfigError([Problem(what, remedy=remedy) for what, remedy in problems])
     return kind(**given, **settings)

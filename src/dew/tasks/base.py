@@ -34,8 +34,3 @@ def check_split(split: Split) -> Split:
     if split not in ("train", "held_out"):
         raise ConfigError(f"split={split!r}: a task has the splits 'train' and 'held_out'.")
     return split
-
-
-def demonstrations(task: Task, n: int, *, seed: int = 0) -> list[Row]:
-    """Training problems with their worked solutions as {prompt, completion}, for supervised fine-tuning."""
-    return [{"prompt": row["prompt"], "completion": row["solution"]} for row in task.rows(n, seed=seed)]

@@ -8,49 +8,43 @@ A named set is looked up at `path`, then in the folder DEW_DATA (`gsm8k/train.js
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.tasks.base import Row, Split, check_split, split_of
-from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files, text_of
+from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, text_of
 from dew.tasks.overlap import without_overlap
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
 
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
-# Qwen2.5-Math's prompt with its special tokens, for base models that may lack a chat template.
-_QWEN = (
-    f"<|im_start|>system\n{STEP_BY_STEP}<|im_end|>\n<|im_start|>user\n{{problem}}<|im_end|>\n<|im_start|>assistant\n"
-)
-# DeepSeek-R1-Zero's prompt, verbatim (arXiv 2501.12948, Table 1).
-_R1 = (
-    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
-    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
-    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
-    "<think> reasoning process here </think> <answer> answer here </answer>. User: {problem} Assistant:"
-)
-TEMPLATES: dict[str, Callable[[str], Any]] = {
-    "chat": lambda problem: [{"role": "user", "content": f"{problem}\n{STEP_BY_STEP}"}],
-    "qwen-boxed": lambda problem: _QWEN.replace("{problem}", problem),
-    "r1": lambda problem: _R1.replace("{problem}", problem),
-    "plain": str,
+TEMPLATES = {
+    "chat": f"{{problem}}\n{STEP_BY_STEP}",  # as a user message, for the model's own chat template
+    # Qwen2.5-Math's prompt with its special tokens, for base models that may lack a chat template.
+    "qwen-boxed": f"<|im_start|>system\n{STEP_BY_STEP}<|im_end|>\n"
+    "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n",
+    # DeepSeek-R1-Zero's prompt, verbatim (arXiv 2501.12948, Table 1).
+    "r1": "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The "
+    "assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The "
+    "reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, "
+    "i.e., <think> reasoning process here </think> <answer> answer here </answer>. User: {problem} Assistant:",
+    "plain": "{problem}",
 }
-"""chat: a user message, for the model's own chat template. plain: the problem as it is."""
 
 
 def render(template: str, problem: str) -> Any:
     """The prompt: text, or a list of chat messages. A template that contains `{problem}` is used as it is."""
-    if "{problem}" in template:
-        return template.replace("{problem}", problem)
-    if template not in TEMPLATES:
+    text = template if "{problem}" in template else TEMPLATES.get(template)
+    if text is None:
         hint = did_you_mean(template, TEMPLATES) or f"Choose one of: {', '.join(TEMPLATES)}."
         remedy = f"{hint} Or write your own template, with {{problem}} in it."
         raise ConfigError(Problem(f"Unknown template {template!r}.", remedy=remedy))
-    return TEMPLATES[template](problem)
+    prompt = text.replace("{problem}", problem)
+    return [{"role": "user", "content": prompt}] if template == "chat" else prompt
 
 
 # ── rows of the named sets: a local copy (problem, answer) or the hub's own columns ─────────────────────────
@@ -70,14 +64,13 @@ def _plain(raw: Row) -> Row:
 
 def _gsm8k(raw: Row) -> Row:
     """The hub's answer is the worked solution, which ends in `#### 72`."""
-    answer = str(_first(raw, "answer")).rpartition("####")[2]
-    return {"problem": _first(raw, "problem", "question"), "answer": answer.strip().replace(",", "")}
+    row = _plain(raw)
+    return {**row, "answer": str(row["answer"]).rpartition("####")[2].strip().replace(",", "")}
 
 
 def _math(raw: Row) -> Row:
     """The hub has only the worked solution, with the answer in its last box."""
-    answer = raw.get("answer") or _last_box(str(_first(raw, "solution")))
-    return {"problem": _first(raw, "problem"), "answer": answer}
+    return _plain({**raw, "answer": raw.get("answer") or _last_box(str(_first(raw, "solution")))})
 
 
 def _dapo(raw: Row) -> Row:
@@ -105,55 +98,42 @@ def _last_box(solution: str) -> str:
     raise ValueError("the last box of the solution is not closed")
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Where a data set is, how its rows are read, and which splits it has."""
-
-    hub: str
-    read: Read
-    train: str | None = "train"
-    """Its training split; None: evaluation only."""
-    held_out: str | None = "test"
-    """Its test split; None: an eighth of the training problems, selected by a hash of the problem."""
-    tested_on: str | None = None
-    """Another set whose problems are held out instead; they are removed from training."""
-    hub_splits: tuple[str | None, str | None] | None = None
-    """The hub's names of the two splits, if they differ."""
-    config: str | None = None
-    folder: str | None = None
-    """The local folder, if not named like the set."""
-    template: str = "chat"
-
-
-PRESETS: dict[str, Preset] = {
-    "gsm8k": Preset("openai/gsm8k", _gsm8k, config="main"),
-    "math": Preset("DigitalLearningGmbH/MATH-lighteval", _math),
-    "math500": Preset("HuggingFaceH4/MATH-500", _plain, train=None),
-    "aime24": Preset("HuggingFaceH4/aime_2024", _plain, train=None, hub_splits=(None, "train")),
-    "aime25": Preset("math-ai/aime25", _plain, train=None),
-    "amc23": Preset("math-ai/amc23", _plain, train=None),
-    "dapo17k": Preset("open-r1/DAPO-Math-17k-Processed", _dapo, tested_on="math500", config="all"),
-    "countdown-tinyzero": Preset(
-        "Jiayi-Pan/Countdown-Tasks-3to4", _tinyzero, hub_splits=("train", None), folder="countdown", template="r1"
-    ),
-}
-
-
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Dataset:
-    """What both kinds of data set share: overlap filter, shuffle, template."""
+@dataclass(frozen=True)
+class Dataset:
+    """A task with problems from a file, a folder or the hub: one of `PRESETS`, or built by `custom`."""
 
     name: str
-    template: str | None
-    without: Sequence[str]
-    column = "problem"
+    source: str | Path
+    read: Read
+    column: str = "problem"
     """What identifies a row: "problem", rendered with the template, or a ready-made "prompt"."""
+    train: str | None = "train"
+    """Training split; None: evaluation only."""
+    held_out: str | None = "test"
+    """Test split; None: an eighth of the training problems, selected by a hash of the problem."""
+    tested_on: str | None = None
+    """Another set whose problems are held out instead. It is also in `without`."""
+    config: str | None = None
+    template: str | None = "chat"
+    without: Sequence[str] = ()
+    """Sets or files whose test problems are removed from training."""
 
     def table(self, split: Split) -> Table:
         """The rows of a split before filter and template, with an account of the skipped ones."""
-        raise NotImplementedError
+        if split == "held_out" and self.tested_on:
+            return named(self.tested_on).table("held_out")
+        wanted = self.held_out if split == "held_out" and self.held_out else self.train
+        if wanted is None:
+            raise ConfigError(f"{self.name} is for evaluation only: it has no training problems.")
+        table = read_table(self.source, self.read, split=wanted, config=self.config, name=self.name, column=self.column)
+        if self.held_out:
+            return table
+        prompts = self.column == "prompt"
+        rows = [row for row in table.rows if split_of(row["prompt"] if prompts else row_key(row, "problem")) == split]
+        return replace(table, rows=rows)
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
         """n problems, or all if there are fewer, in an order that depends only on the seed."""
@@ -161,118 +141,70 @@ class _Dataset:
         if split == "train" and self.without:
             rows, dropped = without_overlap(rows, *(_test_rows(name) for name in self.without))
             log.info("%s: %d problems of %s removed from training", self.name, dropped, ", ".join(self.without))
-        rows = sorted(rows, key=lambda row: self._order(row, seed))[: max(0, n)]
+
+        def position(row: Row) -> bytes:  # a hash, so that adding or removing a row does not move the others
+            key = f"{seed}:{row_key(row, self.column)}"
+            return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+        rows = sorted(rows, key=position)[: max(0, n)]
         if self.column == "prompt":
             return rows
         return [{"prompt": render(self.template or "chat", row["problem"]), **row} for row in rows]
-
-    def _order(self, row: Row, seed: int) -> bytes:
-        """Position in the shuffle: a hash, so that adding or removing a row does not move the others."""
-        key = f"{seed}:{row_key(row, self.column)}"
-        return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-    def _part(self, table: Table, split: Split) -> Table:
-        """Seven eighths or one eighth of a table without a test split."""
-        prompts = self.column == "prompt"
-        rows = [row for row in table.rows if split_of(row["prompt"] if prompts else row_key(row, "problem")) == split]
-        return Table(table.name, rows, table.bad, table.repeated)
 
 
 def _test_rows(name: str) -> list[Row]:
     """The held-out problems of a named set; all problems of a file (columns `problem` and `answer`)."""
     if name in PRESETS:
-        return NamedDataset(name).table("held_out").rows
+        return named(name).table("held_out").rows
     return read_table(name, columns(), name=name).rows
 
 
-@dataclass(frozen=True)
-class NamedDataset(_Dataset):
-    """One of `PRESETS`."""
+def named(name: str, *, path: str | None = None, template: str | None = None, without: Sequence[str] = ()) -> Dataset:
+    """One of `PRESETS`, from a local `path` instead of DEW_DATA and the hub, with another template.
 
-    name: str
-    path: str | None = None
-    """A local folder or file, instead of DEW_DATA and the hub."""
-    template: str | None = None
-    """How problems become prompts; None: the set's own template."""
-    without: Sequence[str] = field(default=())
-    """Sets or files whose test problems are removed from training."""
-    held_out: str | None = None
-    """Another set whose problems are held out; None: the set's own test problems."""
-
-    def __post_init__(self) -> None:
-        preset = PRESETS[self.name]
-        tested_on = self.held_out or preset.tested_on
-        object.__setattr__(self, "held_out", tested_on)
-        object.__setattr__(self, "template", self.template or preset.template)
-        object.__setattr__(self, "without", tuple(dict.fromkeys([*self.without, *([tested_on] if tested_on else [])])))
-        render(self.template or "", "")
-
-    def table(self, split: Split) -> Table:
-        preset, source = PRESETS[self.name], self._source()
-        if split == "train" and preset.train is None:
-            raise ConfigError(f"{self.name} is for evaluation only: it has no training problems.")
-        if split == "held_out" and self.held_out:
-            return NamedDataset(self.held_out).table("held_out")
-        splits = preset.hub_splits if source == preset.hub else None
-        train, test = splits or (preset.train, preset.held_out)
-        has_test = bool(test or preset.tested_on)
-        wanted = (test if has_test and split == "held_out" else train) or ""
-        table = read_table(source, preset.read, split=wanted, config=preset.config, name=f"{self.name}/{wanted}")
-        return table if has_test else self._part(table, split)
-
-    def _source(self) -> str | Path:
-        preset = PRESETS[self.name]
-        if self.path:
-            return self.path
-        root = os.environ.get("DEW_DATA")
-        folder = Path(root).expanduser() / (preset.folder or self.name) if root else None
-        known = {split for split in (preset.train, preset.held_out) if split}
-        if folder and any(split_files(folder, split) for split in known):
-            return folder
-        return preset.hub
+    `without`: sets or files whose test problems are removed from training.
+    """
+    preset, data = PRESETS[name], os.environ.get("DEW_DATA")
+    folder = Path(data).expanduser() / name.removesuffix("-tinyzero") if data else None
+    local = path or (folder if folder and folder.is_dir() else None)
+    template = template or preset.template or "chat"
+    render(template, "")
+    changed = replace(preset, template=template, without=tuple(dict.fromkeys([*without, *preset.without])))
+    return replace(changed, source=local, held_out="test") if local else changed
 
 
-@dataclass(frozen=True)
-class CustomDataset(_Dataset):
-    """A file, a folder or a hub data set, with the names of its columns."""
+def custom(
+    path: str, *, problem: str = "problem", answer: str = "answer", prompt: str | None = None,
+    keep: Sequence[str] = (), train: str = "train", held_out: str | None = None, config: str | None = None,
+    template: str | None = None, without: Sequence[str] = (),
+) -> Dataset:  # fmt: skip
+    """A file, a folder or a hub data set, with the names of its columns; a dot selects inside a column: `extra.gold`.
 
-    path: str
-    problem: str = "problem"
-    """Column with the problem; a dot selects inside a column: `extra.question`."""
-    answer: str = "answer"
-    """Column with the gold answer."""
-    prompt: str | None = None
-    """Column with a ready-made prompt (text or chat messages), instead of `problem`; all columns are kept."""
-    keep: Sequence[str] = field(default=())
-    """Further columns that rewards need."""
-    train: str = "train"
-    held_out: str | None = None
-    """Test split of a folder or hub data set; None: an eighth of the training problems."""
-    config: str | None = None
-    template: str | None = None
-    """How problems become prompts; None: `chat`."""
-    without: Sequence[str] = field(default=())
-    """Sets or files whose test problems are removed from training."""
+    `problem` becomes a prompt by `template` (default: chat). `prompt` names a column with ready-made prompts (text or
+    chat messages) instead, and all columns are kept; otherwise `keep` names further ones that rewards need. `held_out`:
+    the test split; by default an eighth of the training problems. `without`: as in `named`.
+    """
+    if prompt and template:
+        what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
+        raise ConfigError(Problem(what, remedy="Set one of the two."))
+    render(template or "chat", "")
+    name = Path(path).name
+    name = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
+    read, column = columns(problem, answer, keep, prompt), "prompt" if prompt else "problem"
+    return Dataset(name, path, read, column, train, held_out, None, config, template, without)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "without", tuple(self.without))
-        object.__setattr__(self, "keep", tuple(self.keep))
-        if self.prompt and self.template:
-            what = f"template={self.template!r} applies to `problem`, and prompt={self.prompt!r} needs none."
-            raise ConfigError(Problem(what, remedy="Set one of the two."))
-        render(self.template or "chat", "")
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        name = Path(self.path).name
-        return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
-
-    @property
-    def column(self) -> str:  # type: ignore[override]
-        return "prompt" if self.prompt else "problem"
-
-    def table(self, split: Split) -> Table:
-        read = columns(self.problem, self.answer, self.keep, self.prompt)
-        wanted = self.held_out if split == "held_out" and self.held_out else self.train
-        table = read_table(self.path, read, split=wanted, config=self.config, name=self.name, column=self.column)
-        return table if self.held_out else self._part(table, split)
+_SETS = (
+    Dataset("gsm8k", "openai/gsm8k", _gsm8k, config="main"),
+    Dataset("math", "DigitalLearningGmbH/MATH-lighteval", _math),
+    Dataset("math500", "HuggingFaceH4/MATH-500", _plain, train=None),
+    Dataset("aime24", "HuggingFaceH4/aime_2024", _plain, train=None, held_out="train"),
+    Dataset("aime25", "math-ai/aime25", _plain, train=None),
+    Dataset("amc23", "math-ai/amc23", _plain, train=None),
+    Dataset(
+        "dapo17k", "open-r1/DAPO-Math-17k-Processed", _dapo, config="all", tested_on="math500", without=("math500",)
+    ),
+    Dataset("countdown-tinyzero", "Jiayi-Pan/Countdown-Tasks-3to4", _tinyzero, held_out=None, template="r1"),
+)
+PRESETS = {preset.name: preset for preset in _SETS}
+"""The named sets as on the hub. Local copies have the splits `train` and `test`."""

@@ -10,7 +10,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -161,54 +161,60 @@ def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> Ra
         raise ConfigError(what)
 
 
-def split_files(folder: Path, split: str) -> list[Path]:
-    """The files of one split: `train.jsonl`, `train-00000-of-00002.parquet`, also under `data/`."""
-    for place in (folder, folder / "data"):
-        for suffix in SUFFIXES:
-            if found := sorted(chain(place.glob(f"{split}{suffix}"), place.glob(f"{split}-*{suffix}"))):
-                return found
-    return []
-
-
 def _folder(folder: Path, split: str) -> RawRows:
-    if files := split_files(folder, split):
-        for file in files:
-            yield from _file(file)
-    elif (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-        yield from _saved(folder, split)
-    else:
-        found = ", ".join(sorted(file.name for file in folder.iterdir())[:10]) or "no files"
-        remedy = f"Expected {split}.jsonl, {split}.jsonl.gz, {split}.json or {split}.parquet."
-        raise ConfigError(Problem(f"{folder}: no {split} split; it has {found}.", remedy=remedy))
+    """One split of a folder: `train.jsonl`, `data/train-00000-of-00002.parquet`, or as written by `save_to_disk`."""
+    for place, suffix in product((folder, folder / "data"), SUFFIXES):
+        if files := sorted([*place.glob(f"{split}{suffix}"), *place.glob(f"{split}-*{suffix}")]):
+            for file in files:
+                yield from _file(file)
+            return
+    found = sorted(file.name for file in folder.iterdir())
+    if {"dataset_dict.json", "dataset_info.json"} & {*found}:
+        from datasets import load_from_disk
+
+        data = load_from_disk(str(folder))
+        if not isinstance(data, dict) or split in data:
+            yield from _numbered(folder.name, data[split] if isinstance(data, dict) else data)
+            return
+        found = list(data)
+    what = f"{folder}: no {split} split; it has {', '.join(found[:10]) or 'no files'}."
+    raise ConfigError(Problem(what, remedy=f"Expected {split}.jsonl, .jsonl.gz, .json or .parquet."))
 
 
 def _file(path: Path) -> RawRows:
     if not is_plain(path):
         raise ConfigError(f"{path}: a pipe or a device, not a regular file.")
+    parquet = path.name.endswith(".parquet")
     try:
-        if path.name.endswith(".parquet"):
-            yield from _parquet(path)
+        if parquet:
+            from pyarrow.parquet import ParquetFile
+
+            batches = ParquetFile(path).iter_batches()
+            yield from _numbered(path.name, (raw for batch in batches for raw in batch.to_pylist()))
             return
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
             yield from _lines(path, file) if ".jsonl" in path.name else _json(path, file)
+    except ConfigError:
+        raise
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    except (ValueError, RecursionError) as error:  # pyarrow.ArrowInvalid is a ValueError
+        remedy = "" if parquet else f"If it has one object per line, name it {path.stem}.jsonl."
+        kind = "a Parquet file" if parquet else "JSON"
+        raise ConfigError(Problem(f"{path}: not {kind} ({error}).", remedy=remedy)) from None
 
 
 def _lines(path: Path, file: Any) -> RawRows:
-    number = 0
-    while line := file.readline(MAX_LINE):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
         if len(line) == MAX_LINE:
             what = f"{path}:{number}: a line of more than {MAX_LINE:,} bytes."
             raise ConfigError(Problem(what, remedy="Write one problem per line."))
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        if not line.strip():
-            continue
-        try:
-            yield f"{path.name}:{number}", json.loads(line)
-        except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
-            yield f"{path.name}:{number}", ValueError(f"not JSON ({error})")
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if text.strip():
+            try:
+                yield f"{path.name}:{number}", json.loads(text)
+            except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
+                yield f"{path.name}:{number}", ValueError(f"not JSON ({error})")
 
 
 def _json(path: Path, file: Any) -> RawRows:
@@ -216,39 +222,12 @@ def _json(path: Path, file: Any) -> RawRows:
     if len(content) > MAX_JSON:
         what = f"{path}: more than {MAX_JSON:,} bytes of JSON, decompressed."
         raise ConfigError(Problem(what, remedy="Use JSON Lines, one row per line."))
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        remedy = f"If it has one object per line, name it {path.stem}.jsonl."
-        raise ConfigError(Problem(f"{path}: not JSON ({error}).", remedy=remedy)) from None
+    value = json.loads(content)
     if isinstance(value, dict):
         value = next((rows for rows in value.values() if isinstance(rows, list)), [])
     if not isinstance(value, list):
         raise ConfigError(f"{path}: a {type(value).__name__}, not a list of rows.")
-    yield from _numbered(path.name, value)
-
-
-def _parquet(path: Path) -> RawRows:
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        table = ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ConfigError(f"{path}: not a Parquet file ({error}).") from None
-    yield from _numbered(path.name, (raw for batch in table.iter_batches() for raw in batch.to_pylist()))
-
-
-def _saved(folder: Path, split: str) -> RawRows:
-    """A folder written by `save_to_disk`."""
-    from datasets import DatasetDict, load_from_disk
-
-    data = load_from_disk(str(folder))
-    if isinstance(data, DatasetDict):
-        if split not in data:
-            raise ConfigError(f"{folder}: no {split} split; it has {', '.join(data)}.")
-        data = data[split]
-    yield from _numbered(folder.name, data)
+    return _numbered(path.name, value)
 
 
 def _hub(name: str, split: str, config: str | None) -> RawRows:

@@ -64,8 +64,7 @@ class Countdown(_Game):
 
     def __post_init__(self) -> None:
         if self.numbers < 2:
-            what = f"countdown numbers={self.numbers}: a step takes two numbers."
-            raise ConfigError(Problem(what, remedy="Write 3 to 6."))
+            raise ConfigError(Problem(f"numbers={self.numbers}: a step takes two numbers.", remedy="Write 3 to 6."))
         if not 2 <= self.largest <= self.ceiling:
             what = f"countdown largest={self.largest}, ceiling={self.ceiling}: needs 2 ≤ largest ≤ ceiling."
             raise ConfigError(Problem(what, remedy="The defaults are largest=13, ceiling=99."))
@@ -111,8 +110,7 @@ class Chain(_Game):
             what = f"chain steps={self.steps}: expected (minimum, maximum), at least 1."
             raise ConfigError(Problem(what, remedy="The default is (8, 16)."))
         if self.ceiling < 2:
-            what = f"chain ceiling={self.ceiling}: too low for any operation."
-            raise ConfigError(Problem(what, remedy="The default is 99."))
+            raise ConfigError(Problem(f"ceiling={self.ceiling}: too low to calculate.", remedy="The default is 99."))
 
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
         value = rng.randint(1, self.ceiling)
