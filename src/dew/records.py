@@ -333,7 +333,7 @@ class RunFolder:
         path = self.path / name
         content = self._read(name) or b""
         lines = [line for line in content.splitlines() if line.strip()]
-        whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
+        whole = [value for line in lines if isinstance(value := try_json(line), dict)]
         if lines and not whole and b"\n" in content:  # a single line without its end is being written
             raise RecordError(f"{path}: no line is a JSON object.")
         return whole
@@ -343,7 +343,7 @@ class RunFolder:
         content = self._read(name)
         if content is None:
             return default
-        value = _try_json(content)
+        value = try_json(content)
         entries = value if isinstance(value, list) else []
         if not isinstance(value, type(default)) or not all(isinstance(entry, dict) for entry in entries):
             what = f"{path}: not the JSON that dew writes."
@@ -353,7 +353,7 @@ class RunFolder:
         return value
 
 
-def _try_json(text: bytes) -> Any:
+def try_json(text: bytes) -> Any:
     """The value, or None if it is not JSON. Integers beyond the range of a float become None."""
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else None)

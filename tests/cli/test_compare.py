@@ -34,7 +34,7 @@ def test_only_differences_larger_than_noise_are_named():
     result = compare_runs(runs("dapo", base) + runs("grpo", same) + runs("gtpo", [x + 0.1 for x in base]), "dapo")
     text = command.markdown(result)
     assert "| grpo − dapo |" in text and "within noise |" in text and "| gtpo ahead |" in text
-    assert "Larger than noise: gtpo ahead in area" in text and "The others are within noise" in text
+    assert "Larger than noise: gtpo ahead in area" in text and "Any others are within noise" in text
     assert "do not separate" not in text
 
 

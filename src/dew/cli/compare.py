@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import err, out, print_json, signed
+from dew.cli.console import out, print_json, signed
 from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
 from dew.cli.live import live
 from dew.cli.runs import Child, cores, finished, lock, run_all
@@ -94,16 +95,13 @@ def _without_per_run(run: Run, typed: Typed) -> Run:
 
 def _write_config(run: Run, folder: Path) -> Path:
     """Write the config that all runs share; refuse a folder that holds anything else."""
-    path = folder / "recipe.yaml"
+    path, remedy = folder / "recipe.yaml", "Choose another folder with --out."
+    if not path.exists() and any(p.name != ".lock" for p in folder.iterdir()):
+        raise ConfigError(Problem(f"{folder} is not empty and holds no comparison.", remedy=remedy))
     old, new = read_run(path).to_dict() if path.exists() else {}, run.to_dict()
     changed = ", ".join(sorted(key for key in {**old, **new} if old.get(key) != new.get(key)))
-    what = ""
-    if old and changed and any(folder.glob("*-seed*/run.json")):
-        what = f"{folder} holds a comparison with other settings ({changed})."
-    elif not old and any(p.name != ".lock" for p in folder.iterdir()):
-        what = f"{folder} is not empty and holds no comparison."
-    if what:
-        raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
+    if changed and any(folder.glob("*-seed*/run.json")):
+        raise ConfigError(Problem(f"{folder} holds a comparison with other settings ({changed}).", remedy=remedy))
     write_atomically(path, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())
     return path
 
@@ -119,10 +117,10 @@ def _child(config: Path, folder: Path, algorithm: str, seed: int) -> Child | Non
         return None
     trained = RunFolder(home).run().get("status") == "done"  # but not evaluated: the checkpoint has no step left
     if not trained and any(home.glob("checkpoint-*/trainer_state.json")):
-        return Child(home.name, ["resume", str(home)], home)
+        return Child(["resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     flags = ["--algorithm", algorithm, "--seed", str(seed), "--output_dir", str(home)]
-    return Child(home.name, ["train", str(config), *flags], home)
+    return Child(["train", str(config), *flags], home)
 
 
 def _parallel(run: Run) -> int:
@@ -143,12 +141,9 @@ def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, q
         if not quiet:
             out.print(f"[{done}/{total}] {child.view.line()}", soft_wrap=True)
 
-    try:
-        with live(lambda: [child.view for child in children if child.running and not quiet], every=0, transient=True):
-            run_all(children, parallel, keep_open=[held], ended=ended)
-    except KeyboardInterrupt:
-        err.print("Interrupted; all runs are stopped. Re-run the same command to resume.")
-        raise typer.Exit(1) from None
+    screen = live(lambda: [child.view for child in children if child.running], transient=True)
+    with screen if out.is_terminal and not quiet else nullcontext():
+        run_all(children, parallel, keep_open=[held], ended=ended, advice="Re-run the same command to resume.")
 
 
 def _collect(folder: Path, pairs: Sequence[tuple[str, int]], baseline: str) -> tuple["Comparison", Path]:
@@ -167,8 +162,8 @@ def markdown(result: "Comparison") -> str:
     """The mean of each algorithm, the paired differences, and a sentence on which of them exceed noise."""
     rows = []
     for name in result.algorithms:
-        values = [_mean_and_std(result.of(name, score)) for score in result.scores]
-        rows.append([name, str(len(result.of(name, "area"))), *values, f"{result.groups(name):,.0f}"])
+        values = [result.of(name, score) for score in result.scores]
+        rows.append([name, str(len(values[0])), *map(_mean_and_std, values), f"{result.groups(name):,.0f}"])
     text = _table(["algorithm", "seeds", *map(_title, result.scores), "groups sampled per run"], rows)
     text += "\nMean ± standard deviation over seeds.\n"
     if not result.differences:
@@ -178,21 +173,12 @@ def markdown(result: "Comparison") -> str:
         ahead = f"{sum(x > 0 for x in d.by_seed)} of {len(d.by_seed)}"
         rows.append([f"{d.algorithm} − {d.baseline}", _title(d.score), signed(d.difference), ahead, d.verdict])
     text += "\n" + _table(["difference", "score", "mean [95 % interval]", "seeds ahead", "verdict"], rows)
-    return f"{text}\n{_conclusion(result)}\n"
-
-
-def _conclusion(result: "Comparison") -> str:
-    clear = [d for d in result.differences if not d.within_noise]
-    seeds = len(result.differences[0].seeds)
-    method = f"Paired by seed ({seeds}) and by problem; bootstrap intervals over both, widened for few seeds."
+    text += f"\nPaired by seed ({len(d.seeds)}) and by problem; bootstrap intervals over both, widened for few seeds. "
+    clear = "; ".join(f"{d.verdict} in {_title(d.score)}" for d in result.differences if not d.within_noise)
     if not clear:
-        return f"{method} Every difference is within noise: these runs do not separate the algorithms."
-    listed = "; ".join(f"{d.verdict} in {_title(d.score)}" for d in clear)
-    others = " The others are within noise." if len(clear) < len(result.differences) else ""
-    return (
-        f"{method} Larger than noise: {listed}.{others} About one in twenty of the {len(result.differences)} intervals "
-        "at 95 % misses by chance."
-    )
+        return f"{text}Every difference is within noise: these runs do not separate the algorithms.\n"
+    chance = f"About one in twenty of the {len(result.differences)} intervals at 95 % misses by chance."
+    return f"{text}Larger than noise: {clear}. Any others are within noise. {chance}\n"
 
 
 def _title(score: str) -> str:

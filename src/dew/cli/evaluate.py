@@ -1,6 +1,5 @@
 """`dew eval`: mean@k, pass@k and maj@k of one model or two."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from dew.errors import ConfigError, Problem, not_loaded
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
+    from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
 
@@ -46,73 +46,55 @@ def evaluate_(
     """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
     if engine not in ENGINES:
         raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    from dew import evaluate as ev
+    from dew import rewards, tasks
+    from dew.evaluate import suites
+
     own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
+    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier}
     given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
 
-    def score(name: str) -> Callable[..., "Scores"]:
-        from dew import evaluate as ev
-        from dew import rewards, tasks
-
-        loaded = load_model(name, engine, float32)
+    def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
         judge = rewards.verifier(verifier) if verifier and suite is None else None
-        return lambda task, n, **sampling: ev.evaluate(
-            *loaded, tasks.task(task, **own), judge, n_problems=n, **{**sampling, **given}
-        )
+        return ev.evaluate(*loaded, tasks.task(name, **own), judge, n_problems=n, **{**sampling, **given})
 
     if suite is not None:
-        _run_suite(score, model, suite, problems, keep, json)
+        chosen, loaded = suites.suite(suite), load_model(model, engine, float32)
+        counts = {name: min(problems or n, n) for name, n in chosen.tasks.items()}
+        found = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
+        _show_suite(chosen, model, found, keep, json)
         return
     names = [name for name in (model, vs) if name is not None]
-    kept = [_kept(name) for name in names]
-    if all(kept):
-        flags = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier}
-        if typed := ", ".join(flag for flag, value in flags.items() if value is not None):
-            raise ConfigError(Problem(f"{typed}: has no effect on answers that were kept.", remedy="Leave it out."))
+    kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
+    if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
+        raise ConfigError(Problem(f"{unused}: has no effect on answers that were kept.", remedy="Leave it out."))
     sampling = {"k": 16, "max_new_tokens": 128, "temperature": temperature, "top_p": top_p, "greedy": greedy}
-    scores = [found or score(name)(task, problems, **sampling) for name, found in zip(names, kept, strict=True)]
+    scores = [
+        scored or score(load_model(name, engine, float32), task, problems, **sampling)
+        for name, scored in zip(names, kept, strict=True)
+    ]
     if keep is not None:
-        for number, found in enumerate(scores):
-            found.write(keep if number == 0 else keep.with_stem(f"{keep.stem}-vs"))
+        for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
+            scored.write(path)
     if json:
         print_json(_as_json(scores))
     else:
         _show(scores, names)
 
 
-def _kept(name: str) -> "Scores | None":
-    """The answers of an earlier evaluation, if `name` is a file written by --keep."""
-    from dew.evaluate import Scores
-
-    return Scores.read(name) if name.endswith(".json") and Path(name).is_file() else None
-
-
-def _run_suite(
-    load: Callable[[str], Callable[..., "Scores"]],
-    model: str,
-    name: str,
-    problems: int | None,
-    keep: Path | None,
-    as_json: bool,
-) -> None:
+def _show_suite(chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: Path | None, as_json: bool) -> None:
     """Every data set of a suite, in a table with the published results."""
-    from dew.evaluate.suites import suite
-
-    chosen = suite(name)
-    score = load(model)
-    scores = {
-        task: score(task, min(problems or count, count), **chosen.sampling) for task, count in chosen.tasks.items()
-    }
-    if keep is not None:
-        for task, found in scores.items():
+    for task, found in scores.items():
+        if keep is not None:
             found.write(keep.with_stem(f"{keep.stem}-{task}"))
     if as_json:
-        print_json({"suite": name, **{task: found.summary() for task, found in scores.items()}})
+        print_json({"suite": chosen.name, **{task: found.summary() for task, found in scores.items()}})
         return
     heading, *rows = chosen.table(model, scores)
-    table = Table(title=f"suite {name}, percent; 95 % intervals by problem, none for published rows")
+    table = Table(title=f"suite {chosen.name}, percent; 95 % intervals by problem, none for published rows")
     for column in heading:
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="right" if column else "left")
     for row in rows:
         table.add_row(*row, end_section=row is rows[-2])
     out.print(table)
@@ -120,33 +102,35 @@ def _run_suite(
         out.print(f"{task}: {len(found.problems)} problems x {found.k} answers, {found.truncated_share:.1%} truncated")
 
 
-def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
-    """Model and tokenizer from a model folder, a run folder (its final model) or the hub.
-
-    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
-    """
-    import torch
+def load(name: str, *, vllm: bool = False) -> tuple[Any, Any]:
+    """Model (on the CPU, or in vLLM) and tokenizer from a model folder, a run folder (its final model) or the hub."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from dew import tasks
-    from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
+    from dew.tasks import model_folder
 
     disable_progress_bar()
-    folder = tasks.model_folder(name)
+    folder = model_folder(name)
     if (Path(folder) / "model" / "config.json").is_file():
         folder = str(Path(folder) / "model")
+    safe = {"trust_remote_code": False, "use_safetensors": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        if engine == "vllm":
-            return load_vllm(folder), tokenizer
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", use_safetensors=True, trust_remote_code=False
-        )
+        model = load_vllm(folder) if vllm else AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **safe)
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
-    if not torch.cuda.is_available():
+    return model, tokenizer
+
+
+def load_model(name: str, engine: str, float32: bool) -> tuple[Any, Any]:
+    """Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM."""
+    import torch
+
+    from dew.decoding import SamplingCopy
+
+    model, tokenizer = load(name, vllm=engine == "vllm")
+    if engine == "vllm" or not torch.cuda.is_available():
         return model, tokenizer
     cast = model.dtype == torch.float32 and not float32
     return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer

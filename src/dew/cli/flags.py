@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dew.cli.recipes import find
+from dew.cli.recipes import names
 from dew.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
 from dew.errors import ConfigError, Problem
 from dew.rewards.user_function import is_user_function
@@ -33,7 +33,7 @@ Typed = dict[str, str]
 
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe, changed by the command line, and which settings were typed."""
-    run = read_run(config if config.exists() else find(str(config)) or config)
+    run = read_run(config if config.exists() else names().get(str(config), config))
     settings, typed = parse_flags(words)
     make_run({key: value for key, value in settings.items() if key in OWN_KEYS}, source="command line")  # blame it
     keys = {**run.to_dict(), **settings}

@@ -1,14 +1,16 @@
 """Run folders and child processes: claim and lock a folder, train in several processes at once."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +23,26 @@ POLL = 0.5
 PATIENCE = 60.0
 """Seconds a child may take to write its checkpoint after it was asked to stop."""
 LAST_LINES = 6
+DEMO_FILES = {"report.html", "report.json", "grpo", "gtpo", "grpo.log", "gtpo.log"}
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def claim(folder: Path, overwrite: bool, remedy: str, is_ours: Callable[[Collection[str]], bool]) -> None:
-    """Make sure that `folder` is empty. With `overwrite`, delete its content if `is_ours` recognizes the file names."""
+def claim(folder: Path, overwrite: bool) -> None:
+    """Make sure that `folder` is empty. With `overwrite`, delete it if it holds a run or a demo."""
     if folder.is_dir():
         sweep(folder)
     content = {path.name for path in folder.iterdir()} - {".lock"} if folder.exists() else set()
     if not content:
         return
+    is_run = bool(content & {"config.yaml", "verl.yaml"})
     if not overwrite:
-        raise ConfigError(Problem(f"{folder} is not empty.", remedy=remedy))
-    if not is_ours(content):
+        resume = f"Resume it (dew resume {folder}), choose" if is_run else "Choose"
+        raise ConfigError(Problem(f"{folder} is not empty.", remedy=f"{resume} another folder, or add --overwrite."))
+    if not is_run and not content <= DEMO_FILES:
         listed = ", ".join(sorted(content)[:3])
         what = f"{folder} contains files that dew did not write ({listed}, ...) and is not emptied."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
     shutil.rmtree(folder)
-
-
-def claim_run(folder: Path, overwrite: bool) -> None:
-    """The same for the folder of a single run."""
-    remedy = f"Resume it (dew resume {folder}), choose another output_dir, or add --overwrite."
-    claim(folder, overwrite, remedy, lambda names: bool({"config.yaml", "verl.yaml"} & set(names)))
 
 
 @contextmanager
@@ -71,15 +71,14 @@ def finished(folder: Path) -> bool:
 class Child:
     """One `dew train` or `dew resume` in a process of its own, with one torch thread."""
 
-    label: str
     arguments: Sequence[str]
     folder: Path
     program: Sequence[str] = (sys.executable, "-m", "dew.cli")
     process: subprocess.Popen[bytes] | None = None
-    view: RunView = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.view = RunView(self.folder, self.label)
+    @cached_property
+    def view(self) -> RunView:
+        return RunView(self.folder)
 
     @property
     def log(self) -> Path:
@@ -103,21 +102,19 @@ class Child:
                 pass_fds=tuple(keep_open),
             )
 
-    def log_tail(self) -> str:
-        text = self.log.read_text(errors="replace").replace("\r", "\n") if self.log.exists() else ""
-        lines = [line for line in text.splitlines() if line.strip() and "it/s]" not in line and "?it/s" not in line]
-        return "\n".join(lines[-LAST_LINES:])
-
     def check(self) -> None:
         """Called once it has ended: raise an error unless the run is complete."""
         assert self.process is not None
         code = self.process.returncode
-        if code == 0 and finished(self.folder):
+        if code == 0 and RunFolder(self.folder).run().get("status") != "stopped":
             return
         how = "was stopped before it finished" if code == 0 else f"ended with exit code {code}"
         if code < 0:
             how = f"was killed by signal {-code}" + " (often: out of memory)" * (code == -signal.SIGKILL)
-        raise EngineError(f"{self.label} {how}. The end of its log, {self.log}:\n{self.log_tail()}")
+        text = COLOURS.sub("", self.log.read_text(errors="replace")).replace("\r", "\n")
+        lines = [line for line in text.splitlines() if line.strip() and "it/s" not in line]
+        tail = "\n".join(lines[-LAST_LINES:])
+        raise EngineError(f"{self.folder.name} {how}. The end of its log, {self.log}:\n{tail}")
 
 
 def run_all(
@@ -126,6 +123,7 @@ def run_all(
     *,
     keep_open: Sequence[int] = (),
     ended: Callable[[Child], Any] = lambda child: None,
+    advice: str = "",
 ) -> None:
     """Run the children in order, at most `parallel` at a time. A failure, Ctrl-C or SIGTERM stops them all."""
     waiting, running = list(children), list[Child]()
@@ -140,17 +138,17 @@ def run_all(
                 child.check()
                 ended(child)
             time.sleep(POLL if running else 0)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Interrupted; all processes are stopped. {advice}") from None
     finally:
-        _stop(running)
+        _stop([child.process for child in running if child.process is not None])
         signal.signal(signal.SIGTERM, before)
 
 
-def _stop(running: Sequence[Child]) -> None:
-    """Ask the children to stop, wait for their checkpoints, then kill them."""
-    processes = [child.process for child in running if child.process is not None]
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask the processes to stop, wait for their checkpoints, then kill them."""
     for process in processes:
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()
     deadline = time.monotonic() + PATIENCE
     for process in processes:
         try:

@@ -10,7 +10,7 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run, setting_fields
 from dew.cli.live import RunView, live
-from dew.cli.runs import claim_run
+from dew.cli.runs import claim
 from dew.config import OWN_KEYS, read_run, to_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside, sweep
@@ -56,7 +56,7 @@ def train(
     if dry_run:
         _show(parsed, json)
         return
-    claim_run(Path(parsed.args.output_dir), overwrite)
+    claim(Path(parsed.args.output_dir), overwrite)
     _train(parsed, resume=False)
 
 
