@@ -96,13 +96,13 @@ def test_text_stays_as_it_was_typed():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"learning_rate": "fast"}, "not a number"),
-        ({"max_steps": 1.5}, "not an integer"),
-        ({"max_steps": [1]}, "not an integer"),
-        ({"seed": True}, "not an integer"),
-        ({"bf16": "maybe"}, "not true or false"),
+        ({"learning_rate": "fast"}, "invalid float"),
+        ({"max_steps": 1.5}, "invalid int"),
+        ({"max_steps": [1]}, "invalid int"),
+        ({"seed": True}, "invalid int"),
+        ({"bf16": "maybe"}, "yes/no"),
         ({"lr_scheduler_type": "cosin"}, "Did you mean 'cosine'"),
-        ({"reward_weights": ["much"]}, "not a number"),
+        ({"reward_weights": ["much"]}, "invalid float"),
         ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
     ],
 )

@@ -4,7 +4,6 @@ import ast
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -139,36 +138,18 @@ def check_settings(run: Run, typed: Typed) -> None:
 
 
 def known_settings() -> set[str] | None:
-    """Names of all TRL settings, read from the source files: importing TRL takes ten seconds. None without TRL."""
+    """Names of all TRL settings, read from the source files: importing TRL takes ten seconds.
+
+    None without TRL, or with a version that has another layout; then the engine alone checks the names.
+    """
     known: set[str] = set()
     for name, file in CLASSES.items():
         package, _, path = file.partition("/")
         spec = find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        source = Path(spec.submodule_search_locations[0]) / path
-        tree = ast.parse(source.read_bytes()) if source.is_file() else ast.Module([], [])
+        source = Path(spec.origin).parent / path if spec and spec.origin else None
+        tree = ast.parse(source.read_bytes()) if source and source.is_file() else ast.Module([], [])
         found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
         if not found or any(ast.unparse(base).rpartition(".")[2] not in CLASSES for base in found[0].bases):
-            return {field.name for field in setting_fields()}  # a version of TRL with another layout
-        known |= {
-            line.target.id
-            for line in found[0].body
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_setting(line)
-        }
+            return None
+        known |= {ast.unparse(line.target) for line in found[0].body if isinstance(line, ast.AnnAssign)}
     return known
-
-
-def _is_setting(line: ast.AnnAssign) -> bool:
-    value = "" if line.value is None else ast.unparse(line.value)
-    return not ast.unparse(line.annotation).startswith("ClassVar") and "init=False" not in value
-
-
-def setting_fields() -> list[Field[Any]]:
-    """The dataclass fields of all TRL settings, by importing TRL."""
-    from trl import ModelConfig
-    from trl.scripts.grpo import GRPOScriptArguments
-
-    from dew.engines.trl import DewConfig
-
-    return [f for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init]

@@ -8,7 +8,7 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run, setting_fields
+from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
 from dew.cli.live import RunView, live
 from dew.cli.runs import claim
 from dew.config import OWN_KEYS, read_run, to_yaml
@@ -36,6 +36,8 @@ def train(
     On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
     """
     if keys:
+        from dew.engines.trl.settings import setting_fields
+
         out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
         for field in sorted(setting_fields(), key=lambda field: field.name):
             out.print(f"{field.name}  {str(field.metadata.get('help', '')).splitlines()[0][:150]}")
