@@ -23,7 +23,7 @@ from dew.errors import ConfigError, DewError
         ("on", "on"),
         ("3:20", "3:20"),
         ("true", True),
-        ("0o17", "0o17"),
+        ("0o17", 15),
         ("2024-01-01", "2024-01-01"),
         ("null", None),
         ("'1e-6'", "1e-6"),

@@ -71,23 +71,18 @@ def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("–", "dim")}
 
 
-def show_checks(checks: Sequence["Check"]) -> None:
-    """Checks as a table: a mark, the status, the finding, and the remedy after an arrow."""
+def show_checks(checks: Sequence["Check"], after: str = "") -> None:
+    """Checks as a table: a mark, the status, the finding, and the remedy after an arrow; then their counts."""
     grid = Table(show_edge=False, pad_edge=False, show_header=False, box=None, padding=(0, 2, 0, 0))
     for no_wrap in (True, True, False):
         grid.add_column(no_wrap=no_wrap, overflow="fold")
     for check in checks:
         mark, style = MARKS[check.status]
-        says = Text(printable(check.says))
-        if check.remedy:
-            says += Text(f"\n→ {printable(check.remedy)}", style="bold")
-        grid.add_row(Text(f"{mark} {check.status}", style=style), check.name, says)
+        remedy = Text(f"\n→ {printable(check.remedy)}" if check.remedy else "", style="bold")
+        grid.add_row(Text(f"{mark} {check.status}", style=style), check.name, Text(printable(check.says)) + remedy)
     out.print(grid)
-
-
-def summary(checks: Sequence["Check"]) -> str:
     counts = {status: sum(check.status == status for check in checks) for status in MARKS}
-    return ", ".join(f"{n} {status}" for status, n in counts.items() if n)
+    out.print(f"\n{', '.join(f'{n} {status}' for status, n in counts.items() if n)}.{after}", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
