@@ -150,11 +150,10 @@ def read_yaml(path: str | Path) -> Settings:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(Problem(f"{path}: no such file.", remedy="`dew recipes` lists the bundled ones.")) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read ({reason}).") from None
+        advice = "" if path.exists() else "`dew recipes` lists the bundled ones."
+        raise ConfigError(Problem(f"{path}: cannot be read ({reason}).", remedy=advice)) from None
     return parse_yaml(text, str(path))
 
 

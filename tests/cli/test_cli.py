@@ -89,7 +89,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["trian"], 2, "No such command"),
         (["eval"], 2, "Missing argument"),
         (["train"], 1, "dew train FILE.yaml"),
-        (["train", "nowhere.yaml"], 1, "no such file"),
+        (["train", "nowhere.yaml"], 1, "No such file"),
         (["resume", "nowhere"], 1, "output_dir of a run"),
         (["report"], 1, "dew report runs/NAME"),
         (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),

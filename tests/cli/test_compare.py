@@ -121,7 +121,7 @@ def test_mistakes_are_named_before_anything_runs(tmp_path):
     for words, says in (
         (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], "gapo"),
         (["compare", "tiny/countdown", "--algorithms", "gtpo", "--baseline", "dapo"], "not among the algorithms"),
-        (["compare", "nowhere.yaml"], "no such file"),
+        (["compare", "nowhere.yaml"], "No such file"),
     ):
         done = dew(*words, cwd=tmp_path)
         assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
-from dew.cli.console import by_entropy, out, signed
+from dew.cli.console import by_credit, out, signed
 from dew.cli.live import clock, live
 from dew.cli.recipes import get
 from dew.cli.runs import Child, claim, cores, lock, run_all
@@ -107,7 +107,7 @@ def _evaluate_untrained(run: Run) -> None:
         tokens, entropy = token_entropy(model, tokenizer, prompt, answer)
         i = max(range(len(tokens)), key=entropy.__getitem__)
         highest = f"   highest at token {i + 1} {tokens[i]!r} with {entropy[i]:.2f} nats"
-        line = Text(f"  {'✓' if correct else '✗'} {prompt} ") + by_entropy(tokens, entropy)
+        line = Text(f"  {'✓' if correct else '✗'} {prompt} ") + by_credit(tokens, [-H for H in entropy])
         out.print(line + Text(highest, style="dim"))
 
 

@@ -17,14 +17,8 @@ from dew.rewards.user_function import is_user_function
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands whose further flags are settings."""
-Untrusted = Annotated[
-    bool,
-    typer.Option(
-        "--untrusted",
-        help="The file is from somebody else: refuse settings that run code, upload or write elsewhere, unless they "
-        "are repeated on the command line.",
-    ),
-]
+UNTRUSTED = "Refuse settings that run code, upload or write elsewhere, unless they are typed as flags too."
+Untrusted = Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)]
 OVERRIDE = re.compile(r"\+{0,2}\w+(\.\w+)+=.*", re.DOTALL)
 Typed = dict[str, str]
 """Name -> text of every setting that was typed; verl's keys as `verl.trainer.nnodes`."""
@@ -82,11 +76,11 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
 def _value(text: str) -> Any:
     """A number, true, false, null, a list or mapping, quoted text; everything else is text as it stands."""
     try:
-        value = parse_yaml(f"value: {text}")["value"] if "\n" not in text else text
-    except ConfigError:
+        value = parse_yaml(f"value: {text}")["value"]
+    except (ConfigError, KeyError):
         return text
     as_typed = isinstance(value, str) and not text.startswith(("'", '"'))
-    return text if as_typed or (value is None and text.startswith("#")) else value
+    return text if as_typed or "\n" in text or text.startswith("#") else value
 
 
 def _dotted(nested: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,19 +116,15 @@ CLASSES = {
 """The dataclasses that hold TRL's settings, with their bases, and the files that define them."""
 
 
-def check_settings(run: Run, typed: Typed) -> None:
+def check_settings(run: Run) -> None:
     """Report unknown settings and algorithms before anything slow is imported."""
     known = known_settings()
     if known is not None:
-        check_keys([name for name in typed if not name.startswith("verl.")], known, source="command line")
-        check_keys(run.settings, known, source=run.source)
+        check_keys(run.settings, known, source=f"{run.source} with the command line")
     if isinstance(algorithm := run.settings.get("algorithm"), str):
         from dew.algorithms import get_algorithm
 
-        try:
-            get_algorithm(algorithm)
-        except ConfigError as error:
-            raise ConfigError(error.problems, source="command line" if "algorithm" in typed else run.source) from None
+        get_algorithm(algorithm)
 
 
 def known_settings() -> set[str] | None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
-from dew.cli.console import BLUE, ORANGE, by_credit, out, print_json, printable, tinted
+from dew.cli.console import by_credit, out, print_json, printable
 from dew.config import parse_yaml
 from dew.errors import ConfigError, Problem
 
@@ -155,15 +155,13 @@ def _show_answer(group: "GroupRecord", number: int, credit: dict[str, list[float
     table = Table(show_edge=False)
     for head in ("token", "H", "x", "x / mean", "r̃", "A gtpo", "A grpo_s", "A grpo"):
         table.add_column(head, justify="left" if head == "token" else "right")
-    largest = max(map(abs, credit["gtpo"])) or 1.0
     for t, (token, H, live) in enumerate(zip(a.tokens, a.entropy or [], _live(a), strict=True)):
         cells: list[Any] = [printable(token), f"{H:.3f}"]
         if live:
             x = max(H, 1e-6) if a.correct else 1 / max(H, 1e-6)
             r, A = credit["shaped"][t], credit["gtpo"][t]
             share = (abs(r - a.extra) - gtpo.alpha1) / gtpo.alpha2 if gtpo.alpha2 else 1.0
-            cells += [f"{x:.3g}", f"{share:.3f}", f"{r:+.3f}"]
-            cells += [tinted(f"{A:+.3f}", abs(A) / largest, BLUE if A >= 0 else ORANGE)]
+            cells += [f"{x:.3g}", f"{share:.3f}", f"{r:+.3f}", by_credit([f"{A:+.3f}"], [A])]
             cells += [f"{credit[name][t]:+.3f}" for name in ("grpo_s", "grpo")]
         table.add_row(*cells)
     out.print(table)

@@ -91,7 +91,7 @@ class Child:
 
     def start(self, keep_open: Sequence[int] = ()) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.program, *self.arguments],
                 stdin=subprocess.DEVNULL,

@@ -45,7 +45,7 @@ def train(
     if config is None:
         raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
-    check_settings(run, typed)
+    check_settings(run)
     if run.engine == "verl":
         from dew.cli import verl
 
@@ -141,26 +141,16 @@ def export(
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
     stay_inside(source)
     if (source / "adapter_config.json").is_file():
-        _merge_lora(source, to)
+        from peft import AutoPeftModelForCausalLM
+        from transformers import AutoTokenizer
+
+        safe: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
+        AutoPeftModelForCausalLM.from_pretrained(str(source), **safe).merge_and_unload().save_pretrained(str(to))
+        AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
     else:
         shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
-    out.print(f"{to}: loads and generates, e.g. {_generate(to)!r}", soft_wrap=True)
+    from dew.cli.evaluate import load
 
-
-def _merge_lora(source: Path, to: Path) -> None:
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
-
-    model: Any = AutoPeftModelForCausalLM.from_pretrained(str(source), use_safetensors=True, trust_remote_code=False)
-    model.merge_and_unload().save_pretrained(str(to))
-    AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
-
-
-def _generate(folder: Path) -> str:
-    """Load the exported model and generate a few tokens."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), use_safetensors=True, trust_remote_code=False)
-    ids = tokenizer("1", return_tensors="pt")
-    return tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])
+    model, tokenizer = load(str(to))
+    ids = model.generate(**tokenizer("1", return_tensors="pt"), max_new_tokens=8, do_sample=False)
+    out.print(f"{to}: loads and generates, e.g. {tokenizer.decode(ids[0])!r}", soft_wrap=True)

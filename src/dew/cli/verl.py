@@ -83,8 +83,6 @@ def _train(launch: Launch, folder: Path) -> None:
     script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
     write_atomically(folder / SCRIPT, script.encode())
     child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
-    if child.log.exists():  # of the run before it was resumed
-        child.log.replace(child.log.with_name(f"{folder.name}.before.log"))
     out.print(f"{launch.algorithm.name} on verl: {launch.batches}", soft_wrap=True)
     out.print(f"Command: {folder / SCRIPT}\nLog: {child.log}", soft_wrap=True)
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})

@@ -35,46 +35,37 @@ def setting_fields() -> list[Field[Any]]:
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
     """TRL's dataclasses for a run's settings.
 
-    `typed`: which of them were typed on the command line, and the text; problems there are blamed on it. `dry` accepts
-    a config for a GPU on a machine that has none. `untrusted`: see engines/permission.py.
+    `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
+    that has none. `untrusted`: see engines/permission.py.
     """
-    typed, file = typed or {}, run.source or "config"
-    known = [f.name for f in setting_fields()]
-    check_keys([key for key in run.settings if key in typed], known, source="command line")
-    check_keys(run.settings, known, source=run.source)
+    typed, file = typed or {}, f"{run.source or 'config'}{' with the command line' if typed else ''}"
+    check_keys(run.settings, [f.name for f in setting_fields()], source=file)
     check_permission(run, typed, untrusted)
     parser = TrlParser(CLASSES, exit_on_error=False)
-    settings = _convert_all(parser, run, typed)
+    actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
+    settings, problems = {}, []
+    for name, value in run.settings.items():
+        try:
+            settings[name] = _convert(parser, actions[name], value, typed.get(name))
+        except argparse.ArgumentError as error:
+            advice = did_you_mean(str(value), map(str, actions[name].choices or ()))
+            problems.append(Problem(f"{name}: {error.message}.", remedy=advice))
+    if problems:
+        raise ConfigError(problems, source=file)
     parser.set_defaults_with_config(**settings)
     if dry and not torch.cuda.is_available():
         parser.set_defaults_with_config(use_cpu=True)
     try:
         script, args, model = parser.parse_args_into_dataclasses(args=[], look_for_args_file=False)
     except ConfigError as error:
-        raise ConfigError(error.problems, source=f"{file} with the command line" if typed else file) from None
+        raise ConfigError(error.problems, source=file) from None
     except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and their dependencies
         kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{file}: {kind}{error}") from error
+        raise ConfigError(f"{kind}{error}", source=file) from error
     if not model.model_name_or_path:
         advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
     return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model)
-
-
-def _convert_all(parser: Any, run: Run, typed: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in the types TRL declares; a wrong one is blamed on the file or on the command line."""
-    actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
-    settings, problems = dict(run.settings), dict[str, list[Problem]]()
-    for name, value in run.settings.items():
-        try:
-            settings[name] = _convert(parser, actions[name], value, typed.get(name))
-        except argparse.ArgumentError as error:
-            advice = did_you_mean(str(value), map(str, actions[name].choices or ()))
-            where = "command line" if name in typed else run.source or "config"
-            problems.setdefault(where, []).append(Problem(f"{name}: {error.message}.", remedy=advice))
-    for where, found in problems.items():
-        raise ConfigError(found, source=where)
-    return settings
 
 
 def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:
