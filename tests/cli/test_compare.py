@@ -101,7 +101,7 @@ def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_started_agai
     assert command._child(plan, tmp_path, "gtpo", 0) is None
     RunFolder(home).write_scores([{"when": "before"}])  # killed while it was scored
     unscored = command._child(plan, tmp_path, "gtpo", 0)
-    assert unscored is not None and unscored.arguments[0] == "train" and not home.exists()
+    assert unscored is not None and unscored.arguments == ["resume", str(home)]
 
 
 def test_a_gpu_takes_one_run():

@@ -19,7 +19,6 @@ from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
-from dew.records import RunFolder
 
 if TYPE_CHECKING:
     from dew.evaluate import Comparison
@@ -54,21 +53,25 @@ def compare(
     if baseline not in names:
         advice = f"Choose one of: {', '.join(names)}."
         raise ConfigError(Problem(f"baseline: {baseline} is not among the algorithms.", remedy=advice))
+    from dew.evaluate import compare_runs, read_result
+    from dew.report import build
+
     folder = folder or Path("runs") / f"compare-{recipe.stem}"
     pairs = [(name, seed) for seed in range(seeds) for name in names]  # seed by seed: early results are balanced
+    homes = {pair: run_folder(folder, *pair) for pair in pairs}
     with lock(folder) as held:
         config = _write_config(run, folder)
-        children = [child for name, seed in pairs if (child := _child(config, folder, name, seed)) is not None]
+        children = [child for pair in pairs if (child := _child(config, folder, *pair)) is not None]
         _train(children, len(pairs), parallel or _parallel(run), held, quiet=as_json)
-        result, page = _collect(folder, pairs, baseline)
+        page = build([homes[name, seed] for name in names for seed in range(seeds)], folder / "report.html")
+    result = compare_runs([read_result(homes[pair], *pair) for pair in pairs], baseline)
     content = {"recipe": str(recipe), "settings": run.to_dict(), **result.to_json()}
     write_atomically(folder / "compare.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
     write_atomically(folder / "compare.md", markdown(result).encode())
     if as_json:
         print_json(content)
         return
-    out.print(f"\n{markdown(result)}", soft_wrap=True)
-    out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
+    out.print(f"\n{markdown(result)}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
     out.print("The page shows all curves; for averages choose Seeds: mean ± standard deviation under Curves.")
 
 
@@ -115,8 +118,7 @@ def _child(config: Path, folder: Path, algorithm: str, seed: int) -> Child | Non
     home = run_folder(folder, algorithm, seed)
     if finished(home):
         return None
-    trained = RunFolder(home).run().get("status") == "done"  # but not evaluated: the checkpoint has no step left
-    if not trained and any(home.glob("checkpoint-*/trainer_state.json")):
+    if any(home.glob("checkpoint-*/trainer_state.json")):
         return Child(["resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     flags = ["--algorithm", algorithm, "--seed", str(seed), "--output_dir", str(home)]
@@ -144,18 +146,6 @@ def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, q
     screen = live(lambda: [child.view for child in children if child.running], transient=True)
     with screen if out.is_terminal and not quiet else nullcontext():
         run_all(children, parallel, keep_open=[held], ended=ended, advice="Re-run the same command to resume.")
-
-
-def _collect(folder: Path, pairs: Sequence[tuple[str, int]], baseline: str) -> tuple["Comparison", Path]:
-    """The result of all runs, and the report on them, algorithm by algorithm."""
-    from dew.evaluate import compare_runs, read_result
-    from dew.report import build
-
-    names = [name for name, _ in pairs]
-    ordered = sorted(pairs, key=lambda pair: names.index(pair[0]))
-    page = build([run_folder(folder, name, seed) for name, seed in ordered], folder / "report.html")
-    results = [read_result(run_folder(folder, name, seed), name, seed) for name, seed in pairs]
-    return compare_runs(results, baseline), page
 
 
 def markdown(result: "Comparison") -> str:

@@ -1,5 +1,6 @@
 """`dew eval`: mean@k, pass@k and maj@k of one model or two."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from dew.config import parse_yaml
 from dew.errors import ConfigError, Problem, not_loaded
 
 if TYPE_CHECKING:
-    from dew.evaluate import Scores
+    from dew.evaluate import Difference, Scores
     from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
@@ -77,10 +78,11 @@ def evaluate_(
     if keep is not None:
         for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
             scored.write(path)
+    differences = ev.compare(*scores) if len(scores) == 2 else {}
     if json:
-        print_json(_as_json(scores))
+        print_json(_as_json(scores, differences))
     else:
-        _show(scores, names)
+        _show(scores, names, differences)
 
 
 def _show_suite(chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: Path | None, as_json: bool) -> None:
@@ -136,25 +138,17 @@ def load_model(name: str, engine: str, float32: bool) -> tuple[Any, Any]:
     return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
 
 
-def _as_json(scores: list["Scores"]) -> Any:
-    from dataclasses import asdict
-
-    from dew.evaluate import compare
-
+def _as_json(scores: list["Scores"], differences: dict[str, "Difference"]) -> Any:
     if len(scores) == 1:
         return scores[0].summary()
-    differences = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in compare(*scores).items()}
-    return {"model": scores[0].summary(), "vs": scores[1].summary(), "differences": differences}
+    found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+    return {"model": scores[0].summary(), "vs": scores[1].summary(), "differences": found}
 
 
-def _show(scores: list["Scores"], names: list[str]) -> None:
-    from dew.evaluate import compare
-
+def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:
     first = scores[0]
     title = f"{first.task}: {len(first.problems)} held-out problems, {first.k} answers each, 95 % intervals by problem"
-    table = Table(title=title, title_justify="left")
-    table.add_column("score")
-    differences = compare(*scores) if len(scores) == 2 else {}
+    table = Table("score", title=title, title_justify="left")
     for column in [*names, "difference, paired"] if differences else names:
         table.add_column(column, justify="right")
     for name in first.scores:

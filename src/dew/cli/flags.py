@@ -3,7 +3,7 @@
 import ast
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,11 +31,11 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     make_run({key: value for key, value in settings.items() if key in OWN_KEYS}, source="command line")  # blame it
     keys = {**run.to_dict(), **settings}
     if "verl" in settings:
-        given = dict(_dotted(settings["verl"]))
-        replaced = {key.lstrip("+") for key in given}
-        keys["verl"] = {key: v for key, v in _dotted(run.verl) if key.lstrip("+") not in replaced} | given
+        from dew.engines.verl.recipe import flat, merged
+
+        keys["verl"] = merged(flat(run.verl), flat(settings["verl"]))
         if keys["engine"] != "verl":
-            problem = f"{next(iter(given), 'verl')} is a setting of verl, and this run trains on {keys['engine']}."
+            problem = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
             raise ConfigError(Problem(problem, remedy="Add --engine verl, or remove it."), source="command line")
     if "reward_funcs" in run.settings and "reward_funcs" not in typed:
         keys["reward_funcs"] = _located(run.settings["reward_funcs"], Path(run.source or ".").parent)
@@ -81,15 +81,6 @@ def _value(text: str) -> Any:
         return text
     as_typed = isinstance(value, str) and not text.startswith(("'", '"'))
     return text if as_typed or "\n" in text or text.startswith("#") else value
-
-
-def _dotted(nested: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """{"trainer": {"nnodes": 2}} -> ("trainer.nnodes", 2); an empty mapping is a value."""
-    for key, value in nested.items():
-        if isinstance(value, Mapping) and value:
-            yield from _dotted(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _located(rewards: Any, folder: Path) -> Any:
