@@ -49,7 +49,7 @@ def test_names_are_spelled_as_dew_does():
     assert command._algorithms("GTPO, grpo-s,gtpo") == ["gtpo", "grpo_s"]
     with pytest.raises(ConfigError, match="Did you mean 'gtpo'"):
         command._algorithms("gtop")
-    with pytest.raises(ConfigError, match="no name given"):
+    with pytest.raises(ConfigError, match="''"):
         command._algorithms(" ,")
 
 

@@ -13,8 +13,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out, print_json, signed
 from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
-from dew.cli.live import live
-from dew.cli.runs import Child, cores, finished, lock, run_all
+from dew.cli.runs import Child, cores, finished, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
@@ -79,10 +78,7 @@ def _algorithms(text: str) -> list[str]:
     """Names as dew spells them, without duplicates."""
     from dew.algorithms import get_algorithm
 
-    names = [type(get_algorithm(word.strip())).name for word in text.split(",") if word.strip()]
-    if not names:
-        raise ConfigError(Problem("algorithms: no name given.", remedy="Write for example --algorithms gtpo,dapo."))
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(type(get_algorithm(word.strip())).name for word in text.split(",")))
 
 
 def _without_per_run(run: Run, typed: Typed) -> Run:

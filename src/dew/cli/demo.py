@@ -12,9 +12,8 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, signed
-from dew.cli.live import clock, live
 from dew.cli.recipes import get
-from dew.cli.runs import Child, claim, cores, lock, run_all
+from dew.cli.runs import Child, claim, clock, cores, live, lock, run_all
 from dew.config import Run, Scoring, read_run
 
 if TYPE_CHECKING:
@@ -30,9 +29,7 @@ LINES = 6
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for the two runs and their report.")] = Path(
-        "runs/demo"
-    ),
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and report.")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps per run.")] = STEPS,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
@@ -79,13 +76,14 @@ def _announce(steps: int, folder: Path) -> None:
 
 def _evaluate_untrained(run: Run) -> None:
     """Show the model's accuracy before training, and where it is uncertain."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
-    from dew.cli.evaluate import load
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from dew.cli.evaluate import load_model
     from dew.evaluate import evaluate, token_entropy
     from dew.tasks import task
 
     scoring, settings = run.scores or Scoring(), run.settings
-    model, tokenizer = load(settings["model_name_or_path"])
+    model, tokenizer = load_model(settings["model_name_or_path"])
     scores = evaluate(
         model,
         tokenizer,

@@ -34,13 +34,9 @@ def evaluate_(
     greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding, one answer per problem.")] = False,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
-    float32: Annotated[
-        bool, typer.Option("--float32", help="Keep float32 weights on a GPU (default: sample in bfloat16).")
-    ] = False,
+    float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
     vs: Annotated[str | None, typer.Option(help="A second model on the same problems: paired differences.")] = None,
-    suite: Annotated[
-        str | None, typer.Option(help="Data sets and settings of a paper: paper. -n, -k, --max-new-tokens override it.")
-    ] = None,
+    suite: Annotated[str | None, typer.Option(help="Data sets and settings of a paper: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -63,8 +59,8 @@ def evaluate_(
     if suite is not None:
         chosen, loaded = suites.suite(suite), load_model(model, engine, float32)
         counts = {name: min(problems or n, n) for name, n in chosen.tasks.items()}
-        found = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
-        _show_suite(chosen, model, found, keep, json)
+        by_task = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
+        _show_suite(chosen, model, by_task, keep, json)
         return
     names = [name for name in (model, vs) if name is not None]
     kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
@@ -79,8 +75,11 @@ def evaluate_(
         for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
             scored.write(path)
     differences = ev.compare(*scores) if len(scores) == 2 else {}
-    if json:
-        print_json(_as_json(scores, differences))
+    if json and vs is None:
+        print_json(scores[0].summary())
+    elif json:
+        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+        print_json({"model": scores[0].summary(), "vs": scores[1].summary(), "differences": found})
     else:
         _show(scores, names, differences)
 
@@ -104,45 +103,34 @@ def _show_suite(chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: 
         out.print(f"{task}: {len(found.problems)} problems x {found.k} answers, {found.truncated_share:.1%} truncated")
 
 
-def load(name: str, *, vllm: bool = False) -> tuple[Any, Any]:
-    """Model (on the CPU, or in vLLM) and tokenizer from a model folder, a run folder (its final model) or the hub."""
+def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer from a model folder, a run folder (its final model) or the hub.
+
+    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
+    """
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
     from dew.tasks import model_folder
 
     disable_progress_bar()
-    folder = model_folder(name)
-    if (Path(folder) / "model" / "config.json").is_file():
-        folder = str(Path(folder) / "model")
+    folder = Path(model_folder(name))
+    path = str(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
     safe = {"trust_remote_code": False, "use_safetensors": True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = load_vllm(folder) if vllm else AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **safe)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        if engine == "vllm":
+            return load_vllm(path), tokenizer
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", **safe)
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
-    return model, tokenizer
-
-
-def load_model(name: str, engine: str, float32: bool) -> tuple[Any, Any]:
-    """Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM."""
-    import torch
-
-    from dew.decoding import SamplingCopy
-
-    model, tokenizer = load(name, vllm=engine == "vllm")
-    if engine == "vllm" or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return model, tokenizer
     cast = model.dtype == torch.float32 and not float32
     return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
-
-
-def _as_json(scores: list["Scores"], differences: dict[str, "Difference"]) -> Any:
-    if len(scores) == 1:
-        return scores[0].summary()
-    found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
-    return {"model": scores[0].summary(), "vs": scores[1].summary(), "differences": found}
 
 
 def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:

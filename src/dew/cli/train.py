@@ -9,8 +9,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
-from dew.cli.live import RunView, live
-from dew.cli.runs import claim
+from dew.cli.runs import RunView, claim, live
 from dew.config import OWN_KEYS, read_run, to_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside, sweep
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved config and batch sizes, then exit.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and batch sizes, then exit.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in output_dir first.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
     untrusted: Untrusted = False,
@@ -56,7 +53,11 @@ def train(
     launch.quiet()
     parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
-        _show(parsed, json)
+        algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
+        if json:
+            print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
+        else:
+            out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
         return
     claim(Path(parsed.args.output_dir), overwrite)
     _train(parsed, resume=False)
@@ -89,10 +90,8 @@ def resume(
         from dew.report import build
 
         sweep(folder)
-        page = folder / "report.html"
-        out.print(
-            f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page if page.exists() else build([folder])}"
-        )
+        page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
+        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}", soft_wrap=True)
         return
     _train(settings.parse(run, moved, untrusted=untrusted), resume=True)
 
@@ -119,14 +118,6 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
 
-def _show(parsed: "Parsed", as_json: bool) -> None:
-    algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
-    if as_json:
-        print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
-    else:
-        out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
-
-
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
@@ -149,8 +140,4 @@ def export(
         AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
     else:
         shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
-    from dew.cli.evaluate import load
-
-    model, tokenizer = load(str(to))
-    ids = model.generate(**tokenizer("1", return_tensors="pt"), max_new_tokens=8, do_sample=False)
-    out.print(f"{to}: loads and generates, e.g. {tokenizer.decode(ids[0])!r}", soft_wrap=True)
+    out.print(f"{to}: load it with `from_pretrained`, or evaluate it with `dew eval {to}`.", soft_wrap=True)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
-from dew.cli.live import live
-from dew.cli.runs import Child, claim, lock, run_all
+from dew.cli.runs import Child, claim, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.engines.verl import data
@@ -18,7 +17,6 @@ from dew.records import RunFolder
 
 CONFIG = "verl.yaml"
 """The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""
-SCRIPT = "train.sh"
 LATEST = "latest_checkpointed_iteration.txt"
 """The file in which verl names its last complete checkpoint."""
 
@@ -51,8 +49,6 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     if not (folder / "checkpoints" / LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
-    if not Path(launch["data.train_files"]).is_file():
-        raise EngineError(f"{folder}: the run's training data are missing ({launch['data.train_files']}).")
     require_verl()
     _train(launch, folder)
 
@@ -81,10 +77,10 @@ def _show(launch: Launch, checked: bool, as_json: bool) -> None:
 
 def _train(launch: Launch, folder: Path) -> None:
     script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
-    write_atomically(folder / SCRIPT, script.encode())
+    write_atomically(folder / "train.sh", script.encode())
     child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
-    out.print(f"{launch.algorithm.name} on verl: {launch.batches}", soft_wrap=True)
-    out.print(f"Command: {folder / SCRIPT}\nLog: {child.log}", soft_wrap=True)
+    where = f"Command: {folder / 'train.sh'}\nLog: {child.log}"
+    out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{where}", soft_wrap=True)
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
     try:
