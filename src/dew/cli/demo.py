@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 
 RECIPE = "tiny/countdown"
 ALGORITHMS = ("grpo", "gtpo")
-STEPS = 160
-"""Fewer than in the recipe: enough to learn, and short enough to wait for."""
-LINES = 6
-"""Progress lines per run where there is no terminal."""
 
 
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and report.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps per run.")] = STEPS,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps per run.")] = 160,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
     """Train GRPO and GTPO side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
@@ -128,7 +124,7 @@ def _train(folder: Path, steps: int, held: int) -> None:
         flags = ["--algorithm", name, "--max_steps", str(steps), "--output_dir", str(folder / name)]
         children.append(Child(["train", str(get(RECIPE)), *flags], folder / name))
     views = [child.view for child in children][::-1]  # the screen shows answers of the first: GTPO's
-    with live(lambda: views, every=max(steps // LINES, 1)):
+    with live(lambda: views, every=max(steps // 6, 1)):
         advice = f"To start again: dew demo --overwrite --out {folder}"
         run_all(children, parallel=len(children), keep_open=[held], advice=advice)
 
