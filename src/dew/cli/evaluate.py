@@ -119,12 +119,11 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     disable_progress_bar()
     folder = Path(model_folder(name))
     path = str(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
-    safe = {"trust_remote_code": False, "use_safetensors": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         if engine == "vllm":
             return load_vllm(path), tokenizer
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", **safe)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
     if not torch.cuda.is_available():

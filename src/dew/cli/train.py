@@ -135,8 +135,8 @@ def export(
         from peft import AutoPeftModelForCausalLM
         from transformers import AutoTokenizer
 
-        safe: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
-        AutoPeftModelForCausalLM.from_pretrained(str(source), **safe).merge_and_unload().save_pretrained(str(to))
+        lora: Any = AutoPeftModelForCausalLM.from_pretrained(str(source), use_safetensors=True, trust_remote_code=False)
+        lora.merge_and_unload().save_pretrained(str(to))
         AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
     else:
         shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
