@@ -140,4 +140,9 @@ def export(
         AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
     else:
         shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
-    out.print(f"{to}: load it with `from_pretrained`, or evaluate it with `dew eval {to}`.", soft_wrap=True)
+    from dew.cli.evaluate import load_model
+
+    model, tokenizer = load_model(str(to))
+    ids = tokenizer("1", return_tensors="pt").to(model.device)
+    text = tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])
+    out.print(f"{to}: loads and generates, e.g. {text!r}", soft_wrap=True)
