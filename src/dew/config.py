@@ -1,14 +1,6 @@
-"""The config of a run: a flat YAML file with dew's own keys and the engine's.
+"""The config of a run: a flat YAML file with dew's own keys (the fields of `Run`) and the engine's.
 
-Any GRPO config file of TRL works. dew's own keys:
-
-    engine          trl (default) or verl
-    task            countdown, chain, a named data set, or a file of problems; instead of dataset_name
-    task_settings   settings of that task
-    problems        number of training problems taken from the task
-    verifier        name of the verifier, if not the task's own
-    scores          evaluate before and after training: {problems, k, max_new_tokens, temperature}; false: do not
-    verl            keys that only verl has, nested or dotted; ignored on TRL
+Any GRPO config file of TRL works.
 """
 
 import math
@@ -49,9 +41,9 @@ class Run:
     """The config of a run. `settings` holds the engine's keys under TRL's names, `verl` the keys only verl has."""
 
     engine: str = "trl"
-    """The training engine: trl or verl."""
+    """trl or verl."""
     task: str | None = None
-    """Built-in task, named data set or file of problems; None where the engine's own data keys are used."""
+    """countdown, chain, a named data set, or a file of problems; None where `dataset_name` is used instead."""
     task_settings: Settings = field(default_factory=dict)
     """Settings of the task, e.g. {numbers: 3}."""
     problems: int = 4096
@@ -59,22 +51,13 @@ class Run:
     verifier: str | None = None
     """Name of the verifier; None: the task's own."""
     scores: Scoring | None = None
-    """Evaluate before and after training."""
+    """Evaluate before and after training: true, false, or {problems, k, max_new_tokens, temperature}."""
     verl: Settings = field(default_factory=dict)
-    """verl's own keys, e.g. {trainer.nnodes: 8}; ignored on TRL."""
+    """Keys that only verl has, nested or dotted, e.g. {trainer.nnodes: 8}; ignored on TRL."""
     settings: Settings = field(default_factory=dict)
     """All other keys, for the engine."""
     source: str | None = None
     """The file the config was read from, for messages."""
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.engine not in ENGINES:
-            problems.append(Problem(f"engine: {self.engine!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
-        if self.problems < 1:
-            problems.append(Problem(f"problems: {self.problems}.", remedy="Give at least one training problem."))
-        if problems:
-            raise ConfigError(problems, source=self.source)
 
     def to_dict(self) -> Settings:
         """The run as the keys of a file."""
@@ -95,20 +78,23 @@ def read_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Ru
 
 def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
     """Split the keys of a flat file into dew's own and the engine's."""
-    own = {k: v for k, v in keys.items() if k in OWN_KEYS}
+    own = {k: v for k, v in keys.items() if k in OWN_KEYS and v is not None}
     problems = [
         Problem(f"{key}: expected {kind.__name__}, got {own[key]!r}.")
         for key, kind in TYPES.items()
-        if own.get(key) is not None and (not isinstance(own[key], kind) or isinstance(own[key], bool))
+        if key in own and (not isinstance(own[key], kind) or isinstance(own[key], bool))
     ]
+    if own.get("engine", "trl") not in ENGINES:
+        problems.append(Problem(f"engine: {own['engine']!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
+    if not problems and own.get("problems", 1) < 1:
+        problems.append(Problem(f"problems: {own['problems']}.", remedy="Give at least one training problem."))
     try:
         own["scores"] = _scoring(own.get("scores"))
     except ConfigError as error:
         problems += error.problems
     if problems:
         raise ConfigError(problems, source=source)
-    given = {k: v for k, v in own.items() if v is not None}
-    return Run(**given, settings={k: v for k, v in keys.items() if k not in OWN_KEYS}, source=source)
+    return Run(**own, settings={k: v for k, v in keys.items() if k not in OWN_KEYS}, source=source)
 
 
 def _scoring(value: Any) -> Scoring | None:
@@ -144,13 +130,8 @@ class _Constructor(SafeConstructor):
             raise ValueError("its aliases expand without end; write each value once")
         return super().construct_document(node)
 
-    def construct_yaml_int(self, node: ScalarNode) -> Any:
-        digits = node.value.replace("_", "")
-        return int(digits) if digits.lstrip("+-").isdecimal() else node.value
 
-
-_Constructor.add_constructor("tag:yaml.org,2002:int", _Constructor.construct_yaml_int)  # 0o17 and 0x1f stay text
-for _tag in ("timestamp", "value"):  # and so do dates and `=`
+for _tag in ("timestamp", "value"):  # dates and `=` stay text
     _Constructor.add_constructor(f"tag:yaml.org,2002:{_tag}", SafeConstructor.construct_yaml_str)
 
 
@@ -169,11 +150,10 @@ def read_yaml(path: str | Path) -> Settings:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(Problem(f"{path}: no such file.", remedy="`dew recipes` lists the bundled ones.")) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read ({reason}).") from None
+        advice = "" if path.exists() else "`dew recipes` lists the bundled ones."
+        raise ConfigError(Problem(f"{path}: cannot be read ({reason}).", remedy=advice)) from None
     return parse_yaml(text, str(path))
 
 

@@ -318,14 +318,14 @@ class RunFolder:
     def _log(self, name: str) -> list[Json]:
         content = self._read(name) or b""
         lines = [line for line in content.splitlines() if line.strip()]
-        whole = [value for line in lines if isinstance(value := _try_json(line), dict)]
+        whole = [value for line in lines if isinstance(value := try_json(line), dict)]
         if lines and not whole and b"\n" in content:  # a single line without its end is being written
             raise RecordError(f"{self.path / name}: no line is a JSON object.")
         return whole
 
     def _load(self, name: str, kind: type[T]) -> T:
         content = self._read(name)
-        value = kind() if content is None else _try_json(content)
+        value = kind() if content is None else try_json(content)
         if not isinstance(value, kind) or not all(isinstance(entry, dict) for entry in value if kind is list):
             remedy = "Copy it again, or delete it."
             raise RecordError(Problem(f"{self.path / name}: not the JSON that dew writes.", remedy=remedy))
@@ -334,7 +334,7 @@ class RunFolder:
         return value
 
 
-def _try_json(text: bytes) -> Any:
+def try_json(text: bytes) -> Any:
     """The value, or None if it is not JSON. Integers beyond the range of a float become None."""
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dew.cli import demo
-from dew.cli.runs import Child, finished, lock, run_all
+from dew.cli.runs import Child, claim, finished, lock, run_all
 from dew.errors import ConfigError, EngineError
 from dew.evaluate.sampling import Sampled, Sampling
 from dew.evaluate.scores import ScoredProblem as Problem
@@ -68,15 +68,15 @@ def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
 
 def test_only_an_earlier_demo_is_replaced(tmp_path):
     folder = tmp_path / "demo"
-    demo.claim_demo(folder, overwrite=False)
+    claim(folder, overwrite=False)
     (folder / "grpo").mkdir(parents=True)
     with pytest.raises(ConfigError, match="--overwrite"):
-        demo.claim_demo(folder, overwrite=False)
+        claim(folder, overwrite=False)
     (folder / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"thesis.tex"):
-        demo.claim_demo(folder, overwrite=True)
+        claim(folder, overwrite=True)
     (folder / "thesis.tex").unlink()
-    demo.claim_demo(folder, overwrite=True)
+    claim(folder, overwrite=True)
     assert not folder.exists()
 
 
@@ -90,7 +90,7 @@ RunFolder(sys.argv[1]).write_run({"status": "done"})
 
 
 def child(folder: Path, code: str) -> Child:
-    return Child(folder.name, [str(folder)], folder, program=(sys.executable, "-c", code))
+    return Child([str(folder)], folder, program=(sys.executable, "-c", code))
 
 
 def test_at_most_so_many_children_run_at_a_time(tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_at_most_so_many_children_run_at_a_time(tmp_path, monkeypatch):
         at_once.append(sum(c.running for c in children))
 
     monkeypatch.setattr(Child, "start", start)
-    run_all(children, 2, ended=lambda child: ended.append(child.label))
+    run_all(children, 2, ended=lambda child: ended.append(child.folder.name))
     assert max(at_once) == 2 and sorted(ended) == ["0", "1", "2"]
     assert all(finished(c.folder) for c in children)
 
@@ -123,7 +123,7 @@ def test_a_failing_child_shows_its_log_and_stops_the_others(tmp_path):
     ("code", "says"),
     [
         ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
-        ("print('Stopped at step 3')", "stopped before it finished"),
+        (DONE.replace("done", "stopped"), "stopped before it finished"),
     ],
 )
 def test_a_child_that_is_killed_or_stopped_is_not_done(tmp_path, code, says):

@@ -96,19 +96,19 @@ def test_text_stays_as_it_was_typed():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"learning_rate": "fast"}, "not a number"),
-        ({"max_steps": 1.5}, "not an integer"),
-        ({"max_steps": [1]}, "not an integer"),
-        ({"seed": True}, "not an integer"),
-        ({"bf16": "maybe"}, "not true or false"),
+        ({"learning_rate": "fast"}, "invalid float"),
+        ({"max_steps": 1.5}, "invalid int"),
+        ({"max_steps": [1]}, "invalid int"),
+        ({"seed": True}, "invalid int"),
+        ({"bf16": "maybe"}, "yes/no"),
         ({"lr_scheduler_type": "cosin"}, "Did you mean 'cosine'"),
-        ({"reward_weights": ["much"]}, "not a number"),
+        ({"reward_weights": ["much"]}, "invalid float"),
         ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
     ],
 )
 def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
     (name,) = given
-    for typed, source in (({}, "x.yaml"), ({name: "..."}, "command line")):
+    for typed, source in (({}, "x.yaml"), ({name: "..."}, "x.yaml with the command line")):
         with pytest.raises(ConfigError, match=says) as error:
             parse(make_run({**SMALL, **given}, source="x.yaml"), typed)
         assert error.value.source == source and name in error.value.problems[0].what

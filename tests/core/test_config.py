@@ -23,7 +23,7 @@ from dew.errors import ConfigError, DewError
         ("on", "on"),
         ("3:20", "3:20"),
         ("true", True),
-        ("0o17", "0o17"),
+        ("0o17", 15),
         ("2024-01-01", "2024-01-01"),
         ("null", None),
         ("'1e-6'", "1e-6"),
@@ -120,7 +120,7 @@ def test_unknown_keys_name_the_file_and_the_nearest_key():
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         read_run(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_run(tmp_path)

@@ -410,7 +410,7 @@ def test_commands_show_a_hostile_run_without_a_control_character(hostile_run, ca
 
 def test_the_live_screen_and_warnings_too(hostile_run, capsys):
     from dew.cli.console import LogToConsole
-    from dew.cli.live import RunView, screen
+    from dew.cli.runs import RunView, screen
 
     text = printed(lambda terminal: terminal.print(screen([RunView(hostile_run, "\x1b[2J")])))
     assert all(c.isprintable() or c == "\n" for c in text)

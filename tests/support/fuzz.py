@@ -227,8 +227,7 @@ def record(group: dict[str, Any]) -> None:
 
 def run_folder(files: dict[str, str]) -> None:
     """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
-    from dew.cli.live import RunView, screen
-    from dew.cli.runs import finished
+    from dew.cli.runs import RunView, finished, screen
     from dew.evaluate import read_result
     from dew.report.content import content_of
     from dew.report.readers import read_run

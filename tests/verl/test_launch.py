@@ -474,7 +474,7 @@ def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fak
     (folder.path / "checkpoints" / verl.LATEST).write_text("1")
     verl.resume(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
-    assert "CUDA out of memory" in (tmp_path / "run.before.log").read_text()
+    assert "CUDA out of memory" in (tmp_path / "run.log").read_text()
     verl.resume(folder.path)
     assert "is finished" in capsys.readouterr().out
 

@@ -45,8 +45,8 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], prog_name="dew", standalone_mode=False)
     except typer.Exit as stop:
         code = stop.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        err.print("interrupted")
+    except (typer.Abort, KeyboardInterrupt) as stop:
+        err.print(str(stop) or "interrupted", soft_wrap=True)
         code = 1
     except Exception as error:
         code = _explain(error)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated
@@ -10,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import err, out, print_json, signed
+from dew.cli.console import out, print_json, signed
 from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
-from dew.cli.live import live
-from dew.cli.runs import Child, cores, finished, lock, run_all
+from dew.cli.runs import Child, cores, finished, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
-from dew.records import RunFolder
 
 if TYPE_CHECKING:
     from dew.evaluate import Comparison
@@ -46,28 +45,32 @@ def compare(
     """
     run, typed = load_run(recipe, context.args)
     run = _without_per_run(run, typed)
-    check_settings(run, typed)
+    check_settings(run)
     check_permission(run, typed, untrusted)
     names = _algorithms(algorithms)
     baseline = names[0] if baseline is None else _algorithms(baseline)[0]
     if baseline not in names:
         advice = f"Choose one of: {', '.join(names)}."
         raise ConfigError(Problem(f"baseline: {baseline} is not among the algorithms.", remedy=advice))
+    from dew.evaluate import compare_runs, read_result
+    from dew.report import build
+
     folder = folder or Path("runs") / f"compare-{recipe.stem}"
     pairs = [(name, seed) for seed in range(seeds) for name in names]  # seed by seed: early results are balanced
+    homes = {pair: run_folder(folder, *pair) for pair in pairs}
     with lock(folder) as held:
         config = _write_config(run, folder)
-        children = [child for name, seed in pairs if (child := _child(config, folder, name, seed)) is not None]
+        children = [child for pair in pairs if (child := _child(config, folder, *pair)) is not None]
         _train(children, len(pairs), parallel or _parallel(run), held, quiet=as_json)
-        result, page = _collect(folder, pairs, baseline)
+        page = build([homes[name, seed] for name in names for seed in range(seeds)], folder / "report.html")
+    result = compare_runs([read_result(homes[pair], *pair) for pair in pairs], baseline)
     content = {"recipe": str(recipe), "settings": run.to_dict(), **result.to_json()}
     write_atomically(folder / "compare.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
     write_atomically(folder / "compare.md", markdown(result).encode())
     if as_json:
         print_json(content)
         return
-    out.print(f"\n{markdown(result)}", soft_wrap=True)
-    out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
+    out.print(f"\n{markdown(result)}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
     out.print("The page shows all curves; for averages choose Seeds: mean ± standard deviation under Curves.")
 
 
@@ -75,10 +78,7 @@ def _algorithms(text: str) -> list[str]:
     """Names as dew spells them, without duplicates."""
     from dew.algorithms import get_algorithm
 
-    names = [type(get_algorithm(word.strip())).name for word in text.split(",") if word.strip()]
-    if not names:
-        raise ConfigError(Problem("algorithms: no name given.", remedy="Write for example --algorithms gtpo,dapo."))
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(type(get_algorithm(word.strip())).name for word in text.split(",")))
 
 
 def _without_per_run(run: Run, typed: Typed) -> Run:
@@ -94,16 +94,13 @@ def _without_per_run(run: Run, typed: Typed) -> Run:
 
 def _write_config(run: Run, folder: Path) -> Path:
     """Write the config that all runs share; refuse a folder that holds anything else."""
-    path = folder / "recipe.yaml"
+    path, remedy = folder / "recipe.yaml", "Choose another folder with --out."
+    if not path.exists() and any(p.name != ".lock" for p in folder.iterdir()):
+        raise ConfigError(Problem(f"{folder} is not empty and holds no comparison.", remedy=remedy))
     old, new = read_run(path).to_dict() if path.exists() else {}, run.to_dict()
     changed = ", ".join(sorted(key for key in {**old, **new} if old.get(key) != new.get(key)))
-    what = ""
-    if old and changed and any(folder.glob("*-seed*/run.json")):
-        what = f"{folder} holds a comparison with other settings ({changed})."
-    elif not old and any(p.name != ".lock" for p in folder.iterdir()):
-        what = f"{folder} is not empty and holds no comparison."
-    if what:
-        raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
+    if changed and any(folder.glob("*-seed*/run.json")):
+        raise ConfigError(Problem(f"{folder} holds a comparison with other settings ({changed}).", remedy=remedy))
     write_atomically(path, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())
     return path
 
@@ -117,12 +114,11 @@ def _child(config: Path, folder: Path, algorithm: str, seed: int) -> Child | Non
     home = run_folder(folder, algorithm, seed)
     if finished(home):
         return None
-    trained = RunFolder(home).run().get("status") == "done"  # but not evaluated: the checkpoint has no step left
-    if not trained and any(home.glob("checkpoint-*/trainer_state.json")):
-        return Child(home.name, ["resume", str(home)], home)
+    if any(home.glob("checkpoint-*/trainer_state.json")):
+        return Child(["resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     flags = ["--algorithm", algorithm, "--seed", str(seed), "--output_dir", str(home)]
-    return Child(home.name, ["train", str(config), *flags], home)
+    return Child(["train", str(config), *flags], home)
 
 
 def _parallel(run: Run) -> int:
@@ -143,32 +139,17 @@ def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, q
         if not quiet:
             out.print(f"[{done}/{total}] {child.view.line()}", soft_wrap=True)
 
-    try:
-        with live(lambda: [child.view for child in children if child.running and not quiet], every=0, transient=True):
-            run_all(children, parallel, keep_open=[held], ended=ended)
-    except KeyboardInterrupt:
-        err.print("Interrupted; all runs are stopped. Re-run the same command to resume.")
-        raise typer.Exit(1) from None
-
-
-def _collect(folder: Path, pairs: Sequence[tuple[str, int]], baseline: str) -> tuple["Comparison", Path]:
-    """The result of all runs, and the report on them, algorithm by algorithm."""
-    from dew.evaluate import compare_runs, read_result
-    from dew.report import build
-
-    names = [name for name, _ in pairs]
-    ordered = sorted(pairs, key=lambda pair: names.index(pair[0]))
-    page = build([run_folder(folder, name, seed) for name, seed in ordered], folder / "report.html")
-    results = [read_result(run_folder(folder, name, seed), name, seed) for name, seed in pairs]
-    return compare_runs(results, baseline), page
+    screen = live(lambda: [child.view for child in children if child.running], transient=True)
+    with screen if out.is_terminal and not quiet else nullcontext():
+        run_all(children, parallel, keep_open=[held], ended=ended, advice="Re-run the same command to resume.")
 
 
 def markdown(result: "Comparison") -> str:
     """The mean of each algorithm, the paired differences, and a sentence on which of them exceed noise."""
     rows = []
     for name in result.algorithms:
-        values = [_mean_and_std(result.of(name, score)) for score in result.scores]
-        rows.append([name, str(len(result.of(name, "area"))), *values, f"{result.groups(name):,.0f}"])
+        values = [result.of(name, score) for score in result.scores]
+        rows.append([name, str(len(values[0])), *map(_mean_and_std, values), f"{result.groups(name):,.0f}"])
     text = _table(["algorithm", "seeds", *map(_title, result.scores), "groups sampled per run"], rows)
     text += "\nMean ± standard deviation over seeds.\n"
     if not result.differences:
@@ -178,21 +159,12 @@ def markdown(result: "Comparison") -> str:
         ahead = f"{sum(x > 0 for x in d.by_seed)} of {len(d.by_seed)}"
         rows.append([f"{d.algorithm} − {d.baseline}", _title(d.score), signed(d.difference), ahead, d.verdict])
     text += "\n" + _table(["difference", "score", "mean [95 % interval]", "seeds ahead", "verdict"], rows)
-    return f"{text}\n{_conclusion(result)}\n"
-
-
-def _conclusion(result: "Comparison") -> str:
-    clear = [d for d in result.differences if not d.within_noise]
-    seeds = len(result.differences[0].seeds)
-    method = f"Paired by seed ({seeds}) and by problem; bootstrap intervals over both, widened for few seeds."
+    text += f"\nPaired by seed ({len(d.seeds)}) and by problem; bootstrap intervals over both, widened for few seeds. "
+    clear = "; ".join(f"{d.verdict} in {_title(d.score)}" for d in result.differences if not d.within_noise)
     if not clear:
-        return f"{method} Every difference is within noise: these runs do not separate the algorithms."
-    listed = "; ".join(f"{d.verdict} in {_title(d.score)}" for d in clear)
-    others = " The others are within noise." if len(clear) < len(result.differences) else ""
-    return (
-        f"{method} Larger than noise: {listed}.{others} About one in twenty of the {len(result.differences)} intervals "
-        "at 95 % misses by chance."
-    )
+        return f"{text}Every difference is within noise: these runs do not separate the algorithms.\n"
+    chance = f"About one in twenty of the {len(result.differences)} intervals at 95 % misses by chance."
+    return f"{text}Larger than noise: {clear}. Any others are within noise. {chance}\n"
 
 
 def _title(score: str) -> str:

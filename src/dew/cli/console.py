@@ -71,23 +71,18 @@ def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("–", "dim")}
 
 
-def show_checks(checks: Sequence["Check"]) -> None:
-    """Checks as a table: a mark, the status, the finding, and the remedy after an arrow."""
+def show_checks(checks: Sequence["Check"], after: str = "") -> None:
+    """Checks as a table: a mark, the status, the finding, and the remedy after an arrow; then their counts."""
     grid = Table(show_edge=False, pad_edge=False, show_header=False, box=None, padding=(0, 2, 0, 0))
     for no_wrap in (True, True, False):
         grid.add_column(no_wrap=no_wrap, overflow="fold")
     for check in checks:
         mark, style = MARKS[check.status]
-        says = Text(printable(check.says))
-        if check.remedy:
-            says += Text(f"\n→ {printable(check.remedy)}", style="bold")
-        grid.add_row(Text(f"{mark} {check.status}", style=style), check.name, says)
+        remedy = Text(f"\n→ {printable(check.remedy)}" if check.remedy else "", style="bold")
+        grid.add_row(Text(f"{mark} {check.status}", style=style), check.name, Text(printable(check.says)) + remedy)
     out.print(grid)
-
-
-def summary(checks: Sequence["Check"]) -> str:
     counts = {status: sum(check.status == status for check in checks) for status in MARKS}
-    return ", ".join(f"{n} {status}" for status, n in counts.items() if n)
+    out.print(f"\n{', '.join(f'{n} {status}' for status, n in counts.items() if n)}.{after}", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -100,29 +95,16 @@ def signed(interval: Any) -> str:
 
 
 BLUE, ORANGE = (40, 100, 220), (215, 95, 0)
-"""Positive and negative credit, also told apart by colour-blind readers."""
-
-
-def tinted(text: str, share: float, colour: tuple[int, int, int]) -> Text:
-    """Text on a background between white (share 0) and the colour (share 1)."""
-    depth = min(max(share, 0.0), 1.0)
-    r, g, b = (round(255 - (255 - c) * depth) for c in colour)
-    return Text(text, style=f"{'white' if depth > 0.6 else 'black'} on rgb({r},{g},{b})")
+"""Positive and negative credit, which colour-blind readers can distinguish too."""
 
 
 def by_credit(tokens: Sequence[str], credit: Sequence[float]) -> Text:
-    """Tokens coloured by credit: blue positive, orange negative, scaled from the least to the largest of the answer."""
-    sizes = [abs(x) for x in credit]
-    least, largest = min(sizes, default=0.0), max(sizes, default=0.0)
-    spread = largest - least
+    """Tokens coloured by credit: blue positive, orange negative, the deeper the larger within the answer."""
+    least, largest = min(map(abs, credit), default=0.0), max(map(abs, credit), default=0.0)
     line = Text()
-    for token, x, size in zip(tokens, credit, sizes, strict=True):
-        depth = 0.2 + 0.8 * (size - least) / spread if spread > 0.01 * largest else 0.5 * bool(largest)
-        line.append(tinted(printable(token), depth, BLUE if x >= 0 else ORANGE))
+    for token, x in zip(tokens, credit, strict=True):
+        alike = largest - least <= 0.01 * largest
+        depth = 0.5 * bool(largest) if alike else 0.2 + 0.8 * (abs(x) - least) / (largest - least)
+        r, g, b = (round(255 - (255 - c) * depth) for c in (BLUE if x >= 0 else ORANGE))
+        line.append(printable(token), style=f"{'white' if depth > 0.6 else 'black'} on rgb({r},{g},{b})")
     return line
-
-
-def by_entropy(tokens: Sequence[str], entropy: Sequence[float]) -> Text:
-    """Tokens coloured by entropy: the deeper, the higher."""
-    largest = max(entropy, default=0.0) or 1.0
-    return Text.assemble(*(tinted(printable(t), H / largest, ORANGE) for t, H in zip(tokens, entropy, strict=True)))

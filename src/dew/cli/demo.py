@@ -3,19 +3,17 @@
 import os
 import platform
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
-from dew.cli.console import by_entropy, err, out, signed
-from dew.cli.live import clock, live
-from dew.cli.recipes import find
-from dew.cli.runs import Child, claim, cores, lock, run_all
+from dew.cli.console import by_credit, out, signed
+from dew.cli.recipes import get
+from dew.cli.runs import Child, claim, clock, cores, live, lock, run_all
 from dew.config import Run, Scoring, read_run
 
 if TYPE_CHECKING:
@@ -23,40 +21,34 @@ if TYPE_CHECKING:
 
 RECIPE = "tiny/countdown"
 ALGORITHMS = ("grpo", "gtpo")
-OWN_FILES = {"report.html", "report.json", *ALGORITHMS, *(f"{name}.log" for name in ALGORITHMS)}
-STEPS = 160
-"""Fewer than in the recipe: enough to learn, and short enough to wait for."""
-LINES = 6
-"""Progress lines per run where there is no terminal."""
 
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for the two runs and their report.")] = Path(
-        "runs/demo"
-    ),
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps per run.")] = STEPS,
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and report.")] = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps per run.")] = 160,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
     """Train GRPO and GTPO side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
     from dew.report import build
 
     began = time.monotonic()
-    path = find(RECIPE)
-    assert path is not None
-    claim_demo(folder, overwrite)
+    claim(folder, overwrite)
     _announce(steps, folder)
-    _evaluate_untrained(read_run(path))
+    _evaluate_untrained(read_run(get(RECIPE)))
     with lock(folder) as held:
-        _train(folder, path, steps, held)
+        _train(folder, steps, held)
         _results(folder)
         page = build([folder / name for name in ALGORITHMS], folder / "report.html")
-    _next_steps(folder, page, time.monotonic() - began)
-
-
-def claim_demo(folder: Path, overwrite: bool) -> None:
-    remedy = "Add --overwrite to replace an earlier demo, or choose another folder with --out."
-    claim(folder, overwrite, remedy, lambda names: set(names) <= OWN_FILES)
+    _heading(f"Done in {clock(time.monotonic() - began)} minutes")
+    out.print(f"Report (open in a browser): {page.resolve()}", soft_wrap=True)
+    _heading("Next")
+    for words, what in (
+        (f"dew explain {folder / 'gtpo'}", "the credit of one group, token by token, with the formula"),
+        (f"dew compare {RECIPE} --seeds 5", "is one better? Several seeds, paired (30 minutes on two idle cores)"),
+        (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
+    ):
+        out.print(f"  {words:40} {what}", soft_wrap=True)
 
 
 def _heading(text: str) -> None:
@@ -67,90 +59,74 @@ def _announce(steps: int, folder: Path) -> None:
     from importlib.metadata import version
 
     _heading("What this does")
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
     out.print(
         "A language model with 0.6 million parameters, which comes with dew, plays countdown: reach a target from four "
         "numbers.\nIt learns only from right or wrong, twice: with GRPO, which gives all tokens of an answer the same "
         f"credit,\nand with GTPO, which weights them by the policy's entropy. {steps} steps each, side by side.\n"
-        "On two idle cores this takes two to three minutes. Nothing is downloaded. Ctrl-C stops it.",
-        soft_wrap=True,
-    )
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
-    out.print(
-        f"\nPython {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; into {folder}",
+        "On two idle cores this takes two to three minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
+        f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; into {folder}",
         soft_wrap=True,
     )
 
 
 def _evaluate_untrained(run: Run) -> None:
     """Show the model's accuracy before training, and where it is uncertain."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from dew.cli.evaluate import load_model
     from dew.evaluate import evaluate, token_entropy
-    from dew.tasks import model_folder, task
+    from dew.tasks import task
 
-    disable_progress_bar()
-
-    assert run.task is not None
-    scoring = run.scores or Scoring()
-    path = model_folder(str(run.settings["model_name_or_path"]))
-    model = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, trust_remote_code=False)
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    scoring, settings = run.scores or Scoring(), run.settings
+    model, tokenizer = load_model(settings["model_name_or_path"])
     scores = evaluate(
         model,
         tokenizer,
-        task(run.task, **run.task_settings),
+        task(run.task or "countdown", **run.task_settings),
         n_problems=scoring.problems,
         k=scoring.k,
         temperature=scoring.temperature,
-        max_new_tokens=scoring.max_new_tokens or int(run.settings["max_completion_length"]),
-        seed=int(run.settings["seed"]),
+        max_new_tokens=scoring.max_new_tokens or settings["max_completion_length"],
+        seed=settings["seed"],
     )
     _heading("Before training")
     out.print(
         f"{len(scores.problems)} held-out problems, {scores.k} answers each: pass@1 {scores['pass@1']}, "
-        f"pass@{scores.k} {scores[f'pass@{scores.k}']} (95 % intervals)",
+        f"pass@{scores.k} {scores[f'pass@{scores.k}']} (95 % intervals)\n"
+        "Three answers; the deeper the orange, the higher the entropy:\n",
         soft_wrap=True,
     )
-    out.print("Three answers; the deeper the orange, the higher the entropy:\n")
     for prompt, answer, correct in three_answers(scores):
         tokens, entropy = token_entropy(model, tokenizer, prompt, answer)
-        line = Text(f"  {'✓' if correct else '✗'} {prompt} ") + by_entropy(tokens, entropy)
-        out.print(line + Text(f"   highest at {_highest(tokens, entropy)}", style="dim"))
+        i = max(range(len(tokens)), key=entropy.__getitem__)
+        highest = f"   highest at token {i + 1} {tokens[i]!r} with {entropy[i]:.2f} nats"
+        line = Text(f"  {'✓' if correct else '✗'} {prompt} ") + by_credit(tokens, [-H for H in entropy])
+        out.print(line + Text(highest, style="dim"))
 
 
 def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:
     """(prompt, answer, correct): a right one and two wrong ones, from three problems where there are such."""
-    found: list[tuple[str, str, bool]] = []
+    found: dict[str, tuple[str, str, bool]] = {}
     for wanted in (True, False, False):
-        seen = {prompt for prompt, _, _ in found}
-        for p in (p for p in scores.problems if p.prompt not in seen):
+        for p in (p for p in scores.problems if p.prompt not in found):
             match = [a.text for a, v in zip(p.answers, p.verdicts, strict=True) if v.correct is wanted and a.text]
             if match:
-                found.append((p.prompt, match[0], wanted))
+                found[p.prompt] = (p.prompt, match[0], wanted)
                 break
-    return found
+    return list(found.values())
 
 
-def _highest(tokens: Sequence[str], entropy: Sequence[float]) -> str:
-    i = max(range(len(tokens)), key=lambda i: entropy[i])
-    return f"token {i + 1} {tokens[i]!r} with {entropy[i]:.2f} nats"
-
-
-def _train(folder: Path, recipe: Path, steps: int, held: int) -> None:
+def _train(folder: Path, steps: int, held: int) -> None:
     _heading("Training")
     children = []
     for name in ALGORITHMS:
         flags = ["--algorithm", name, "--max_steps", str(steps), "--output_dir", str(folder / name)]
-        children.append(Child(name, ["train", str(recipe), *flags], folder / name))
+        children.append(Child(["train", str(get(RECIPE)), *flags], folder / name))
     views = [child.view for child in children][::-1]  # the screen shows answers of the first: GTPO's
-    try:
-        with live(lambda: views, every=max(steps // LINES, 1)):
-            run_all(children, parallel=len(children), keep_open=[held])
-    except KeyboardInterrupt:
-        err.print(f"Interrupted; both runs are stopped. To start again: dew demo --overwrite --out {folder}")
-        raise typer.Exit(1) from None
+    with live(lambda: views, every=max(steps // 6, 1)):
+        advice = f"To start again: dew demo --overwrite --out {folder}"
+        run_all(children, parallel=len(children), keep_open=[held], advice=advice)
 
 
 def _results(folder: Path) -> None:
@@ -161,9 +137,7 @@ def _results(folder: Path) -> None:
         for when in ("before", "after")
     )
     _heading("After training")
-    grid = Table(show_edge=False, pad_edge=False)
-    for column in ("", "before", "after"):
-        grid.add_column(column)
+    grid = Table("", "before", "after", show_edge=False, pad_edge=False)
     for name in ALGORITHMS:
         for score in ("pass@1", f"pass@{after[name].k}"):
             grid.add_row(f"{name.upper()} {score}", str(before[name][score]), str(after[name][score]))
@@ -184,26 +158,10 @@ def findings(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> list[st
             lines.append(f"{line}, which is within noise." if changes[score].within_noise else f"{line}.")
         if changes[score].difference.high < 0:
             lines[-1] += " The model has become more certain of fewer ways to answer."
-    first, second = ALGORITHMS
-    return [*lines, "", _verdict(first.upper(), second.upper(), compare(after[first], after[second])["pass@1"])]
-
-
-def _verdict(first: str, second: str, change: Any) -> str:
-    gap = change.difference
-    difference = f"{second} − {first} in pass@1 after training, paired by problem: {signed(gap)}."
+    change = compare(after["grpo"], after["gtpo"])["pass@1"]
+    ahead = "GTPO" if change.difference.value > 0 else "GRPO"
+    verdict = f"{ahead} is ahead here, in one run each: another seed may reverse it."
     if change.within_noise:
-        return f"{difference} That is within noise: this run does not show which of the two is better."
-    ahead = second if gap.value > 0 else first
-    return f"{difference} {ahead} is ahead here, in one run each: another seed may reverse it."
-
-
-def _next_steps(folder: Path, page: Path, seconds: float) -> None:
-    _heading(f"Done in {clock(seconds)} minutes")
-    out.print(f"Report (open in a browser): {page.resolve()}", soft_wrap=True)
-    _heading("Next")
-    for words, what in (
-        (f"dew explain {folder / 'gtpo'}", "the credit of one group, token by token, with the formula"),
-        (f"dew compare {RECIPE} --seeds 5", "is one better? Several seeds, paired (30 minutes on two idle cores)"),
-        (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
-    ):
-        out.print(f"  {words:40} {what}", soft_wrap=True)
+        verdict = "That is within noise: this run does not show which of the two is better."
+    gap = f"GTPO − GRPO in pass@1 after training, paired by problem: {signed(change.difference)}."
+    return [*lines, "", f"{gap} {verdict}"]

@@ -1,6 +1,6 @@
 """`dew eval`: mean@k, pass@k and maj@k of one model or two."""
 
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,8 @@ from dew.config import parse_yaml
 from dew.errors import ConfigError, Problem, not_loaded
 
 if TYPE_CHECKING:
-    from dew.evaluate import Scores
+    from dew.evaluate import Difference, Scores
+    from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
 
@@ -33,86 +34,68 @@ def evaluate_(
     greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding, one answer per problem.")] = False,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
-    float32: Annotated[
-        bool, typer.Option("--float32", help="Keep float32 weights on a GPU (default: sample in bfloat16).")
-    ] = False,
+    float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
     vs: Annotated[str | None, typer.Option(help="A second model on the same problems: paired differences.")] = None,
-    suite: Annotated[
-        str | None, typer.Option(help="Data sets and settings of a paper: paper. -n, -k, --max-new-tokens override it.")
-    ] = None,
+    suite: Annotated[str | None, typer.Option(help="Data sets and settings of a paper: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
     if engine not in ENGINES:
         raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    from dew import evaluate as ev
+    from dew import rewards, tasks
+    from dew.evaluate import suites
+
     own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
+    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier}
     given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
 
-    def score(name: str) -> Callable[..., "Scores"]:
-        from dew import evaluate as ev
-        from dew import rewards, tasks
-
-        loaded = load_model(name, engine, float32)
+    def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
         judge = rewards.verifier(verifier) if verifier and suite is None else None
-        return lambda task, n, **sampling: ev.evaluate(
-            *loaded, tasks.task(task, **own), judge, n_problems=n, **{**sampling, **given}
-        )
+        return ev.evaluate(*loaded, tasks.task(name, **own), judge, n_problems=n, **{**sampling, **given})
 
     if suite is not None:
-        _run_suite(score, model, suite, problems, keep, json)
+        chosen, loaded = suites.suite(suite), load_model(model, engine, float32)
+        counts = {name: min(problems or n, n) for name, n in chosen.tasks.items()}
+        by_task = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
+        _show_suite(chosen, model, by_task, keep, json)
         return
     names = [name for name in (model, vs) if name is not None]
-    kept = [_kept(name) for name in names]
-    if all(kept):
-        flags = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier}
-        if typed := ", ".join(flag for flag, value in flags.items() if value is not None):
-            raise ConfigError(Problem(f"{typed}: has no effect on answers that were kept.", remedy="Leave it out."))
+    kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
+    if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
+        raise ConfigError(Problem(f"{unused}: has no effect on answers that were kept.", remedy="Leave it out."))
     sampling = {"k": 16, "max_new_tokens": 128, "temperature": temperature, "top_p": top_p, "greedy": greedy}
-    scores = [found or score(name)(task, problems, **sampling) for name, found in zip(names, kept, strict=True)]
+    scores = [
+        scored or score(load_model(name, engine, float32), task, problems, **sampling)
+        for name, scored in zip(names, kept, strict=True)
+    ]
     if keep is not None:
-        for number, found in enumerate(scores):
-            found.write(keep if number == 0 else keep.with_stem(f"{keep.stem}-vs"))
-    if json:
-        print_json(_as_json(scores))
+        for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
+            scored.write(path)
+    differences = ev.compare(*scores) if len(scores) == 2 else {}
+    if json and vs is None:
+        print_json(scores[0].summary())
+    elif json:
+        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+        print_json({"model": scores[0].summary(), "vs": scores[1].summary(), "differences": found})
     else:
-        _show(scores, names)
+        _show(scores, names, differences)
 
 
-def _kept(name: str) -> "Scores | None":
-    """The answers of an earlier evaluation, if `name` is a file written by --keep."""
-    from dew.evaluate import Scores
-
-    return Scores.read(name) if name.endswith(".json") and Path(name).is_file() else None
-
-
-def _run_suite(
-    load: Callable[[str], Callable[..., "Scores"]],
-    model: str,
-    name: str,
-    problems: int | None,
-    keep: Path | None,
-    as_json: bool,
-) -> None:
+def _show_suite(chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: Path | None, as_json: bool) -> None:
     """Every data set of a suite, in a table with the published results."""
-    from dew.evaluate.suites import suite
-
-    chosen = suite(name)
-    score = load(model)
-    scores = {
-        task: score(task, min(problems or count, count), **chosen.sampling) for task, count in chosen.tasks.items()
-    }
-    if keep is not None:
-        for task, found in scores.items():
+    for task, found in scores.items():
+        if keep is not None:
             found.write(keep.with_stem(f"{keep.stem}-{task}"))
     if as_json:
-        print_json({"suite": name, **{task: found.summary() for task, found in scores.items()}})
+        print_json({"suite": chosen.name, **{task: found.summary() for task, found in scores.items()}})
         return
     heading, *rows = chosen.table(model, scores)
-    table = Table(title=f"suite {name}, percent; 95 % intervals by problem, none for published rows")
+    table = Table(title=f"suite {chosen.name}, percent; 95 % intervals by problem, none for published rows")
     for column in heading:
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="right" if column else "left")
     for row in rows:
         table.add_row(*row, end_section=row is rows[-2])
     out.print(table)
@@ -129,21 +112,18 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from dew import tasks
     from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
+    from dew.tasks import model_folder
 
     disable_progress_bar()
-    folder = tasks.model_folder(name)
-    if (Path(folder) / "model" / "config.json").is_file():
-        folder = str(Path(folder) / "model")
+    folder = Path(model_folder(name))
+    path = str(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         if engine == "vllm":
-            return load_vllm(folder), tokenizer
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", use_safetensors=True, trust_remote_code=False
-        )
+            return load_vllm(path), tokenizer
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
     if not torch.cuda.is_available():
@@ -152,25 +132,10 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
 
 
-def _as_json(scores: list["Scores"]) -> Any:
-    from dataclasses import asdict
-
-    from dew.evaluate import compare
-
-    if len(scores) == 1:
-        return scores[0].summary()
-    differences = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in compare(*scores).items()}
-    return {"model": scores[0].summary(), "vs": scores[1].summary(), "differences": differences}
-
-
-def _show(scores: list["Scores"], names: list[str]) -> None:
-    from dew.evaluate import compare
-
+def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:
     first = scores[0]
     title = f"{first.task}: {len(first.problems)} held-out problems, {first.k} answers each, 95 % intervals by problem"
-    table = Table(title=title, title_justify="left")
-    table.add_column("score")
-    differences = compare(*scores) if len(scores) == 2 else {}
+    table = Table("score", title=title, title_justify="left")
     for column in [*names, "difference, paired"] if differences else names:
         table.add_column(column, justify="right")
     for name in first.scores:

@@ -3,29 +3,22 @@
 import ast
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dew.cli.recipes import find
+from dew.cli.recipes import names
 from dew.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
 from dew.errors import ConfigError, Problem
 from dew.rewards.user_function import is_user_function
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands whose further flags are settings."""
-Untrusted = Annotated[
-    bool,
-    typer.Option(
-        "--untrusted",
-        help="The file is from somebody else: refuse settings that run code, upload or write elsewhere, unless they "
-        "are repeated on the command line.",
-    ),
-]
+UNTRUSTED = "Refuse settings that run code, upload or write elsewhere, unless they are typed as flags too."
+Untrusted = Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)]
 OVERRIDE = re.compile(r"\+{0,2}\w+(\.\w+)+=.*", re.DOTALL)
 Typed = dict[str, str]
 """Name -> text of every setting that was typed; verl's keys as `verl.trainer.nnodes`."""
@@ -33,16 +26,16 @@ Typed = dict[str, str]
 
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe, changed by the command line, and which settings were typed."""
-    run = read_run(config if config.exists() else find(str(config)) or config)
+    run = read_run(config if config.exists() else names().get(str(config), config))
     settings, typed = parse_flags(words)
     make_run({key: value for key, value in settings.items() if key in OWN_KEYS}, source="command line")  # blame it
     keys = {**run.to_dict(), **settings}
     if "verl" in settings:
-        given = dict(_dotted(settings["verl"]))
-        replaced = {key.lstrip("+") for key in given}
-        keys["verl"] = {key: v for key, v in _dotted(run.verl) if key.lstrip("+") not in replaced} | given
+        from dew.engines.verl.recipe import flat, merged
+
+        keys["verl"] = merged(flat(run.verl), flat(settings["verl"]))
         if keys["engine"] != "verl":
-            problem = f"{next(iter(given), 'verl')} is a setting of verl, and this run trains on {keys['engine']}."
+            problem = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
             raise ConfigError(Problem(problem, remedy="Add --engine verl, or remove it."), source="command line")
     if "reward_funcs" in run.settings and "reward_funcs" not in typed:
         keys["reward_funcs"] = _located(run.settings["reward_funcs"], Path(run.source or ".").parent)
@@ -83,20 +76,11 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
 def _value(text: str) -> Any:
     """A number, true, false, null, a list or mapping, quoted text; everything else is text as it stands."""
     try:
-        value = parse_yaml(f"value: {text}")["value"] if "\n" not in text else text
-    except ConfigError:
+        value = parse_yaml(f"value: {text}")["value"]
+    except (ConfigError, KeyError):
         return text
     as_typed = isinstance(value, str) and not text.startswith(("'", '"'))
-    return text if as_typed or (value is None and text.startswith("#")) else value
-
-
-def _dotted(nested: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """{"trainer": {"nnodes": 2}} -> ("trainer.nnodes", 2); an empty mapping is a value."""
-    for key, value in nested.items():
-        if isinstance(value, Mapping) and value:
-            yield from _dotted(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+    return text if as_typed or "\n" in text or text.startswith("#") else value
 
 
 def _located(rewards: Any, folder: Path) -> Any:
@@ -123,52 +107,30 @@ CLASSES = {
 """The dataclasses that hold TRL's settings, with their bases, and the files that define them."""
 
 
-def check_settings(run: Run, typed: Typed) -> None:
+def check_settings(run: Run) -> None:
     """Report unknown settings and algorithms before anything slow is imported."""
     known = known_settings()
     if known is not None:
-        check_keys([name for name in typed if not name.startswith("verl.")], known, source="command line")
-        check_keys(run.settings, known, source=run.source)
+        check_keys(run.settings, known, source=f"{run.source} with the command line")
     if isinstance(algorithm := run.settings.get("algorithm"), str):
         from dew.algorithms import get_algorithm
 
-        try:
-            get_algorithm(algorithm)
-        except ConfigError as error:
-            raise ConfigError(error.problems, source="command line" if "algorithm" in typed else run.source) from None
+        get_algorithm(algorithm)
 
 
 def known_settings() -> set[str] | None:
-    """Names of all TRL settings, read from the source files: importing TRL takes ten seconds. None without TRL."""
+    """Names of all TRL settings, read from the source files: importing TRL takes ten seconds.
+
+    None without TRL, or with a version that has another layout; then the engine alone checks the names.
+    """
     known: set[str] = set()
     for name, file in CLASSES.items():
         package, _, path = file.partition("/")
         spec = find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        source = Path(spec.submodule_search_locations[0]) / path
-        tree = ast.parse(source.read_bytes()) if source.is_file() else ast.Module([], [])
+        source = Path(spec.origin).parent / path if spec and spec.origin else None
+        tree = ast.parse(source.read_bytes()) if source and source.is_file() else ast.Module([], [])
         found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
         if not found or any(ast.unparse(base).rpartition(".")[2] not in CLASSES for base in found[0].bases):
-            return {field.name for field in setting_fields()}  # a version of TRL with another layout
-        known |= {
-            line.target.id
-            for line in found[0].body
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_setting(line)
-        }
+            return None
+        known |= {ast.unparse(line.target) for line in found[0].body if isinstance(line, ast.AnnAssign)}
     return known
-
-
-def _is_setting(line: ast.AnnAssign) -> bool:
-    value = "" if line.value is None else ast.unparse(line.value)
-    return not ast.unparse(line.annotation).startswith("ClassVar") and "init=False" not in value
-
-
-def setting_fields() -> list[Field[Any]]:
-    """The dataclass fields of all TRL settings, by importing TRL."""
-    from trl import ModelConfig
-    from trl.scripts.grpo import GRPOScriptArguments
-
-    from dew.engines.trl import DewConfig
-
-    return [f for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init]

@@ -2,16 +2,16 @@
 
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import err, out, print_json, show_checks, summary
-from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run
-from dew.config import Run
-from dew.preflight import Check, passed
+from dew.cli.console import err, out, print_json, show_checks
+from dew.cli.flags import PASS_ON, Untrusted, load_run
+from dew.preflight import passed
 
 
 @app.command(context_settings=PASS_ON)
@@ -29,28 +29,22 @@ def preflight(
     """
     run, typed = load_run(config, context.args)
     with redirect_stdout(sys.stderr):  # what libraries print is not part of the result
-        checks = _check(run, typed, answers, untrusted)
-    ok = passed(checks)
+        if run.engine == "verl":
+            from dew.preflight.verl import preflight_verl
+
+            checks = preflight_verl(run, typed, untrusted)
+        else:
+            from dew.engines.trl.launch import quiet
+            from dew.preflight import preflight as check
+
+            quiet()
+            checks = check(run, typed, answers=answers, untrusted=untrusted, say=partial(err.print, style="dim"))
     if json:
-        print_json({"ok": ok, "checks": [check.to_dict() for check in checks]})
+        print_json({"ok": passed(checks), "checks": [check.to_dict() for check in checks]})
     else:
-        show_checks(checks)
         engine = " --engine verl" if run.engine == "verl" else ""
-        out.print(f"\n{summary(checks)}." + (f" Next: dew train {config}{engine}" if ok else ""), soft_wrap=True)
-    raise typer.Exit(0 if ok else 1)
-
-
-def _check(run: Run, typed: Typed, answers: int, untrusted: bool) -> list[Check]:
-    if run.engine == "verl":
-        from dew.preflight.verl import preflight_verl
-
-        return preflight_verl(run, typed, untrusted)
-    from dew.engines.trl.launch import quiet
-
-    quiet()
-    from dew.preflight import preflight as check
-
-    return check(run, typed, answers=answers, untrusted=untrusted, say=lambda text: err.print(text, style="dim"))
+        show_checks(checks, f" Next: dew train {config}{engine}" if passed(checks) else "")
+    raise typer.Exit(0 if passed(checks) else 1)
 
 
 @app.command()
@@ -62,17 +56,14 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     from dew.preflight.machine import LOCKS, lock_in_use, matrix
 
     checks = check()
-    ok = passed(checks)
     if json:
         found = [check.to_dict() for check in checks]
-        print_json({"ok": ok, "lock": lock_in_use(), "versions": matrix(), "checks": found})
-        raise typer.Exit(0 if ok else 1)
-    show_checks(checks)
-    grid = Table(show_edge=False, pad_edge=False, title="\nVersions tested together", title_justify="left")
-    for head in ("package", "installed", *(f"lock {name}" for name in LOCKS)):
-        grid.add_column(head)
-    for row in matrix():
-        grid.add_row(*(cell or "–" for cell in row.values()))
-    out.print(grid)
-    out.print(f"\n{summary(checks)}.")
-    raise typer.Exit(0 if ok else 1)
+        print_json({"ok": passed(checks), "lock": lock_in_use(), "versions": matrix(), "checks": found})
+    else:
+        heads = ("package", "installed", *(f"lock {name}" for name in LOCKS))
+        grid = Table(*heads, show_edge=False, pad_edge=False, title="Versions tested together\n", title_justify="left")
+        for row in matrix():
+            grid.add_row(*(cell or "–" for cell in row.values()))
+        out.print(grid, "")
+        show_checks(checks)
+    raise typer.Exit(0 if passed(checks) else 1)

@@ -21,42 +21,33 @@ def names() -> dict[str, Path]:
     return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
 
 
-def find(name: str) -> Path | None:
-    return names().get(name)
-
-
-def _get(name: str) -> Path:
-    path = find(name)
-    if path is None:
-        advice = did_you_mean(name, names()) or "`dew recipes` lists them."
+def get(name: str) -> Path:
+    """The file of a recipe."""
+    known = names()
+    if name not in known:
+        advice = did_you_mean(name, known) or "`dew recipes` lists them."
         raise ConfigError(Problem(f"There is no recipe {name!r}.", remedy=advice))
-    return path
+    return known[name]
 
 
 @recipes.callback(invoke_without_command=True)
-def plain(context: typer.Context) -> None:
+def ls(context: typer.Context) -> None:
     """List, show or copy bundled recipes."""
     if context.invoked_subcommand is None:
-        ls()
-
-
-@recipes.command("ls")
-def ls() -> None:
-    """List all recipes."""
-    for name, path in names().items():
-        out.print(f"{name:32} {path.read_text().splitlines()[0].removeprefix('# ')}", soft_wrap=True)
+        for name, path in names().items():
+            out.print(f"{name:32} {path.read_text().splitlines()[0].removeprefix('# ')}", soft_wrap=True)
 
 
 @recipes.command()
 def show(name: str) -> None:
     """Print a recipe."""
-    out.print(_get(name).read_text().rstrip(), soft_wrap=True)
+    out.print(get(name).read_text().rstrip(), soft_wrap=True)
 
 
 @recipes.command()
 def copy(name: str, to: Annotated[Path, typer.Argument(help="File or folder.")] = Path(".")) -> None:
     """Copy a recipe, to edit it."""
-    source = _get(name)
+    source = get(name)
     target = to / source.name if to.is_dir() else to
     if target.exists():
         raise ConfigError(Problem(f"{target} already exists.", remedy="Choose another file name."))

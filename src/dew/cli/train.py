@@ -8,9 +8,8 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run, setting_fields
-from dew.cli.live import RunView, live
-from dew.cli.runs import claim_run
+from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
+from dew.cli.runs import RunView, claim, live
 from dew.config import OWN_KEYS, read_run, to_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside, sweep
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved config and batch sizes, then exit.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and batch sizes, then exit.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in output_dir first.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
     untrusted: Untrusted = False,
@@ -36,6 +33,8 @@ def train(
     On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
     """
     if keys:
+        from dew.engines.trl.settings import setting_fields
+
         out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
         for field in sorted(setting_fields(), key=lambda field: field.name):
             out.print(f"{field.name}  {str(field.metadata.get('help', '')).splitlines()[0][:150]}")
@@ -43,7 +42,7 @@ def train(
     if config is None:
         raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
-    check_settings(run, typed)
+    check_settings(run)
     if run.engine == "verl":
         from dew.cli import verl
 
@@ -54,9 +53,13 @@ def train(
     launch.quiet()
     parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
-        _show(parsed, json)
+        algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
+        if json:
+            print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
+        else:
+            out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
         return
-    claim_run(Path(parsed.args.output_dir), overwrite)
+    claim(Path(parsed.args.output_dir), overwrite)
     _train(parsed, resume=False)
 
 
@@ -87,10 +90,8 @@ def resume(
         from dew.report import build
 
         sweep(folder)
-        page = folder / "report.html"
-        out.print(
-            f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page if page.exists() else build([folder])}"
-        )
+        page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
+        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}", soft_wrap=True)
         return
     _train(settings.parse(run, moved, untrusted=untrusted), resume=True)
 
@@ -117,14 +118,6 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
 
-def _show(parsed: "Parsed", as_json: bool) -> None:
-    algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
-    if as_json:
-        print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
-    else:
-        out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
-
-
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
@@ -139,26 +132,17 @@ def export(
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
     stay_inside(source)
     if (source / "adapter_config.json").is_file():
-        _merge_lora(source, to)
+        from peft import AutoPeftModelForCausalLM
+        from transformers import AutoTokenizer
+
+        lora: Any = AutoPeftModelForCausalLM.from_pretrained(str(source), use_safetensors=True, trust_remote_code=False)
+        lora.merge_and_unload().save_pretrained(str(to))
+        AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
     else:
         shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
-    out.print(f"{to}: loads and generates, e.g. {_generate(to)!r}", soft_wrap=True)
+    from dew.cli.evaluate import load_model
 
-
-def _merge_lora(source: Path, to: Path) -> None:
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
-
-    model: Any = AutoPeftModelForCausalLM.from_pretrained(str(source), use_safetensors=True, trust_remote_code=False)
-    model.merge_and_unload().save_pretrained(str(to))
-    AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
-
-
-def _generate(folder: Path) -> str:
-    """Load the exported model and generate a few tokens."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), use_safetensors=True, trust_remote_code=False)
-    ids = tokenizer("1", return_tensors="pt")
-    return tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])
+    model, tokenizer = load_model(str(to))
+    ids = tokenizer("1", return_tensors="pt").to(model.device)
+    text = tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])
+    out.print(f"{to}: loads and generates, e.g. {text!r}", soft_wrap=True)

@@ -1,12 +1,10 @@
 """`dew train --engine verl`: print the command, write what it reads, start it, follow it."""
 
-import re
 from pathlib import Path
 
 from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
-from dew.cli.live import live
-from dew.cli.runs import Child, claim_run, lock, run_all
+from dew.cli.runs import Child, claim, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.engines.verl import data
@@ -19,8 +17,6 @@ from dew.records import RunFolder
 
 CONFIG = "verl.yaml"
 """The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""
-SCRIPT = "train.sh"
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LATEST = "latest_checkpointed_iteration.txt"
 """The file in which verl names its last complete checkpoint."""
 
@@ -35,7 +31,7 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     require_verl()
     folder = Path(launch["algorithm.dew_run.folder"])
     problems = data.prepare_data(launch, data.load_tokenizer(launch))
-    claim_run(folder, overwrite)
+    claim(folder, overwrite)
     write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
     data.write_data(problems, folder)
     out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
@@ -53,8 +49,6 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     if not (folder / "checkpoints" / LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
-    if not Path(launch["data.train_files"]).is_file():
-        raise EngineError(f"{folder}: the run's training data are missing ({launch['data.train_files']}).")
     require_verl()
     _train(launch, folder)
 
@@ -83,35 +77,22 @@ def _show(launch: Launch, checked: bool, as_json: bool) -> None:
 
 def _train(launch: Launch, folder: Path) -> None:
     script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
-    write_atomically(folder / SCRIPT, script.encode())
-    child = _Training(folder.name, hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
-    if child.log.exists():  # of the run before it was resumed
-        child.log.replace(child.log.with_name(f"{folder.name}.before.log"))
-    out.print(f"{launch.algorithm.name} on verl: {launch.batches}", soft_wrap=True)
-    out.print(f"Command: {folder / SCRIPT}\nLog: {child.log}", soft_wrap=True)
+    write_atomically(folder / "train.sh", script.encode())
+    child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
+    where = f"Command: {folder / 'train.sh'}\nLog: {child.log}"
+    out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{where}", soft_wrap=True)
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
+    status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
     try:
         with lock(folder) as held, live(lambda: [child.view]):
-            run_all([child], 1, keep_open=[held])
+            run_all([child], 1, keep_open=[held], advice=advice)
+        status = "done"
     except KeyboardInterrupt:
-        RunFolder(folder).write_run({"status": "stopped"})
-        out.print(f"Stopped. Resume from verl's last checkpoint with: dew resume {folder}", soft_wrap=True)
+        status = "stopped"
         raise
+    finally:
+        RunFolder(folder).write_run({"status": status})
     out.print(f"Done: {folder}\n{_next_steps(folder)}", soft_wrap=True)
-
-
-class _Training(Child):
-    """verl's driver process."""
-
-    def check(self) -> None:
-        assert self.process is not None
-        done = self.process.returncode == 0
-        RunFolder(self.folder).write_run({"status": "done" if done else "failed"})
-        if not done:
-            super().check()
-
-    def log_tail(self) -> str:
-        return COLOURS.sub("", super().log_tail())
 
 
 def _next_steps(folder: Path) -> str:

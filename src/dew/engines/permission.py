@@ -64,27 +64,26 @@ def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
 
 def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
     """(name, effect) of every setting that needs approval in a file from `folder`."""
-    if code := [str(r) for r in _as_list(settings.get("reward_funcs")) if is_user_function(str(r))]:
+    if code := [name for name in _texts(settings.get("reward_funcs")) if is_user_function(name)]:
         yield "reward_funcs", f"runs code ({', '.join(code)})"
-    if remote := [str(r) for r in _as_list(settings.get("report_to")) if str(r).lower() not in LOCAL_LOGGERS]:
+    if remote := [name for name in _texts(settings.get("report_to")) if name.lower() not in LOCAL_LOGGERS]:
         yield "report_to", f"sends metrics to {', '.join(remote)}"
     for name in ("guide", "vllm_server_base_url", "vllm_server_host"):
-        if host := _remote_host(name, settings.get(name)):
+        if host := _remote_host(name, str(settings.get(name) or "")):
             yield name, f"connects to {host}"
     for name, value in _walk("", settings):
-        last = name.rpartition(".")[2]
-        if last in RUNS_CODE and _is_on(value):
-            yield name, RUNS_CODE[last]
-        elif name in SENDS and _is_on(value):
-            yield name, SENDS[name]
-        elif last == "path" and (str(value).startswith(CODE_PATHS) or str(value).endswith(".py")):
+        last, text = name.rpartition(".")[2], str(value)
+        on = text.strip().lower() not in OFF
+        if on and (last in RUNS_CODE or name in SENDS):
+            yield name, RUNS_CODE.get(last) or SENDS[name]
+        elif last == "path" and (text.startswith(CODE_PATHS) or text.endswith(".py")):
             yield name, "runs code"
-        elif last in SAFE_LOADING and not _is_on(value):
+        elif last in SAFE_LOADING and not on:
             yield name, "allows weights in pickle files, which run code when loaded"
-        elif last == "attn_implementation" and "/" in str(value):
+        elif last == "attn_implementation" and "/" in text:
             yield name, "loads compiled code from the hub"
-        elif re.fullmatch(r"output_dir|verl\..*_dir", name) and value is not None and not _is_below(str(value), folder):
-            yield name, f"{value} is neither below the current folder nor below the file's own"
+        elif re.fullmatch(r"output_dir|verl\..*_dir", name) and value is not None and not _is_below(text, folder):
+            yield name, f"{text} is neither below the current folder nor below the file's own"
 
 
 def _walk(above: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -99,24 +98,19 @@ def _walk(above: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _walk(f"{above}{key}.", inner)
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+def _texts(value: Any) -> list[str]:
+    return [str(x) for x in (value if isinstance(value, list) else [value]) if x is not None]
 
 
-def _is_on(value: Any) -> bool:
-    return str(value).strip().lower() not in OFF
-
-
-def _remote_host(name: str, value: Any) -> str | None:
+def _remote_host(name: str, text: str) -> str | None:
     """The host of an address, unless it is this machine."""
-    text = str(value or "")
     if name == "guide" and not text.startswith(("http://", "https://")):
         return None
     try:
         host = urlsplit(text).hostname if "//" in text else text
     except ValueError:
         return text
-    return host if host and host not in LOCAL_HOSTS else None
+    return host if host not in LOCAL_HOSTS else None
 
 
 def _is_below(path: str, folder: Path) -> bool:
@@ -126,5 +120,5 @@ def _is_below(path: str, folder: Path) -> bool:
         bases = [base.resolve() for base in (Path.cwd(), folder)]
     except (OSError, ValueError, RuntimeError):
         return False
-    below = [target.relative_to(base) for base in bases if target != base and target.is_relative_to(base)]
-    return any(not any(part.startswith(".") for part in inner.parts) for inner in below)
+    inside = [target.relative_to(base).parts for base in bases if target.is_relative_to(base)]
+    return any(parts and not any(part.startswith(".") for part in parts) for parts in inside)

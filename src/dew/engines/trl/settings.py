@@ -2,13 +2,19 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any
+
+import torch
+from trl import ModelConfig, TrlParser
+from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.config import Run, check_keys
 from dew.engines.permission import check_permission
 from dew.engines.trl.config import DewConfig
 from dew.errors import ConfigError, Problem, did_you_mean
+
+CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig)
 
 
 @dataclass(frozen=True)
@@ -21,74 +27,57 @@ class Parsed:
     model: Any
 
 
+def setting_fields() -> list[Field[Any]]:
+    """The dataclass fields of all settings."""
+    return [f for kind in CLASSES for f in fields(kind) if f.init]
+
+
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
     """TRL's dataclasses for a run's settings.
 
-    `typed`: which of them were typed on the command line, and the text; problems there are blamed on it. `dry` accepts
-    a config for a GPU on a machine that has none. `untrusted`: see engines/permission.py.
+    `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
+    that has none. `untrusted`: see engines/permission.py.
     """
-    import torch
-    from trl import ModelConfig, TrlParser
-    from trl.scripts.grpo import GRPOScriptArguments
-
-    typed, file = typed or {}, run.source or "config"
-    kinds = (GRPOScriptArguments, DewConfig, ModelConfig)
-    known = [f.name for kind in kinds for f in fields(kind) if f.init]
-    check_keys([key for key in run.settings if key in typed], known, source="command line")
-    check_keys(run.settings, known, source=run.source)
+    typed, file = typed or {}, f"{run.source or 'config'}{' with the command line' if typed else ''}"
+    check_keys(run.settings, [f.name for f in setting_fields()], source=file)
     check_permission(run, typed, untrusted)
-    parser = TrlParser(kinds, exit_on_error=False)
-    settings = _convert_all(parser, run, typed)
+    parser = TrlParser(CLASSES, exit_on_error=False)
+    actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
+    settings, problems = {}, []
+    for name, value in run.settings.items():
+        try:
+            settings[name] = _convert(parser, actions[name], value, typed.get(name))
+        except argparse.ArgumentError as error:
+            advice = did_you_mean(str(value), map(str, actions[name].choices or ()))
+            problems.append(Problem(f"{name}: {error.message}.", remedy=advice))
+    if problems:
+        raise ConfigError(problems, source=file)
     parser.set_defaults_with_config(**settings)
     if dry and not torch.cuda.is_available():
         parser.set_defaults_with_config(use_cpu=True)
     try:
         script, args, model = parser.parse_args_into_dataclasses(args=[], look_for_args_file=False)
     except ConfigError as error:
-        raise ConfigError(error.problems, source=f"{file} with the command line" if typed else file) from None
+        raise ConfigError(error.problems, source=file) from None
     except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and their dependencies
         kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{file}: {kind}{error}") from error
+        raise ConfigError(f"{kind}{error}", source=file) from error
     if not model.model_name_or_path:
         advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
     return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model)
 
 
-KINDS = {"int": "an integer", "float": "a number", "string_to_bool": "true or false"}
-
-
-def _convert_all(parser: Any, run: Run, typed: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in the types TRL declares; a wrong one is blamed on the file or on the command line."""
-    actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
-    settings, problems = dict(run.settings), dict[str, list[Problem]]()
-    for name, value in run.settings.items():
-        action = actions[name]
-        try:
-            settings[name] = _convert(action, value, typed.get(name))
-        except (ValueError, TypeError, OverflowError, argparse.ArgumentTypeError):
-            choices = [str(choice) for choice in action.choices or ()]
-            kind = "a valid choice" if choices else KINDS.get(action.type.__name__, action.type.__name__)
-            advice = did_you_mean(str(value), choices) or (f"Choose one of: {', '.join(choices)}." if choices else "")
-            where = "command line" if name in typed else run.source or "config"
-            problems.setdefault(where, []).append(Problem(f"{name}: {value!r} is not {kind}.", remedy=advice))
-    for where, found in problems.items():
-        raise ConfigError(found, source=where)
-    return settings
-
-
-def _convert(action: Any, value: Any, text: str | None) -> Any:
+def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:
     """One value in its type; `text` is what was typed for it. Mappings and unusual types are left to TRL."""
-    if value is None or isinstance(value, Mapping):
+    kind = action.type.__name__  # TRL wraps some types
+    simple = action.choices or kind in ("int", "float", "str", "string_to_bool")
+    if value is None or isinstance(value, Mapping) or not simple:
         return value
-    if action.nargs == "+" and action.type in (str, float):
-        item = argparse.Namespace(type=action.type, nargs=None, choices=None)
-        return [_convert(item, part, text) for part in (value if isinstance(value, list) else [value])]
-    if action.type is str and not isinstance(value, str | bool | list):
-        value = str(value) if text is None else text  # --run_name 1.10 is text
-    if action.type is int and isinstance(value, float) and value.is_integer():
+    if action.nargs == "+":
+        return parser._get_values(action, [str(x) for x in (value if isinstance(value, list) else [value])])
+    if kind == "str" and not action.choices:
+        return value if isinstance(value, str | bool | list) else text or str(value)  # --run_name 1.10 is text
+    if kind == "int" and isinstance(value, float) and value.is_integer():
         return int(value)
-    converted = action.type(str(value)) if action.type.__name__ in KINDS or action.choices else value
-    if action.choices and converted not in action.choices:
-        raise ValueError
-    return value if converted == value else converted
+    return parser._get_values(action, [str(value)])
