@@ -54,7 +54,8 @@ def prepare(run: Run, *, resume: bool = False) -> Launch:
     problems = [*recipe.problems, *batches.problems()]
     if problems or algorithm is None:
         raise ConfigError(dict.fromkeys(problems), source=f"{run.source or 'configuration'} on verl")
-    return Launch(run, overrides, batches, algorithm, recipe.notes)
+    unused = [f"not used on verl: {', '.join(recipe.unused)}"] if recipe.unused else []
+    return Launch(run, overrides, batches, algorithm, unused + recipe.notes)
 
 
 def hydra_words(launch: Launch) -> list[str]:

@@ -41,8 +41,6 @@ COPIED: dict[str, tuple[str, Any]] = {
     "top_p": (f"{ROLLOUT}.top_p", 1.0),
     "vllm_gpu_memory_utilization": (f"{ROLLOUT}.gpu_memory_utilization", None),
     "learning_rate": (f"{OPTIM}.lr", 1e-6),
-    "weight_decay": (f"{OPTIM}.weight_decay", 0.0),
-    "max_grad_norm": (f"{OPTIM}.clip_grad", 1.0),
     "seed": ("data.seed", 42),
     "save_total_limit": ("trainer.max_actor_ckpt_to_keep", None),
     "records_every": ("+algorithm.dew_run.records_every", 20),
@@ -50,22 +48,32 @@ COPIED: dict[str, tuple[str, Any]] = {
     "records_keep": ("+algorithm.dew_run.records_keep", 400),
 }
 """TRL's name -> verl's key and TRL's default; None leaves the key out."""
+STEPS = {
+    "max_steps": ("trainer.total_training_steps", -1),
+    "save_steps": ("trainer.save_freq", 500),
+    "eval_steps": ("trainer.test_freq", -1),
+    "warmup_steps": (f"{OPTIM}.lr_warmup_steps", 0),
+}
+"""The same for numbers of optimizer steps, which become generations; without a positive number, left out."""
+OWN_REWARD = "reward.custom_reward_function.path"
+IN_VERLS_KEYS = {
+    "reward_funcs": OWN_REWARD,
+    "use_peft": f"{MODEL}.lora_rank",
+    "lr_scheduler_type": f"{OPTIM}.lr_scheduler_type",
+}
+"""Settings that change what is trained and are not translated, and verl's key for them."""
 SHARED = (
-    *COPIED, "model_name_or_path", "bf16", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "algorithm",
-    "algorithm_kwargs", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "steps_per_generation", "num_iterations", "max_steps", "num_train_epochs", "warmup_steps", "lr_scheduler_type",
-    "adam_beta1", "adam_beta2", "top_k", "vllm_tensor_parallel_size", "save_strategy", "save_steps", "eval_strategy",
-    "eval_steps", "output_dir", "run_name", "report_to", "reward_funcs",
+    *COPIED, *STEPS, *IN_VERLS_KEYS, "model_name_or_path", "algorithm", "algorithm_kwargs", "num_generations",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
+    "num_train_epochs", "top_k", "vllm_tensor_parallel_size", "output_dir",
 )  # fmt: skip
 """Every setting that is read here."""
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
 STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
 """verl's own losses, by the ratio that they use."""
 NO_DUAL_CLIP = 1e9
 """verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat template that adds nothing, for prompts that are already formatted."""
-OWN_REWARD = "reward.custom_reward_function.path"
 
 
 @cache
@@ -157,12 +165,14 @@ class Recipe:
         self.run, self.given, self.own = run, run.settings, flat(run.verl)
         self.problems: list[Problem] = []
         self.notes: list[str] = []
-        unused = [key for key in self.given if key not in SHARED]
-        if unused:
-            self.notes.append(f"not used on verl: {', '.join(unused)}")
-        for key in unused:  # no two of TRL's settings are this close: a typing error
+        self.unused = [key for key in self.given if key not in SHARED]
+        for key in self.unused:  # no two of TRL's settings are this close: a typing error
             if guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):
                 self.problem(f"{key} is not a setting.", guess)
+        for name, key in IN_VERLS_KEYS.items():
+            value = self.given.get(name)
+            if value and value not in ("constant", "constant_with_warmup") and key not in self.own:
+                self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
 
     def problem(self, what: str, remedy: str = "") -> None:
         self.problems.append(Problem(what, remedy=remedy))
@@ -231,14 +241,15 @@ class Recipe:
     def overrides(self, algorithm: Algorithm | None, batches: Batches, resume: bool) -> Overrides:
         """The whole run, without the user's `verl:` section."""
         folder = Path(self.get("output_dir", "trainer_output")).absolute()
-        trackers = self.get("report_to") or []
-        trackers = [trackers] if isinstance(trackers, str) else trackers
+        top_k, seeds = self.get("top_k", 0), (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed")
         found = {
             **defaults(),
             **{key: value for name, (key, default) in COPIED.items() if (value := self.get(name, default)) is not None},
+            **dict.fromkeys(seeds, self.get("seed", 42)),
             **self.model(),
             **self.schedule(batches.optimizer_steps),
             **(self.objective(algorithm) if algorithm is not None else {}),
+            f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1,
             "data.train_batch_size": batches.prompts,
             f"{ACTOR}.ppo_mini_batch_size": batches.mini,
             f"{ACTOR}.ppo_epochs": batches.passes,
@@ -251,8 +262,7 @@ class Recipe:
             "+algorithm.dew_run.folder": str(folder),
             "trainer.default_local_dir": str(folder / "checkpoints"),
             "trainer.resume_mode": "auto" if resume else "disable",
-            "trainer.logger": ["console", *(name for name in trackers if name != "none")],
-            "trainer.experiment_name": self.get("run_name", folder.name),
+            "trainer.experiment_name": folder.name,
             "hydra.run.dir": str(folder / "hydra"),
         }
         prompt, answer = (self.count(key, found[key]) for key in ("data.max_prompt_length", "data.max_response_length"))
@@ -264,87 +274,37 @@ class Recipe:
         return found
 
     def model(self) -> Overrides:
-        """Model, prompts and sampling."""
+        """The model, and how its prompts are formatted."""
         if not self.given.get("model_name_or_path"):
             self.problem("model_name_or_path is missing.", "Name a model folder, a hub model, or tiny.")
         if self.run.task is None:
             self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
-        if self.given.get("reward_funcs") and OWN_REWARD not in self.own:
-            remedy = f"Leave it out, or give your function under verl: {{{OWN_REWARD}: FILE.py}}."
-            self.problem("reward_funcs: on verl the verifier is the only reward.", remedy)
-        top_k, seeds = self.get("top_k", 0), (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed")
-        found: Overrides = {
-            f"{MODEL}.path": model_folder(self.get("model_name_or_path", "")),
-            f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1,
-            **dict.fromkeys(seeds, self.get("seed", 42)),
-        }
+        found: Overrides = {f"{MODEL}.path": model_folder(self.get("model_name_or_path", ""))}
         if self.run.task and getattr(task(self.run.task, **self.run.task_settings), "template", "plain") != "chat":
             found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
-        if not self.get("bf16", True):
-            precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-            found |= {f"{FSDP}.dtype": "float32", f"{ROLLOUT}.dtype": "float32", f"+{FSDP}.mixed_precision": precision}
-        if self.get("use_peft", False):
-            self.notes.append("LoRA without dropout, which verl's does not have")
-            found |= {
-                f"{MODEL}.lora_rank": self.count("lora_r", 16),
-                f"{MODEL}.lora_alpha": self.count("lora_alpha", 32),
-                f"{MODEL}.target_modules": self.get("lora_target_modules") or "all-linear",
-                f"{ROLLOUT}.load_format": "safetensors",  # vLLM reads the base weights; only adapters are sent
-            }
         return found
 
     def schedule(self, per_step: int) -> Overrides:
-        """The learning rate over the run, how long to train, when to save and validate."""
-        key, schedule = f"{OPTIM}.lr_scheduler_type", self.get("lr_scheduler_type")
-        found: Overrides = {f"{OPTIM}.betas": [self.get("adam_beta1", 0.9), self.get("adam_beta2", 0.999)]}
-        found[key] = SCHEDULES.get(schedule, "constant")
-        if key not in self.own and schedule is None:
-            self.notes.append("the learning rate is constant: verl does not have TRL's default, linear")
-        elif key not in self.own and schedule not in SCHEDULES:
-            self.problem(f"lr_scheduler_type={schedule!r} does not exist in verl.", f"Use {', '.join(SCHEDULES)}.")
-        warmup = self.get("warmup_steps", 0.0)
-        if warmup >= 1:
-            found[f"{OPTIM}.lr_warmup_steps"] = self.steps("warmup_steps", warmup, per_step)
-        elif warmup > 0:
-            found[f"{OPTIM}.lr_warmup_steps_ratio"] = warmup
-        max_steps, epochs = self.get("max_steps", -1), self.get("num_train_epochs", 3.0)
-        if max_steps > 0:  # an epoch has at least one step, so that many epochs never end the run early
-            steps = self.steps("max_steps", max_steps, per_step)
-            found |= {"trainer.total_training_steps": steps, "trainer.total_epochs": steps}
-        else:
-            found["trainer.total_epochs"] = int(epochs)
-            if epochs != int(epochs):
-                self.problem(f"num_train_epochs={epochs}: verl counts whole epochs.", "Set max_steps instead.")
-        every = self.get("save_steps", 500.0)
-        for kind, frequency, default in (("save", "trainer.save_freq", "steps"), ("eval", "trainer.test_freq", "no")):
-            strategy = self.get(f"{kind}_strategy", default)
-            if strategy == "steps":
-                found[frequency] = self.steps(f"{kind}_steps", self.get(f"{kind}_steps", every), per_step)
-            elif strategy != "no":
-                self.problem(f"{kind}_strategy={strategy!r} does not exist in verl.", "Use steps or no.")
-        return found | self.validation(found)
-
-    def steps(self, name: str, value: float, per_step: int) -> int:
-        """Optimizer steps as steps of verl, rounded up with a note."""
-        if value < 1:
-            self.problem(f"{name}={value}: verl does not take a fraction of the run.", "Write a number of steps.")
-        steps = max(1, -(-int(value) // per_step))
-        if steps * per_step != value:
-            self.notes.append(f"{name}={value:g} optimizer steps become {steps} steps of {per_step} each")
-        return steps
-
-    def validation(self, found: Overrides) -> Overrides:
-        """`scores:` as verl's validation, before and after training."""
+        """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
+        found: Overrides = {}
+        for name, (key, default) in STEPS.items():
+            if (value := self.get(name, default)) > 0:
+                found[key] = steps = -(-value // per_step)
+                if steps * per_step != value:
+                    self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+        # An epoch has at least one step, so that many epochs never end the run early.
+        found["trainer.total_epochs"] = found.get("trainer.total_training_steps") or self.count("num_train_epochs", 3)
         scoring, limit = self.run.scores, self.get("max_completion_length", 512)
         if scoring is None:
-            return {}
+            return found
         if scoring.max_new_tokens not in (None, limit):
             what = f"scores.max_new_tokens={scoring.max_new_tokens}: verl validates with max_completion_length={limit}."
             self.problem(what, "Leave it out; dew eval takes other lengths.")
         at_the_end = found.get("trainer.total_training_steps", found.get("trainer.save_freq", -1))
         return {
+            "trainer.test_freq": at_the_end,
+            **found,
             "trainer.val_before_train": True,
-            "trainer.test_freq": found.get("trainer.test_freq", at_the_end),
             f"{ROLLOUT}.val_kwargs.n": scoring.k,
             f"{ROLLOUT}.val_kwargs.do_sample": scoring.temperature > 0,
             f"{ROLLOUT}.val_kwargs.temperature": scoring.temperature,
@@ -365,9 +325,7 @@ class Recipe:
         if algorithm.kl_coef > 0:
             found |= {f"{ACTOR}.kl_loss_coef": algorithm.kl_coef, f"{ACTOR}.kl_loss_type": "low_var_kl"}
         changed = {f.name: x for f in fields(algorithm) if (x := getattr(algorithm, f.name)) != f.default}
-        for name in ("max_rounds", "oversample"):
-            if name in changed:
-                self.notes.append(f"{name}={changed[name]:g} is not used: verl samples until the batch is full")
+        self.unused += [f"algorithm_kwargs.{name}" for name in ("max_rounds", "oversample") if name in changed]
         own = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
         return found | (self.stock(algorithm, own) if stock else {f"+algorithm.dew.{k}": v for k, v in own.items()})
 
