@@ -22,6 +22,7 @@ from dew.engines.verl.settings import (
     FSDP,
     MODEL,
     OPTIM,
+    REDUCTIONS,
     ROLLOUT,
     SET_BY_VERL,
     stock_estimator,
@@ -55,6 +56,7 @@ STEPS = {
     "warmup_steps": (f"{OPTIM}.lr_warmup_steps", 0),
 }
 """The same for numbers of optimizer steps, which become generations; without a positive number, left out."""
+SAMPLER_GPUS, SEQUENCE_GPUS = f"{ROLLOUT}.tensor_model_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"
 OWN_REWARD = "reward.custom_reward_function.path"
 IN_VERLS_KEYS = {
     "reward_funcs": OWN_REWARD,
@@ -126,12 +128,10 @@ class Batches:
 
     def problems(self) -> list[Problem]:
         """What verl would refuse, or silently pad."""
+        parallel = {SAMPLER_GPUS: self.tensor_parallel, SEQUENCE_GPUS: self.sequence_parallel}
         found = [
-            Problem(f"{self.gpus} GPUs cannot be divided into {what} of {size}.", remedy=f"Set {key} to a divisor.")
-            for what, size, key in (
-                ("samplers", self.tensor_parallel, f"{ROLLOUT}.tensor_model_parallel_size"),
-                ("sequence-parallel groups", self.sequence_parallel, f"{ACTOR}.ulysses_sequence_parallel_size"),
-            )
+            Problem(f"{self.gpus} GPUs cannot be divided by {key}={size}.", remedy="Set it to a divisor.")
+            for key, size in parallel.items()
             if self.gpus % size
         ]
         if self.prompts % self.mini:
@@ -216,9 +216,6 @@ class Recipe:
         generation = self.count("steps_per_generation", accumulation)
         if G < 2:
             self.problem(f"num_generations={G}: credit compares the answers to one prompt.", "Use at least 2.")
-        if generation % accumulation:
-            multiple = f"gradient_accumulation_steps={accumulation}"
-            self.problem(f"steps_per_generation={generation} is not a multiple of {multiple}.")
         completions = at_once * generation
         prompts = self.count("data.train_batch_size", max(1, completions // G))
         if completions % G and "data.train_batch_size" not in self.own:
@@ -226,7 +223,6 @@ class Recipe:
             remedy = f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step."
             self.problem(f"{what}, which is not a whole number of groups of {G}.", remedy)
         mini = max(1, prompts * accumulation // max(generation, accumulation))
-        samplers = f"{ROLLOUT}.tensor_model_parallel_size"
         return Batches(
             prompts=prompts,
             mini=self.count(f"{ACTOR}.ppo_mini_batch_size", mini),
@@ -234,8 +230,8 @@ class Recipe:
             passes=self.count("num_iterations", 1),
             nodes=nodes,
             gpus_per_node=per_node,
-            tensor_parallel=self.count(samplers, self.count("vllm_tensor_parallel_size", 1)),
-            sequence_parallel=self.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1),
+            tensor_parallel=self.count(SAMPLER_GPUS, self.count("vllm_tensor_parallel_size", 1)),
+            sequence_parallel=self.count(SEQUENCE_GPUS, 1),
         )
 
     def overrides(self, algorithm: Algorithm | None, batches: Batches, resume: bool) -> Overrides:
@@ -254,7 +250,7 @@ class Recipe:
             f"{ACTOR}.ppo_mini_batch_size": batches.mini,
             f"{ACTOR}.ppo_epochs": batches.passes,
             f"{ROLLOUT}.n": batches.answers,
-            f"{ROLLOUT}.tensor_model_parallel_size": batches.tensor_parallel,
+            SAMPLER_GPUS: batches.tensor_parallel,
             "trainer.nnodes": batches.nodes,
             "trainer.n_gpus_per_node": batches.gpus_per_node,
             "data.train_files": str(folder / "data" / "train.parquet"),
@@ -298,8 +294,7 @@ class Recipe:
         if scoring is None:
             return found
         if scoring.max_new_tokens not in (None, limit):
-            what = f"scores.max_new_tokens={scoring.max_new_tokens}: verl validates with max_completion_length={limit}."
-            self.problem(what, "Leave it out; dew eval takes other lengths.")
+            self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
         at_the_end = found.get("trainer.total_training_steps", found.get("trainer.save_freq", -1))
         return {
             "trainer.test_freq": at_the_end,
@@ -316,7 +311,7 @@ class Recipe:
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
             f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
-            f"{ACTOR}.loss_agg_mode": "token-mean" if algorithm.reduce == "tokens" else "seq-mean-token-mean",
+            f"{ACTOR}.loss_agg_mode": REDUCTIONS[algorithm.reduce],
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
             f"{ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
