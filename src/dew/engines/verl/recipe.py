@@ -56,7 +56,17 @@ STEPS = {
     "warmup_steps": (f"{OPTIM}.lr_warmup_steps", 0),
 }
 """The same for numbers of optimizer steps, which become generations; without a positive number, left out."""
-SAMPLER_GPUS, SEQUENCE_GPUS = f"{ROLLOUT}.tensor_model_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"
+BATCHES = {
+    "prompts": "data.train_batch_size",
+    "mini": f"{ACTOR}.ppo_mini_batch_size",
+    "answers": f"{ROLLOUT}.n",
+    "passes": f"{ACTOR}.ppo_epochs",
+    "nodes": "trainer.nnodes",
+    "gpus_per_node": "trainer.n_gpus_per_node",
+    "tensor_parallel": f"{ROLLOUT}.tensor_model_parallel_size",
+    "sequence_parallel": f"{ACTOR}.ulysses_sequence_parallel_size",
+}
+"""The fields of `Batches` and their keys in verl, which take precedence over what TRL's settings amount to."""
 OWN_REWARD = "reward.custom_reward_function.path"
 IN_VERLS_KEYS = {
     "reward_funcs": OWN_REWARD,
@@ -103,13 +113,13 @@ class Batches:
     """How many prompts and answers a step has, and the GPUs that share them."""
 
     prompts: int
-    """data.train_batch_size: prompts of one generation, which is one step in verl."""
+    """Prompts of one generation, which is one step in verl."""
     mini: int
-    """actor_rollout_ref.actor.ppo_mini_batch_size: prompts of one optimizer step."""
+    """Prompts of one optimizer step."""
     answers: int
-    """actor_rollout_ref.rollout.n: G, the group size."""
+    """G, the group size."""
     passes: int = 1
-    """actor_rollout_ref.actor.ppo_epochs: how often a generation is trained on."""
+    """How often a generation is trained on."""
     nodes: int = 1
     gpus_per_node: int = 1
     tensor_parallel: int = 1
@@ -128,11 +138,10 @@ class Batches:
 
     def problems(self) -> list[Problem]:
         """What verl would refuse, or silently pad."""
-        parallel = {SAMPLER_GPUS: self.tensor_parallel, SEQUENCE_GPUS: self.sequence_parallel}
         found = [
-            Problem(f"{self.gpus} GPUs cannot be divided by {key}={size}.", remedy="Set it to a divisor.")
-            for key, size in parallel.items()
-            if self.gpus % size
+            Problem(f"{self.gpus} GPUs cannot be divided by {BATCHES[name]}={size}.", remedy="Set it to a divisor.")
+            for name in ("tensor_parallel", "sequence_parallel")
+            if self.gpus % (size := getattr(self, name))
         ]
         if self.prompts % self.mini:
             low = self.prompts // self.mini * self.mini
@@ -143,7 +152,7 @@ class Batches:
         rows, shares = self.mini * self.answers, max(1, self.gpus // self.sequence_parallel)
         if rows % shares:
             fitting = next(m for m in range(self.mini, self.mini + shares + 1) if m * self.answers % shares == 0)
-            key = "data.train_batch_size" if self.mini == self.prompts else f"{ACTOR}.ppo_mini_batch_size"
+            key = BATCHES["prompts" if self.mini == self.prompts else "mini"]
             what = f"{self.mini} prompts x {self.answers} answers = {rows} rows per optimizer step"
             remedy = f"Next larger: {key}={fitting}."
             found.append(Problem(f"{what} cannot be divided evenly among {shares} GPUs.", remedy=remedy))
@@ -210,28 +219,29 @@ class Recipe:
 
     def batches(self) -> Batches:
         """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
-        nodes, per_node = self.count("trainer.nnodes", 1), self.count("trainer.n_gpus_per_node", 1)
-        G, accumulation = self.count("num_generations", 8), self.count("gradient_accumulation_steps", 1)
-        at_once = self.count("per_device_train_batch_size", 8) * nodes * per_node
+
+        def own(name: str, otherwise: int) -> int:
+            return self.count(BATCHES[name], otherwise)
+
+        nodes, per_node, G = own("nodes", 1), own("gpus_per_node", 1), own("answers", self.count("num_generations", 8))
+        accumulation = self.count("gradient_accumulation_steps", 1)
         generation = self.count("steps_per_generation", accumulation)
+        completions = self.count("per_device_train_batch_size", 8) * nodes * per_node * generation
+        prompts = own("prompts", max(1, completions // G))
         if G < 2:
             self.problem(f"num_generations={G}: credit compares the answers to one prompt.", "Use at least 2.")
-        completions = at_once * generation
-        prompts = self.count("data.train_batch_size", max(1, completions // G))
-        if completions % G and "data.train_batch_size" not in self.own:
-            what = f"{at_once} completions on all GPUs x {generation} micro-batches = {completions}"
-            remedy = f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step."
-            self.problem(f"{what}, which is not a whole number of groups of {G}.", remedy)
-        mini = max(1, prompts * accumulation // max(generation, accumulation))
+        if completions % G and BATCHES["prompts"] not in self.own:
+            what = f"{completions} completions per generation are not a whole number of groups of {G}."
+            self.problem(what, f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step.")
         return Batches(
             prompts=prompts,
-            mini=self.count(f"{ACTOR}.ppo_mini_batch_size", mini),
+            mini=own("mini", max(1, prompts * accumulation // max(generation, accumulation))),
             answers=G,
-            passes=self.count("num_iterations", 1),
+            passes=own("passes", self.count("num_iterations", 1)),
             nodes=nodes,
             gpus_per_node=per_node,
-            tensor_parallel=self.count(SAMPLER_GPUS, self.count("vllm_tensor_parallel_size", 1)),
-            sequence_parallel=self.count(SEQUENCE_GPUS, 1),
+            tensor_parallel=own("tensor_parallel", self.count("vllm_tensor_parallel_size", 1)),
+            sequence_parallel=own("sequence_parallel", 1),
         )
 
     def overrides(self, algorithm: Algorithm | None, batches: Batches, resume: bool) -> Overrides:
@@ -246,13 +256,7 @@ class Recipe:
             **self.schedule(batches.optimizer_steps),
             **(self.objective(algorithm) if algorithm is not None else {}),
             f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1,
-            "data.train_batch_size": batches.prompts,
-            f"{ACTOR}.ppo_mini_batch_size": batches.mini,
-            f"{ACTOR}.ppo_epochs": batches.passes,
-            f"{ROLLOUT}.n": batches.answers,
-            SAMPLER_GPUS: batches.tensor_parallel,
-            "trainer.nnodes": batches.nodes,
-            "trainer.n_gpus_per_node": batches.gpus_per_node,
+            **{key: getattr(batches, name) for name, key in BATCHES.items()},
             "data.train_files": str(folder / "data" / "train.parquet"),
             "data.val_files": str(folder / "data" / "val.parquet"),
             "+algorithm.dew_run.folder": str(folder),
