@@ -1,4 +1,4 @@
-"""A recipe's settings in verl's keys: the settings that both engines have, on top of `defaults.yaml`.
+"""A recipe's settings in verl's keys: the settings that both engines have, by the tables of `defaults.yaml`.
 
 TRL counts completions and optimizer steps, verl counts prompts and generations, so batches and steps are converted.
 Settings that verl does not use are listed in one note.
@@ -7,7 +7,6 @@ Settings that verl does not use are listed in one note.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from importlib import import_module
 from os import environ
 from pathlib import Path
@@ -21,7 +20,6 @@ from dew.engines.verl.settings import (
     EXTERNAL,
     FSDP,
     MODEL,
-    OPTIM,
     REDUCTIONS,
     ROLLOUT,
     SET_BY_VERL,
@@ -33,64 +31,17 @@ from dew.tasks import model_folder, task
 Overrides = dict[str, Any]
 """verl's key -> value; a leading + where verl's configuration has no such key."""
 
-COPIED: dict[str, tuple[str, Any]] = {
-    "trust_remote_code": (f"{MODEL}.trust_remote_code", None),
-    "gradient_checkpointing": (f"{MODEL}.enable_gradient_checkpointing", True),
-    "max_completion_length": ("data.max_response_length", 512),
-    "chat_template_kwargs": ("data.apply_chat_template_kwargs", None),
-    "temperature": (f"{ROLLOUT}.temperature", 1.0),
-    "top_p": (f"{ROLLOUT}.top_p", 1.0),
-    "vllm_gpu_memory_utilization": (f"{ROLLOUT}.gpu_memory_utilization", None),
-    "learning_rate": (f"{OPTIM}.lr", 1e-6),
-    "seed": ("data.seed", 42),
-    "save_total_limit": ("trainer.max_actor_ckpt_to_keep", None),
-    "records_every": ("+algorithm.dew_run.records_every", 20),
-    "records_groups": ("+algorithm.dew_run.records_groups", 4),
-    "records_keep": ("+algorithm.dew_run.records_keep", 400),
-}
-"""TRL's name -> verl's key and TRL's default; None leaves the key out."""
-STEPS = {
-    "max_steps": ("trainer.total_training_steps", -1),
-    "save_steps": ("trainer.save_freq", 500),
-    "eval_steps": ("trainer.test_freq", -1),
-    "warmup_steps": (f"{OPTIM}.lr_warmup_steps", 0),
-}
-"""The same for numbers of optimizer steps, which become generations; without a positive number, left out."""
-BATCHES = {
-    "prompts": "data.train_batch_size",
-    "mini": f"{ACTOR}.ppo_mini_batch_size",
-    "answers": f"{ROLLOUT}.n",
-    "passes": f"{ACTOR}.ppo_epochs",
-    "nodes": "trainer.nnodes",
-    "gpus_per_node": "trainer.n_gpus_per_node",
-    "tensor_parallel": f"{ROLLOUT}.tensor_model_parallel_size",
-    "sequence_parallel": f"{ACTOR}.ulysses_sequence_parallel_size",
-}
-"""The fields of `Batches` and their keys in verl, which take precedence over what TRL's settings amount to."""
-OWN_REWARD = "reward.custom_reward_function.path"
-IN_VERLS_KEYS = {
-    "reward_funcs": OWN_REWARD,
-    "use_peft": f"{MODEL}.lora_rank",
-    "lr_scheduler_type": f"{OPTIM}.lr_scheduler_type",
-}
-"""Settings that change what is trained and are not translated, and verl's key for them."""
-SHARED = (
-    *COPIED, *STEPS, *IN_VERLS_KEYS, "model_name_or_path", "algorithm", "algorithm_kwargs", "num_generations",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
-    "num_train_epochs", "top_k", "vllm_tensor_parallel_size", "output_dir",
-)  # fmt: skip
+TABLES = read_yaml(Path(__file__).with_name("defaults.yaml"))
+COPIED, STEPS, BATCHES, IN_VERLS_KEYS = (TABLES[name] for name in ("copied", "steps", "batches", "in_verls_keys"))
+SHARED = (*COPIED, *STEPS, *IN_VERLS_KEYS, *TABLES["converted"])
 """Every setting that is read here."""
+OWN_REWARD = IN_VERLS_KEYS["reward_funcs"]
 STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
 """verl's own losses, by the ratio that they use."""
 NO_DUAL_CLIP = 1e9
 """verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat template that adds nothing, for prompts that are already formatted."""
-
-
-@cache
-def defaults() -> Overrides:
-    return flat(read_yaml(Path(__file__).with_name("defaults.yaml")))
 
 
 def flat(nested: Mapping[str, Any], above: str = "") -> Overrides:
@@ -106,6 +57,9 @@ def merged(overrides: Overrides, own: Overrides) -> Overrides:
     """The user's values in place of ours, whether or not either key has a +."""
     given = {key.lstrip("+") for key in own}
     return {**{key: value for key, value in overrides.items() if key.lstrip("+") not in given}, **own}
+
+
+DEFAULTS = flat(TABLES["always"])
 
 
 @dataclass(frozen=True)
@@ -249,7 +203,7 @@ class Recipe:
         folder = Path(self.get("output_dir", "trainer_output")).absolute()
         top_k, seeds = self.get("top_k", 0), (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed")
         found = {
-            **defaults(),
+            **DEFAULTS,
             **{key: value for name, (key, default) in COPIED.items() if (value := self.get(name, default)) is not None},
             **dict.fromkeys(seeds, self.get("seed", 42)),
             **self.model(),

@@ -16,7 +16,7 @@ from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-OPTIM, FSDP = f"{ACTOR}.optim", f"{ACTOR}.fsdp_config"
+FSDP = f"{ACTOR}.fsdp_config"
 
 MODES = {"dew_sync": "sync", "dew_colocate_async": "colocate_async", "dew_separate_async": "separate_async"}
 """dew's trainer modes, and the mode of verl that each extends."""
