@@ -114,7 +114,7 @@ MUTANTS = [
     ("engines/verl/estimators.py", "start += self.lengths[b]", "start += 0", "rows lie on top of one another"),
     ("engines/verl/estimators.py", "elif live.numel() and not torch.count_nonzero(live):", "elif False:", "zeros are an entropy"),
     ("engines/verl/estimators.py", "live = entropy[mask.bool()]", "live = entropy[mask.bool() | True]", "padding is read"),
-    ("engines/verl/estimators.py", "variable.reset(token)", "pass", "a context outlives its batch"),
+    ("engines/verl/estimators.py", "CURRENT.reset(token)", "pass", "a context outlives its batch"),
     ("engines/verl/estimators.py", "elif entropy.shape != mask.shape:", "elif entropy.ndim != mask.ndim:", "any shape is an entropy"),
     ("engines/verl/losses.py", "algorithm.divisor(tokens, sequences) / processes", "algorithm.divisor(tokens, sequences)", "the gradient shrinks with the processes"),
     ("engines/verl/losses.py", "algorithm.divisor(tokens, sequences)", "algorithm.divisor(sequences, tokens)", "swap the divisors"),

@@ -9,10 +9,10 @@ no live token; a group without a live token gets 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,11 +88,11 @@ class CreditedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchContext:
-    """What the trainer knows about the rows of a batch, in the batch's order."""
+    """What dew knows about the rows of a batch, in the batch's order, beside what verl passes on."""
 
     algorithm: Algorithm
     entropy: Tensor | None
-    """(B, T) of the old policy, at the sampling temperature."""
+    """(B, T) of the old policy, at the sampling temperature; for the loss, of the policy being trained."""
     keys: Sequence[str] | None = None
     """"{uid}_{conversation}_{row}" of each row. None: every row is an answer."""
     acc: Tensor | None = None
@@ -103,28 +103,22 @@ class BatchContext:
     """What the estimator computed, for metrics and records."""
 
 
-_CURRENT: ContextVar[BatchContext | None] = ContextVar("dew_batch", default=None)
-T = TypeVar("T")
+CURRENT: ContextVar[BatchContext | None] = ContextVar("dew_batch", default=None)
 
 
 @contextmanager
-def holding(variable: ContextVar[T | None], value: T) -> Iterator[T]:
-    """Set a context variable for the length of a `with` block."""
-    token = variable.set(value)
+def batch_context(context: BatchContext) -> Iterator[BatchContext]:
+    """Make this the context of the estimator or the loss that verl calls inside the `with` block."""
+    token = CURRENT.set(context)
     try:
-        yield value
+        yield context
     finally:
-        variable.reset(token)
-
-
-def batch_context(context: BatchContext) -> AbstractContextManager[BatchContext]:
-    """Make this the context of every estimator that is called inside the `with` block."""
-    return holding(_CURRENT, context)
+        CURRENT.reset(token)
 
 
 def current_context(name: str, mask: Tensor) -> BatchContext:
     """The context that the trainer set, checked for what the algorithm `name` needs."""
-    context = _CURRENT.get()
+    context = CURRENT.get()
     if context is None:
         what = f"algorithm.adv_estimator={name}: this trainer does not pass on the old policy's entropy."
         raise EngineError(Problem(what, f"The advantages would not be those of {name}.", SWITCH_ON))

@@ -9,23 +9,20 @@ verl's rows: an answer of several rows has a sequence ratio in each.
 """
 
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.engines.verl.estimators import holding
+from dew.engines.verl.estimators import CURRENT, BatchContext, batch_context
 from dew.engines.verl.settings import ACTOR, DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
 
-_TRAINED: ContextVar[tuple[Algorithm, Tensor | None] | None] = ContextVar("dew_trained", default=None)
 
-
-def training(algorithm: Algorithm, entropy: Tensor | None = None) -> AbstractContextManager[Any]:
+def training(algorithm: Algorithm, entropy: Tensor | None = None) -> AbstractContextManager[BatchContext]:
     """Make `policy_loss` the loss of this algorithm. `entropy`: (B, T) of the policy being trained, if needed."""
-    return holding(_TRAINED, (algorithm, entropy))
+    return batch_context(BatchContext(algorithm=algorithm, entropy=entropy))
 
 
 @dataclass(frozen=True)
@@ -66,12 +63,12 @@ def policy_loss(
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
     """What verl calls for `loss_mode=dew`. The reduction is the algorithm's own; `loss_agg_mode` is not used."""
-    trained = _TRAINED.get()
-    if trained is None:
+    context = CURRENT.get()
+    if context is None:
         what = f"loss_mode={DEW_LOSS}: this trainer does not tell its workers which algorithm they train."
         raise EngineError(Problem(what, remedy=SWITCH_ON))
-    algorithm, entropy = trained
-    rows = LossRows(mask=response_mask.bool(), old_logp=old_log_prob, weight=rollout_is_weights, entropy=entropy)
+    algorithm, mask = context.algorithm, response_mask.bool()
+    rows = LossRows(mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy)
     batch, count = config.global_batch_info, None
     if batch:  # the divisor of this process's share: that of the whole mini-batch over D
         tokens, sequences, processes = (batch[key] for key in ("batch_num_tokens", "global_batch_size", "dp_size"))
