@@ -28,7 +28,7 @@ def measure(name: str, answers: int, repeats: int) -> dict[str, float]:
     import torch
 
     from dew.algorithms import get_algorithm
-    from dew.engines.verl import context, estimators
+    from dew.engines.verl import estimators
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -45,7 +45,7 @@ def measure(name: str, answers: int, repeats: int) -> dict[str, float]:
 
     def call() -> float:
         start = time.process_time()  # of this process only
-        with context.batch_context(context.BatchContext(algorithm=algorithm, entropy=entropy, acc=correct)):
+        with estimators.batch_context(estimators.BatchContext(algorithm=algorithm, entropy=entropy, acc=correct)):
             estimate(token_level_rewards=rewards, response_mask=mask, index=uid)
         return time.process_time() - start
 

@@ -106,7 +106,8 @@ def test_the_shape_of_a_local_model_is_read_from_its_folder():
     assert found is not None and 1e4 < found.shape.parameters < 1e7
     nowhere = verl.plan_of(prepare(make_run({**TINY, "model_name_or_path": "some/model"})))
     assert nowhere == {"model": "some/model"} and "No plan" in verl.plan_lines(nowhere)[0]
-    lora = verl.job_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"use_peft": True, "lora_r": 64})))
+    keys = {"actor_rollout_ref.model.lora_rank": 64}
+    lora = verl.job_of(prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml", {"verl": keys})))
     assert lora is not None
     assert 0.01 < lora.shape.trained / lora.shape.parameters < 0.05  # rank 64 is 2 % of a 7B model
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from dew.algorithms import get_algorithm
-from dew.engines.verl.context import BatchContext
+from dew.engines.verl.estimators import BatchContext
 from groups import pad
 
 

@@ -19,7 +19,7 @@ from dew.algorithms import get_algorithm
 from dew.credit import entropy_advantages
 from dew.engines.credit import Rows, give_credit
 from dew.engines.verl import plugin
-from dew.engines.verl.context import batch_context
+from dew.engines.verl.estimators import batch_context
 from dew.engines.verl.losses import actor_loss
 from dew.engines.verl.settings import dew_estimators
 from dew.errors import EngineError

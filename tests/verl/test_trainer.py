@@ -105,7 +105,7 @@ def test_settings_reach_the_algorithm(step):
 
 
 def test_a_queue_without_entropy(step):
-    with pytest.raises(EngineError, match="holds no entropy"):
+    with pytest.raises(EngineError, match="not in verl's queue"):
         step(None)
 
 

@@ -13,7 +13,8 @@ from dew.config import parse_yaml
 from dew.errors import ConfigError, Problem, not_loaded
 
 if TYPE_CHECKING:
-    from dew.evaluate import Difference, Scores
+    from dew.evaluate import Scores
+    from dew.evaluate.scores import Difference
     from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
@@ -60,7 +61,7 @@ def evaluate_(
         chosen, loaded = suites.suite(suite), load_model(model, engine, float32)
         counts = {name: min(problems or n, n) for name, n in chosen.tasks.items()}
         by_task = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
-        _show_suite(chosen, model, by_task, keep, json)
+        _show_suite(suite, chosen, model, by_task, keep, json)
         return
     names = [name for name in (model, vs) if name is not None]
     kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
@@ -84,16 +85,18 @@ def evaluate_(
         _show(scores, names, differences)
 
 
-def _show_suite(chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: Path | None, as_json: bool) -> None:
+def _show_suite(
+    name: str, chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: Path | None, as_json: bool
+) -> None:
     """Every data set of a suite, in a table with the published results."""
     for task, found in scores.items():
         if keep is not None:
             found.write(keep.with_stem(f"{keep.stem}-{task}"))
     if as_json:
-        print_json({"suite": chosen.name, **{task: found.summary() for task, found in scores.items()}})
+        print_json({"suite": name, **{task: found.summary() for task, found in scores.items()}})
         return
     heading, *rows = chosen.table(model, scores)
-    table = Table(title=f"suite {chosen.name}, percent; 95 % intervals by problem, none for published rows")
+    table = Table(title=f"suite {name}, percent; 95 % intervals by problem, none for published rows")
     for column in heading:
         table.add_column(column, justify="right" if column else "left")
     for row in rows:

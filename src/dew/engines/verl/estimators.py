@@ -1,18 +1,152 @@
 """verl's advantage estimators: rows in, advantages out, by the algorithm in the trainer's context.
 
+verl calls an estimator with rewards, mask and uids. The trainer modes of `dew.engines.verl.trainer` put the rest (the
+old policy's entropy, correctness, row keys) into a context variable around that call. Missing or impossible values
+raise an error: training on without them would silently be another algorithm.
+
 Rows come in any order, any number per group, with verl's padding rows among them. Padding rows have their own uid and
 no live token; a group without a live token gets 0.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from dew.engines.credit import Rows, give_credit, judge
-from dew.engines.verl.context import BatchContext, Conversations, CreditedBatch, current_context
+from dew.algorithms import Algorithm
+from dew.engines.credit import Credit, Rows, give_credit, judge
+from dew.engines.verl.settings import SWITCH_ON
+from dew.errors import EngineError, Problem
+
+OTHER_RELEASE = "Install a release of verl that dew is tested with."
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """B rows of N answers.
+
+    An agent loop may return an answer as several rows (a condensed context, a sub-agent), each with the outcome of the
+    whole. Counted one by one, a long conversation would weigh more in its group, and its tokens would be compared with
+    the beginnings of other conversations. So the rows of an answer, each up to its last live token, are joined end to
+    end, and results are split back into rows.
+    """
+
+    rows: list[list[int]]
+    """The rows of each answer, in order. verl's rewards are read from the last one."""
+    lengths: list[int]
+    """The length of each row, up to its last live token."""
+
+    @classmethod
+    def of(cls, mask: Tensor, keys: Sequence[str] | None) -> "Conversations":
+        """From keys "{uid}_{conversation}_{row}", in any order; without keys every row is an answer."""
+        B, T = mask.shape
+        lengths = torch.where(mask, torch.arange(1, T + 1, device=mask.device), 0).amax(-1) if T else mask.sum(-1)
+        names = [key.rsplit("_", 2) for key in keys] if keys is not None else [[str(b), "", "0"] for b in range(B)]
+        answers: dict[tuple[str, str], list[int]] = {(uid, conversation): [] for uid, conversation, _ in names}
+        for b in sorted(range(B), key=lambda b: int(names[b][2])):
+            answers[names[b][0], names[b][1]].append(b)
+        return cls(list(answers.values()), lengths.tolist())
+
+    @property
+    def last_row(self) -> list[int]:
+        """The last row of each answer."""
+        return [rows[-1] for rows in self.rows]
+
+    def join(self, x: Tensor) -> Tensor:
+        """(B, T) -> (N, T′)"""
+        if len(self.rows) == len(x):  # every row is an answer
+            return x
+        return pad_sequence([torch.cat([x[b, : self.lengths[b]] for b in rows]) for rows in self.rows], True)
+
+    def split(self, x: Tensor, width: int) -> Tensor:
+        """(N, T′) -> (B, width), 0 after a row's end."""
+        if len(self.rows) == len(self.lengths):
+            return x
+        out = x.new_zeros(len(self.lengths), width)
+        for answer, rows in zip(x, self.rows, strict=True):
+            start = 0
+            for b in rows:
+                out[b, : self.lengths[b]] = answer[start : start + self.lengths[b]]
+                start += self.lengths[b]
+        return out
+
+
+@dataclass(frozen=True)
+class CreditedBatch:
+    """The answers of a batch, the rows of a conversation joined, and their credit."""
+
+    rows: Rows
+    credit: Credit
+    conversations: Conversations
+    """How verl's rows make up the answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchContext:
+    """What dew knows about the rows of a batch, in the batch's order, beside what verl passes on."""
+
+    algorithm: Algorithm
+    entropy: Tensor | None
+    """(B, T) of the old policy, at the sampling temperature; for the loss, of the policy being trained."""
+    keys: Sequence[str] | None = None
+    """"{uid}_{conversation}_{row}" of each row. None: every row is an answer."""
+    acc: Tensor | None = None
+    """(B,) raw correctness, where the reward manager reports it."""
+    score: Tensor | None = None
+    """(B,) the raw score beside it, before penalties."""
+    credited: list[CreditedBatch] = field(default_factory=list)
+    """What the estimator computed, for metrics and records."""
+
+
+CURRENT: ContextVar[BatchContext | None] = ContextVar("dew_batch", default=None)
+
+
+@contextmanager
+def batch_context(context: BatchContext) -> Iterator[BatchContext]:
+    """Make this the context of the estimator or the loss that verl calls inside the `with` block."""
+    token = CURRENT.set(context)
+    try:
+        yield context
+    finally:
+        CURRENT.reset(token)
+
+
+def current_context(name: str, mask: Tensor) -> BatchContext:
+    """The context that the trainer set, checked for what the algorithm `name` needs."""
+    context = CURRENT.get()
+    if context is None:
+        what = f"algorithm.adv_estimator={name}: this trainer does not pass on the old policy's entropy."
+        raise EngineError(Problem(what, f"The advantages would not be those of {name}.", SWITCH_ON))
+    if context.algorithm.needs_entropy == "old":
+        check_entropy(context.entropy, mask)
+    return context
+
+
+def check_entropy(entropy: Tensor | None, mask: Tensor) -> None:
+    """Refuse what is missing, of another shape, not finite, negative or 0 everywhere: not an entropy."""
+    what, why, remedy = "The old policy's entropy", "", OTHER_RELEASE
+    live = entropy[mask.bool()] if entropy is not None and entropy.shape == mask.shape else mask.new_ones(0)
+    if entropy is None:
+        what += " is not in verl's queue."
+        why = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes it."
+        remedy = "Set bypass_mode=False."
+    elif entropy.shape != mask.shape:
+        what += f" has shape {tuple(entropy.shape)}, the responses {tuple(mask.shape)}."
+    elif not live.isfinite().all() or (live < -1e-3).any():
+        what += " is NaN, infinite or negative on tokens that train."
+        remedy = "Check for a diverged model, and set actor_rollout_ref.actor.entropy_from_logits_with_chunking=True."
+    elif live.numel() and not torch.count_nonzero(live):
+        what += " is exactly 0 on every token."
+        why = "Either this verl does not compute it, or the policy has collapsed to one answer."
+        remedy += " After a collapse, lower the learning rate and sample at temperature 1."
+    else:
+        return
+    raise EngineError(Problem(what, why, remedy))
 
 
 def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -64,7 +198,7 @@ def answers(
     acc = total if context.acc is None else context.acc.to(total)[last]
     score = acc if context.score is None else context.score.to(total)[last]
     ids: dict[Any, int] = {}
-    group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last.tolist()], device=mask.device)
+    group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last], device=mask.device)
     return Rows(
         group=group,
         mask=conversations.join(mask),

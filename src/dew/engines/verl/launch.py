@@ -18,7 +18,7 @@ from typing import Any
 
 from dew.algorithms import Algorithm
 from dew.config import Run
-from dew.engines.verl.recipe import OWN_REWARD, Batches, Overrides, Recipe, defaults, merged
+from dew.engines.verl.recipe import DEFAULTS, OWN_REWARD, Batches, Overrides, Recipe, merged
 from dew.errors import ConfigError, Problem
 
 MAIN = ("-m", "dew.engines.verl.main")
@@ -43,7 +43,7 @@ class Launch:
     @property
     def own_reward(self) -> bool:
         """Whether the user's reward function takes the place of the verifier."""
-        return bool(self[OWN_REWARD] != defaults()[OWN_REWARD])
+        return bool(self[OWN_REWARD] != DEFAULTS[OWN_REWARD])
 
 
 def prepare(run: Run, *, resume: bool = False) -> Launch:
@@ -54,7 +54,8 @@ def prepare(run: Run, *, resume: bool = False) -> Launch:
     problems = [*recipe.problems, *batches.problems()]
     if problems or algorithm is None:
         raise ConfigError(dict.fromkeys(problems), source=f"{run.source or 'configuration'} on verl")
-    return Launch(run, overrides, batches, algorithm, recipe.notes)
+    unused = [f"not used on verl: {', '.join(recipe.unused)}"] if recipe.unused else []
+    return Launch(run, overrides, batches, algorithm, unused + recipe.notes)
 
 
 def hydra_words(launch: Launch) -> list[str]:

@@ -8,30 +8,21 @@ divided by the divisor of the whole mini-batch over D, so the result does not de
 verl's rows: an answer of several rows has a sequence ratio in each.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.engines.verl.context import OTHER_RELEASE
+from dew.engines.verl.estimators import CURRENT, BatchContext, batch_context
 from dew.engines.verl.settings import ACTOR, DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
 
-_TRAINED: ContextVar[tuple[Algorithm, Tensor | None] | None] = ContextVar("dew_trained", default=None)
 
-
-@contextmanager
-def training(algorithm: Algorithm, entropy: Tensor | None = None) -> Iterator[None]:
+def training(algorithm: Algorithm, entropy: Tensor | None = None) -> AbstractContextManager[BatchContext]:
     """Make `policy_loss` the loss of this algorithm. `entropy`: (B, T) of the policy being trained, if needed."""
-    token = _TRAINED.set((algorithm, entropy))
-    try:
-        yield
-    finally:
-        _TRAINED.reset(token)
+    return batch_context(BatchContext(algorithm=algorithm, entropy=entropy))
 
 
 @dataclass(frozen=True)
@@ -72,25 +63,18 @@ def policy_loss(
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
     """What verl calls for `loss_mode=dew`. The reduction is the algorithm's own; `loss_agg_mode` is not used."""
-    trained = _TRAINED.get()
-    if trained is None:
+    context = CURRENT.get()
+    if context is None:
         what = f"loss_mode={DEW_LOSS}: this trainer does not tell its workers which algorithm they train."
         raise EngineError(Problem(what, remedy=SWITCH_ON))
-    algorithm, entropy = trained
-    rows = LossRows(mask=response_mask.bool(), old_logp=old_log_prob, weight=rollout_is_weights, entropy=entropy)
-    value, stats = algorithm.loss(log_prob, rows, advantages, count=_count(algorithm, config.global_batch_info))
+    algorithm, mask = context.algorithm, response_mask.bool()
+    rows = LossRows(mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy)
+    batch, count = config.global_batch_info, None
+    if batch:  # the divisor of this process's share: that of the whole mini-batch over D
+        tokens, sequences, processes = (batch[key] for key in ("batch_num_tokens", "global_batch_size", "dp_size"))
+        count = algorithm.divisor(tokens, sequences) / processes
+    value, stats = algorithm.loss(log_prob, rows, advantages, count=count)
     return value, _metrics(stats)
-
-
-def _count(algorithm: Algorithm, batch: dict[str, Any]) -> float | None:
-    """The divisor of this process's share: that of the whole mini-batch over D."""
-    tokens, rows, processes = batch.get("batch_num_tokens"), batch.get("global_batch_size"), batch.get("dp_size", 1)
-    if tokens is not None and rows is not None:
-        return algorithm.divisor(tokens, rows) / processes
-    if processes > 1:
-        what = f"verl does not pass the size of the whole mini-batch to the policy loss of its {processes} processes."
-        raise EngineError(Problem(what, "Each would divide by its own share.", OTHER_RELEASE))
-    return None
 
 
 def _metrics(stats: dict[str, Tensor]) -> dict[str, float]:

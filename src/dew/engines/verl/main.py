@@ -16,7 +16,7 @@ import hydra
 import ray
 from omegaconf import OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
@@ -43,7 +43,7 @@ def prepare(config: Any) -> None:
     require_verl()
     import_external_libs(plain(config.actor_rollout_ref.model.external_lib))
     plugin.register()
-    check(config, estimators=ADV_ESTIMATOR_REGISTRY, losses=POLICY_LOSS_REGISTRY)
+    check(config, estimators=ADV_ESTIMATOR_REGISTRY)
     run = read_run_settings(config)
     modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != plugin.__name__]
     variable = f"ray_kwargs.ray_init.runtime_env.env_vars.{EXTERNAL}"

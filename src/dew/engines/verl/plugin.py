@@ -1,42 +1,26 @@
 """verl's entry point `verl.plugins`: registers dew's estimators and loss in every process that imports verl.
 
-Importing this module registers; verl loads an entry point and never calls it. verl hides errors of entry points at
-DEBUG level, so with an unsupported verl the names are registered too and raise when they are used.
-`dew.engines.verl.main` also has every process import this module by name (`VERL_USE_EXTERNAL_MODULES`), where an error
-stops the run.
+Importing this module registers; verl loads an entry point and never calls it, and hides its errors at DEBUG level:
+with an unsupported verl, dew's names are unknown to it. `dew.engines.verl.main` also has every process import this
+module by name (`VERL_USE_EXTERNAL_MODULES`), where an error stops the run.
 """
-
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 from dew.engines.verl.compat import require_verl
 from dew.engines.verl.estimators import estimator
 from dew.engines.verl.losses import policy_loss
 from dew.engines.verl.settings import DEW_LOSS, dew_estimators
-from dew.errors import EngineError
 
 
 def register() -> None:
     """Register every algorithm that is not registered yet; call it again after registering algorithms of your own."""
     from verl.trainer.ppo import core_algos
 
-    try:
-        require_verl()
-        refusal = None
-    except EngineError as error:
-        refusal = _raising(error)
+    require_verl()
     for name in dew_estimators():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
-            core_algos.register_adv_est(name)(refusal or estimator(name))
+            core_algos.register_adv_est(name)(estimator(name))
     if DEW_LOSS not in core_algos.POLICY_LOSS_REGISTRY:
-        core_algos.register_policy_loss(DEW_LOSS)(refusal or policy_loss)
-
-
-def _raising(error: EngineError) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise EngineError(error.problems)
-
-    return refuse
+        core_algos.register_policy_loss(DEW_LOSS)(policy_loss)
 
 
 register()

@@ -1,4 +1,4 @@
-"""A recipe's settings in verl's keys: the settings that both engines have, on top of `defaults.yaml`.
+"""A recipe's settings in verl's keys: the settings that both engines have, by the tables of `defaults.yaml`.
 
 TRL counts completions and optimizer steps, verl counts prompts and generations, so batches and steps are converted.
 Settings that verl does not use are listed in one note.
@@ -7,7 +7,6 @@ Settings that verl does not use are listed in one note.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from importlib import import_module
 from os import environ
 from pathlib import Path
@@ -21,7 +20,7 @@ from dew.engines.verl.settings import (
     EXTERNAL,
     FSDP,
     MODEL,
-    OPTIM,
+    REDUCTIONS,
     ROLLOUT,
     SET_BY_VERL,
     stock_estimator,
@@ -32,45 +31,17 @@ from dew.tasks import model_folder, task
 Overrides = dict[str, Any]
 """verl's key -> value; a leading + where verl's configuration has no such key."""
 
-COPIED: dict[str, tuple[str, Any]] = {
-    "trust_remote_code": (f"{MODEL}.trust_remote_code", None),
-    "gradient_checkpointing": (f"{MODEL}.enable_gradient_checkpointing", True),
-    "max_completion_length": ("data.max_response_length", 512),
-    "chat_template_kwargs": ("data.apply_chat_template_kwargs", None),
-    "temperature": (f"{ROLLOUT}.temperature", 1.0),
-    "top_p": (f"{ROLLOUT}.top_p", 1.0),
-    "vllm_gpu_memory_utilization": (f"{ROLLOUT}.gpu_memory_utilization", None),
-    "learning_rate": (f"{OPTIM}.lr", 1e-6),
-    "weight_decay": (f"{OPTIM}.weight_decay", 0.0),
-    "max_grad_norm": (f"{OPTIM}.clip_grad", 1.0),
-    "seed": ("data.seed", 42),
-    "save_total_limit": ("trainer.max_actor_ckpt_to_keep", None),
-    "records_every": ("+algorithm.dew_run.records_every", 20),
-    "records_groups": ("+algorithm.dew_run.records_groups", 4),
-    "records_keep": ("+algorithm.dew_run.records_keep", 400),
-}
-"""TRL's name -> verl's key and TRL's default; None leaves the key out."""
-SHARED = (
-    *COPIED, "model_name_or_path", "bf16", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "algorithm",
-    "algorithm_kwargs", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "steps_per_generation", "num_iterations", "max_steps", "num_train_epochs", "warmup_steps", "lr_scheduler_type",
-    "adam_beta1", "adam_beta2", "top_k", "vllm_tensor_parallel_size", "save_strategy", "save_steps", "eval_strategy",
-    "eval_steps", "output_dir", "run_name", "report_to", "reward_funcs",
-)  # fmt: skip
+TABLES = read_yaml(Path(__file__).with_name("defaults.yaml"))
+COPIED, STEPS, BATCHES, IN_VERLS_KEYS = (TABLES[name] for name in ("copied", "steps", "batches", "in_verls_keys"))
+SHARED = (*COPIED, *STEPS, *IN_VERLS_KEYS, *TABLES["converted"])
 """Every setting that is read here."""
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
+OWN_REWARD = IN_VERLS_KEYS["reward_funcs"]
 STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
 """verl's own losses, by the ratio that they use."""
 NO_DUAL_CLIP = 1e9
 """verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat template that adds nothing, for prompts that are already formatted."""
-OWN_REWARD = "reward.custom_reward_function.path"
-
-
-@cache
-def defaults() -> Overrides:
-    return flat(read_yaml(Path(__file__).with_name("defaults.yaml")))
 
 
 def flat(nested: Mapping[str, Any], above: str = "") -> Overrides:
@@ -88,18 +59,21 @@ def merged(overrides: Overrides, own: Overrides) -> Overrides:
     return {**{key: value for key, value in overrides.items() if key.lstrip("+") not in given}, **own}
 
 
+DEFAULTS = flat(TABLES["always"])
+
+
 @dataclass(frozen=True)
 class Batches:
     """How many prompts and answers a step has, and the GPUs that share them."""
 
     prompts: int
-    """data.train_batch_size: prompts of one generation, which is one step in verl."""
+    """Prompts of one generation, which is one step in verl."""
     mini: int
-    """actor_rollout_ref.actor.ppo_mini_batch_size: prompts of one optimizer step."""
+    """Prompts of one optimizer step."""
     answers: int
-    """actor_rollout_ref.rollout.n: G, the group size."""
+    """G, the group size."""
     passes: int = 1
-    """actor_rollout_ref.actor.ppo_epochs: how often a generation is trained on."""
+    """How often a generation is trained on."""
     nodes: int = 1
     gpus_per_node: int = 1
     tensor_parallel: int = 1
@@ -119,12 +93,9 @@ class Batches:
     def problems(self) -> list[Problem]:
         """What verl would refuse, or silently pad."""
         found = [
-            Problem(f"{self.gpus} GPUs cannot be divided into {what} of {size}.", remedy=f"Set {key} to a divisor.")
-            for what, size, key in (
-                ("samplers", self.tensor_parallel, f"{ROLLOUT}.tensor_model_parallel_size"),
-                ("sequence-parallel groups", self.sequence_parallel, f"{ACTOR}.ulysses_sequence_parallel_size"),
-            )
-            if self.gpus % size
+            Problem(f"{self.gpus} GPUs cannot be divided by {BATCHES[name]}={size}.", remedy="Set it to a divisor.")
+            for name in ("tensor_parallel", "sequence_parallel")
+            if self.gpus % (size := getattr(self, name))
         ]
         if self.prompts % self.mini:
             low = self.prompts // self.mini * self.mini
@@ -135,7 +106,7 @@ class Batches:
         rows, shares = self.mini * self.answers, max(1, self.gpus // self.sequence_parallel)
         if rows % shares:
             fitting = next(m for m in range(self.mini, self.mini + shares + 1) if m * self.answers % shares == 0)
-            key = "data.train_batch_size" if self.mini == self.prompts else f"{ACTOR}.ppo_mini_batch_size"
+            key = BATCHES["prompts" if self.mini == self.prompts else "mini"]
             what = f"{self.mini} prompts x {self.answers} answers = {rows} rows per optimizer step"
             remedy = f"Next larger: {key}={fitting}."
             found.append(Problem(f"{what} cannot be divided evenly among {shares} GPUs.", remedy=remedy))
@@ -157,12 +128,14 @@ class Recipe:
         self.run, self.given, self.own = run, run.settings, flat(run.verl)
         self.problems: list[Problem] = []
         self.notes: list[str] = []
-        unused = [key for key in self.given if key not in SHARED]
-        if unused:
-            self.notes.append(f"not used on verl: {', '.join(unused)}")
-        for key in unused:  # no two of TRL's settings are this close: a typing error
+        self.unused = [key for key in self.given if key not in SHARED]
+        for key in self.unused:  # no two of TRL's settings are this close: a typing error
             if guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):
                 self.problem(f"{key} is not a setting.", guess)
+        for name, key in IN_VERLS_KEYS.items():
+            value = self.given.get(name)
+            if value and value not in ("constant", "constant_with_warmup") and key not in self.own:
+                self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
 
     def problem(self, what: str, remedy: str = "") -> None:
         self.problems.append(Problem(what, remedy=remedy))
@@ -200,59 +173,50 @@ class Recipe:
 
     def batches(self) -> Batches:
         """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
-        nodes, per_node = self.count("trainer.nnodes", 1), self.count("trainer.n_gpus_per_node", 1)
-        G, accumulation = self.count("num_generations", 8), self.count("gradient_accumulation_steps", 1)
-        at_once = self.count("per_device_train_batch_size", 8) * nodes * per_node
+
+        def own(name: str, otherwise: int) -> int:
+            return self.count(BATCHES[name], otherwise)
+
+        nodes, per_node, G = own("nodes", 1), own("gpus_per_node", 1), own("answers", self.count("num_generations", 8))
+        accumulation = self.count("gradient_accumulation_steps", 1)
         generation = self.count("steps_per_generation", accumulation)
+        completions = self.count("per_device_train_batch_size", 8) * nodes * per_node * generation
+        prompts = own("prompts", max(1, completions // G))
         if G < 2:
             self.problem(f"num_generations={G}: credit compares the answers to one prompt.", "Use at least 2.")
-        if generation % accumulation:
-            multiple = f"gradient_accumulation_steps={accumulation}"
-            self.problem(f"steps_per_generation={generation} is not a multiple of {multiple}.")
-        completions = at_once * generation
-        prompts = self.count("data.train_batch_size", max(1, completions // G))
-        if completions % G and "data.train_batch_size" not in self.own:
-            what = f"{at_once} completions on all GPUs x {generation} micro-batches = {completions}"
-            remedy = f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step."
-            self.problem(f"{what}, which is not a whole number of groups of {G}.", remedy)
-        mini = max(1, prompts * accumulation // max(generation, accumulation))
-        samplers = f"{ROLLOUT}.tensor_model_parallel_size"
+        if completions % G and BATCHES["prompts"] not in self.own:
+            what = f"{completions} completions per generation are not a whole number of groups of {G}."
+            self.problem(what, f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step.")
         return Batches(
             prompts=prompts,
-            mini=self.count(f"{ACTOR}.ppo_mini_batch_size", mini),
+            mini=own("mini", max(1, prompts * accumulation // max(generation, accumulation))),
             answers=G,
-            passes=self.count("num_iterations", 1),
+            passes=own("passes", self.count("num_iterations", 1)),
             nodes=nodes,
             gpus_per_node=per_node,
-            tensor_parallel=self.count(samplers, self.count("vllm_tensor_parallel_size", 1)),
-            sequence_parallel=self.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1),
+            tensor_parallel=own("tensor_parallel", self.count("vllm_tensor_parallel_size", 1)),
+            sequence_parallel=own("sequence_parallel", 1),
         )
 
     def overrides(self, algorithm: Algorithm | None, batches: Batches, resume: bool) -> Overrides:
         """The whole run, without the user's `verl:` section."""
         folder = Path(self.get("output_dir", "trainer_output")).absolute()
-        trackers = self.get("report_to") or []
-        trackers = [trackers] if isinstance(trackers, str) else trackers
+        top_k, seeds = self.get("top_k", 0), (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed")
         found = {
-            **defaults(),
+            **DEFAULTS,
             **{key: value for name, (key, default) in COPIED.items() if (value := self.get(name, default)) is not None},
+            **dict.fromkeys(seeds, self.get("seed", 42)),
             **self.model(),
             **self.schedule(batches.optimizer_steps),
             **(self.objective(algorithm) if algorithm is not None else {}),
-            "data.train_batch_size": batches.prompts,
-            f"{ACTOR}.ppo_mini_batch_size": batches.mini,
-            f"{ACTOR}.ppo_epochs": batches.passes,
-            f"{ROLLOUT}.n": batches.answers,
-            f"{ROLLOUT}.tensor_model_parallel_size": batches.tensor_parallel,
-            "trainer.nnodes": batches.nodes,
-            "trainer.n_gpus_per_node": batches.gpus_per_node,
+            f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1,
+            **{key: getattr(batches, name) for name, key in BATCHES.items()},
             "data.train_files": str(folder / "data" / "train.parquet"),
             "data.val_files": str(folder / "data" / "val.parquet"),
             "+algorithm.dew_run.folder": str(folder),
             "trainer.default_local_dir": str(folder / "checkpoints"),
             "trainer.resume_mode": "auto" if resume else "disable",
-            "trainer.logger": ["console", *(name for name in trackers if name != "none")],
-            "trainer.experiment_name": self.get("run_name", folder.name),
+            "trainer.experiment_name": folder.name,
             "hydra.run.dir": str(folder / "hydra"),
         }
         prompt, answer = (self.count(key, found[key]) for key in ("data.max_prompt_length", "data.max_response_length"))
@@ -264,87 +228,36 @@ class Recipe:
         return found
 
     def model(self) -> Overrides:
-        """Model, prompts and sampling."""
+        """The model, and how its prompts are formatted."""
         if not self.given.get("model_name_or_path"):
             self.problem("model_name_or_path is missing.", "Name a model folder, a hub model, or tiny.")
         if self.run.task is None:
             self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
-        if self.given.get("reward_funcs") and OWN_REWARD not in self.own:
-            remedy = f"Leave it out, or give your function under verl: {{{OWN_REWARD}: FILE.py}}."
-            self.problem("reward_funcs: on verl the verifier is the only reward.", remedy)
-        top_k, seeds = self.get("top_k", 0), (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed")
-        found: Overrides = {
-            f"{MODEL}.path": model_folder(self.get("model_name_or_path", "")),
-            f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1,
-            **dict.fromkeys(seeds, self.get("seed", 42)),
-        }
+        found: Overrides = {f"{MODEL}.path": model_folder(self.get("model_name_or_path", ""))}
         if self.run.task and getattr(task(self.run.task, **self.run.task_settings), "template", "plain") != "chat":
             found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
-        if not self.get("bf16", True):
-            precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-            found |= {f"{FSDP}.dtype": "float32", f"{ROLLOUT}.dtype": "float32", f"+{FSDP}.mixed_precision": precision}
-        if self.get("use_peft", False):
-            self.notes.append("LoRA without dropout, which verl's does not have")
-            found |= {
-                f"{MODEL}.lora_rank": self.count("lora_r", 16),
-                f"{MODEL}.lora_alpha": self.count("lora_alpha", 32),
-                f"{MODEL}.target_modules": self.get("lora_target_modules") or "all-linear",
-                f"{ROLLOUT}.load_format": "safetensors",  # vLLM reads the base weights; only adapters are sent
-            }
         return found
 
     def schedule(self, per_step: int) -> Overrides:
-        """The learning rate over the run, how long to train, when to save and validate."""
-        key, schedule = f"{OPTIM}.lr_scheduler_type", self.get("lr_scheduler_type")
-        found: Overrides = {f"{OPTIM}.betas": [self.get("adam_beta1", 0.9), self.get("adam_beta2", 0.999)]}
-        found[key] = SCHEDULES.get(schedule, "constant")
-        if key not in self.own and schedule is None:
-            self.notes.append("the learning rate is constant: verl does not have TRL's default, linear")
-        elif key not in self.own and schedule not in SCHEDULES:
-            self.problem(f"lr_scheduler_type={schedule!r} does not exist in verl.", f"Use {', '.join(SCHEDULES)}.")
-        warmup = self.get("warmup_steps", 0.0)
-        if warmup >= 1:
-            found[f"{OPTIM}.lr_warmup_steps"] = self.steps("warmup_steps", warmup, per_step)
-        elif warmup > 0:
-            found[f"{OPTIM}.lr_warmup_steps_ratio"] = warmup
-        max_steps, epochs = self.get("max_steps", -1), self.get("num_train_epochs", 3.0)
-        if max_steps > 0:  # an epoch has at least one step, so that many epochs never end the run early
-            steps = self.steps("max_steps", max_steps, per_step)
-            found |= {"trainer.total_training_steps": steps, "trainer.total_epochs": steps}
-        else:
-            found["trainer.total_epochs"] = int(epochs)
-            if epochs != int(epochs):
-                self.problem(f"num_train_epochs={epochs}: verl counts whole epochs.", "Set max_steps instead.")
-        every = self.get("save_steps", 500.0)
-        for kind, frequency, default in (("save", "trainer.save_freq", "steps"), ("eval", "trainer.test_freq", "no")):
-            strategy = self.get(f"{kind}_strategy", default)
-            if strategy == "steps":
-                found[frequency] = self.steps(f"{kind}_steps", self.get(f"{kind}_steps", every), per_step)
-            elif strategy != "no":
-                self.problem(f"{kind}_strategy={strategy!r} does not exist in verl.", "Use steps or no.")
-        return found | self.validation(found)
-
-    def steps(self, name: str, value: float, per_step: int) -> int:
-        """Optimizer steps as steps of verl, rounded up with a note."""
-        if value < 1:
-            self.problem(f"{name}={value}: verl does not take a fraction of the run.", "Write a number of steps.")
-        steps = max(1, -(-int(value) // per_step))
-        if steps * per_step != value:
-            self.notes.append(f"{name}={value:g} optimizer steps become {steps} steps of {per_step} each")
-        return steps
-
-    def validation(self, found: Overrides) -> Overrides:
-        """`scores:` as verl's validation, before and after training."""
+        """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
+        found: Overrides = {}
+        for name, (key, default) in STEPS.items():
+            if (value := self.get(name, default)) > 0:
+                found[key] = steps = -(-value // per_step)
+                if steps * per_step != value:
+                    self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+        # An epoch has at least one step, so that many epochs never end the run early.
+        found["trainer.total_epochs"] = found.get("trainer.total_training_steps") or self.count("num_train_epochs", 3)
         scoring, limit = self.run.scores, self.get("max_completion_length", 512)
         if scoring is None:
-            return {}
+            return found
         if scoring.max_new_tokens not in (None, limit):
-            what = f"scores.max_new_tokens={scoring.max_new_tokens}: verl validates with max_completion_length={limit}."
-            self.problem(what, "Leave it out; dew eval takes other lengths.")
+            self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
         at_the_end = found.get("trainer.total_training_steps", found.get("trainer.save_freq", -1))
         return {
+            "trainer.test_freq": at_the_end,
+            **found,
             "trainer.val_before_train": True,
-            "trainer.test_freq": found.get("trainer.test_freq", at_the_end),
             f"{ROLLOUT}.val_kwargs.n": scoring.k,
             f"{ROLLOUT}.val_kwargs.do_sample": scoring.temperature > 0,
             f"{ROLLOUT}.val_kwargs.temperature": scoring.temperature,
@@ -356,7 +269,7 @@ class Recipe:
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
             f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
-            f"{ACTOR}.loss_agg_mode": "token-mean" if algorithm.reduce == "tokens" else "seq-mean-token-mean",
+            f"{ACTOR}.loss_agg_mode": REDUCTIONS[algorithm.reduce],
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
             f"{ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
@@ -365,9 +278,7 @@ class Recipe:
         if algorithm.kl_coef > 0:
             found |= {f"{ACTOR}.kl_loss_coef": algorithm.kl_coef, f"{ACTOR}.kl_loss_type": "low_var_kl"}
         changed = {f.name: x for f in fields(algorithm) if (x := getattr(algorithm, f.name)) != f.default}
-        for name in ("max_rounds", "oversample"):
-            if name in changed:
-                self.notes.append(f"{name}={changed[name]:g} is not used: verl samples until the batch is full")
+        self.unused += [f"algorithm_kwargs.{name}" for name in ("max_rounds", "oversample") if name in changed]
         own = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
         return found | (self.stock(algorithm, own) if stock else {f"+algorithm.dew.{k}": v for k, v in own.items()})
 

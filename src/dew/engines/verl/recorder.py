@@ -15,7 +15,7 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.recording import RunLog, due, git_commit, group_records, machine, versions
-from dew.engines.verl.context import CreditedBatch
+from dew.engines.verl.estimators import CreditedBatch
 from dew.engines.verl.settings import RunSettings, read
 
 TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
@@ -44,12 +44,12 @@ def run_facts(config: Any, algorithm: Algorithm, settings: RunSettings) -> dict[
     }
 
 
-class Recorder:
+class Recorder(RunLog):
     """Collects the numbers of a step's batches and writes them when the step ends."""
 
     def __init__(self, settings: RunSettings, algorithm: Algorithm, limit: int) -> None:
+        super().__init__(settings.folder)
         self.settings, self.algorithm, self.limit = settings, algorithm, limit
-        self.log = RunLog(settings.folder)
         self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
 
@@ -66,12 +66,12 @@ class Recorder:
     def record(self, step: int, batch: CreditedBatch, columns: dict[str, Any], tokenizer: Any) -> None:
         number = self.settings.records_groups
         groups = group_records(step, self.algorithm, columns, batch.credit, tokenizer, number, REWARD)
-        self.log.folder.write_records(step, groups, self.settings.records_keep)
+        self.folder.write_records(step, groups, self.settings.records_keep)
         self._recorded = step
 
     def step_end(self, step: int, metrics: dict[str, Any], timing: dict[str, float]) -> None:
         batches, self._batches = self._batches, []
-        self.log.write(step, step_numbers(batches, metrics, timing))
+        self.write(step, step_numbers(batches, metrics, timing))
 
 
 def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> Numbers:
@@ -124,22 +124,21 @@ def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any]
 def _count_groups(numbers: Numbers, answers: int, metrics: dict[str, Any]) -> None:
     """Sampled groups, and the accuracy over all of them: the answers of a dropped group share one known outcome."""
     kept, mixed = numbers.get("groups/kept", 0.0), numbers.pop("groups/mixed", 0.0)
-    dropped = float(metrics.get(DROPPED, 0.0))
+    dropped, outcomes = float(metrics.get(DROPPED, 0.0)), metrics.get(DROPPED_SCORES) or {}
     numbers["groups/dropped"], numbers["groups/sampled"] = dropped, kept + dropped
     if not kept:
         return
     numbers["groups/mixed_share"] = mixed / (kept + dropped)
-    outcomes = metrics.get(DROPPED_SCORES) or {}
     if "accuracy" in numbers and sum(outcomes.values()) == dropped:
         size = answers / kept
-        right = numbers["accuracy"] * answers + size * sum(float(x > 0.5) * n for x, n in outcomes.items())
+        right = numbers["accuracy"] * answers + size * sum(n for x, n in outcomes.items() if x > 0.5)
         numbers["accuracy"] = right / (answers + size * dropped)
 
 
 def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor) -> dict[str, Any]:
     """The answers of a batch as `group_records` takes them. `data`: padded tensors and lists by verl's names."""
     rows, join, last = batch.rows, batch.conversations.join, batch.conversations.last_row
-    infos = [data["reward_extra_info"][b] for b in last.tolist()]
+    infos = [data["reward_extra_info"][b] for b in last]
     return {
         "group": rows.group,
         "filler": ~batch.credit.scored,
@@ -157,5 +156,5 @@ def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor
         "entropy": rows.entropy,
         "logp": join(data["old_log_probs"]),
         "outcome": rows.outcome,
-        "gold": [data["gold"][b] for b in last.tolist()],
+        "gold": [data["gold"][b] for b in last],
     }

@@ -16,7 +16,7 @@ from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-OPTIM, FSDP = f"{ACTOR}.optim", f"{ACTOR}.fsdp_config"
+FSDP = f"{ACTOR}.fsdp_config"
 
 MODES = {"dew_sync": "sync", "dew_colocate_async": "colocate_async", "dew_separate_async": "separate_async"}
 """dew's trainer modes, and the mode of verl that each extends."""
@@ -28,6 +28,8 @@ EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
 """Modules, separated by commas, that verl imports in every process; main.py passes it on to Ray's."""
 DEW_LOSS = "dew"
 """The `loss_mode` that stands for the loss of the algorithm that is trained."""
+REDUCTIONS = {"tokens": "token-mean", "sequences": "seq-mean-token-mean"}
+"""`Algorithm.reduce` -> verl's `loss_agg_mode`"""
 SET_BY_VERL = {
     "clip_low": f"Set {ACTOR}.clip_ratio_low.",
     "clip_high": f"Set {ACTOR}.clip_ratio_high.",
@@ -108,25 +110,23 @@ def read_run_settings(config: Any) -> RunSettings | None:
     given = plain(read(config, "algorithm.dew_run", {}))
     if not given:
         return None
-    known = list(RunSettings.__dataclass_fields__)
-    if "folder" not in given or not set(given) <= set(known):
-        why = f"It takes {', '.join(known)}; folder is required."
-        remedy = "Write e.g. +algorithm.dew_run.folder=runs/first."
-        raise ConfigError(Problem(f"algorithm.dew_run has {', '.join(given)}.", why, remedy))
-    return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+    try:
+        return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+    except (KeyError, TypeError):
+        known = ", ".join(RunSettings.__dataclass_fields__)
+        what, why = f"algorithm.dew_run has {', '.join(given)}.", f"It takes {known}; folder is required."
+        raise ConfigError(Problem(what, why, "Write e.g. +algorithm.dew_run.folder=runs/first.")) from None
 
 
-def check(config: Any, *, estimators: Collection[str] = (), losses: Collection[str] = ()) -> Algorithm:
-    """The algorithm, or one error with every problem. `estimators` and `losses` are the names that verl knows."""
+def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
+    """The algorithm, or one error with every problem. `estimators` are the names that verl knows."""
     name, algorithm = str(read(config, "algorithm.adv_estimator")), None
+    credits = name in dew_estimators()
     problems = _mode_problems(config)
-    if name in dew_estimators():
-        problems += _entropy_problems(config, algorithm_classes()[name])
-    else:
-        problems += _stock_problems(config, name, estimators, losses)
+    problems += _entropy_problems(config, algorithm_classes()[name]) if credits else []
     try:
         algorithm = read_algorithm(config)
-        problems += _loss_problems(config, algorithm) if name in dew_estimators() else []
+        problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators)
         read_run_settings(config)
     except DewError as error:
         problems += error.problems
@@ -148,24 +148,21 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Settings that would be ignored, or that would make it another algorithm."""
     name, mode_key, reduce_key = algorithm.name, f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
     mode, reduce = str(read(config, mode_key, "vanilla")), str(read(config, reduce_key, "token-mean"))
-    fitting = "token-mean" if algorithm.reduce == "tokens" else "seq-mean-token-mean"
+    fitting, overlong = REDUCTIONS[algorithm.reduce], f"algorithm.dew.overlong={algorithm.overlong}"
     metric = read(config, "algorithm.filter_groups.metric")
     found = []
     if mode not in ("vanilla", DEW_LOSS, algorithm.verl_loss):
-        found.append(Problem(f"{mode_key}={mode}: {name} has a loss of its own.", remedy=f"Set {mode_key}={DEW_LOSS}."))
+        found.append((f"{mode_key}={mode}: {name} has a loss of its own.", f"Set {mode_key}={DEW_LOSS}."))
     if reduce not in ("token-mean", fitting):
-        what = f"{reduce_key}={reduce}: {name} reduces its loss in its own way."
-        found.append(Problem(what, remedy=f"Set {reduce_key}={fitting}."))
+        found.append((f"{reduce_key}={reduce}: {name} reduces its loss differently.", f"Set {reduce_key}={fitting}."))
     if read(config, "algorithm.filter_groups.enable") and metric != "acc":
-        why = "would keep groups whose answers differ only in a penalty (length, format), not in correctness."
-        remedy = "Set algorithm.filter_groups.metric=acc."
-        found.append(Problem(f"algorithm.filter_groups.metric={metric}", why, remedy))
+        what = f"algorithm.filter_groups.metric={metric} would keep groups whose answers differ only in a penalty."
+        found.append((what, "Set algorithm.filter_groups.metric=acc."))
     if algorithm.overlong != "none" and read(config, "reward.reward_kwargs.overlong_buffer_cfg.enable"):
-        what = f"algorithm.dew.overlong={algorithm.overlong} and verl's overlong_buffer_cfg would both penalize length."
-        found.append(Problem(what, remedy="Leave one of them out."))
+        found.append((f"{overlong} and verl's overlong_buffer_cfg would both penalize length.", "Leave one out."))
     if read(config, "distillation.enabled"):
-        found.append(Problem(f"{name} and distillation both replace the actor's loss.", remedy="Use only one of them."))
-    return found
+        found.append((f"{name} and distillation both replace the actor's loss.", "Use only one of them."))
+    return [Problem(what, remedy=remedy) for what, remedy in found]
 
 
 def _entropy_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
@@ -176,35 +173,34 @@ def _entropy_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     """
     if algorithm.needs_entropy == "no":
         return []
-    name, found = algorithm.name, []
-    if read(config, "algorithm.rollout_correction.bypass_mode"):
-        what = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes the old policy's entropy,"
-        found.append(Problem(what, f"which {name} needs.", "Set it to False."))
     chunked = read(config, f"{FSDP}.entropy_from_logits_with_chunking")
     exact = (
         (chunked and read(config, f"{MODEL}.use_remove_padding"))
         or read(config, f"{MODEL}.use_fused_kernels")
         or str(read(config, f"{FSDP}.mixed_precision.param_dtype")) in ("fp32", "float32")
     )
+    found = []
+    if read(config, "algorithm.rollout_correction.bypass_mode"):
+        what = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes the old policy's entropy"
+        found.append((f"{what}, which {algorithm.name} needs.", "Set it to False."))
     if str(read(config, f"{ACTOR}.strategy", "fsdp")) in ("fsdp", "fsdp2") and not exact:
         what = "verl would compute the entropy in bf16, as a small difference of large numbers: most of it is rounding."
         remedy = f"Set {ACTOR}.entropy_from_logits_with_chunking=True with {MODEL}.use_remove_padding=True"
-        found.append(Problem(what, remedy=f"{remedy}, for float32 (or {MODEL}.use_fused_kernels=True)."))
+        found.append((what, f"{remedy}, for float32 (or {MODEL}.use_fused_kernels=True)."))
     if algorithm.needs_entropy == "current" and not read(config, f"{ACTOR}.calculate_entropy"):
-        what = f"{name} uses the entropy of the policy being trained."
-        found.append(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
-    return found
+        what = f"{algorithm.name} uses the entropy of the policy being trained."
+        found.append((what, f"Set {ACTOR}.calculate_entropy=True."))
+    return [Problem(what, remedy=remedy) for what, remedy in found]
 
 
-def _stock_problems(config: Any, name: str, estimators: Collection[str], losses: Collection[str]) -> list[Problem]:
+def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:
     """One of verl's own estimators in one of dew's trainer modes: dew only records the run."""
-    found, ours = [], dew_estimators()
+    found, ours, loss_key = [], ", ".join(dew_estimators()), f"{ACTOR}.policy_loss.loss_mode"
     if estimators and name not in estimators:
-        what = f"algorithm.adv_estimator={name} is not known. {did_you_mean(name, ours)}".rstrip()
-        found.append(Problem(what, remedy=f"dew's estimators are {', '.join(ours)}."))
+        what = f"algorithm.adv_estimator={name} is not known."
+        found.append(Problem(what, did_you_mean(name, dew_estimators()), f"dew's estimators are {ours}."))
     if read(config, "algorithm.dew"):
-        found.append(Problem(f"algorithm.dew.* are settings of {', '.join(ours)}; algorithm.adv_estimator is {name}."))
-    mode = str(read(config, f"{ACTOR}.policy_loss.loss_mode", "vanilla"))
-    if mode == DEW_LOSS or (losses and mode not in losses):
-        found.append(Problem(f"{ACTOR}.policy_loss.loss_mode={mode} does not go with verl's own estimator {name}."))
+        found.append(Problem(f"algorithm.dew.* are settings of {ours}; algorithm.adv_estimator is {name}."))
+    if read(config, loss_key) == DEW_LOSS:
+        found.append(Problem(f"{loss_key}={DEW_LOSS} does not go with verl's own estimator {name}."))
     return found

@@ -17,7 +17,7 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from torch import Tensor
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -26,8 +26,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from dew.engines.verl import plugin
 from dew.engines.verl.compat import require_verl
-from dew.engines.verl.context import OTHER_RELEASE, BatchContext, batch_context
-from dew.engines.verl.estimators import record_rows
+from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, batch_context, record_rows
 from dew.engines.verl.losses import actor_loss
 from dew.engines.verl.recorder import Recorder, record_columns, run_facts
 from dew.engines.verl.settings import DEW_LOSS, MODES, check, dew_estimators, read_run_settings
@@ -50,7 +49,7 @@ class CreditMixin:
     tokenizer: Any
 
     def __init__(self, config: Any) -> None:
-        self.algorithm = check(config, estimators=ADV_ESTIMATOR_REGISTRY, losses=POLICY_LOSS_REGISTRY)
+        self.algorithm = check(config, estimators=ADV_ESTIMATOR_REGISTRY)
         self._credits = self.algorithm.name in dew_estimators()
         settings = read_run_settings(config)
         limit = int(config.data.max_response_length)
@@ -62,12 +61,12 @@ class CreditMixin:
         super().__init__(config)  # type: ignore[call-arg]
 
     def fit(self, agent_loop_manager: Any) -> None:
-        if self._recorder is None:
+        recorder, status = self._recorder, "failed"
+        if recorder is None:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
-        log, status = self._recorder.log, "failed"
-        log.begin(run_facts(self.config, self.algorithm, self._recorder.settings))
-        write_atomically(log.folder.path / "config.yaml", self._resolved.encode())
-        log.resume(self.global_steps)
+        recorder.begin(run_facts(self.config, self.algorithm, recorder.settings))
+        write_atomically(recorder.folder.path / "config.yaml", self._resolved.encode())
+        recorder.resume(self.global_steps)
         try:
             super().fit(agent_loop_manager)  # type: ignore[misc]
             status = "done"
@@ -75,7 +74,7 @@ class CreditMixin:
             status = "stopped"
             raise
         finally:
-            log.end(status)
+            recorder.end(status)
 
     def on_train_begin(self) -> None:
         super().on_train_begin()  # type: ignore[misc]
@@ -87,13 +86,11 @@ class CreditMixin:
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl's, with the estimator's context fetched from verl's queue."""
         data = _fetch(batch, "entropy", "extra_fields", "rm_scores")
-        infos, raw = _reward_infos(data, len(batch)), _padded(data, "rm_scores")
+        infos, entropy = _reward_infos(data, len(batch)), _padded(data["entropy"]) if "entropy" in data else None
         acc, score = _column(infos, "acc"), _column(infos, "score")
-        if acc is None and raw is not None:  # before any KL term is subtracted
-            acc = score = raw.sum(-1)
-        context = BatchContext(
-            algorithm=self.algorithm, entropy=_padded(data, "entropy"), keys=batch.keys, acc=acc, score=score
-        )
+        if acc is None:  # before any KL term is subtracted
+            acc = score = _padded(data["rm_scores"]).sum(-1)
+        context = BatchContext(algorithm=self.algorithm, entropy=entropy, keys=batch.keys, acc=acc, score=score)
         with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if self._credits and not context.credited:
@@ -108,10 +105,9 @@ class CreditMixin:
             found = context.credited[0]
         else:  # one of verl's own estimators; its advantages are in the queue by now
             data = _fetch(batch, "uid", "response_mask", "rm_scores", "advantages")
-            rewards, mask, advantages = (_padded(data, name) for name in ("rm_scores", "response_mask", "advantages"))
-            assert rewards is not None and mask is not None and advantages is not None
+            rewards, mask, advantages = (_padded(data[name]) for name in ("rm_scores", "response_mask", "advantages"))
             found = record_rows(context, rewards, mask.bool(), _listed(data, "uid"), advantages)
-        ends = [batch.tags[b]["response_len"] for b in found.conversations.last_row.tolist()]
+        ends = [batch.tags[b]["response_len"] for b in found.conversations.last_row]
         truncated = torch.tensor(ends) >= recorder.limit
         numbers = recorder.add(found, truncated)
         if recorder.due(self.global_steps):
@@ -131,11 +127,9 @@ def _fetch(batch: Any, *fields: str) -> Any:
     return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
-def _padded(data: Any, name: str) -> Tensor | None:
-    """(B, T) of a column that verl keeps ragged; None if it is missing."""
-    if name not in data:
-        return None
-    return data[name].to_padded_tensor(0) if data[name].is_nested else data[name]
+def _padded(column: Any) -> Tensor:
+    """(B, T) of a column that verl keeps ragged."""
+    return column.to_padded_tensor(0) if column.is_nested else column  # type: ignore[no-any-return]
 
 
 def _listed(data: Any, name: str) -> list[Any]:
@@ -153,10 +147,9 @@ def _column(infos: list[Info], name: str) -> Tensor | None:
     if not given:
         return None
     if given < len(infos):
-        what = f"the reward function returned {name!r} for {given} of {len(infos)} answers."
-        raise EngineError(
-            Problem(what, "Correctness would mean two things in one batch.", "Return it always, or never.")
-        )
+        what = f"The reward function returned {name!r} for {given} of {len(infos)} answers."
+        why = "Correctness would mean two things in one batch."
+        raise EngineError(Problem(what, why, "Return it always, or never."))
     return torch.tensor([float(info[name]) for info in infos])
 
 
@@ -168,8 +161,8 @@ def _texts(batch: Any) -> dict[str, Any]:
     return {
         "prompts": prompts,
         "prompt_mask": torch.arange(prompts.shape[1]) < lengths[:, None],
-        "responses": data["responses"].to_padded_tensor(0),
-        "old_log_probs": _padded(data, "old_log_probs"),
+        "responses": _padded(data["responses"]),
+        "old_log_probs": _padded(data["old_log_probs"]),
         "gold": [str(g["ground_truth"]) if isinstance(g, dict) and "ground_truth" in g else None for g in golds],
     }
 
