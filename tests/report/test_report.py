@@ -336,7 +336,7 @@ def test_bad_records_file(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.json .* trainer_state\.json .* --records"):
+    with pytest.raises(ConfigError, match=r"run\.json .* trainer_state\.json .* token_exports"):
         build([tmp_path])
     with pytest.raises(ConfigError, match="no such folder"):
         build([tmp_path / "nowhere"])
@@ -415,6 +415,59 @@ def test_damaged_trl_run(tmp_path: Path) -> None:
     (folder / "trainer_state.json").write_text('{"log_hi')
     with pytest.raises(RecordError, match=r"trainer_state\.json: not the JSON"):
         build([folder])
+
+
+def prime_line(prompt: list[int], completion: list[int], reward: float, tool: int | None = None) -> str:
+    """One line of prime-rl's exporter: prompt and completion in lists of equal length."""
+    n, m = len(prompt), len(completion)
+    mask = [False] * n + [k != tool for k in range(m)]
+    return json.dumps(
+        {
+            "schema_version": 1,
+            "step": 3,
+            "export_step": 3,
+            "rank": 0,
+            "token_ids": prompt + completion,
+            "position_ids": list(range(n + m)),
+            "loss_mask": mask,
+            "advantages": [0.0] * n + [reward - 0.5] * m,
+            "rewards": [None] * n + [reward] * m,
+            "trainer_logprobs": [0.0] * n + [-0.5] * m,
+            "inference_logprobs": [0.0] * n + [-0.5] * m,
+            "entropy": [0.0] * n + [0.25] * m,
+            "importance_ratio": [None] * (n + m),
+        }
+    )
+
+
+def test_prime_rl_token_exports(tmp_path: Path) -> None:
+    for rank, lines in enumerate(
+        [
+            [prime_line([1, 2], [5, 6, 7], 1.0, tool=1), prime_line([1, 3], [8], 0.0)],
+            [prime_line([1, 2], [9], 0.0)],
+        ]
+    ):
+        path = tmp_path / "token_exports" / "step_3" / f"rank_{rank}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    found = report_of(build([tmp_path]))["runs"][0]
+    assert found["kind"] == "prime-rl" and "tokenizer" in found["notices"][0]
+    first, second = found["groups"]
+    assert (first["step"], first["prompt"], second["prompt"]) == (3, "⟨1⟩⟨2⟩", "⟨1⟩⟨3⟩")
+    right, wrong = first["answers"]
+    assert right["tokens"] == ["⟨5⟩", "⟨6⟩", "⟨7⟩"] and right["live"] == [1, 0, 1] and right["entropy"] == 0.25
+    assert right["correct"] and not wrong["correct"] and wrong["advantage"] == [-0.5] and "ratio" not in wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"schema_version": 2}', "schema 1"), ('{"schema_ver', "line 1"), ("{}", "line 1")],
+)
+def test_damaged_prime_rl_exports(tmp_path: Path, line: str, message: str) -> None:
+    folder = tmp_path / "token_exports" / "step_1"
+    folder.mkdir(parents=True)
+    (folder / "rank_0.jsonl").write_text(line)
+    assert message in report_of(build([tmp_path]))["runs"][0]["notices"][0]
 
 
 def test_records_of_another_trainer(tmp_path: Path) -> None:

@@ -14,15 +14,16 @@ __all__ = ["build", "build_from_records"]
 log = logging.getLogger(__name__)
 
 
-def build(folders: Sequence[Path], out: Path | None = None) -> Path:
+def build(folders: Sequence[Path], out: Path | None = None, *, tokenizer: str | None = None) -> Path:
     """Write report.html and report.json for the runs in `folders` and return the path of the page.
 
-    Runs may come from dew or from plain TRL. Default: in the folder of a single run, else in the current folder.
+    Runs may come from dew, plain TRL or prime-rl (token ids; `tokenizer` turns them into text). Default: in the folder
+    of a single run, else in the current folder.
     """
     folders = [Path(folder) for folder in folders]
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
-    runs = [read_run(folder, PAGE_TOKENS // len(folders)) for folder in folders]
+    runs = [read_run(folder, PAGE_TOKENS // len(folders), tokenizer) for folder in folders]
     return _write(runs, out, folders[0] if len(folders) == 1 else Path())
 
 

@@ -1,4 +1,4 @@
-"""Read the folder of a run of dew or of plain TRL, or a file of token records."""
+"""Read the folder of a run of dew, plain TRL or prime-rl, or a file of token records."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 from dew.errors import ConfigError, EngineError, Problem, RecordError
 from dew.files import read_whole, stay_inside
 from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json, RunFolder, SchemaError, read_records
+from dew.report import prime_rl
 
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
@@ -24,7 +25,7 @@ class Run:
 
     name: str
     kind: str
-    """dew, trl or records."""
+    """dew, trl, prime-rl or records."""
     facts: Json = field(default_factory=dict)
     """run.json, or the equivalent of another trainer."""
     config: str | None = None
@@ -38,7 +39,7 @@ class Run:
     """One sentence for each thing that could not be read."""
 
 
-def read_run(folder: Path, tokens: int) -> Run:
+def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
     """The run in `folder`, with groups of at most `tokens` tokens in total."""
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
@@ -47,8 +48,13 @@ def read_run(folder: Path, tokens: int) -> Run:
         return _dew_run(folder, tokens)
     if _trl_state(folder) or _trl_completions(folder):
         return _trl_run(folder, tokens)
+    if prime_rl.exported_steps(folder):
+        return _prime_run(folder, tokens, tokenizer)
     what = f"{folder}: not the folder of a run."
-    why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json or completions/*.parquet (TRL)."
+    why = (
+        "It has no run.json or metrics.jsonl (dew), no trainer_state.json or completions/*.parquet (TRL), and no "
+        "token_exports/step_*/rank_*.jsonl (prime-rl)."
+    )
     remedy = "For anything else, write the JSONL of docs/records.md and pass it with --records."
     raise ConfigError(Problem(what, why, remedy))
 
@@ -181,6 +187,16 @@ def _chat_text(x: Any) -> str:
     if isinstance(x, list):
         return "\n".join(_chat_text(m.get("content")) if isinstance(m, dict) else str(m) for m in x)
     return "" if x is None else str(x)
+
+
+def _prime_run(folder: Path, tokens: int, tokenizer: str | None) -> Run:
+    decode = prime_rl.decoder(tokenizer)
+    steps = prime_rl.exported_steps(folder)
+    groups, sample, notices = read_sample(steps, tokens, lambda step: prime_rl.read_step(step, decode))
+    if tokenizer is None:
+        notices.append("prime-rl exports token ids: pass the model's tokenizer to see text instead of ⟨ids⟩.")
+    facts = {"engine": "prime-rl"}
+    return Run(folder.resolve().name, "prime-rl", facts, groups=groups, sample=sample, notices=notices)
 
 
 # ── a sample of the groups that fits into a page ────────────────────────────────────────────────────────────
