@@ -68,15 +68,16 @@ def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
 
 def test_only_an_earlier_demo_is_replaced(tmp_path):
     folder = tmp_path / "demo"
-    claim(folder, overwrite=False)
+    claim(folder, overwrite=False, demo=True)
     (folder / "grpo").mkdir(parents=True)
     with pytest.raises(ConfigError, match="--overwrite"):
-        claim(folder, overwrite=False)
-    (folder / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"thesis.tex"):
-        claim(folder, overwrite=True)
-    (folder / "thesis.tex").unlink()
-    claim(folder, overwrite=True)
+        claim(folder, overwrite=False, demo=True)
+    for other in ("thesis.tex", "config.yaml"):  # a run of the user's own has a config
+        (folder / other).touch()
+        with pytest.raises(ConfigError, match=other):
+            claim(folder, overwrite=True, demo=True)
+        (folder / other).unlink()
+    claim(folder, overwrite=True, demo=True)
     assert not folder.exists()
 
 

@@ -33,7 +33,7 @@ def demo(
     from dew.report import build
 
     began = time.monotonic()
-    claim(folder, overwrite)
+    claim(folder, overwrite, demo=True)
     _announce(steps, folder)
     _evaluate_untrained(read_run(get(RECIPE)))
     with lock(folder) as held:

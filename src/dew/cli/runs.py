@@ -182,8 +182,8 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
 # ── folders and child processes ───────────────────────────────────────────────────────────────────────────────
 
 
-def claim(folder: Path, overwrite: bool) -> None:
-    """Make sure that `folder` is empty. With `overwrite`, delete it if it holds a run or a demo."""
+def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
+    """Make sure that `folder` is empty. `overwrite` deletes a run there, or with `demo` an earlier demo."""
     if folder.is_dir():
         sweep(folder)
     content = {path.name for path in folder.iterdir()} - {".lock"} if folder.exists() else set()
@@ -193,9 +193,9 @@ def claim(folder: Path, overwrite: bool) -> None:
     if not overwrite:
         resume = f"Resume it (dew resume {folder}), choose" if is_run else "Choose"
         raise ConfigError(Problem(f"{folder} is not empty.", remedy=f"{resume} another folder, or add --overwrite."))
-    if not is_run and not content <= DEMO_FILES:
+    if not (content <= DEMO_FILES if demo else is_run):
         listed = ", ".join(sorted(content)[:3])
-        what = f"{folder} contains files that dew did not write ({listed}, ...) and is not emptied."
+        what = f"{folder} holds no {'demo' if demo else 'run'} but other files ({listed}, ...), and is not emptied."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
     shutil.rmtree(folder)
 
