@@ -13,11 +13,13 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out, print_json, signed
 from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
-from dew.cli.runs import Child, cores, finished, live, lock, run_all
+from dew.cli.runs import Child, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
+from dew.records import RunFolder
+from dew.rewards.process import cores
 
 if TYPE_CHECKING:
     from dew.evaluate import Comparison
@@ -112,7 +114,7 @@ def run_folder(folder: Path, algorithm: str, seed: int) -> Path:
 def _child(config: Path, folder: Path, algorithm: str, seed: int) -> Child | None:
     """The process that starts or resumes this run; None if the run is finished."""
     home = run_folder(folder, algorithm, seed)
-    if finished(home):
+    if RunFolder(home).finished():
         return None
     if any(home.glob("checkpoint-*/trainer_state.json")):
         return Child(["resume", str(home)], home)

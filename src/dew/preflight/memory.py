@@ -185,9 +185,9 @@ def read_shape(parsed: "Parsed") -> Shape:
     from dew.engines.trl.launch import local_model
 
     wanted = parsed.model
-    folder, trust = local_model(wanted.model_name_or_path), parsed.args.trust_remote_code
+    folder, trusted = local_model(wanted.model_name_or_path), parsed.args.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     except Exception as error:  # many kinds, from the hub and from the file system
         raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
     weight_bytes = _weight_bytes(parsed, config)
@@ -236,8 +236,8 @@ def longest_prompt(parsed: "Parsed", rows: list[dict[str, Any]]) -> int:
 
     from dew.engines.trl.launch import local_model
 
-    folder, trust = local_model(parsed.model.model_name_or_path), parsed.args.trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+    folder = local_model(parsed.model.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=parsed.args.trust_remote_code)
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-LONGEST_TRIED:]
     return max(len(ids) for ids in tokenizer(texts)["input_ids"])
 

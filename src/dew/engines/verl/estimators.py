@@ -99,6 +99,8 @@ class BatchContext:
     """(B,) raw correctness, where the reward manager reports it."""
     score: Tensor | None = None
     """(B,) the raw score beside it, before penalties."""
+    recorded: bool = False
+    """Whether a token record of this batch is written."""
     credited: list[CreditedBatch] = field(default_factory=list)
     """What the estimator computed, for metrics and records."""
 
@@ -171,7 +173,7 @@ def credit_rows(
     """The credit of the answers, and (B, T) advantages of verl's rows."""
     conversations = Conversations.of(mask, context.keys)
     rows = answers(context, conversations, rewards, mask, index)
-    credit = give_credit(context.algorithm, rows)
+    credit = give_credit(context.algorithm, rows, for_records=context.recorded)
     advantages = conversations.split(credit.advantages, mask.shape[1]).to(rewards.dtype)
     return CreditedBatch(rows, credit, conversations), advantages
 
