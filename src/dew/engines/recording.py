@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from dew import __version__
 from dew.alarms import Alarms
 from dew.algorithms import Algorithm
 from dew.credit import grpo_advantages
+from dew.engines.compat import installed
 from dew.engines.credit import Credit
 from dew.records import AnswerRecord, GroupRecord, RunFolder
 
@@ -66,30 +66,19 @@ class RunLog:
                 "processes": processes,
             },
             "git_commit": git_commit(),
-            "started": self.folder.run().get("started", _now()),
+            "started": self.folder.run().get("started", datetime.now(UTC).isoformat(timespec="seconds")),
             "status": "running",
         }
         self.folder.write_run({**run, **facts})
 
     def end(self, status: str) -> None:
         if self._writes:
-            self.folder.write_run({"status": status, "finished": _now()})
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+            self.folder.write_run({"status": status, "finished": datetime.now(UTC).isoformat(timespec="seconds")})
 
 
 def versions(*names: str) -> dict[str, str | None]:
     """Versions of dew and of these distributions; None for one that is not installed."""
-    return {"dew": __version__, **{name: _version(name) for name in names}}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return {"dew": __version__, **{name: installed(name) for name in names}}
 
 
 def git_commit() -> str | None:

@@ -8,7 +8,6 @@ divided by the divisor of the whole mini-batch over D, so the result does not de
 verl's rows: an answer of several rows has a sequence ratio in each.
 """
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -18,11 +17,6 @@ from dew.algorithms.base import Part
 from dew.engines.verl.estimators import CURRENT, BatchContext, batch_context
 from dew.engines.verl.settings import ACTOR, DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
-
-
-def training(algorithm: Algorithm, entropy: Tensor | None = None) -> AbstractContextManager[BatchContext]:
-    """Make `policy_loss` the loss of this algorithm. `entropy`: (B, T) of the policy being trained, if needed."""
-    return batch_context(BatchContext(algorithm=algorithm, entropy=entropy))
 
 
 def actor_loss(
@@ -38,7 +32,7 @@ def actor_loss(
             what = f"{algorithm.name}: verl did not compute the entropy of the policy being trained."
             raise EngineError(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
-    with training(algorithm, entropy):
+    with batch_context(BatchContext(algorithm=algorithm, entropy=entropy)):
         return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]
 
 

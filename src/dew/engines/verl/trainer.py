@@ -24,7 +24,6 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from dew.engines.compat import require
 from dew.engines.verl import plugin
 from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, batch_context, record_rows
 from dew.engines.verl.losses import actor_loss
@@ -36,7 +35,6 @@ from dew.files import write_atomically
 Info = dict[str, Any]
 """What a reward manager returned for a row beside the reward."""
 
-require("verl")
 plugin.register()
 
 
@@ -90,22 +88,17 @@ class CreditMixin:
         acc, score = _column(infos, "acc"), _column(infos, "score")
         if acc is None:  # before any KL term is subtracted
             acc = score = _padded(data["rm_scores"]).sum(-1)
-        recorder = self._recorder
+        recorded = self._recorder is not None and self._recorder.due(self.global_steps)
         context = BatchContext(
-            algorithm=self.algorithm,
-            entropy=entropy,
-            keys=batch.keys,
-            acc=acc,
-            score=score,
-            recorded=recorder is not None and recorder.due(self.global_steps),
+            algorithm=self.algorithm, entropy=entropy, keys=batch.keys, acc=acc, score=score, recorded=recorded
         )
         with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if self._credits and not context.credited:
             what = f"verl computed advantages without calling the estimator of {self.algorithm.name}."
             raise EngineError(Problem(what, remedy=OTHER_RELEASE))
-        if recorder is not None:
-            metrics.update(self._record(recorder, batch, context, infos))
+        if self._recorder is not None:
+            metrics.update(self._record(self._recorder, batch, context, infos))
         return credited
 
     def _record(self, recorder: Recorder, batch: Any, context: BatchContext, infos: list[Info]) -> dict[str, float]:
