@@ -116,6 +116,7 @@ MUTANTS = [
     ("engines/verl/estimators.py", "live = entropy[mask.bool()]", "live = entropy[mask.bool() | True]", "padding is read"),
     ("engines/verl/estimators.py", "CURRENT.reset(token)", "pass", "a context outlives its batch"),
     ("engines/verl/estimators.py", "elif entropy.shape != mask.shape:", "elif entropy.ndim != mask.ndim:", "any shape is an entropy"),
+    ("engines/verl/estimators.py", "for_records=context.recorded", "for_records=True", "shape every batch twice"),
     ("engines/verl/losses.py", "algorithm.divisor(tokens, sequences) / processes", "algorithm.divisor(tokens, sequences)", "the gradient shrinks with the processes"),
     ("engines/verl/losses.py", "algorithm.divisor(tokens, sequences)", "algorithm.divisor(sequences, tokens)", "swap the divisors"),
     ("engines/verl/losses.py", "value, stats = algorithm.loss(", "value, stats = Algorithm.loss(algorithm, ", "an algorithm's own loss is not used"),

@@ -280,6 +280,11 @@ class RunFolder:
     def scores(self) -> list[Json]:
         return self._load("scores.json", list)
 
+    def finished(self) -> bool:
+        """Whether the run is trained, its model saved and, if it is evaluated at all, evaluated after training."""
+        scored = not (self.path / "scores.json").exists() or any(x.get("when") == "after" for x in self.scores())
+        return self.run().get("status") == "done" and (self.path / "model").is_dir() and scored
+
     def metrics(self) -> list[Json]:
         """One entry per step, in order. A resumed run repeats steps: the last value of each metric counts."""
         steps: dict[int, Json] = {}

@@ -10,7 +10,8 @@ from dew.cli import compare as command
 from dew.cli.flags import load_run
 from dew.config import make_run
 from dew.errors import ConfigError
-from dew.evaluate import Result, compare_runs
+from dew.evaluate import compare_runs
+from dew.evaluate.comparison import Result
 from dew.records import RunFolder
 
 
@@ -97,7 +98,9 @@ def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_started_agai
     resumed = command._child(plan, tmp_path, "gtpo", 0)
     assert resumed is not None and resumed.arguments == ["resume", str(home)]
 
-    RunFolder(home).write_run({"status": "done"})
+    RunFolder(home).write_run({"status": "done"})  # killed before its model was saved
+    assert command._child(plan, tmp_path, "gtpo", 0) is not None
+    (home / "model").mkdir()
     assert command._child(plan, tmp_path, "gtpo", 0) is None
     RunFolder(home).write_scores([{"when": "before"}])  # killed while it was scored
     unscored = command._child(plan, tmp_path, "gtpo", 0)

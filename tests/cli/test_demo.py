@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dew.cli import demo
-from dew.cli.runs import Child, claim, finished, lock, run_all
+from dew.cli.runs import Child, claim, lock, run_all
 from dew.errors import ConfigError, EngineError
 from dew.evaluate.sampling import Sampled, Sampling
 from dew.evaluate.scores import ScoredProblem as Problem
@@ -107,7 +107,7 @@ def test_at_most_so_many_children_run_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(Child, "start", start)
     run_all(children, 2, ended=lambda child: ended.append(child.folder.name))
     assert max(at_once) == 2 and sorted(ended) == ["0", "1", "2"]
-    assert all(finished(c.folder) for c in children)
+    assert all(RunFolder(c.folder).run()["status"] == "done" for c in children)
 
 
 def test_a_failing_child_shows_its_log_and_stops_the_others(tmp_path):
@@ -173,15 +173,20 @@ def test_children_of_a_killed_parent_keep_the_folder_locked(tmp_path):
 
 def test_a_run_is_finished_when_it_is_evaluated(tmp_path):
     folder = RunFolder(tmp_path)
-    assert not finished(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert not folder.finished()
     folder.write_run({"status": "done"})
+    assert folder.finished()
     for before in ("before", {"damaged": 1}):
         folder.write_scores([{"when": before}])
-        assert not finished(tmp_path)
+        assert not folder.finished()
     folder.write_scores([{"when": "before"}, {"when": "after"}])
-    assert finished(tmp_path)
+    assert folder.finished()
     folder.write_run({"status": "stopped"})
-    assert not finished(tmp_path)
+    assert not folder.finished()
+    folder.write_run({"status": "done"})
+    (tmp_path / "model").rmdir()
+    assert not folder.finished()
 
 
 # The whole

@@ -6,6 +6,7 @@ import pytest
 
 from dew.cli import flags
 from dew.cli.flags import known_settings, load_run, parse_flags
+from dew.config import make_run
 from dew.errors import ConfigError
 
 
@@ -110,3 +111,9 @@ def test_a_base_class_that_is_not_listed_is_not_overlooked(monkeypatch):
 def test_without_trl_nothing_is_known(monkeypatch):
     monkeypatch.setattr(flags, "find_spec", lambda name: None)
     assert known_settings() is None
+
+
+def test_an_unknown_algorithm_is_reported_early_but_verl_may_import_it_first():
+    with pytest.raises(ConfigError, match="mine"):
+        flags.check_settings(make_run({"algorithm": "mine"}))
+    flags.check_settings(make_run({"algorithm": "mine", "engine": "verl"}))

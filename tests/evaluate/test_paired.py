@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError
-from dew.evaluate import Result, compare_runs, read_result
+from dew.evaluate import compare_runs, read_result
+from dew.evaluate.comparison import Result
 from dew.evaluate.metrics import area, paired_interval
 from dew.evaluate.sampling import Sampled, Sampling
 from dew.evaluate.scores import ScoredProblem, Scores

@@ -227,8 +227,9 @@ def record(group: dict[str, Any]) -> None:
 
 def run_folder(files: dict[str, str]) -> None:
     """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
-    from dew.cli.runs import RunView, finished, screen
+    from dew.cli.runs import RunView, screen
     from dew.evaluate import read_result
+    from dew.records import RunFolder
     from dew.report.content import content_of
     from dew.report.readers import read_run
     from dew.report.write import blobs
@@ -241,7 +242,7 @@ def run_folder(files: dict[str, str]) -> None:
     screen([view])
     view.line()
     blobs(content_of([read_run(HERE / "run", 1000)]))
-    finished(HERE / "run")
+    RunFolder(HERE / "run").finished()
     with suppress(DewError):
         read_result(HERE / "run", "gtpo", 0)
 

@@ -12,7 +12,8 @@ from hydra import compose, initialize_config_module
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-from dew.engines.verl import compat, plugin
+from dew.engines import compat
+from dew.engines.verl import plugin
 from dew.engines.verl.settings import MODES, check, read
 from dew.errors import DewError, EngineError
 
@@ -165,7 +166,7 @@ def test_verls_default_configuration_needs_three_overrides():
 def test_settings_travel_through_hydra():
     config = composed(
         "algorithm.adv_estimator=grpo_s", "trainer.v1.trainer_mode=dew_sync", "+algorithm.dew.beta2=0.2",
-        "+algorithm.dew.entropy_clip=[0.1,2.0]", "actor_rollout_ref.actor.policy_loss.loss_mode=grpo_s",
+        "+algorithm.dew.entropy_clip=[0.1,2.0]", "actor_rollout_ref.actor.policy_loss.loss_mode=dew",
     )  # fmt: skip
     algorithm = check(config)
     assert (algorithm.beta2, algorithm.entropy_clip) == (0.2, (0.1, 2.0))
@@ -210,8 +211,8 @@ def test_the_entry_point_is_the_plug_in():
 @pytest.mark.parametrize("found", ["0.8.5", "0.10.0", "1.0"])
 def test_an_unsupported_version_of_verl_is_refused_where_it_is_used(found, monkeypatch):
     monkeypatch.setattr(compat, "version", lambda name: found)
-    with pytest.raises(EngineError, match=f"verl {found} is installed; dew works with verl 0.9"):
-        compat.require_verl()
+    with pytest.raises(EngineError, match=f"verl {found} is installed; dew works with verl>=0.9"):
+        compat.require("verl")
     registry: dict = {}
     monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", registry)
     with pytest.raises(EngineError, match=f"verl {found}"):

@@ -69,7 +69,7 @@ def test_acc_decides_correctness_and_penalties_are_extra():
     rewards = torch.tensor([[0.0, 0.2], [0.0, -1.0]], dtype=torch.float64)
     mask, H = torch.ones(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.float64)
     acc, score = torch.tensor([1.0, 0.0]), torch.tensor([1.0, -1.0])
-    _, c = estimate("gtpo", rewards, mask, ["a", "a"], H, acc=acc, score=score)
+    _, c = estimate("gtpo", rewards, mask, ["a", "a"], H, acc=acc, score=score, recorded=True)
     [found] = c.credited
     close(found.credit.shaped, [[0.3, 0.3], [-1.1, -1.1]])
     close(found.credit.extra, [-0.8, 0.0])

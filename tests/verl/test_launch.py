@@ -446,7 +446,7 @@ def fake_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "driver.py").write_text(FAKE_DRIVER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verl, "MAIN", ("driver.py",))
-    monkeypatch.setattr(verl, "require_verl", lambda: None)
+    monkeypatch.setattr(verl, "require", lambda package: None)
     monkeypatch.setattr(verl, "check_with_verl", lambda _: True)
     monkeypatch.setattr(data, "load_tokenizer", lambda _: Tokenizer())
     monkeypatch.setattr(out, "_file", None)
@@ -506,3 +506,13 @@ def test_without_verl_the_error_says_what_to_install(tmp_path):
     (tmp_path / "x.yaml").write_text(to_yaml(small(output_dir=str(tmp_path / "run"))))
     done = dew("train", tmp_path / "x.yaml")
     assert done.returncode == 1 and "dew-rl[verl]" in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_another_release_of_verl_is_one_error(tmp_path):
+    (tmp_path / "verl-0.8.5.dist-info").mkdir()
+    (tmp_path / "verl-0.8.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.8.5\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")])}
+    line = [sys.executable, "-m", "dew.engines.verl.main"]
+    ended = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 1 and ended.stderr.startswith("dew: verl 0.8.5 is installed")
+    assert "verl==0.9.1" in ended.stderr and "Traceback" not in ended.stderr

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.algorithms import get_algorithm
+from dew.engines.verl.estimators import BatchContext, batch_context
 from dew.engines.verl.losses import policy_loss as verl_loss
-from dew.engines.verl.losses import training
 from dew.errors import EngineError
 from dew.losses import policy_loss
 from groups import pad
@@ -30,7 +30,7 @@ def actor(**batch):
 
 
 def loss(name, *args, entropy=None, **kwargs):
-    with training(ALGORITHMS.get(name) or get_algorithm(name), entropy):
+    with batch_context(BatchContext(algorithm=ALGORITHMS.get(name) or get_algorithm(name), entropy=entropy)):
         return verl_loss(*args, **kwargs)
 
 
@@ -90,7 +90,7 @@ def test_clipping_is_the_algorithms():
     old, one = torch.zeros(1, 1), torch.ones(1, 1)
     logp = torch.full((1, 1), 1.25).log()
     assert loss("grpo_s", old, logp, one, one.long(), config=actor())[0].item() == pytest.approx(-1.25)
-    with training(get_algorithm("grpo_s", clip_high=0.2)):
+    with batch_context(BatchContext(algorithm=get_algorithm("grpo_s", clip_high=0.2))):
         assert verl_loss(old, logp, one, one.long(), config=actor())[0].item() == pytest.approx(-1.2)
 
 
@@ -98,7 +98,7 @@ def test_a_divisor_of_the_algorithms_own():
     """Dr. GRPO divides by the generation budget: 2 tokens of -1 / (8 tokens x 1 answer)."""
     zero, one = torch.zeros(1, 2), torch.ones(1, 2)
     config = actor(dp_size=1, batch_num_tokens=2, global_batch_size=1)
-    with training(get_algorithm("dr_grpo", max_tokens=8)):
+    with batch_context(BatchContext(algorithm=get_algorithm("dr_grpo", max_tokens=8))):
         assert verl_loss(zero, zero, one, one.long(), config=config)[0].item() == pytest.approx(-2 / 8)
 
 

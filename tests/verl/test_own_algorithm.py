@@ -10,9 +10,9 @@ import torch
 from dew import algorithms
 from dew.algorithms import get_algorithm
 from dew.config import make_run
-from dew.engines.verl.estimators import batch_context, estimator
+from dew.engines.verl.estimators import BatchContext, batch_context, estimator
 from dew.engines.verl.launch import prepare
-from dew.engines.verl.losses import policy_loss, training
+from dew.engines.verl.losses import policy_loss
 from dew.engines.verl.settings import check, dew_estimators, read_algorithm
 from dew.errors import ConfigError
 from verl_rows import context
@@ -75,7 +75,7 @@ def test_estimator_and_loss_are_its_own(registered):
     plain = 0.5 / (0.5**0.5 + 1e-4)
     torch.testing.assert_close(advantages, torch.tensor([[plain, 0, 0], [-plain, 0, 0]]))
     logp, config = torch.zeros(2, 3), SimpleNamespace(global_batch_info={})
-    with training(get_algorithm(NAME, factor=3.0)):
+    with batch_context(BatchContext(algorithm=get_algorithm(NAME, factor=3.0))):
         value, metrics = policy_loss(logp, logp, torch.ones(2, 3), MASK, config=config)
     assert value.item() == pytest.approx(-3.0) and metrics["actor/dew/own/factor"] == 3.0
 

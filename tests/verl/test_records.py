@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dew.engines.verl.estimators import batch_context, estimator, record_rows
-from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, run_facts, step_numbers
+from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, step_numbers
 from dew.engines.verl.rewards import compute_score
 from dew.engines.verl.settings import RunSettings
 from dew.errors import ConfigError, RewardError
@@ -28,8 +28,8 @@ class Letters:
         return "".join("·abcdefgh"[i] for i in ids)
 
 
-def credited(name="gtpo"):
-    with batch_context(context(name, H, keys=KEYS, acc=ACC, score=ACC)) as c:
+def credited(name="gtpo", recorded=False):
+    with batch_context(context(name, H, keys=KEYS, acc=ACC, score=ACC, recorded=recorded)) as c:
         advantages, _ = estimator(name)(token_level_rewards=REWARDS, response_mask=MASK, index=UIDS)
     return c.credited[0], advantages
 
@@ -87,7 +87,7 @@ def test_the_batches_of_a_step_are_weighted_by_their_answers():
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
 def test_a_record_holds_what_was_trained_on(name, tmp_path):
-    found, advantages = credited(name)
+    found, advantages = credited(name, recorded=True)
     settings = RunSettings(folder=str(tmp_path), records_every=2)
     recorder = Recorder(settings, context(name, H).algorithm, limit=3)
     assert recorder.due(1)
@@ -98,6 +98,7 @@ def test_a_record_holds_what_was_trained_on(name, tmp_path):
     first, second = a.answers
     assert ("".join(first.tokens), "".join(second.tokens)) == ("cd", "cef")
     assert (first.correct, second.correct, second.truncated, first.verdict) == (True, False, True, "correct")
+    assert first.shaped is not None and credited(name)[0].credit.shaped is None
     torch.testing.assert_close(torch.tensor(second.advantage), advantages[1], rtol=1e-4, atol=1e-6)
     assert len(b.answers) == 2 and not any(map(any, (answer.advantage for answer in b.answers)))
 
@@ -114,7 +115,7 @@ def test_verls_own_estimator_is_recorded_as_it_is():
 def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
-    recorder.begin(run_facts({"algorithm": {"adv_estimator": "gtpo"}}, recorder.algorithm, recorder.settings))
+    recorder.start({"data": {"train_files": "train.parquet"}})
     recorder.add(found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
     recorder.end("done")

@@ -94,7 +94,7 @@ def test_grpo_in_our_trainer_mode(root, data):
 
 def test_gtpo_with_checkpoint_and_resume(root, data):
     first, batches, _ = run(
-        root, data, "gtpo", "algorithm.adv_estimator=gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode=gtpo",
+        root, data, "gtpo", "algorithm.adv_estimator=gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode=dew",
         "trainer.save_freq=1",
     )  # fmt: skip
     check_folder(first, STEPS)
@@ -106,7 +106,7 @@ def test_gtpo_with_checkpoint_and_resume(root, data):
         spread += sum(len({row < half for row in rows}) == 2 for rows in groups.values())
     assert spread  # groups whose rows went to both workers
     again, batches, log = run(
-        root, data, "gtpo", "algorithm.adv_estimator=gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode=gtpo",
+        root, data, "gtpo", "algorithm.adv_estimator=gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode=dew",
         "trainer.save_freq=1", "trainer.resume_mode=auto", steps=STEPS + 1,
     )  # fmt: skip
     assert f"setting global step to {STEPS}" in log
@@ -117,7 +117,7 @@ def test_gtpo_with_checkpoint_and_resume(root, data):
 
 def test_grpo_s_with_dapos_filter(root, data):
     run_, batches, _ = run(
-        root, data, "grpo_s", "algorithm.adv_estimator=grpo_s", "actor_rollout_ref.actor.policy_loss.loss_mode=grpo_s",
+        root, data, "grpo_s", "algorithm.adv_estimator=grpo_s", "actor_rollout_ref.actor.policy_loss.loss_mode=dew",
         "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc", "+algorithm.dew.beta2=0.2",
     )  # fmt: skip
     check_folder(run_, STEPS)

@@ -13,6 +13,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
+from dew.algorithms import GTPO
 from dew.engines.verl import trainer
 from dew.engines.verl.trainer import CreditMixin
 from dew.errors import EngineError
@@ -93,6 +94,15 @@ def test_the_old_policys_entropy_reaches_the_estimator(step):
     assert (advantages[0, :2] > 0).all() and (advantages[1] < 0).all() and not advantages[3].any()
     assert advantages[1].unique().numel() > 1  # GRPO would give every token the same
     assert not torch.equal(advantages, step([*H[:2], [4.0, 1.0], [1.0]]))
+
+
+@pytest.mark.parametrize(("every", "times"), [(0, 1), (1, 2)])
+def test_a_batch_is_shaped_again_only_for_a_record(step, monkeypatch, tmp_path, every, times):
+    calls, inner = [], GTPO._shaped
+    monkeypatch.setattr(GTPO, "_shaped", lambda self, rollouts: calls.append(1) or inner(self, rollouts))
+    monkeypatch.setattr(Trainer, "_record", lambda *args: {})
+    step(settings=(f"+algorithm.dew_run.folder={tmp_path}", f"+algorithm.dew_run.records_every={every}"))
+    assert len(calls) == times
 
 
 def test_verl_sees_its_own_mode():

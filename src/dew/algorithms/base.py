@@ -9,7 +9,7 @@ setting is explicit.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,19 +23,15 @@ Stats = dict[str, Tensor]
 Whose = Literal["no", "old", "current"]
 
 
-class Part(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Part:
     """Rows of a micro-batch, (B, T) each."""
 
-    @property
-    def mask(self) -> Tensor: ...
-    @property
-    def old_logp(self) -> Tensor: ...
-    @property
-    def ref_logp(self) -> Tensor | None: ...
-    @property
-    def weight(self) -> Tensor | None: ...
-    @property
-    def entropy(self) -> Tensor | None: ...
+    mask: Tensor
+    old_logp: Tensor
+    ref_logp: Tensor | None = None
+    weight: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +62,6 @@ class Algorithm:
     verl_estimator: ClassVar[str | None] = None
     """verl's own advantage estimator, where it and verl's own loss train exactly this algorithm. It holds for the class
     that sets it and not for subclasses, which may change the algorithm."""
-
-    verl_loss: ClassVar[str | None] = None
-    """A second name, beside "dew", that verl's `policy_loss.loss_mode` accepts for this algorithm's loss."""
 
     threshold: float = 0.5
     """An answer is correct (O⁺) if its outcome reward is above this."""

@@ -20,7 +20,6 @@ class ForkingTokens(DAPO):
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
     replaces: ClassVar[tuple[str, ...]] = ("top_entropy_quantile",)
-    verl_loss: ClassVar[str | None] = "gtpo"
 
     keep: float = 0.2
     """Share of the batch's live tokens that train."""
@@ -43,7 +42,6 @@ class EntropyAdvantage(DAPO):
     name: ClassVar[str] = "entropy_advantage"
     needs_entropy: ClassVar[Whose] = "current"
     replaces: ClassVar[tuple[str, ...]] = ("entropy_coef", "use_adaptive_entropy")
-    verl_loss: ClassVar[str | None] = "gtpo"
 
     alpha: float = 0.4
     """Weight of the entropy in the bonus."""

@@ -79,7 +79,6 @@ class GTPO(EntropyWeighted):
     low-entropy tokens get more penalty. arXiv:2508.04349 (not the GTPO of arXiv:2508.03772)."""
 
     name: ClassVar[str] = "gtpo"
-    verl_loss: ClassVar[str | None] = "gtpo"
 
     alpha1: float = 1.0
     """α₁: weight of the plain outcome."""
@@ -128,10 +127,6 @@ class GRPOS(EntropyWeighted):
     def ratio(self) -> Ratio:  # type: ignore[override]
         """ŵᵢ is the arithmetic mean of the token ratios, or their geometric mean with average="geometric"."""
         return "sequence_mean" if self.average == "arithmetic" else "sequence_geometric"
-
-    @property
-    def verl_loss(self) -> str:  # type: ignore[override]
-        return "grpo_s" if self.average == "arithmetic" else "grpo_s_geometric"
 
     def problems(self) -> list[str]:
         return super().problems() + weights(beta1=self.beta1, beta2=self.beta2)

@@ -13,14 +13,16 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out, print_json, signed
 from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
-from dew.cli.runs import Child, cores, finished, live, lock, run_all
+from dew.cli.runs import Child, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
+from dew.records import RunFolder
+from dew.rewards.process import cores
 
 if TYPE_CHECKING:
-    from dew.evaluate import Comparison
+    from dew.evaluate.comparison import Comparison
 
 PER_RUN = ("algorithm", "seed", "output_dir")
 """Settings that the comparison chooses for each run."""
@@ -61,7 +63,8 @@ def compare(
     with lock(folder) as held:
         config = _write_config(run, folder)
         children = [child for pair in pairs if (child := _child(config, folder, *pair)) is not None]
-        _train(children, len(pairs), parallel or _parallel(run), held, quiet=as_json)
+        at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
+        _train(children, len(pairs), at_once, held, quiet=as_json)
         page = build([homes[name, seed] for name in names for seed in range(seeds)], folder / "report.html")
     result = compare_runs([read_result(homes[pair], *pair) for pair in pairs], baseline)
     content = {"recipe": str(recipe), "settings": run.to_dict(), **result.to_json()}
@@ -112,18 +115,13 @@ def run_folder(folder: Path, algorithm: str, seed: int) -> Path:
 def _child(config: Path, folder: Path, algorithm: str, seed: int) -> Child | None:
     """The process that starts or resumes this run; None if the run is finished."""
     home = run_folder(folder, algorithm, seed)
-    if finished(home):
+    if RunFolder(home).finished():
         return None
     if any(home.glob("checkpoint-*/trainer_state.json")):
         return Child(["resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     flags = ["--algorithm", algorithm, "--seed", str(seed), "--output_dir", str(home)]
     return Child(["train", str(config), *flags], home)
-
-
-def _parallel(run: Run) -> int:
-    """Small models on a CPU train one per core; a GPU takes one run."""
-    return cores() if run.settings.get("use_cpu") else 1
 
 
 def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, quiet: bool) -> None:

@@ -13,8 +13,9 @@ from rich.text import Text
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, signed
 from dew.cli.recipes import get
-from dew.cli.runs import Child, claim, clock, cores, live, lock, run_all
+from dew.cli.runs import Child, claim, clock, live, lock, run_all
 from dew.config import Run, Scoring, read_run
+from dew.rewards.process import cores
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores

@@ -112,7 +112,8 @@ def check_settings(run: Run) -> None:
     known = known_settings()
     if known is not None:
         check_keys(run.settings, known, source=f"{run.source} with the command line")
-    if isinstance(algorithm := run.settings.get("algorithm"), str):
+    algorithm = run.settings.get("algorithm")
+    if isinstance(algorithm, str) and run.engine != "verl":  # which imports the user's algorithms first
         from dew.algorithms import get_algorithm
 
         get_algorithm(algorithm)

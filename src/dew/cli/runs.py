@@ -215,13 +215,6 @@ def lock(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def finished(folder: Path) -> bool:
-    """True if a run is complete: trained and, if it is evaluated at all, evaluated after training."""
-    run = RunFolder(folder)
-    whens = [entry.get("when") for entry in run.scores()]
-    return run.run().get("status") == "done" and (not whens or "after" in whens)
-
-
 @dataclass
 class Child:
     """One `dew train` or `dew resume` in a process of its own, with one torch thread."""
@@ -311,7 +304,3 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
             process.wait()
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,6 +13,7 @@ from dew.cli.runs import RunView, claim, live
 from dew.config import OWN_KEYS, read_run, to_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside, sweep
+from dew.records import RunFolder
 
 if TYPE_CHECKING:
     from dew.engines.trl.settings import Parsed
@@ -86,7 +87,7 @@ def resume(
     from dew.engines.trl import launch, settings
 
     launch.quiet()
-    if launch.finished(run, folder):
+    if RunFolder(folder).finished():
         from dew.report import build
 
         sweep(folder)

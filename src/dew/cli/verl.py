@@ -6,9 +6,9 @@ from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
 from dew.cli.runs import Child, claim, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
+from dew.engines.compat import require
 from dew.engines.permission import check_permission
 from dew.engines.verl import data
-from dew.engines.verl.compat import require_verl
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically
@@ -28,7 +28,7 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     if dry:
         _show(launch, checked, as_json)
         return
-    require_verl()
+    require("verl")
     folder = Path(launch["algorithm.dew_run.folder"])
     problems = data.prepare_data(launch, data.load_tokenizer(launch))
     claim(folder, overwrite)
@@ -49,7 +49,7 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     if not (folder / "checkpoints" / LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
-    require_verl()
+    require("verl")
     _train(launch, folder)
 
 

@@ -70,7 +70,7 @@ def judge(algorithm: Algorithm, rows: Rows) -> Credit:
     )
 
 
-def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = True) -> Credit:
+def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) -> Credit:
     """Correctness and advantages. Groups that only the guide solved are shaped apart from the others.
 
     `for_records` adds `shaped` and `extra`, which repeats the shaping: ask for it only where a record is written.

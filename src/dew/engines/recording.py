@@ -5,9 +5,9 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dew import __version__
 from dew.alarms import Alarms
 from dew.algorithms import Algorithm
 from dew.credit import grpo_advantages
+from dew.engines.compat import installed
 from dew.engines.credit import Credit
 from dew.records import AnswerRecord, GroupRecord, RunFolder
 
@@ -49,10 +50,26 @@ class RunLog:
         if self._writes and step:
             self.alarms.restore(self.folder.metrics(), until=step)
 
-    def begin(self, facts: dict[str, Any]) -> None:
-        if self._writes:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.folder.write_run({**facts, "started": self.folder.run().get("started", now), "status": "running"})
+    def begin(self, algorithm: Algorithm, packages: Sequence[str], processes: int, **facts: Any) -> None:
+        """Write what runs, and on which machine. `packages`: the engine and what it is built on."""
+        if not self._writes:
+            return
+        run = {
+            "name": self.folder.path.name,
+            "engine": packages[0],
+            "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
+            "versions": versions("torch", "transformers", *packages),
+            "machine": {
+                "platform": platform.platform(),
+                "cpus": os.cpu_count(),
+                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+                "processes": processes,
+            },
+            "git_commit": git_commit(),
+            "started": self.folder.run().get("started", datetime.now(UTC).isoformat(timespec="seconds")),
+            "status": "running",
+        }
+        self.folder.write_run({**run, **facts})
 
     def end(self, status: str) -> None:
         if self._writes:
@@ -61,24 +78,7 @@ class RunLog:
 
 def versions(*names: str) -> dict[str, str | None]:
     """Versions of dew and of these distributions; None for one that is not installed."""
-    return {"dew": __version__, **{name: _version(name) for name in names}}
-
-
-def machine(processes: int) -> dict[str, Any]:
-    """The hardware of the run."""
-    return {
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "processes": processes,
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return {"dew": __version__, **{name: installed(name) for name in names}}
 
 
 def git_commit() -> str | None:

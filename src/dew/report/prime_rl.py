@@ -14,8 +14,6 @@ SCHEMA = 1
 NAMES = {"entropy": "entropy", "logp": "trainer_logprobs", "advantage": "advantages", "ratio": "importance_ratio"}
 """dew's name -> prime-rl's name of a signal."""
 
-Decode = Callable[[int], str]
-
 
 def exported_steps(folder: Path) -> list[Path]:
     root = folder / "token_exports" if (folder / "token_exports").is_dir() else folder
@@ -23,7 +21,7 @@ def exported_steps(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name[5:]))
 
 
-def decoder(tokenizer: str | None) -> Decode:
+def decoder(tokenizer: str | None) -> Callable[[int], str]:
     """Token id -> text; without a tokenizer, ⟨id⟩."""
     if tokenizer is None:
         return lambda token: f"⟨{token}⟩"
@@ -36,7 +34,7 @@ def decoder(tokenizer: str | None) -> Decode:
     return lambda token: str(loaded.decode([token]))
 
 
-def read_step(folder: Path, decode: Decode) -> list[GroupRecord]:
+def read_step(folder: Path, decode: Callable[[int], str]) -> list[GroupRecord]:
     """Sequences with the same prompt form a group."""
     groups: dict[str, list[AnswerRecord]] = {}
     for path in sorted(folder.glob("rank_*.jsonl")):
@@ -51,20 +49,18 @@ def read_step(folder: Path, decode: Decode) -> list[GroupRecord]:
     return [GroupRecord(step, number, prompt, answers) for number, (prompt, answers) in enumerate(groups.items())]
 
 
-def _answer(line: Json, decode: Decode) -> tuple[str, AnswerRecord]:
+def _answer(line: Json, decode: Callable[[int], str]) -> tuple[str, AnswerRecord]:
     """The prompt, and the answer, which starts at the first trained token."""
     if line["schema_version"] != SCHEMA:
         raise ValueError
     trained: list[bool] = line["loss_mask"]
     start = trained.index(True)
     reward = next((float(r) for r in line["rewards"][start:] if r is not None), 0.0)
-    signals = {ours: _floats(line.get(theirs), start) for ours, theirs in NAMES.items()}
+    signals: dict[str, Any] = {}
+    for ours, theirs in NAMES.items():
+        values = (line.get(theirs) or [])[start:]
+        if any(v is not None for v in values):
+            signals[ours] = [math.nan if v is None else float(v) for v in values]
     texts = [decode(token) for token in line["token_ids"]]
-    answer = AnswerRecord(texts[start:], correct=reward > 0.5, reward=reward, live=trained[start:], **signals)  # type: ignore[arg-type]
+    answer = AnswerRecord(texts[start:], correct=reward > 0.5, reward=reward, live=trained[start:], **signals)
     return "".join(texts[:start]), answer
-
-
-def _floats(values: list[Any] | None, start: int) -> list[float] | None:
-    if values is None or all(v is None for v in values[start:]):
-        return None
-    return [math.nan if v is None else float(v) for v in values[start:]]

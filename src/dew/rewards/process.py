@@ -265,5 +265,9 @@ def worker_count() -> int:
             remedy = "Set the number of answers to compare at a time, 1 or more."
             raise ConfigError(Problem(f"DEW_VERIFIERS={given!r}: not a number of workers.", remedy=remedy))
         return int(given)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
+    return max(1, min(8, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

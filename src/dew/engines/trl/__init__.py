@@ -8,9 +8,9 @@
 Works with TRL >= 1.14, < 2. `compat.py` lists what dew relies on in TRL, and a test checks each item.
 """
 
-from dew.engines.trl.compat import require_trl
+from dew.engines.compat import require
 
-require_trl()
+require("trl")
 
 from dew.engines.trl.config import DewConfig  # noqa: E402
 from dew.engines.trl.trainer import DewTrainer  # noqa: E402

@@ -36,11 +36,10 @@ def process_lost(error: BaseException, rank: int, processes: int) -> EngineError
     if processes == 1 or not isinstance(error, RuntimeError) or not DISCONNECTED.search(str(error)):
         return None
     what = f"Process {rank} of {processes} lost the connection to another process, which failed or was killed."
-    remedy = (
-        "See the output of that process, which the launcher names (signal 9 often means that the machine ran out of "
-        "memory), then resume from the last checkpoint: dew resume, or resume_from_checkpoint=True."
+    why = "Signal 9 often means that the machine ran out of memory."
+    return EngineError(
+        Problem(what, why, "See the output of the process that the launcher names, then run dew resume.")
     )
-    return EngineError(Problem(what, remedy=remedy))
 
 
 def explain(error: BaseException, folder: str, rank: int, processes: int) -> EngineError | None:

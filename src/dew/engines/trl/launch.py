@@ -12,7 +12,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config, get_quantization_config
 
-from dew.config import Run, Scoring, to_yaml
+from dew.config import Scoring, to_yaml
 from dew.engines.problems import judge_of, training_rows
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
@@ -168,13 +168,6 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = True
-
-
-def finished(run: Run, folder: Path) -> bool:
-    """Whether a run is complete: trained, its model saved and, if `scores` is set, scored."""
-    files = RunFolder(folder)
-    scored = run.scores is None or any(entry.get("when") == "after" for entry in files.scores())
-    return files.run().get("status") == "done" and (folder / "model").is_dir() and scored
 
 
 def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:

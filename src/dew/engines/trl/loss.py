@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from trl.trainer import utils
 
 from dew.algorithms import Algorithm
+from dew.algorithms.base import Part
 from dew.engines.credit import Credit, Rows
 from dew.engines.recording import Columns
 from dew.engines.trl.batch import Batch, local_rows, loss_mask
@@ -68,25 +69,14 @@ def exact_head_supported(model: Any) -> bool:
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """`dew.algorithms.base.Part`."""
-
-    mask: Tensor
-    old_logp: Tensor
-    ref_logp: Tensor | None
-    weight: Tensor | None
-    entropy: Tensor | None
-
-
-def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, tuple[Tensor, MicroBatch]]:
+def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, tuple[Tensor, Part]]:
     """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
 
     Where TRL kept no old log-probabilities, the policy that trains is the one that sampled and the ratio is exactly
     1: it is taken against the same numbers, detached, because a second pass would differ by rounding.
     """
     old = inputs.get("old_per_token_logps")
-    own = MicroBatch(
+    own = Part(
         mask=loss_mask(inputs),
         old_logp=logp.detach() if old is None else old,
         ref_logp=inputs.get("ref_per_token_logps"),

@@ -4,8 +4,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recording import Columns, RunLog, git_commit, group_records, machine, versions
+from dew.engines.recording import Columns, RunLog, group_records
 from dew.engines.trl.batch import Batch, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
@@ -103,21 +101,16 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self._start = time.perf_counter()
 
     def start(self, trainer: Any) -> None:
-        """Write what runs, and on which machine."""
-        args, algorithm, info = trainer.args, trainer.algorithm, getattr(trainer.train_dataset, "info", None)
-        facts = {
-            "name": Path(args.output_dir).name,
-            "engine": "trl",
-            "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
-            "model": getattr(trainer.model.config, "_name_or_path", "") or type(trainer.model).__name__,
-            "data": getattr(info, "dataset_name", None),
-            "seed": args.seed,
-            "batches": str(args.batches),
-            "versions": versions("torch", "transformers", "trl"),
-            "machine": machine(args.batches.processes),
-            "git_commit": git_commit(),
-        }
-        self.begin(facts)
+        args, info = trainer.args, getattr(trainer.train_dataset, "info", None)
+        self.begin(
+            trainer.algorithm,
+            ["trl"],
+            args.batches.processes,
+            model=getattr(trainer.model.config, "_name_or_path", "") or type(trainer.model).__name__,
+            data=getattr(info, "dataset_name", None),
+            seed=args.seed,
+            batches=str(args.batches),
+        )
 
     def put(self, numbers: Numbers) -> None:
         self._numbers.update(numbers)

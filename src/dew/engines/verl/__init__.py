@@ -12,7 +12,6 @@
     plugin      registers estimators and loss in every process of verl
     recorder    the run's folder
     rewards     dew's verifiers as verl's reward function
-    compat      supported versions of verl
 
 Only `plugin`, `trainer` and `main` import verl at module level.
 """

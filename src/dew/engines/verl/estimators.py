@@ -91,7 +91,7 @@ class BatchContext:
     """What dew knows about the rows of a batch, in the batch's order, beside what verl passes on."""
 
     algorithm: Algorithm
-    entropy: Tensor | None
+    entropy: Tensor | None = None
     """(B, T) of the old policy, at the sampling temperature; for the loss, of the policy being trained."""
     keys: Sequence[str] | None = None
     """"{uid}_{conversation}_{row}" of each row. None: every row is an answer."""
@@ -99,6 +99,8 @@ class BatchContext:
     """(B,) raw correctness, where the reward manager reports it."""
     score: Tensor | None = None
     """(B,) the raw score beside it, before penalties."""
+    recorded: bool = False
+    """Whether a token record of this batch is written."""
     credited: list[CreditedBatch] = field(default_factory=list)
     """What the estimator computed, for metrics and records."""
 
@@ -114,17 +116,6 @@ def batch_context(context: BatchContext) -> Iterator[BatchContext]:
         yield context
     finally:
         CURRENT.reset(token)
-
-
-def current_context(name: str, mask: Tensor) -> BatchContext:
-    """The context that the trainer set, checked for what the algorithm `name` needs."""
-    context = CURRENT.get()
-    if context is None:
-        what = f"algorithm.adv_estimator={name}: this trainer does not pass on the old policy's entropy."
-        raise EngineError(Problem(what, f"The advantages would not be those of {name}.", SWITCH_ON))
-    if context.algorithm.needs_entropy == "old":
-        check_entropy(context.entropy, mask)
-    return context
 
 
 def check_entropy(entropy: Tensor | None, mask: Tensor) -> None:
@@ -155,7 +146,12 @@ def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def estimate(
         token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], config: Any = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        context = current_context(name, response_mask)
+        context = CURRENT.get()
+        if context is None:
+            what = f"algorithm.adv_estimator={name}: this trainer does not pass on the old policy's entropy."
+            raise EngineError(Problem(what, f"The advantages would not be those of {name}.", SWITCH_ON))
+        if context.algorithm.needs_entropy == "old":
+            check_entropy(context.entropy, response_mask)
         with torch.no_grad():
             batch, advantages = credit_rows(context, token_level_rewards, response_mask.bool(), index)
         context.credited.append(batch)
@@ -169,9 +165,8 @@ def credit_rows(
     context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]
 ) -> tuple[CreditedBatch, Tensor]:
     """The credit of the answers, and (B, T) advantages of verl's rows."""
-    conversations = Conversations.of(mask, context.keys)
-    rows = answers(context, conversations, rewards, mask, index)
-    credit = give_credit(context.algorithm, rows)
+    rows, conversations = answers(context, rewards, mask, index)
+    credit = give_credit(context.algorithm, rows, for_records=context.recorded)
     advantages = conversations.split(credit.advantages, mask.shape[1]).to(rewards.dtype)
     return CreditedBatch(rows, credit, conversations), advantages
 
@@ -180,8 +175,7 @@ def record_rows(
     context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any], advantages: Tensor
 ) -> CreditedBatch:
     """The same for one of verl's own estimators, whose advantages are given: for metrics and records."""
-    conversations = Conversations.of(mask, context.keys)
-    rows = answers(context, conversations, rewards, mask, index)
+    rows, conversations = answers(context, rewards, mask, index)
     reward = (rows.outcome + rows.extra)[:, None] * rows.mask
     credit = replace(
         judge(context.algorithm, rows), advantages=conversations.join(advantages), shaped=reward, extra=rows.extra
@@ -189,17 +183,16 @@ def record_rows(
     return CreditedBatch(rows, credit, conversations)
 
 
-def answers(
-    context: BatchContext, conversations: Conversations, rewards: Tensor, mask: Tensor, index: Sequence[Any]
-) -> Rows:
+def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]) -> tuple[Rows, Conversations]:
     """The rows as answers. Correctness is `acc`, never the reward that penalties were added to."""
+    conversations = Conversations.of(mask, context.keys)
     last = conversations.last_row
     total = rewards.sum(-1)[last]
     acc = total if context.acc is None else context.acc.to(total)[last]
     score = acc if context.score is None else context.score.to(total)[last]
     ids: dict[Any, int] = {}
     group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last], device=mask.device)
-    return Rows(
+    rows = Rows(
         group=group,
         mask=conversations.join(mask),
         outcome=acc,
@@ -207,3 +200,4 @@ def answers(
         entropy=None if context.entropy is None else conversations.join(context.entropy),
         guided=torch.zeros_like(group, dtype=torch.bool),
     )
+    return rows, conversations

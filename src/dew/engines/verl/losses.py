@@ -8,32 +8,15 @@ divided by the divisor of the whole mini-batch over D, so the result does not de
 verl's rows: an answer of several rows has a sequence ratio in each.
 """
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from dew.algorithms import Algorithm
+from dew.algorithms.base import Part
 from dew.engines.verl.estimators import CURRENT, BatchContext, batch_context
 from dew.engines.verl.settings import ACTOR, DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
-
-
-def training(algorithm: Algorithm, entropy: Tensor | None = None) -> AbstractContextManager[BatchContext]:
-    """Make `policy_loss` the loss of this algorithm. `entropy`: (B, T) of the policy being trained, if needed."""
-    return batch_context(BatchContext(algorithm=algorithm, entropy=entropy))
-
-
-@dataclass(frozen=True)
-class LossRows:
-    """The rows of a micro-batch, (B, T) each. The KL term towards a reference policy is verl's."""
-
-    mask: Tensor
-    old_logp: Tensor
-    weight: Tensor | None
-    entropy: Tensor | None
-    ref_logp: Tensor | None = None
 
 
 def actor_loss(
@@ -49,7 +32,7 @@ def actor_loss(
             what = f"{algorithm.name}: verl did not compute the entropy of the policy being trained."
             raise EngineError(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
-    with training(algorithm, entropy):
+    with batch_context(BatchContext(algorithm=algorithm, entropy=entropy)):
         return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]
 
 
@@ -68,12 +51,12 @@ def policy_loss(
         what = f"loss_mode={DEW_LOSS}: this trainer does not tell its workers which algorithm they train."
         raise EngineError(Problem(what, remedy=SWITCH_ON))
     algorithm, mask = context.algorithm, response_mask.bool()
-    rows = LossRows(mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy)
+    part = Part(mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy)
     batch, count = config.global_batch_info, None
     if batch:  # the divisor of this process's share: that of the whole mini-batch over D
         tokens, sequences, processes = (batch[key] for key in ("batch_num_tokens", "global_batch_size", "dp_size"))
         count = algorithm.divisor(tokens, sequences) / processes
-    value, stats = algorithm.loss(log_prob, rows, advantages, count=count)
+    value, stats = algorithm.loss(log_prob, part, advantages, count=count)
     return value, _metrics(stats)
 
 

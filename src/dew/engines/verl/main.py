@@ -12,6 +12,16 @@ import os
 import sys
 from typing import Any
 
+from dew.engines.compat import require
+from dew.errors import DewError
+
+try:  # before anything of verl is imported: another release may not have it
+    require("verl")
+except DewError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"dew: {error}")
+
 import hydra
 import ray
 from omegaconf import OmegaConf, open_dict
@@ -23,9 +33,7 @@ from verl.utils.device import auto_set_device
 from verl.utils.import_utils import import_external_libs
 
 from dew.engines.verl import plugin
-from dew.engines.verl.compat import require_verl
 from dew.engines.verl.settings import EXTERNAL, check, plain, read_run_settings
-from dew.errors import DewError
 
 
 class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -40,7 +48,6 @@ class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc
 
 def prepare(config: Any) -> None:
     """Check everything, and have every process of the run import the plug-in by name."""
-    require_verl()
     import_external_libs(plain(config.actor_rollout_ref.model.external_lib))
     plugin.register()
     check(config, estimators=ADV_ESTIMATOR_REGISTRY)

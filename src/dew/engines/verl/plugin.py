@@ -5,7 +5,7 @@ with an unsupported verl, dew's names are unknown to it. `dew.engines.verl.main`
 module by name (`VERL_USE_EXTERNAL_MODULES`), where an error stops the run.
 """
 
-from dew.engines.verl.compat import require_verl
+from dew.engines.compat import require
 from dew.engines.verl.estimators import estimator
 from dew.engines.verl.losses import policy_loss
 from dew.engines.verl.settings import DEW_LOSS, dew_estimators
@@ -15,7 +15,7 @@ def register() -> None:
     """Register every algorithm that is not registered yet; call it again after registering algorithms of your own."""
     from verl.trainer.ppo import core_algos
 
-    require_verl()
+    require("verl")
     for name in dew_estimators():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
             core_algos.register_adv_est(name)(estimator(name))

@@ -285,7 +285,7 @@ class Recipe:
     def stock(self, algorithm: Algorithm, own: dict[str, Any]) -> Overrides:
         """Further keys of verl's own estimator and loss. Its reward manager has the soft overlong penalty."""
         found: Overrides = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP} if algorithm.ratio == "token" else {}
-        if not getattr(algorithm, "scale", True):
+        if not algorithm.scale:
             found["algorithm.norm_adv_by_std_in_grpo"] = False
         if algorithm.reduce == "tokens" and algorithm.divisor(1, 1) != 1:  # a fixed divisor per answer
             found[f"{ACTOR}.loss_agg_mode"] = "seq-mean-token-sum-norm"

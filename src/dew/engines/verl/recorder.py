@@ -5,8 +5,6 @@ dropped never reach the trainer: only their number and accuracy are known, and b
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recording import RunLog, due, git_commit, group_records, machine, versions
+from dew.engines.recording import RunLog, due, group_records
 from dew.engines.verl.estimators import CreditedBatch
 from dew.engines.verl.settings import RunSettings, read
 
@@ -28,22 +26,6 @@ REWARD = "verl"
 """The name of the reward in token records."""
 
 
-def run_facts(config: Any, algorithm: Algorithm, settings: RunSettings) -> dict[str, Any]:
-    """What runs, and on which machine."""
-    workers = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
-    return {
-        "name": Path(settings.folder).name,
-        "engine": "verl",
-        "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
-        "model": str(read(config, "actor_rollout_ref.model.path")),
-        "data": str(read(config, "data.train_files")),
-        "seed": read(config, "data.seed"),
-        "versions": versions("torch", "transformers", "verl", "ray"),
-        "machine": machine(workers),
-        "git_commit": git_commit(),
-    }
-
-
 class Recorder(RunLog):
     """Collects the numbers of a step's batches and writes them when the step ends."""
 
@@ -52,6 +34,16 @@ class Recorder(RunLog):
         self.settings, self.algorithm, self.limit = settings, algorithm, limit
         self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
+
+    def start(self, config: Any) -> None:
+        self.begin(
+            self.algorithm,
+            ["verl", "ray"],
+            int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1)),
+            model=str(read(config, "actor_rollout_ref.model.path")),
+            data=str(read(config, "data.train_files")),
+            seed=read(config, "data.seed"),
+        )
 
     def add(self, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""

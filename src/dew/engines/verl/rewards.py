@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from dew.rewards import Verifier, verifier
+from dew.rewards import verifier
+
+_verifier = cache(verifier)
 
 
 def compute_score(
@@ -26,8 +28,3 @@ def compute_score(
         "verdict": verdict.status,
         "extracted": verdict.extracted or "",
     }
-
-
-@cache
-def _verifier(name: str) -> Verifier:
-    return verifier(name)

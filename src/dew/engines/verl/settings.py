@@ -151,7 +151,7 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     fitting, overlong = REDUCTIONS[algorithm.reduce], f"algorithm.dew.overlong={algorithm.overlong}"
     metric = read(config, "algorithm.filter_groups.metric")
     found = []
-    if mode not in ("vanilla", DEW_LOSS, algorithm.verl_loss):
+    if mode not in ("vanilla", DEW_LOSS):
         found.append((f"{mode_key}={mode}: {name} has a loss of its own.", f"Set {mode_key}={DEW_LOSS}."))
     if reduce not in ("token-mean", fitting):
         found.append((f"{reduce_key}={reduce}: {name} reduces its loss differently.", f"Set {reduce_key}={fitting}."))

@@ -25,10 +25,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
 from dew.engines.verl import plugin
-from dew.engines.verl.compat import require_verl
 from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, batch_context, record_rows
 from dew.engines.verl.losses import actor_loss
-from dew.engines.verl.recorder import Recorder, record_columns, run_facts
+from dew.engines.verl.recorder import Recorder, record_columns
 from dew.engines.verl.settings import DEW_LOSS, MODES, check, dew_estimators, read_run_settings
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically
@@ -36,7 +35,6 @@ from dew.files import write_atomically
 Info = dict[str, Any]
 """What a reward manager returned for a row beside the reward."""
 
-require_verl()
 plugin.register()
 
 
@@ -64,7 +62,7 @@ class CreditMixin:
         recorder, status = self._recorder, "failed"
         if recorder is None:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
-        recorder.begin(run_facts(self.config, self.algorithm, recorder.settings))
+        recorder.start(self.config)
         write_atomically(recorder.folder.path / "config.yaml", self._resolved.encode())
         recorder.resume(self.global_steps)
         try:
@@ -90,7 +88,10 @@ class CreditMixin:
         acc, score = _column(infos, "acc"), _column(infos, "score")
         if acc is None:  # before any KL term is subtracted
             acc = score = _padded(data["rm_scores"]).sum(-1)
-        context = BatchContext(algorithm=self.algorithm, entropy=entropy, keys=batch.keys, acc=acc, score=score)
+        recorded = self._recorder is not None and self._recorder.due(self.global_steps)
+        context = BatchContext(
+            algorithm=self.algorithm, entropy=entropy, keys=batch.keys, acc=acc, score=score, recorded=recorded
+        )
         with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if self._credits and not context.credited:
@@ -110,7 +111,7 @@ class CreditMixin:
         ends = [batch.tags[b]["response_len"] for b in found.conversations.last_row]
         truncated = torch.tensor(ends) >= recorder.limit
         numbers = recorder.add(found, truncated)
-        if recorder.due(self.global_steps):
+        if context.recorded:
             columns = record_columns(found, {**_texts(batch), "reward_extra_info": infos}, truncated)
             recorder.record(self.global_steps, found, columns, self.tokenizer)
         return {f"dew/{name}": value for name, value in numbers.items()}
