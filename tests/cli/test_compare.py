@@ -5,14 +5,17 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from dew.cli import compare as command
+from dew.cli.app import app
 from dew.cli.flags import load_run
 from dew.config import make_run
 from dew.errors import ConfigError
 from dew.evaluate import compare_runs
 from dew.evaluate.comparison import Result
 from dew.records import RunFolder
+from dew.rewards.process import cores
 
 
 def runs(algorithm, values):
@@ -107,9 +110,20 @@ def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_started_agai
     assert unscored is not None and unscored.arguments == ["resume", str(home)]
 
 
-def test_a_gpu_takes_one_run():
-    assert command._parallel(make_run({"use_cpu": False})) == 1
-    assert command._parallel(make_run({"use_cpu": True})) >= 1
+@pytest.mark.parametrize(("flags", "expected"), [(["--no_use_cpu"], 1), ([], cores()), (["--parallel", "3"], 3)])
+def test_runs_at_a_time(flags, expected, tmp_path, monkeypatch):
+    """One per core on a CPU, one on a GPU, or as many as were asked for."""
+
+    class Enough(Exception):
+        pass
+
+    def train(children, total, parallel, held, *, quiet):
+        assert (total, parallel) == (2, expected)
+        raise Enough
+
+    monkeypatch.setattr(command, "_train", train)
+    words = ["compare", "tiny/countdown", "--algorithms", "gtpo,dapo", "--seeds", "1", "--out", str(tmp_path), *flags]
+    assert isinstance(CliRunner().invoke(app, words).exception, Enough)
 
 
 # As it is typed
