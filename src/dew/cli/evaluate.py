@@ -54,8 +54,8 @@ def evaluate_(
     given = {name: value for name, value in given.items() if value is not None}
 
     def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
-        judge = rewards.verifier(verifier) if verifier and suite is None else None
-        return ev.evaluate(*loaded, tasks.task(name, **own), judge, n_problems=n, **{**sampling, **given})
+        scorer = rewards.verifier(verifier) if verifier and suite is None else None
+        return ev.evaluate(*loaded, tasks.task(name, **own), scorer, n_problems=n, **{**sampling, **given})
 
     if suite is not None:
         chosen, loaded = suites.suite(suite), load_model(model, engine, float32)

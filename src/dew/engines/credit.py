@@ -51,7 +51,7 @@ class Credit:
     """(N,) True on rows of groups that only the guide solved: a batch of their own."""
 
 
-def judge(algorithm: Algorithm, rows: Rows) -> Credit:
+def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:
     """Correctness and signal alone, by the outcome reward: what dynamic sampling filters on. Advantages are 0."""
     scored = ~rows.outcome.isnan()
     scored = scored & _any_in_group(rows.group, rows.mask.any(-1) & scored)  # not in a group in which nothing trains
@@ -75,7 +75,7 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
 
     `for_records` adds `shaped` and `extra`, which repeats the shaping: ask for it only where a record is written.
     """
-    credit = judge(algorithm, rows)
+    credit = outcomes(algorithm, rows)
     advantages, shaped = credit.advantages, torch.zeros_like(credit.advantages)
     extra = torch.zeros_like(rows.extra)
     for part in (credit.scored & ~credit.failed, credit.scored & credit.failed):

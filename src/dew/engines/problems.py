@@ -16,7 +16,7 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     assert run.task is not None
     source = task(run.task, **run.task_settings)
     rows = source.rows(run.problems)
-    if not isinstance(judge_of(run), MathVerifier):
+    if not isinstance(verifier_of(run), MathVerifier):
         return source, rows
     usable, bad = usable_rows(rows)
     if bad:
@@ -25,7 +25,7 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     return source, [dict(row) for row in usable]
 
 
-def judge_of(run: Run) -> Verifier | None:
+def verifier_of(run: Run) -> Verifier | None:
     """The verifier that decides correctness, if the run names one or its task has one."""
     name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
     return verifier(name) if name else None

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dew.algorithms import Algorithm
-from dew.engines.credit import Rows, judge
+from dew.engines.credit import Rows, outcomes
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import build_trainer
 from dew.engines.trl.settings import Parsed
@@ -67,7 +67,7 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
         began = perf_counter()
         batch = trainer.sample([dict(row) for row in chosen for _ in range(size)])
         seconds = perf_counter() - began
-        signal = judge(trainer.algorithm, batch).signal[::size].tolist()
+        signal = outcomes(trainer.algorithm, batch).signal[::size].tolist()
     assert batch.entropy is not None
     return Answers(
         outcome=batch.outcome.double().view(-1, size).cpu().numpy(),
@@ -217,4 +217,4 @@ def keeps_noise(algorithm: Algorithm) -> bool:
     mask, extra = torch.ones(4, 1, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
     outcome, entropy = torch.zeros(4), torch.ones(4, 1)
     rows = Rows(group=same_group, mask=mask, outcome=outcome, extra=extra, entropy=entropy, guided=guided)
-    return bool(judge(algorithm, rows).signal.any())
+    return bool(outcomes(algorithm, rows).signal.any())

@@ -29,7 +29,7 @@ from typing import Any
 
 from dew.config import Run
 from dew.engines.permission import check_permission
-from dew.engines.problems import judge_of
+from dew.engines.problems import verifier_of
 from dew.engines.verl.data import Data, load_tokenizer, prepare_data
 from dew.engines.verl.launch import Launch, check_with_verl, prepare
 from dew.engines.verl.recipe import Batches
@@ -274,16 +274,16 @@ def check_verifier(launch: Launch, data: Data) -> Check:
     """Call the verifier on boxed gold answers and on empty answers."""
     if launch.own_reward:
         return skipped("verifier", "A reward function of your own is not called here.")
-    judge = judge_of(launch.run)
-    assert judge is not None
+    verifier = verifier_of(launch.run)
+    assert verifier is not None
     rows = [row["extra_info"] for row in data.train[:PROBED]]
-    empty = sum(verdict.correct for verdict in judge.verdicts([""] * len(rows), rows))
+    empty = sum(verdict.correct for verdict in verifier.verdicts([""] * len(rows), rows))
     if empty:
-        return failed("verifier", f"{judge.name} accepts {empty} of {len(rows)} empty answers.", EMPTY_REMEDY)
-    if judge.columns != ("answer",):
-        return ok("verifier", f"{judge.name} accepts none of {len(rows)} empty answers.")
+        return failed("verifier", f"{verifier.name} accepts {empty} of {len(rows)} empty answers.", EMPTY_REMEDY)
+    if verifier.columns != ("answer",):
+        return ok("verifier", f"{verifier.name} accepts none of {len(rows)} empty answers.")
     boxed = [rf"\boxed{{{row['answer']}}}" for row in rows]
-    good = sum(verdict.correct for verdict in judge.verdicts(boxed, rows))
-    says = f"{judge.name} accepts {good} of {len(rows)} gold answers and no empty one."
+    good = sum(verdict.correct for verdict in verifier.verdicts(boxed, rows))
+    says = f"{verifier.name} accepts {good} of {len(rows)} gold answers and no empty one."
     remedy = "Correct or remove those rows."
     return graded("verifier", says, remedy, warn=good < len(rows), gold=good, rows=len(rows))

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config, get_quantization_config
 
 from dew.config import Scoring, to_yaml
-from dew.engines.problems import judge_of, training_rows
+from dew.engines.problems import training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.settings import Parsed
@@ -51,7 +51,7 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
 
 def rewards_of(parsed: Parsed) -> list[Any]:
     """The reward functions: the verifier first, then those of TRL's `reward_funcs` and its reward model."""
-    verifier = judge_of(parsed.run)
+    verifier = verifier_of(parsed.run)
     functions: list[Any] = [verifier] if verifier is not None else []
     functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if parsed.script.reward_model_name_or_path:
@@ -89,7 +89,7 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> DewTrainer:
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
     train, evaluation = data_of(parsed)
-    verifier = judge_of(parsed.run)
+    verifier = verifier_of(parsed.run)
     if verifier is not None and args.outcome_reward is None:
         args.outcome_reward = verifier.name
     return DewTrainer(
@@ -128,7 +128,7 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
         sweep(folder)
         if not resume:
             write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
-        if isinstance(judge_of(parsed.run), MathVerifier):
+        if isinstance(verifier_of(parsed.run), MathVerifier):
             RunFolder(folder).write_run({"verifier": verifier_versions()})
         if scoring is not None and not (resume and RunFolder(folder).scores()):
             _score(trainer, parsed, scoring, "before", say)
@@ -215,7 +215,7 @@ def _score(trainer: DewTrainer, parsed: Parsed, scoring: Scoring, when: str, say
         trainer.sampling_model(),
         trainer.processing_class,
         task(run.task, **run.task_settings),
-        judge_of(run),
+        verifier_of(run),
         n_problems=scoring.problems,
         k=scoring.k,
         temperature=scoring.temperature,

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
-from dew.engines.credit import give_credit, judge
+from dew.engines.credit import give_credit, outcomes
 from dew.engines.metrics import Numbers
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints, failures
@@ -202,7 +202,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
         return fill_batch(
             sample,
-            lambda batch: judge(self.algorithm, batch).signal,
+            lambda batch: outcomes(self.algorithm, batch).signal,
             stream,
             accelerator,
             quota=self.args.generation_batch_size // size,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dew.engines.problems import judge_of, training_rows
+from dew.engines.problems import training_rows, verifier_of
 from dew.engines.verl.launch import Launch
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.tasks import Row
@@ -39,7 +39,7 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
     """All rows that verl will read. An error if they do not fill one step."""
     run, limit, prompts = launch.run, int(launch["data.max_prompt_length"]), launch.batches.prompts
     source, rows = training_rows(run)
-    verifier = None if launch.own_reward else judge_of(run)
+    verifier = None if launch.own_reward else verifier_of(run)
     name, columns = (verifier.name, verifier.columns) if verifier is not None else (source.name, ())
     prefix = special_prefix(tokenizer)
     short = [row for row in rows if prompt_length(tokenizer, row["prompt"], prefix) <= limit]

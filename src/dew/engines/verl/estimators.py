@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dew.algorithms import Algorithm
-from dew.engines.credit import Credit, Rows, give_credit, judge
+from dew.engines.credit import Credit, Rows, give_credit, outcomes
 from dew.engines.verl.settings import SWITCH_ON
 from dew.errors import EngineError, Problem
 
@@ -178,7 +178,7 @@ def record_rows(
     rows, conversations = answers(context, rewards, mask, index)
     reward = (rows.outcome + rows.extra)[:, None] * rows.mask
     credit = replace(
-        judge(context.algorithm, rows), advantages=conversations.join(advantages), shaped=reward, extra=rows.extra
+        outcomes(context.algorithm, rows), advantages=conversations.join(advantages), shaped=reward, extra=rows.extra
     )
     return CreditedBatch(rows, credit, conversations)
 
