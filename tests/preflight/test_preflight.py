@@ -197,9 +197,12 @@ def test_an_empty_answer_that_counts_as_correct_fails(settings):
     assert found.status == "failed" and "empty answer counts as correct" in found.says
 
 
-def test_several_rewards_without_an_outcome_reward_fail(settings):
+def test_the_verifier_of_the_task_is_the_default_outcome_reward(settings):
+    """As in training; see also tests/trl for several rewards without a verifier."""
     found = look({**settings, "reward_funcs": ["preflight_rewards.thinks"]})["outcome"]
-    assert found.status == "failed" and "2 reward functions" in found.says
+    assert found.status == "ok" and found.says.startswith("countdown decides") and "thinks" in found.says
+    unknown = look({**settings, "reward_funcs": ["preflight_rewards.thinks"], "outcome_reward": "think"})["outcome"]
+    assert unknown.status == "failed" and "thinks" in unknown.remedy
 
 
 def test_a_context_that_is_too_small_fails(settings):

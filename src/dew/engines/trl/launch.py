@@ -52,6 +52,8 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
 def rewards_of(parsed: Parsed) -> list[Any]:
     """The reward functions: the verifier first, then those of TRL's `reward_funcs` and its reward model."""
     verifier = verifier_of(parsed.run)
+    if verifier is not None and parsed.args.outcome_reward is None:
+        parsed.args.outcome_reward = verifier.name
     functions: list[Any] = [verifier] if verifier is not None else []
     functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if parsed.script.reward_model_name_or_path:
@@ -89,9 +91,6 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> DewTrainer:
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
     train, evaluation = data_of(parsed)
-    verifier = verifier_of(parsed.run)
-    if verifier is not None and args.outcome_reward is None:
-        args.outcome_reward = verifier.name
     return DewTrainer(
         local_model(model.model_name_or_path),
         rewards_of(parsed),
