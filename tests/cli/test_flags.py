@@ -115,5 +115,5 @@ def test_without_trl_nothing_is_known(monkeypatch):
 
 def test_an_unknown_algorithm_is_reported_early_but_verl_may_import_it_first():
     with pytest.raises(ConfigError, match="mine"):
-        flags.check_settings(make_run({"algorithm": "mine"}))
-    flags.check_settings(make_run({"algorithm": "mine", "engine": "verl"}))
+        flags.check_settings(make_run({"algorithm": "mine"}), {})
+    flags.check_settings(make_run({"algorithm": "mine", "engine": "verl"}), {})

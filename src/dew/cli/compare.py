@@ -47,7 +47,7 @@ def compare(
     """
     run, typed = load_run(recipe, context.args)
     run = _without_per_run(run, typed)
-    check_settings(run)
+    check_settings(run, typed)
     check_permission(run, typed, untrusted)
     names = _algorithms(algorithms)
     baseline = names[0] if baseline is None else _algorithms(baseline)[0]

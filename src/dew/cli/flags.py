@@ -107,11 +107,12 @@ CLASSES = {
 """The dataclasses that hold TRL's settings, with their bases, and the files that define them."""
 
 
-def check_settings(run: Run) -> None:
+def check_settings(run: Run, typed: Typed) -> None:
     """Report unknown settings and algorithms before anything slow is imported."""
     known = known_settings()
     if known is not None:
-        check_keys(run.settings, known, source=f"{run.source} with the command line")
+        check_keys([name for name in run.settings if name in typed], known, source="command line")
+        check_keys(run.settings, known, source=run.source)
     algorithm = run.settings.get("algorithm")
     if isinstance(algorithm, str) and run.engine != "verl":  # which imports the user's algorithms first
         from dew.algorithms import get_algorithm

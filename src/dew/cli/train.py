@@ -43,7 +43,7 @@ def train(
     if config is None:
         raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
-    check_settings(run)
+    check_settings(run, typed)
     if run.engine == "verl":
         from dew.cli import verl
 
