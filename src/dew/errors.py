@@ -70,9 +70,6 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def not_loaded(what: str, name: str, error: Exception) -> Problem:
     """A model or data set that a hub or a folder did not give: the first line of a long error, and what to check."""
-    lines = str(error).strip().splitlines()
-    reason = lines[0].rstrip(".") if lines else type(error).__name__
-    return Problem(
-        f"{what}: {name!r} cannot be loaded ({reason}).",
-        remedy="Check the name or the path; without network access, download it first and give its folder.",
-    )
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    remedy = "Check the name or the path; without network access, download it first and give its folder."
+    return Problem(f"{what}: {name!r} cannot be loaded ({reason}).", remedy=remedy)

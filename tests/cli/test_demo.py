@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from dew.cli import demo
 from dew.cli.runs import Child, claim, lock, run_all
@@ -151,7 +152,7 @@ def test_an_interruption_ends_all_children(tmp_path, number):
         os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(typer.Abort):
         run_all(children, 2)
     assert all(c.process is not None and c.process.poll() is not None for c in children)
 

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -287,7 +288,7 @@ def run_all(
                 ended(child)
             time.sleep(POLL if running else 0)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Interrupted; all processes are stopped. {advice}") from None
+        raise typer.Abort(f"Interrupted; all processes are stopped. {advice}") from None
     finally:
         _stop([child.process for child in running if child.process is not None])
         signal.signal(signal.SIGTERM, before)

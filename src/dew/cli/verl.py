@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import typer
+
 from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
 from dew.cli.runs import Child, claim, live, lock, run_all
@@ -87,7 +89,7 @@ def _train(launch: Launch, folder: Path) -> None:
         with lock(folder) as held, live(lambda: [child.view]):
             run_all([child], 1, keep_open=[held], advice=advice)
         status = "done"
-    except KeyboardInterrupt:
+    except typer.Abort:
         status = "stopped"
         raise
     finally:
