@@ -126,7 +126,7 @@ RULES = (
          "{value:.0%} of the tokens were clipped and got no gradient.",
          "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
     Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
-         "The verifier timed out or failed on {value:.1%} of the answers, which count as wrong.",
+         "The verifier timed out on {value:.1%} of the answers, which count as wrong.",
          "Raise its time limit, or look up the verdicts of these answers in the token records."),
     Rule("no_gradient", partial(_stays_below, "grad_norm", 0.0, 5),
          "The gradient was exactly 0 for 5 steps, so nothing is learned.",

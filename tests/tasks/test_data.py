@@ -253,3 +253,10 @@ def test_invalid_sources_and_settings(tmp_path, monkeypatch, call, message: str)
     write(tmp_path / "empty.jsonl", [{}])
     with pytest.raises(ConfigError, match=message):
         call(tmp_path)
+
+
+def test_a_task_names_the_template_that_it_renders_with():
+    """The verl engine chooses the model's chat template by it."""
+    assert task("own.jsonl", problem="question").template == "chat"
+    assert task("own.jsonl", problem="question", template="r1").template == "r1"
+    assert task("own.jsonl", prompt="prompt").template is None

@@ -187,6 +187,7 @@ def custom(
     if prompt and template:
         what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
         raise ConfigError(Problem(what, remedy="Set one of the two."))
+    template = template or (None if prompt else "chat")
     render(template or "chat", "")
     name = Path(path).name
     name = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
