@@ -100,6 +100,12 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
     "gspo": ("grpo", "gspo", "seq-mean-token-mean", False, (3e-4, 4e-4)),
     "forking_tokens": ("forking_tokens", "dew", "token-mean", True, (0.2, 0.28)),
     "entropy_advantage": ("entropy_advantage", "dew", "token-mean", True, (0.2, 0.28)),
+    **{name: (name, "dew", "token-mean", True, (0.2, 0.28)) for name in ("maxrl", "qae", "clip_cov", "steer", "otb")},
+    "cispo": ("cispo", "dew", "token-mean", True, (1.0, 4.0)),
+    "sapo": ("sapo", "dew", "seq-mean-token-mean", False, (0.2, 0.2)),
+    "w_reinforce": ("w_reinforce", "dew", "token-mean", False, (0.2, 0.28)),
+    "reinforce_pp": ("reinforce_pp", "dew", "token-mean", False, (0.2, 0.2)),
+    "kl_cov": ("kl_cov", "dew", "token-mean", True, (1.0, 1e6)),
 }
 
 
