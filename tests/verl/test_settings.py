@@ -126,6 +126,16 @@ def test_a_trainer_mode_without_the_entropy(mode):
     assert "trainer.v1.trainer_mode=dew_sync" in refused(trainer__v1__trainer_mode=mode)
 
 
+def test_sums_of_squares_in_16_bits_or_left_out():
+    otb = {"algorithm__adv_estimator": "otb"}
+    exact = {"actor_rollout_ref__actor__fsdp_config__mixed_precision": {"param_dtype": "fp32"}}
+    assert check(verl(**otb, **exact)).needs_sum_sq
+    assert check(verl(**otb, actor_rollout_ref__actor__strategy="megatron")).needs_sum_sq
+    assert "param_dtype=fp32" in refused(**otb)
+    assert "use_fused_kernels=True" in refused(**otb, **exact, actor_rollout_ref__model__use_fused_kernels=True)
+    assert "bypass_mode=True" in refused(**otb, **exact, algorithm__rollout_correction__bypass_mode=True)
+
+
 def test_the_old_trainer():
     assert "trainer.use_v1=False" in refused(trainer__use_v1=False)
 
