@@ -53,7 +53,7 @@ class GRPO(Algorithm):
     def problems(self) -> list[str]:
         found = super().problems() + choice("credit", self.credit, get_args(GroupCredit))
         if not 0 < self.quantile < 1:
-            found.append(f"quantile={self.quantile}: give 0 < quantile < 1; the paper uses 0.4.")
+            found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
         if not 0 <= self.positive < float("inf"):
             found.append(f"positive={self.positive}: correct answers would be penalised. Give >= 0; the paper: 0.1.")
         if self.credit == "maxrl" and self.overlong != "none":

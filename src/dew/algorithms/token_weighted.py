@@ -66,7 +66,7 @@ class KLCov(DAPO):
     def problems(self) -> list[str]:
         found = super().problems() + _share(self.cov_share)
         if not 0 <= self.cov_coef < float("inf"):
-            found.append(f"cov_coef={self.cov_coef}: tokens would be pushed away. Give >= 0; the paper uses 1.")
+            found.append(f"cov_coef={self.cov_coef}: tokens would be pushed away. Give >= 0, e.g. 1.")
         return found
 
     def penalties(self, rollouts: Rollouts, advantages: Tensor) -> Tensor:

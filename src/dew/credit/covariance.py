@@ -43,7 +43,7 @@ def clip_cov_mask(
     """
     _check_share(share)
     if not low < high:
-        raise ConfigError(f"cov_low={low}, cov_high={high}: expected low < high. The paper uses 1 and 5.")
+        raise ConfigError(f"cov_low={low}, cov_high={high}: expected low < high, e.g. 1 and 5.")
     cov = covariance(advantages, logp, mask)
     candidates = (mask & (cov > low) & (cov < high)).flatten().nonzero()[:, 0]
     live = int(mask.sum())

@@ -35,7 +35,7 @@ def qae_advantages(
     """
     present = check_present(rewards, present)
     if not 0 < quantile < 1:
-        raise ConfigError(f"quantile={quantile}: give 0 < quantile < 1; the paper uses 0.4.")
+        raise ConfigError(f"quantile={quantile}: give 0 < quantile < 1, e.g. 0.4.")
     r = torch.where(present, at_least_float32(rewards), 0)
     size = present.sum(-1, keepdim=True)
     rank = (quantile * size - 1e-6).ceil().long().clamp_min(1)  # 0.4 · 5 is a hair above 2 in floating point

@@ -33,7 +33,7 @@ def steer_weights(
     for name, x in (("advantages", advantages), ("logp", logp)):
         check_shape(name, x, mask.shape, "token (*P, G, T)")
     if not 0 < least <= 1:
-        raise ConfigError(f"least={least}: the smallest weight of a token. Give 0 < least <= 1; the paper uses 0.8.")
+        raise ConfigError(f"least={least}: the smallest weight of a token. Give 0 < least <= 1; the authors use 0.8.")
     A, log_pi, H = (torch.where(mask, at_least_float32(x), 0) for x in (advantages, logp, entropy))
     change = (A * -log_pi.expm1() * (log_pi + H)).abs()
     k = -math.log(least) / change.max().clamp_min(LEAST) if change.numel() else 0.0

@@ -208,7 +208,7 @@ def _sum_sq_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
         found.append(Problem(f"{what}.", why, "Set it to False."))
     dtype = str(read(config, f"{FSDP}.mixed_precision.param_dtype"))
     if str(read(config, f"{ACTOR}.strategy", "fsdp")) in ("fsdp", "fsdp2") and dtype not in ("fp32", "float32"):
-        why = "verl computes it from the logits in bf16: most of it is rounding."
+        why = "verl computes it from the logits in bf16: 1 - 2p + sum p^2 of a confident token would be rounding error."
         found.append(Problem(f"{what}.", why, f"Set {FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
     return found
 
