@@ -24,8 +24,8 @@ TESTS = [
     "core/test_baseline_credit",
     "core/test_losses",
     "core/test_rollouts",
-    "core/test_algorithms",
     "core/test_rules",
+    "core/test_algorithms",
 ]
 
 RULES = ("credit/group_credit.py", "credit/covariance.py", "credit/token_baseline.py", "credit/steer.py",

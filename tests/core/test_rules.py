@@ -56,8 +56,9 @@ def rollouts(batch, extra=None):
 
 # ---- group credit, worked by hand ---------------------------------------------------------------
 def test_golden_maxrl():
-    # 1 0 0 0: mean ¼; (1 − ¼)/¼ = 3, (0 − ¼)/¼ = −1.  Without a correct answer there is nothing to divide by.
-    close(maxrl_advantages(double([[1.0, 0, 0, 0], [0, 0, 0, 0]])), [[3.0, -1, -1, -1], [0, 0, 0, 0]])
+    # 1 0 0 0: mean ¼; (1 − ¼)/¼ = 3, (0 − ¼)/¼ = −1.  A mean of 0 or less is nothing to divide by.
+    rewards = double([[1.0, 0, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]])
+    close(maxrl_advantages(rewards), [[3.0, -1, -1, -1], [0, 0, 0, 0], [0, 0, 0, 0]])
 
 
 def test_golden_qae():
