@@ -59,12 +59,16 @@ def forward(
             keys, values = cache[i]
             keys[:, :, start : start + S], values[:, :, start : start + S] = k, v
             k, v = keys[:, :, : start + S], values[:, :, : start + S]
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=S > 1)
+        mixed = attend(q, k, v)
         x = torch.baddbmm(x, mixed.transpose(1, 2).reshape(R, B * S, D), parameters[f"{i}.project"])
         inner = torch.bmm(F.layer_norm(x, (D,)), parameters[f"{i}.up"]).relu_()
         x = torch.baddbmm(x, inner, parameters[f"{i}.down"])
     x = F.layer_norm(x.view(R, B, S, D)[:, :, S - last :].reshape(R, B * last, D), (D,))
     return torch.bmm(x, parameters["out"]).view(R, B, last, OUTPUTS).float()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:

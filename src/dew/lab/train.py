@@ -160,13 +160,18 @@ class Stack:
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
         self.held_out = held_out(task, settings.eval_problems, device)
         self.history: dict[str, list[Tensor]] = {}
+        self.dtype = torch.float32
+
+    def weights(self) -> Parameters:
+        """The parameters in the precision that the policies compute in."""
+        return {name: p.to(self.dtype) for name, p in self.parameters.items()}
 
     def generation(self, number: int) -> None:
         """Sample, judge, give credit and update; `number` counts from 0."""
         s, R = self.settings, len(self.replicas)
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
-        answers = sample(self.parameters, problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens))
+        answers = sample(self.weights(), problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens))
         correct = judge(self.task, answers, problems)
         mask, G = answers.mask, s.group_size
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in answers.signals.items() if name in SIGNALS}
@@ -213,7 +218,7 @@ class Stack:
             token, old, mask, A = (
                 _take(x, rows)[..., :longest] for x in (answers.tokens, answers.signals["logp"], live, advantages)
             )
-            logits = forward(self.parameters, torch.cat([prompt, token[..., :-1]], -1), last=longest)
+            logits = forward(self.weights(), torch.cat([prompt, token[..., :-1]], -1), last=longest)
             logp = log_probabilities(logits, token)
             total = torch.zeros((), device=live.device)
             for team in self.teams:
@@ -229,7 +234,7 @@ class Stack:
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems."""
         k = self.settings.eval_k
-        solved = solve(self.task, self.parameters, self.held_out, k, self.settings.answers, self._uniforms, number)
+        solved = solve(self.task, self.weights(), self.held_out, k, self.settings.answers, self._uniforms, number)
         self._record(**{"pass@1": solved.float().mean((1, 2)), "pass@k": solved.any(2).float().mean(1)})
 
     def results(self) -> list[dict[str, Any]]:
