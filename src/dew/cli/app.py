@@ -13,7 +13,7 @@ from dew.errors import DewError, Problem
 
 app = typer.Typer(name="dew", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "report", "recipes")
+COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "recipes")
 """The modules that define the commands, in the order of the help text."""
 
 

@@ -37,6 +37,7 @@ from dew import __version__
 from dew.errors import ConfigError, Problem, RecordError
 from dew.files import read_whole, write_atomically
 from dew.lab.arms import Arm, parse_arms
+from dew.lab.policy import numerics
 from dew.lab.tasks import VOCABULARY, Task, get_task
 from dew.lab.train import Replica, Settings, Stack
 from dew.lab.warm_start import WarmStart, cache_folder, warm_start
@@ -111,17 +112,18 @@ def study(
     found.arms[:] = dict.fromkeys([*found.arms, *(arm.label for arm in chosen)])
     found.versions.update(_versions(device))
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
-    for task in kinds:
-        start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
-        _same_start(found, task, start, folder)
-        done = {_key(run) for run in found.runs}
-        todo = [x for x in replicas if (task.name, x.arm.label, x.arm.learning_rate, x.seed, x.arm.source) not in done]
-        if not todo:
-            say(f"{task.name}: all {len(replicas)} runs are finished.")
-            continue
-        for stack, curves in _train(task, start, todo, settings, device, say, progress, len(replicas)):
-            found.runs[:] = [*found.runs, *(_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True))]
-            write_atomically(folder / FILE, json.dumps(found.to_json()).encode())
+    with numerics():
+        for task in kinds:
+            start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
+            _same_start(found, task, start, folder)
+            done = {_key(run) for run in found.runs}
+            todo = [x for x in replicas if (task.name, x.arm.label, x.arm.learning_rate, x.seed, x.arm.source) not in done]
+            if not todo:
+                say(f"{task.name}: all {len(replicas)} runs are finished.")
+                continue
+            for stack, curves in _train(task, start, todo, settings, device, say, progress, len(replicas)):
+                found.runs[:] = [*found.runs, *(_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True))]
+                write_atomically(folder / FILE, json.dumps(found.to_json()).encode())
     return found
 
 

@@ -6,7 +6,6 @@ replicas, or of rows that train, is another.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
 from dew.errors import ConfigError
 from dew.lab.arms import Arm
-from dew.lab.policy import Adam, Answers, Parameters, entropy, forward, log_probabilities, sample
+from dew.lab.policy import Adam, Answers, Parameters, deterministic, entropy, forward, log_probabilities, sample
 from dew.lab.tasks import Problems, Task, generator
 from dew.rollouts import Rollouts
 
@@ -160,18 +159,13 @@ class Stack:
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
         self.held_out = held_out(task, settings.eval_problems, device)
         self.history: dict[str, list[Tensor]] = {}
-        self.dtype = torch.float32
-
-    def weights(self) -> Parameters:
-        """The parameters in the precision that the policies compute in."""
-        return {name: p.to(self.dtype) for name, p in self.parameters.items()}
 
     def generation(self, number: int) -> None:
         """Sample, judge, give credit and update; `number` counts from 0."""
         s, R = self.settings, len(self.replicas)
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
-        answers = sample(self.weights(), problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens))
+        answers = sample(self.parameters, problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens))
         correct = judge(self.task, answers, problems)
         mask, G = answers.mask, s.group_size
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in answers.signals.items() if name in SIGNALS}
@@ -218,7 +212,7 @@ class Stack:
             token, old, mask, A = (
                 _take(x, rows)[..., :longest] for x in (answers.tokens, answers.signals["logp"], live, advantages)
             )
-            logits = forward(self.weights(), torch.cat([prompt, token[..., :-1]], -1), last=longest)
+            logits = forward(self.parameters, torch.cat([prompt, token[..., :-1]], -1), last=longest)
             logp = log_probabilities(logits, token)
             total = torch.zeros((), device=live.device)
             for team in self.teams:
@@ -234,7 +228,7 @@ class Stack:
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems."""
         k = self.settings.eval_k
-        solved = solve(self.task, self.weights(), self.held_out, k, self.settings.answers, self._uniforms, number)
+        solved = solve(self.task, self.parameters, self.held_out, k, self.settings.answers, self._uniforms, number)
         self._record(**{"pass@1": solved.float().mean((1, 2)), "pass@k": solved.any(2).float().mean(1)})
 
     def results(self) -> list[dict[str, Any]]:
@@ -298,14 +292,3 @@ def _teams(replicas: Sequence[Replica], budget: int) -> list[Team]:
 def _take(x: Tensor, rows: Tensor) -> Tensor:
     """(R, B, ...) -> (R, b, ...): the rows of each replica."""
     return x.gather(1, rows.view(*rows.shape, *[1] * (x.ndim - 2)).expand(*rows.shape, *x.shape[2:]))
-
-
-@contextmanager
-def deterministic() -> Any:
-    """The backward pass of attention adds up in a fixed order."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dew.files import write_atomically
-from dew.lab.policy import Adam, Parameters, forward, new_policy
+from dew.lab.policy import Adam, Parameters, deterministic, forward, new_policy
 from dew.lab.tasks import PAD, Task, generator
-from dew.lab.train import deterministic, held_out, solve
+from dew.lab.train import held_out, solve
 
 TARGET = 0.12
 """Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""
