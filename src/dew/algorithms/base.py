@@ -56,9 +56,6 @@ class Algorithm:
     replaces: ClassVar[tuple[str, ...]] = ()
     """Loss settings of other trainers that ask for what this algorithm does, e.g. TRL's `top_entropy_quantile`."""
 
-    weighting_off: ClassVar[Mapping[str, float]] = {}
-    """Settings that turn its entropy weighting off and change nothing else: the control of a comparison."""
-
     paper: ClassVar[Mapping[str, str] | None] = None
     """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
 

@@ -79,7 +79,6 @@ class GTPO(EntropyWeighted):
     low-entropy tokens get more penalty. arXiv:2508.04349 (not the GTPO of arXiv:2508.03772)."""
 
     name: ClassVar[str] = "gtpo"
-    weighting_off: ClassVar[Mapping[str, float]] = {"alpha2": 0.0}
 
     alpha1: float = 1.0
     """α₁: weight of the plain outcome."""
@@ -116,7 +115,6 @@ class GRPOS(EntropyWeighted):
     """Sequence-level entropy weighting with an arithmetic sequence ratio. arXiv:2508.04349."""
 
     name: ClassVar[str] = "grpo_s"
-    weighting_off: ClassVar[Mapping[str, float]] = {"beta2": 0.0}
     reduce: ClassVar[Reduce] = "sequences"
 
     beta1: float = 1.0

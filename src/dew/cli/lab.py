@@ -66,7 +66,7 @@ def lab(
         tasks=task or ([QUICK_TASK] if quick else ["countdown-4"]),
         seeds=2 if quick and seeds == 8 else seeds,
         first_seed=first_seed,
-        learning_rates=learning_rate or [3e-4 if quick else 1e-4],
+        learning_rates=learning_rate or [1e-4],
         settings=settings,
         controls=not no_controls and not (quick and not arms),
         device=device,

@@ -47,7 +47,7 @@ FILE = "study.json"
 MAX_FILE = 1 << 30
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
-QUICK = Settings(group_size=8, prompts=16, optimizer_steps=2, generations=30, width=64, depth=2, eval_problems=64, eval_k=8)
+QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
 QUICK_TASK = "countdown-3"
 
 
