@@ -49,8 +49,8 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
         if algorithm.kl_coef:
             why = "The lab keeps no reference policy."
             problems.append(Problem(f"arm {text!r}: kl_coef={algorithm.kl_coef}.", why, "Leave kl_coef out."))
-        off = {key: value for key, value in algorithm.weighting_off.items() if getattr(algorithm, key) != value}
-        plain = replace(algorithm, **off) if off and controls else None
+        plain = algorithm.control() if controls else None
+        plain = None if plain == algorithm else plain
         for each in (rate,) if rate is not None else learning_rates:
             made = [Arm(_label(algorithm), algorithm, each, source, _label(plain) if plain else None)]
             made += [Arm(_label(plain), plain, each, source)] if plain else []

@@ -86,32 +86,37 @@ class Team:
 
     def __init__(self, algorithm: Algorithm, rows: slice) -> None:
         self.algorithm, self.rows = algorithm, rows
+        self.penalises: bool = getattr(algorithm, "penalises", False)
         self.stacked: bool | None = None  # not tried yet
         self.vectorised: bool | None = None
 
     def credit(self, rollouts: Sequence[Rollouts]) -> tuple[Tensor, Tensor]:
-        """(r, P, G, T) advantages and (r, P) groups with signal; the others are left out of the update."""
-        whole = Rollouts(**{
-            name: torch.cat([getattr(x, name) for x in rollouts])
-            for name in SIGNALS
-            if getattr(rollouts[0], name) is not None
-        })
-        shape = (len(rollouts), *rollouts[0].mask.shape)
+        """(r, c, P, G, T) credit and (r, P) groups with signal; the others are left out of the update."""
+        whole = Rollouts(**{name: torch.cat([getattr(x, name) for x in rollouts]) for name in _given(rollouts[0])})
         signal = self.algorithm.signal(whole)
-        kept = signal.view(shape[:2])
+        kept = signal.view(len(rollouts), -1)
         together = None
         if self.stacked is not False:
-            together = torch.where(signal[:, None, None], self.algorithm.advantages(whole), 0).view(shape)
+            found = torch.where(signal[:, None, None], self._credit(whole), 0)
+            together = found.unflatten(1, kept.shape).transpose(0, 1)
         if self.stacked:
             assert together is not None
             return together, kept
-        apart = torch.zeros(shape, device=kept.device)
+        apart = torch.zeros(len(rollouts), 1 + self.penalises, *rollouts[0].mask.shape, device=kept.device)
         for found, keep, one in zip(apart, kept, rollouts, strict=True):
             if keep.any():
-                found[keep] = self.algorithm.advantages(_groups(one, keep)).to(found.dtype)
+                groups = Rollouts(**{name: x[keep] for name, x in _given(one).items()})
+                found[:, keep] = self._credit(groups).to(found.dtype)
         if together is not None and bool(signal.any()):
             self.stacked = len(rollouts) > 1 and torch.allclose(together, apart, rtol=1e-4, atol=1e-5)
         return apart, kept
+
+    def _credit(self, rollouts: Rollouts) -> Tensor:
+        """(c, P, G, T): advantages, and penalties if the algorithm has them."""
+        advantages = self.algorithm.advantages(rollouts)
+        if not self.penalises:
+            return advantages[None]
+        return torch.stack([advantages, self.algorithm.penalties(rollouts, advantages)])
 
     def loss(self, logp: Tensor, part: Part, advantages: Tensor, count: Tensor) -> Tensor:
         """(r,) losses of (r, b, T) rows."""
@@ -137,9 +142,8 @@ class Team:
         return apart
 
 
-def _groups(rollouts: Rollouts, keep: Tensor) -> Rollouts:
-    given = {name: x[keep] for name in SIGNALS if (x := getattr(rollouts, name)) is not None}
-    return Rollouts(**given)
+def _given(rollouts: Rollouts) -> dict[str, Tensor]:
+    return {f.name: x for f in fields(Rollouts) if (x := getattr(rollouts, f.name)) is not None}
 
 
 class Stack:
@@ -173,36 +177,37 @@ class Stack:
         grouped |= {"reward": correct.unflatten(1, (s.prompts, G)).float()}
         rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
         found = [team.credit(rollouts[team.rows]) for team in self.teams]
-        advantages = torch.cat([a for a, _ in found]).flatten(1, 2)
         signal = torch.cat([kept for _, kept in found])
+        advantages = torch.cat([credit[:, 0] for credit, _ in found]).flatten(1, 2)
+        penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in found]
         live = mask & signal.repeat_interleave(G, 1)[..., None]
-        norm = self._update(problems, answers, advantages, live, self._uniforms("order", number, s.answers))
-        wrong_sign = (advantages * (2 * correct.float() - 1)[..., None] < 0) & live
+        norm = self._update(problems, answers, advantages, penalties, live, self._uniforms("order", number, s.answers))
+        wrong = (advantages * (2 * correct.float() - 1)[..., None] < 0) & live
         self._record(
             accuracy=correct.float().mean(1),
             entropy=(answers.signals["entropy"] * mask).sum((1, 2)) / mask.sum((1, 2)),
             length=mask.sum((1, 2)) / s.answers,
-            flipped=wrong_sign.sum((1, 2)) / live.sum((1, 2)).clamp_min(1),
+            flipped=wrong.sum((1, 2)) / live.sum((1, 2)).clamp_min(1),
             signal=signal.float().mean(1),
             gradient=norm,
         )
 
-    def _update(self, problems: Problems, answers: Answers, advantages: Tensor, live: Tensor, noise: Tensor) -> Tensor:
+    def _update(
+        self,
+        problems: Problems,
+        answers: Answers,
+        advantages: Tensor,
+        penalties: Sequence[Tensor | None],
+        live: Tensor,
+        noise: Tensor,
+    ) -> Tensor:
         """The optimizer steps of a generation; (R,) mean gradient norm."""
         steps, G = self.settings.optimizer_steps, self.settings.group_size
         trains = live.any(-1)
         order = (noise + ~trains).argsort(1)  # rows that train come first, and are dealt out to the steps in turn
         tokens = _take(live.sum(-1), order)
-        counts = torch.stack([torch.stack([tokens[:, i::steps].sum(1), (tokens[:, i::steps] > 0).sum(1)]) for i in range(steps)])
-        most, longest = int(trains.sum(1).max()), int((live.any(1).any(0) * torch.arange(1, live.shape[-1] + 1, device=live.device)).max())
-        divisors = torch.ones(steps, len(self.replicas))
-        sizes = counts.tolist()
-        for team in self.teams:
-            for i in range(steps):
-                for r in range(team.rows.start, team.rows.stop):
-                    if sizes[i][1][r]:
-                        divisors[i, r] = team.algorithm.divisor(int(sizes[i][0][r]), int(sizes[i][1][r]))
-        divisors = divisors.to(live.device)
+        most, longest = int(trains.sum(1).max()), int(live.sum(-1).max())
+        divisors = torch.stack([self._divisors(tokens[:, i::steps]) for i in range(steps)])
         norms = []
         for i in range(steps):
             rows = order[:, i:most:steps]
@@ -215,15 +220,24 @@ class Stack:
             logits = forward(self.parameters, torch.cat([prompt, token[..., :-1]], -1), last=longest)
             logp = log_probabilities(logits, token)
             total = torch.zeros((), device=live.device)
-            for team in self.teams:
+            for team, penalty in zip(self.teams, penalties, strict=True):
                 at = team.rows
-                now = entropy(logits[at].detach()) if team.algorithm.needs_entropy == "current" else None
-                part = Part(mask=mask[at], old_logp=old[at], entropy=now)
+                part = Part(mask=mask[at], old_logp=old[at])
+                if team.algorithm.needs_entropy == "current":
+                    part = replace(part, entropy=entropy(logits[at].detach()))
+                if penalty is not None:
+                    part = replace(part, penalty=_take(penalty, rows[at])[..., :longest])
                 total = total + team.loss(logp[at], part, A[at], divisors[i, at]).sum()
             with deterministic():
                 total.backward()
             norms.append(self.adam.step(MAX_GRADIENT_NORM))
         return torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
+
+    def _divisors(self, tokens: Tensor) -> Tensor:
+        """(R,) what the loss is divided by, from (R, b) live tokens of the rows of a step."""
+        sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
+        by_run = [team.algorithm.divisor(*sizes[r]) for team in self.teams for r in range(team.rows.start, team.rows.stop)]
+        return torch.tensor(by_run, device=tokens.device).clamp_min(1)
 
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems."""
