@@ -117,7 +117,9 @@ def _find(rule: str) -> tuple[str, str]:
     known = algorithm_classes().get(getattr(found, "name", ""))
     if not isinstance(vars(found).get("name"), str) or (known and known.__module__ != found.__module__):
         why = f"It has the name {known.name!r}, which is taken." if known else "It has no name."
-        raise ConfigError(Problem(f"{rule}: class {name}.", why, 'Give it one of its own: name: ClassVar[str] = "mine".'))
+        raise ConfigError(
+            Problem(f"{rule}: class {name}.", why, 'Give it one of its own: name: ClassVar[str] = "mine".')
+        )
     register_algorithm(found)
     file = getattr(module, "__file__", None)
     return found.name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else ""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,9 @@ def forward(
     R, B, S = ids.shape
     D = parameters["embed"].shape[-1]
     heads = max(1, D // HEAD)
-    one_hot = F.one_hot(ids.reshape(R, B * S), VOCABULARY).to(torch.float32)  # a product's gradient is faster than a lookup's
+    one_hot = F.one_hot(ids.reshape(R, B * S), VOCABULARY).to(
+        torch.float32
+    )  # a product's gradient is faster than a lookup's
     x = torch.bmm(one_hot, parameters["embed"]).view(R, B, S, D) + parameters["position"][:, None, start : start + S]
     x = x.reshape(R, B * S, D)
     for i in range(sum(name.endswith("qkv") for name in parameters)):
@@ -180,11 +183,12 @@ def numerics() -> Iterator[None]:
 @contextmanager
 def deterministic() -> Iterator[None]:
     """The backward pass of attention adds up in a fixed order, so that the same seed gives the same numbers."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that writes every tensor twice
+    settings.fill_uninitialized_memory = False  # a debugging aid that writes every tensor twice
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        settings.fill_uninitialized_memory = before[1]

@@ -86,7 +86,7 @@ class Team:
 
     def __init__(self, algorithm: Algorithm, rows: slice) -> None:
         self.algorithm, self.rows = algorithm, rows
-        self.penalises: bool = getattr(algorithm, "penalises", False)
+        self.penalties: Any = getattr(algorithm, "penalties", None) if getattr(algorithm, "penalises", False) else None
         self.stacked: bool | None = None  # not tried yet
         self.vectorised: bool | None = None
 
@@ -102,7 +102,9 @@ class Team:
         if self.stacked:
             assert together is not None
             return together, kept
-        apart = torch.zeros(len(rollouts), 1 + self.penalises, *rollouts[0].mask.shape, device=kept.device)
+        apart = torch.zeros(
+            len(rollouts), 1 + (self.penalties is not None), *rollouts[0].mask.shape, device=kept.device
+        )
         for found, keep, one in zip(apart, kept, rollouts, strict=True):
             if keep.any():
                 groups = Rollouts(**{name: x[keep] for name, x in _given(one).items()})
@@ -114,13 +116,12 @@ class Team:
     def _credit(self, rollouts: Rollouts) -> Tensor:
         """(c, P, G, T): advantages, and penalties if the algorithm has them."""
         advantages = self.algorithm.advantages(rollouts)
-        if not self.penalises:
+        if self.penalties is None:
             return advantages[None]
-        return torch.stack([advantages, self.algorithm.penalties(rollouts, advantages)])
+        return torch.stack([advantages, self.penalties(rollouts, advantages)])
 
-    def loss(self, logp: Tensor, part: Part, advantages: Tensor, count: Tensor) -> Tensor:
-        """(r,) losses of (r, b, T) rows."""
-        given = {f.name: x for f in fields(Part) if (x := getattr(part, f.name)) is not None}
+    def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:
+        """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
 
         def one(logp: Tensor, advantages: Tensor, count: Tensor, given: dict[str, Tensor]) -> Tensor:
             return self.algorithm.loss(logp, Part(**given), advantages, count=count)[0]
@@ -134,9 +135,9 @@ class Team:
         if self.vectorised:
             assert together is not None
             return together
-        apart = torch.stack([
-            one(logp[i], advantages[i], count[i], {k: x[i] for k, x in given.items()}) for i in range(len(logp))
-        ])
+        apart = torch.stack(
+            [one(logp[i], advantages[i], count[i], {k: x[i] for k, x in given.items()}) for i in range(len(logp))]
+        )
         if together is not None:
             self.vectorised = torch.allclose(together, apart, rtol=1e-4, atol=1e-6)
         return apart
@@ -169,7 +170,9 @@ class Stack:
         s, R = self.settings, len(self.replicas)
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
-        answers = sample(self.parameters, problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens))
+        answers = sample(
+            self.parameters, problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens)
+        )
         correct = judge(self.task, answers, problems)
         mask, G = answers.mask, s.group_size
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in answers.signals.items() if name in SIGNALS}
@@ -222,12 +225,12 @@ class Stack:
             total = torch.zeros((), device=live.device)
             for team, penalty in zip(self.teams, penalties, strict=True):
                 at = team.rows
-                part = Part(mask=mask[at], old_logp=old[at])
+                given = {"mask": mask[at], "old_logp": old[at]}
                 if team.algorithm.needs_entropy == "current":
-                    part = replace(part, entropy=entropy(logits[at].detach()))
+                    given["entropy"] = entropy(logits[at].detach())
                 if penalty is not None:
-                    part = replace(part, penalty=_take(penalty, rows[at])[..., :longest])
-                total = total + team.loss(logp[at], part, A[at], divisors[i, at]).sum()
+                    given["penalty"] = _take(penalty, rows[at])[..., :longest]
+                total = total + team.loss(logp[at], given, A[at], divisors[i, at]).sum()
             with deterministic():
                 total.backward()
             norms.append(self.adam.step(MAX_GRADIENT_NORM))
@@ -236,7 +239,9 @@ class Stack:
     def _divisors(self, tokens: Tensor) -> Tensor:
         """(R,) what the loss is divided by, from (R, b) live tokens of the rows of a step."""
         sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
-        by_run = [team.algorithm.divisor(*sizes[r]) for team in self.teams for r in range(team.rows.start, team.rows.stop)]
+        by_run = [
+            team.algorithm.divisor(*sizes[r]) for team in self.teams for r in range(team.rows.start, team.rows.stop)
+        ]
         return torch.tensor(by_run, device=tokens.device).clamp_min(1)
 
     def evaluate(self, number: int) -> None:
@@ -248,7 +253,9 @@ class Stack:
     def results(self) -> list[dict[str, Any]]:
         """The curves of each replica: one number per generation or evaluation."""
         curves = {name: torch.stack(values).T.tolist() for name, values in self.history.items()}
-        return [{name: [round(x, 6) for x in curve[i]] for name, curve in curves.items()} for i in range(len(self.replicas))]
+        return [
+            {name: [round(x, 6) for x in curve[i]] for name, curve in curves.items()} for i in range(len(self.replicas))
+        ]
 
     def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
         """(R, *shape) uniform numbers: those of the replica's seed."""
@@ -271,7 +278,13 @@ def judge(task: Task, answers: Answers, problems: Problems) -> Tensor:
 
 
 def solve(
-    task: Task, parameters: Parameters, problems: Problems, k: int, rows: int, uniforms: Callable[..., Tensor], number: int
+    task: Task,
+    parameters: Parameters,
+    problems: Problems,
+    k: int,
+    rows: int,
+    uniforms: Callable[..., Tensor],
+    number: int,
 ) -> Tensor:
     """(R, N, k) verdicts on k answers to each of N problems, at most about `rows` answers of a replica at once."""
     R, found = len(parameters["embed"]), []

@@ -1,4 +1,4 @@
-"""The policy that all runs of a task start from: trained on demonstrations until it solves some problems, and cached."""
+"""The policy that all runs of a task start from: trained on demonstrations until it solves some problems; cached."""
 
 import hashlib
 import io
@@ -88,9 +88,9 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
             F.cross_entropy(logits.flatten(0, 2), torch.where(target == PAD, -100, target)).backward()
         adam.step(1.0)
         if step % CHECK == 0:
-            solved = solve(task, parameters, probe, 4, 512, uniforms, step).float().mean().item()
-            say(f"warm start of {task.name}: step {step}, pass@1 {solved:.3f} (stops at {TARGET})")
-            if solved >= TARGET:
+            now = solve(task, parameters, probe, 4, 512, uniforms, step).float().mean().item()
+            say(f"warm start of {task.name}: step {step}, pass@1 {now:.3f} (stops at {TARGET})")
+            if now >= TARGET:
                 break
     solved = solve(task, parameters, test, 16, 512, uniforms, 0)
     scores = {"pass@1": solved.float().mean().item(), "pass@16": solved.any(2).float().mean().item(), "steps": step}
