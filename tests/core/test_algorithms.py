@@ -15,8 +15,8 @@ from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
 from groups import batches, pad
 
-NAMES = ["gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo", "sapo",
-         "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb"]  # fmt: skip
+NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
+         "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb"]  # fmt: skip
 
 
 def rollouts(batch, extra=None):
@@ -250,7 +250,7 @@ def test_all_problems_are_listed():
     ("name", "settings", "says"),
     [
         ("gtop", {}, "Did you mean 'gtpo'"),
-        ("ppo", {}, "Known: gtpo"),
+        ("ppo", {}, "Known: dew, gtpo"),
         ("gtpo", {"alpah2": 0.2}, "Did you mean 'alpha2'"),
         ("gtpo", {"scope": "world"}, "group, batch"),
         ("gtpo", {"average": "median"}, "arithmetic, geometric"),

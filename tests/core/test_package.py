@@ -74,6 +74,8 @@ def test_public_names_keep_their_signatures():
         "kl_cov_mask": "advantages logp mask share",
         "steer_weights": "advantages logp entropy mask least",
         "token_baseline_advantages": "rewards logp sum_sq mask",
+        "group_relative": "rewards present",
+        "wrong_sign": "advantages rewards present",
     }
     assert set(fixed) == set(dew.credit.__all__)
     for name, parameters in fixed.items():

@@ -86,7 +86,7 @@ def test_verls_own_estimator_is_only_recorded():
 
 
 def test_which_algorithms_get_an_estimator_of_dews():
-    assert dew_estimators()[:4] == ["gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
+    assert dew_estimators()[:5] == ["dew", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
     assert {"cispo", "sapo", "maxrl", "qae", "w_reinforce", "clip_cov", "kl_cov", "otb"} <= set(dew_estimators())
     stock = {name: stock_estimator(cls) for name, cls in algorithm_classes().items() if stock_estimator(cls)}
     assert stock == dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo"), "grpo")

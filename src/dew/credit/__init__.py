@@ -11,7 +11,7 @@ from dew.credit.group_credit import (
     w_reinforce_advantages,
 )
 from dew.credit.group_overlong import group_overlong
-from dew.credit.grpo import grpo_advantages
+from dew.credit.grpo import group_relative, grpo_advantages, wrong_sign
 from dew.credit.grpo_s import grpo_s_advantages, grpo_s_rewards
 from dew.credit.gtpo import gtpo_advantages, gtpo_rewards
 from dew.credit.steer import steer_weights
@@ -22,6 +22,7 @@ __all__ = [
     "entropy_advantages",
     "forking_mask",
     "group_overlong",
+    "group_relative",
     "grpo_advantages",
     "grpo_s_advantages",
     "grpo_s_rewards",
@@ -36,4 +37,5 @@ __all__ = [
     "steer_weights",
     "token_baseline_advantages",
     "w_reinforce_advantages",
+    "wrong_sign",
 ]
