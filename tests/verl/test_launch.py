@@ -92,6 +92,7 @@ def test_optimizer_steps_become_steps():
 
 
 ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
+    "dew": ("dew", "dew", "token-mean", True, (0.2, 0.28)),
     "gtpo": ("gtpo", "dew", "token-mean", False, (0.2, 0.28)),
     "grpo_s": ("grpo_s", "dew", "seq-mean-token-mean", False, (0.2, 0.28)),
     "grpo": ("grpo", "vanilla", "seq-mean-token-mean", False, (0.2, 0.2)),
@@ -213,13 +214,13 @@ def test_the_learning_rate_is_constant_after_the_warmup():
 
 
 def test_the_engine_names_no_algorithm():
-    """Only verl's own words: its reward manager `dapo`, its loss `gspo`."""
+    """Only verl's own words, its reward manager `dapo` and its loss `gspo`, and the name of dew's loss."""
     names = {*algorithm_classes(), *(cls.__name__ for cls in algorithm_classes().values())}
     found = set()
     for path in Path(launch.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             found |= {x for x in (getattr(node, "value", None), getattr(node, "id", None)) if isinstance(x, str)}
-    assert names & found == {"dapo", "gspo"}
+    assert names & found == {"dapo", "gspo", "dew"}
 
 
 @pytest.mark.parametrize(
