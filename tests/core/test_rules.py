@@ -69,6 +69,9 @@ def test_golden_qae():
     close(qae_advantages(double([few, many, limit])), [[a, 0, 0, 0, 0], [0, 0, 0, 0, -a], [b, b, b, 0, 0]])
     close(qae_advantages(double(limit), quantile=0.5), [0.0, 0, 0, -b, -b])  # the third smallest, 1
 
+    batch = rollouts(([0] * 5, limit, [[1.0]] * 5))
+    close(get_algorithm("qae", quantile=0.5).advantages(batch).flatten(), [0.0, 0, 0, -b, -b])
+
 
 def test_golden_w_reinforce():
     assert w_reinforce_advantages(torch.tensor([True, False])).tolist() == pytest.approx([0.1, -1])
@@ -119,6 +122,12 @@ def test_golden_otb():
     logp, mask = pad([[LN(0.5), 0.0], [LN(0.25)], [LN(0.5), LN(0.5)]])
     A = token_baseline_advantages(double([1.0, 0, 0.5]), logp, logp.exp(), mask)
     torch.testing.assert_close(A[:, 1], double([1 / 3, 0, 0.5 - 2 / 3]), rtol=0, atol=1e-7)
+
+
+def test_otb_gives_groups_of_equal_rewards_nothing():
+    """Not even the end of the longest answer, whose baseline is 0."""
+    assert not get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 1.0], [[1.0, 2.0], [1.0]]))).any()
+    assert get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 0.0], [[1.0, 2.0], [1.0]]))).all(-1)[0, 0]
 
 
 def test_golden_steer():
