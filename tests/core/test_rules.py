@@ -256,8 +256,8 @@ def test_token_rules_never_flip_a_sign(batch):
     assert (A[won] >= -1e-6).all() and (A[~won] <= 1e-6).all()
 
 
-@given(batches(), st.randoms(use_true_random=False), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb"]))
-def test_padding_does_not_matter(batch, random, name):
+@given(batches(), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb"]))
+def test_padding_does_not_matter(batch, name):
     """Wider rows with NaN beyond the mask give the same credit and penalties."""
     narrow, algorithm = rollouts(batch), get_algorithm(name)
     wide = {
