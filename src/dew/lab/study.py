@@ -238,7 +238,7 @@ def _train(
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
     say(
         f"{task.name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}. "
-        f"{len(todo)} of {total} runs to train, {min(size, len(todo))} at a time, about {min(size, len(todo)) * each / 1e9:.1f} GB."
+        f"{len(todo)} of {total} runs to train, {size} at a time, about {size * each / 1e9:.1f} GB."
     )
     seconds: float | None = None
     while todo:
@@ -294,7 +294,7 @@ def _time(task: Task, start: WarmStart, stack: list[Replica], settings: Settings
 
 
 def memory(task: Task, settings: Settings) -> float:
-    """Bytes that one run needs at its peak: weights with Adam's state, and sampling or updating, whichever is larger."""
+    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating."""
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
     cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
