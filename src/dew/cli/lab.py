@@ -26,7 +26,7 @@ def lab(
     seeds: Annotated[int, typer.Option(help="Seeds per arm; fewer than 5 cannot show a difference.")] = 8,
     first_seed: Annotated[int, typer.Option(help="The first seed: others confirm a result.")] = 0,
     learning_rate: Annotated[
-        list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 1e-4).")
+        list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 5e-5).")
     ] = None,
     group_size: Annotated[int | None, typer.Option(help="Answers per problem (default 16).")] = None,
     prompts: Annotated[int | None, typer.Option(help="Problems per generation (default 32).")] = None,
@@ -66,7 +66,7 @@ def lab(
         tasks=task or ([QUICK_TASK] if quick else ["countdown-4"]),
         seeds=2 if quick and seeds == 8 else seeds,
         first_seed=first_seed,
-        learning_rates=learning_rate or [1e-4],
+        learning_rates=learning_rate or [1e-4 if quick else 5e-5],
         settings=settings,
         controls=not no_controls and not (quick and not arms),
         device=device,

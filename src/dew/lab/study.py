@@ -91,7 +91,7 @@ def study(
     tasks: Sequence[str] = ("countdown-4",),
     seeds: int = 8,
     first_seed: int = 0,
-    learning_rates: Sequence[float] = (1e-4,),
+    learning_rates: Sequence[float] = (5e-5,),
     settings: Settings = Settings(),  # noqa: B008
     controls: bool = True,
     device: str = "auto",
@@ -299,7 +299,7 @@ def memory(task: Task, settings: Settings) -> float:
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
     cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
     rows = math.ceil(settings.answers / settings.optimizer_steps)
-    update = rows * S * (16 * D * layers + 12 * D + 4 * VOCABULARY)
+    update = rows * S * (12 * D * layers + 8 * D + 4 * VOCABULARY)
     return 4.0 * (6 * weights + max(cache, update))
 
 
