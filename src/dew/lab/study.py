@@ -47,6 +47,8 @@ FILE = "study.json"
 MAX_FILE = 1 << 30
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
+STACK_SECONDS = 600.0
+"""Longer stacks are split, so that little is lost when a study is interrupted."""
 QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
 QUICK_TASK = "countdown-3"
 
@@ -246,10 +248,13 @@ def _train(
         try:
             if seconds is None:
                 seconds = _time(task, start, stack, settings, device) / len(stack)
+                size = max(1, min(size, int(STACK_SECONDS / seconds)))
                 say(f"About {_duration(seconds * len(todo))}. Ctrl-C stops; the same command resumes.")
+                continue
             began = time.perf_counter()
             yield stack, _train_stack(task, start, stack, settings, device, progress, total - len(todo), total, seconds)
             seconds = (time.perf_counter() - began) / len(stack)
+            todo = todo[len(stack) :]
         except torch.OutOfMemoryError:
             if len(stack) == 1:
                 remedy = "Lower --prompts, --group-size or --width, or raise --optimizer-steps."
@@ -259,8 +264,6 @@ def _train(
             size = math.ceil(len(stack) / 2)
             torch.cuda.empty_cache()
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
-            continue
-        todo = todo[size:]
 
 
 def _train_stack(
