@@ -350,6 +350,13 @@ def test_every_combination_can_be_written(name, credit, surrogate):
     torch.testing.assert_close(loss, expected)
 
 
+def test_penalties_are_part_of_the_algorithms_loss():
+    # w = 2 everywhere, A = 1, no clip: −2, and 3 · log 2 on one of two tokens
+    part = Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2), penalty=torch.tensor([[3.0, 0.0]]))
+    loss, _ = get_algorithm("kl_cov").loss(torch.full((1, 2), LN(2)), part, torch.ones(1, 2))
+    assert loss.item() == pytest.approx(-2 + 3 * LN(2) / 2)
+
+
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "gspo"])
 def test_the_surrogate_is_a_setting_of_every_algorithm(name):
     part = Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2))
