@@ -282,6 +282,11 @@ def test_arms_of_a_seed_start_with_the_same_answers():
     assert entropy[0] == entropy[2] and entropy[0] != entropy[1]
 
 
+def test_rules_that_look_at_the_whole_batch_are_called_for_each_replica():
+    names = {"gtpo": True, "gtpo(scope=batch)": False, "forking_tokens": False, "clip_cov": False, "otb": True}
+    assert [team.stacked for team in stack(list(names)).teams] == list(names.values())
+
+
 def test_every_registered_algorithm_trains():
     runs = stack(list(algorithm_classes()), (0, 1))
     runs.generation(0)
