@@ -391,6 +391,12 @@ def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, capsys, algorith
     assert len(found.runs) == 8 and all(len(run["curves"]["accuracy"]) == 5 for run in found.runs)
     assert [e["generation"] for e in found.runs[0]["evaluations"]] == [3, 5]
     assert (tmp_path / "out" / "summary.md").read_text().strip() in out
+    (tmp_path / "rules.py").write_text(RULE.replace("self.share *", "2 * self.share *"))
+    again = study(
+        ["rules.py:Halved(share=0.25)"], seeds=1, output="out", say=print, **easy
+    )  # a changed rule trains again
+    first, second = ([run for run in x.runs if run["arm"] == "halved(share=0.25)"] for x in (found, again))
+    assert len(second) == 2 and second[0]["source"] != first[0]["source"] and second[1] == first[1]
 
 
 def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monkeypatch):

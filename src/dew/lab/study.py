@@ -118,7 +118,8 @@ def study(
         for task in kinds:
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
             _same_start(found, task, start, folder)
-            done = {_key(run) for run in found.runs}
+            runs = {_key(run): run for run in found.runs}
+            done = {(*key, run["source"]) for key, run in runs.items()}
             todo = [
                 x for x in replicas if (task.name, x.arm.label, x.arm.learning_rate, x.seed, x.arm.source) not in done
             ]
@@ -126,10 +127,9 @@ def study(
                 say(f"{task.name}: all {len(replicas)} runs are finished.")
                 continue
             for stack, curves in _train(task, start, todo, settings, device, say, progress, len(replicas)):
-                found.runs[:] = [
-                    *found.runs,
-                    *(_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True)),
-                ]
+                new = [_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True)]
+                runs.update({_key(run): run for run in new})
+                found.runs[:] = runs.values()
                 write_atomically(folder / FILE, json.dumps(found.to_json()).encode())
     return found
 
@@ -219,7 +219,7 @@ def _same_start(found: Study, task: Task, start: WarmStart, folder: Path) -> Non
 
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(run[name] for name in ("task", "arm", "learning_rate", "seed", "source"))
+    return tuple(run[name] for name in ("task", "arm", "learning_rate", "seed"))
 
 
 def _versions(device: str) -> dict[str, str]:
