@@ -363,7 +363,7 @@ FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in dataclasses.as
 def easy(monkeypatch, tmp_path):
     """Studies of the easy task, started from an almost untrained policy."""
     monkeypatch.setitem(TASKS, EASY.name, EASY)
-    for name, value in {"DEMONSTRATIONS": 32, "BATCH": 4, "CHECK": 2, "TARGET": -1.0}.items():
+    for name, value in {"DEMONSTRATIONS": 32, "PROBED": 4, "TESTED": 4, "BATCH": 4, "CHECK": 2, "TARGET": -1.0}.items():
         monkeypatch.setattr(warm, name, value)
     return {
         "tasks": [EASY.name],
@@ -392,9 +392,8 @@ def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, capsys, algorith
     assert [e["generation"] for e in found.runs[0]["evaluations"]] == [3, 5]
     assert (tmp_path / "out" / "summary.md").read_text().strip() in out
     (tmp_path / "rules.py").write_text(RULE.replace("self.share *", "2 * self.share *"))
-    again = study(
-        ["rules.py:Halved(share=0.25)"], seeds=1, output="out", say=print, **easy
-    )  # a changed rule trains again
+    same = {**easy, "learning_rates": [5e-5], "output": "out", "say": print}
+    again = study(["rules.py:Halved(share=0.25)"], seeds=1, **same)  # a changed rule trains again
     first, second = ([run for run in x.runs if run["arm"] == "halved(share=0.25)"] for x in (found, again))
     assert len(second) == 2 and second[0]["source"] != first[0]["source"] and second[1] == first[1]
 
