@@ -157,13 +157,14 @@ def test_adam_equals_torch_and_a_replica_without_gradient_stands_still():
     )
     for step in range(4):
         g = torch.randn(3, 4, 2, generator=generator("g", step)) * 2
-        g[2] = 0 if step == 1 else g[2]
+        g[2] = {1: 0, 2: torch.nan}.get(step, 1) * g[2]
         p.grad = g.clone()
         norms = ours.step(1.0)
         for i, (x, adam) in enumerate(zip(alone, theirs, strict=True)):
             x.grad = g[i].clone()
-            assert torch.nn.utils.clip_grad_norm_([x], 1.0).item() == pytest.approx(norms[i].item(), rel=1e-5)
-            if i != 2 or step != 1:
+            norm = torch.nn.utils.clip_grad_norm_([x], 1.0).item()
+            assert norm == pytest.approx(norms[i].item(), rel=1e-5, nan_ok=True)
+            if i != 2 or step not in (1, 2):
                 adam.step()
     torch.testing.assert_close(p.detach(), torch.stack([x.detach() for x in alone]), rtol=1e-5, atol=1e-6)
 
@@ -449,7 +450,7 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path):
     old = json.loads((tmp_path / "old" / "study.json").read_text())
     old["tasks"][EASY.name]["warm_start"] = "other"
     (tmp_path / "old" / "study.json").write_text(json.dumps(old))
-    assert "started from another policy" in error(output=tmp_path / "old")
+    assert "started from policy other, not" in error(output=tmp_path / "old")
     with pytest.raises(ConfigError, match="multiple of 32"):
         Settings(width=100)
 

@@ -176,14 +176,12 @@ class Stack:
         s, R = self.settings, len(self.replicas)
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
-        answers = sample(
-            self.parameters, problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens)
-        )
+        uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
+        answers = sample(self.parameters, problems.prompt, uniforms)
         correct = judge(self.task, answers, problems)
         mask, G = answers.mask, s.group_size
-        grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in answers.signals.items()}
-        grouped |= {"mask": mask.unflatten(1, (s.prompts, G)), "tokens": answers.tokens.unflatten(1, (s.prompts, G))}
-        grouped |= {"reward": correct.unflatten(1, (s.prompts, G)).float()}
+        rows = {"mask": mask, "tokens": answers.tokens, "reward": correct.float(), **answers.signals}
+        grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
         found = [team.credit(rollouts[team.rows]) for team in self.teams]
         signal = torch.cat([kept for _, kept in found])
