@@ -96,10 +96,11 @@ def figure() -> str:
     rows = [(t, d) for t in study.tasks for d in differences(study, t)]
     height, zero, scale, top = 22, 330, 8000, 44
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="%d" font-family="sans-serif" font-size="13">'
-        % (top + height * len(rows) + 40),
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{top + height * len(rows) + 40}" '
+        'font-family="sans-serif" font-size="13">',
         '<rect width="100%" height="100%" fill="white"/>',
-        '<text x="16" y="24" font-size="15">Mean accuracy during training, difference from DAPO (32 seeds, 95 %)</text>',
+        '<text x="16" y="24" font-size="15">Mean accuracy during training, difference from DAPO '
+        "(32 seeds, 95 % intervals)</text>",
         f'<line x1="{zero}" x2="{zero}" y1="{top - 8}" y2="{top + height * len(rows)}" stroke="#444"/>',
     ]
     for i, (task, d) in enumerate(rows):
@@ -127,9 +128,8 @@ def main() -> None:
         return
     text = page.read_text()
     for name, table in tables().items():
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda m, t=table: m[1] + t + m[2], text, flags=re.DOTALL
-        )
+        start, end = f"<!-- {name} -->\n", "\n<!-- end -->"
+        text = re.sub(f"{start}.*?<!-- end -->", lambda _, t=start + table + end: t, text, flags=re.DOTALL)
     page.write_text(text)
     (DOCS / "images" / "study-effect.svg").write_text(figure())
 
