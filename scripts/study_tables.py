@@ -94,7 +94,7 @@ def figure() -> str:
     study = load_study(RESULTS / "confirm")
     colours = {"gtpo": "#2864dc", CONTROL: "#888888", "dew": "#d75f00"}
     rows = [(t, d) for t in study.tasks for d in differences(study, t)]
-    height, zero, scale, top = 22, 330, 8000, 44
+    height, zero, scale, top = 22, 350, 7000, 44
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{top + height * len(rows) + 40}" '
         'font-family="sans-serif" font-size="13">',
@@ -128,8 +128,8 @@ def main() -> None:
         return
     text = page.read_text()
     for name, table in tables().items():
-        start, end = f"<!-- {name} -->\n", "\n<!-- end -->"
-        text = re.sub(f"{start}.*?<!-- end -->", lambda _, t=start + table + end: t, text, flags=re.DOTALL)
+        start, end = f"<!-- {name} -->\n\n", "\n\n<!-- end -->"
+        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, t=start + table + end: t, text, flags=re.DOTALL)
     page.write_text(text)
     (DOCS / "images" / "study-effect.svg").write_text(figure())
 

@@ -12,7 +12,7 @@ spec.loader.exec_module(study_tables)
 def test_the_tables_are_those_of_the_runs():
     page = (ROOT / "docs" / "study.md").read_text()
     for name, table in study_tables.tables().items():
-        assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page, f"run scripts/study_tables.py --write ({name})"
+        assert f"<!-- {name} -->\n\n{table}\n\n<!-- end -->" in page, f"run scripts/study_tables.py --write ({name})"
 
 
 def test_the_figure_is_that_of_the_runs():
