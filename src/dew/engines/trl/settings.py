@@ -38,20 +38,22 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
     that has none. `untrusted`: see engines/permission.py.
     """
-    typed, file = typed or {}, f"{run.source or 'config'}{' with the command line' if typed else ''}"
+    typed = typed or {}
+    file = f"{run.source or 'config'}{' with the command line' if typed else ''}"
     check_keys(run.settings, [f.name for f in setting_fields()], source=file)
     check_permission(run, typed, untrusted)
     parser = TrlParser(CLASSES, exit_on_error=False)
     actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
-    settings, problems = {}, []
+    settings, problems, wrong = {}, [], set()
     for name, value in run.settings.items():
         try:
             settings[name] = _convert(parser, actions[name], value, typed.get(name))
         except argparse.ArgumentError as error:
             advice = did_you_mean(str(value), map(str, actions[name].choices or ()))
             problems.append(Problem(f"{name}: {error.message}.", remedy=advice))
+            wrong.add("command line" if name in typed else run.source or "config")
     if problems:
-        raise ConfigError(problems, source=file)
+        raise ConfigError(problems, source=wrong.pop() if len(wrong) == 1 else file)
     parser.set_defaults_with_config(**settings)
     if dry and not torch.cuda.is_available():
         parser.set_defaults_with_config(use_cpu=True)

@@ -80,6 +80,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
         rewards = [checked(reward, args.reward_timeout) for reward in rewards]
+        if hasattr(train_dataset, "__len__"):
+            args.batches.check_rows(len(train_dataset))
         super().__init__(model, rewards, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
@@ -393,7 +395,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.should_save:
             RunFolder(run).sync()
             checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""
