@@ -91,6 +91,9 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
         problems.append(Problem(f"engine: {own['engine']!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
     if not problems and not 1 <= own.get("problems", 1) <= MAX_PROBLEMS:
         problems.append(Problem(f"problems: {own['problems']}.", remedy=f"Give a number from 1 to {MAX_PROBLEMS:,}."))
+    if own.get("task") and keys.get("dataset_name"):
+        what = f"task: {own['task']} and dataset_name: {keys['dataset_name']}: a run trains on one of them."
+        problems.append(Problem(what, remedy="Remove one; on the command line, --dataset_name null or --task null."))
     try:
         own["scores"] = _scoring(own.get("scores"))
     except ConfigError as error:
@@ -113,11 +116,22 @@ def _scoring(value: Any) -> Scoring | None:
     return Scoring(**value)
 
 
+RENAMED = {
+    "torch_dtype": "Write dtype.",
+    "max_prompt_length": "TRL no longer truncates prompts: remove it, and leave prompts that are too long out of the data.",
+    "evaluation_strategy": "Write eval_strategy.",
+    "no_cuda": "Write use_cpu.",
+    "warmup_ratio": "Write warmup_steps: below 1 it is a share of all steps.",
+}
+"""Settings of earlier releases of TRL and transformers."""
+
+
 def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None = None) -> None:
     """Report every unknown key with the closest known one."""
     known = [*known, *OWN_KEYS]
     advice = "Remove it, or run `dew train --keys` to list all settings."
-    problems = {key: did_you_mean(key, known) or advice for key in keys if key not in known}
+    unknown = [key for key in keys if key not in known]
+    problems = {key: RENAMED.get(key) or did_you_mean(key, known, cutoff=0.8) or advice for key in unknown}
     if problems:
         raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
 

@@ -53,7 +53,7 @@ class LogToConsole(logging.Handler):
     """dew's own warnings, on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if is_main_process:
+        if is_main_process and record.name != "dew.alarms":  # the live view shows those
             err.print(self.format(record), soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from dew.cli.console import is_main_process, out, print_json
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
 from dew.cli.runs import RunView, claim, live, lock
 from dew.config import OWN_KEYS, read_run, to_yaml
+from dew.engines.permission import remember, remembered
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside, sweep
 from dew.records import RunFolder
@@ -64,6 +65,8 @@ def train(
     with lock(folder):
         if is_main_process:
             claim(folder, overwrite)
+            if untrusted:
+                remember(parsed.run, typed, folder)
         _train(parsed, resume=False)
 
 
@@ -97,7 +100,8 @@ def resume(
         page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
         out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}", soft_wrap=True)
         return
-    parsed = settings.parse(run, moved, untrusted=untrusted)
+    approved = dict.fromkeys(remembered(run, folder), "") if untrusted else {}
+    parsed = settings.parse(run, {**approved, **moved}, untrusted=untrusted)
     with lock(folder):
         _train(parsed, resume=True)
 
@@ -118,6 +122,8 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
         if full := disk_full(error, folder):
             raise full from None
         raise
+    if not is_main_process:
+        return
     if status == "stopped":
         saved = "with" if any(folder.glob("checkpoint-*")) else "without"
         out.print(f"Stopped at step {view.step} {saved} a checkpoint. Resume with: dew resume {folder}")

@@ -9,7 +9,7 @@ from dew.cli.flags import Typed
 from dew.cli.runs import Child, claim, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.compat import require
-from dew.engines.permission import check_permission
+from dew.engines.permission import check_permission, remember, remembered
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
 from dew.errors import EngineError, Problem
@@ -35,6 +35,8 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     problems = data.prepare_data(launch, data.load_tokenizer(launch))
     with lock(folder) as held:
         claim(folder, overwrite)
+        if untrusted:
+            remember(run, typed, folder)
         write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
         data.write_data(problems, folder)
         out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
@@ -44,7 +46,7 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
 def resume(folder: Path, untrusted: bool = False) -> None:
     """Resume through verl's own resume mode, with the data in the run's folder."""
     run = read_run(folder / CONFIG, {"output_dir": str(folder)})
-    check_permission(run, ("output_dir",), untrusted)
+    check_permission(run, ("output_dir", *(remembered(run, folder) if untrusted else ())), untrusted)
     if RunFolder(folder).run().get("status") == "done":
         out.print(f"{folder} is finished.\n{_next_steps(folder)}", soft_wrap=True)
         return

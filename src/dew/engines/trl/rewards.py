@@ -107,7 +107,9 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list):
         return []
-    taken = [f"the column {c!r} has the name of what TRL passes to every reward. Rename it." for c in columns if c in TAKEN]
+    taken = [
+        f"the column {c!r} has the name of what TRL passes to every reward. Rename it." for c in columns if c in TAKEN
+    ]
     wanted = [("the trainer", "prompt")]
     for reward in rewards:
         if not _is_model(reward):
