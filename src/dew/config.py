@@ -118,7 +118,7 @@ def _scoring(value: Any) -> Scoring | None:
 
 RENAMED = {
     "torch_dtype": "Write dtype.",
-    "max_prompt_length": "TRL no longer truncates prompts: remove it, and leave prompts that are too long out of the data.",
+    "max_prompt_length": "TRL no longer truncates prompts: remove it, and leave overlong prompts out of the data.",
     "evaluation_strategy": "Write eval_strategy.",
     "no_cuda": "Write use_cpu.",
     "warmup_ratio": "Write warmup_steps: below 1 it is a share of all steps.",

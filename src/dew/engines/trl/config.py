@@ -52,7 +52,7 @@ class Batches:
         """TRL samples whole generations only: with fewer prompts than one takes, it would stop at step 0."""
         prompts = self.completions // self.answers
         if rows < prompts:
-            what = f"{rows} problems, but one generation takes {prompts}: {self.completions} completions, {self.answers} each."
+            what = f"{rows} problems, but a generation of {self.completions} completions takes {prompts}."
             remedy = f"Give at least {prompts} problems, or reduce per_device_train_batch_size or steps_per_generation."
             raise ConfigError(Problem(what, remedy=remedy))
 
