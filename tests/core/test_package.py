@@ -66,6 +66,16 @@ def test_public_names_keep_their_signatures():
         "group_overlong": "lengths correct present gamma",
         "forking_mask": "entropy mask keep",
         "entropy_advantages": "advantages entropy mask alpha kappa",
+        "maxrl_advantages": "rewards present",
+        "qae_advantages": "rewards present quantile",
+        "w_reinforce_advantages": "correct present positive",
+        "reinforce_pp_advantages": "rewards mask present",
+        "clip_cov_mask": "advantages logp mask share low high",
+        "kl_cov_mask": "advantages logp mask share",
+        "steer_weights": "advantages logp entropy mask least",
+        "token_baseline_advantages": "rewards logp sum_sq mask",
+        "group_relative": "rewards present",
+        "wrong_sign": "advantages rewards present",
     }
     assert set(fixed) == set(dew.credit.__all__)
     for name, parameters in fixed.items():
