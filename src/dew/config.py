@@ -69,7 +69,7 @@ class Run:
 
 
 MAX_PROBLEMS = 10_000_000
-"""More than any data set has; generating as many takes hours."""
+"""A bound on typing errors: games would be generated without end."""
 TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict}
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
