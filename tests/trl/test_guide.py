@@ -214,8 +214,8 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ('{"prompt": "a"}', "line 1 is not a recorded completion"),
-        ("nonsense", "line 1 is not a recorded completion"),
+        ('{"prompt": "a"}', "g.jsonl:1 is not a recorded completion"),
+        ("nonsense", "g.jsonl:1 is not a recorded completion"),
         ('{"prompt": "a", "completion": "ab", "logprobs": [1]}', "1 logprobs for 3 tokens"),
         ("", "is empty"),
     ],

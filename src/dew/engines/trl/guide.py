@@ -9,13 +9,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.error import HTTPError
 
 import torch
 
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
+from dew.tasks.files import SUFFIXES, raw_rows
 
 OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2
 """Author of a row: the policy; a guide with recorded log-probabilities; a guide without."""
@@ -43,11 +43,11 @@ class Guide(Protocol):
 
 
 def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
-    """A server if `source` is a URL, recorded completions if it is a .jsonl file, else a model (path or name)."""
+    """A server if `source` is a URL, recorded completions if it is a data file, else a model (path or name)."""
     limit = args.max_completion_length
     if source.startswith(("http://", "https://")):
         return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
-    if source.endswith((".jsonl", ".json")):
+    if source.endswith(SUFFIXES):
         return RecordedGuide(source, tokenizer, limit)
     return ModelGuide(source, tokenizer, limit, args.temperature, device)
 
@@ -57,20 +57,16 @@ class RecordedGuide(Guide):
 
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
         self._by_prompt: dict[str, list[GuideAnswer]] = {}
-        try:
-            lines = Path(path).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(Problem(f"guide={path!r} cannot be read ({error}).", remedy="Check the path.")) from None
         remedy = (
             'Write a line {"prompt": "...", "completion": "..."} for each, with "token_ids" and "logprobs" if known.'
         )
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
+        for where, entry in raw_rows(path, split="train"):
             try:
-                prompt, answer = _recorded(json.loads(line), tokenizer, limit)
+                if isinstance(entry, Exception):
+                    raise entry
+                prompt, answer = _recorded(entry, tokenizer, limit)
             except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-                what = f"guide={path!r}, line {number} is not a recorded completion ({error})."
+                what = f"guide={path!r}: {where} is not a recorded completion ({error})."
                 raise ConfigError(Problem(what, remedy=remedy)) from None
             self._by_prompt.setdefault(_key(prompt), []).append(answer)
         if not self._by_prompt:

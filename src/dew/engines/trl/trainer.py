@@ -38,7 +38,7 @@ from dew.engines.trl.nonfinite import NonFinite, finite_only
 from dew.engines.trl.rewards import check_rewards, check_weights, checked
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, RewardError
 from dew.records import RunFolder
 
 logger = logging.getLogger("dew")
@@ -80,6 +80,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
         rewards = [checked(reward, args.reward_timeout) for reward in rewards]
+        if hasattr(train_dataset, "__len__"):
+            args.batches.check_rows(len(train_dataset))
         super().__init__(model, rewards, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
@@ -129,6 +131,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 checkpoints.check_complete(str(resume_from_checkpoint))
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
+            if isinstance(error, RewardError):
+                self._save_before_failure()
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
             rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -138,6 +142,27 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise explained from error
         self._recorder.end("done")
         return result
+
+    def _save_before_failure(self) -> None:
+        """A reward fails between two steps: save the last one. Several processes would have to fail together."""
+        step, folder = self.state.global_step, Path(self.args.output_dir)
+        between_steps = self._step % self.args.gradient_accumulation_steps == 0
+        if (
+            not step
+            or not between_steps
+            or self.accelerator.num_processes > 1
+            or (folder / f"checkpoint-{step}").exists()
+        ):
+            return
+        with suppress(Exception):  # the reward's own error is the one to report
+            self._save_checkpoint(self.model, None)
+            logger.warning("Saved checkpoint-%d before the reward failed.", step)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved once and are not missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def last_good_checkpoint(self) -> str | None:
         """The newest complete checkpoint, verified by the main process for all processes."""
@@ -405,7 +430,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.should_save:
             RunFolder(run).sync()
             checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""
