@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -40,10 +40,26 @@ class _LogprobEntropy:
             temperature = temperature / scale
         elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
             hidden, bias = hidden * scale, None if bias is None else bias * scale
-        logp, entropy = linear_logprob_entropy(
-            hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap
-        )
+        with _gather_again(weight, bias):
+            logp, entropy = linear_logprob_entropy(
+                hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap
+            )
         return logp, entropy, None, None, None
+
+
+def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
+    """ZeRO-3 partitions the head again after the forward pass: gather it once more when the backward pass reads it."""
+    sharded = {p.data_ptr(): p for p in head if p is not None and p.requires_grad and hasattr(p, "ds_status")}
+    if not sharded:
+        return nullcontext()
+
+    def unpack(saved: Tensor) -> Tensor:
+        if not hasattr(saved, "ds_status"):
+            return saved
+        with utils.maybe_gather_lm_head_ctx(saved):
+            return saved.detach()
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda saved: sharded.get(saved.data_ptr(), saved), unpack)
 
 
 @contextmanager
