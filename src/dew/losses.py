@@ -35,6 +35,7 @@ def policy_loss(
     ref_logp: Float[Tensor, "*B T"] | None = None,
     kl_coef: float = 0.0,
     weight: Float[Tensor, "*B #T"] | None = None,
+    bounded: bool = False,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
     """The clipped surrogate, to be minimised, and statistics of the step.
 
@@ -56,6 +57,8 @@ def policy_loss(
             d = log π_ref − log πθ.
         weight: multiplies the surrogate, not the KL term: corrects for a sampler that differs slightly from
             π_old (per token, or one column for the whole answer).
+        bounded: replace ŵ by min(ŵ, 1+ε_high), so that a negative advantage is bounded too: for answers of another
+            policy, whose ratio is not near 1.
 
     Returns:
         The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean
@@ -68,10 +71,11 @@ def policy_loss(
     w = _ratio(log_w, mask, ratio)
 
     clipped = w.clamp(1 - clip_low, 1 + clip_high)
-    token_loss = -torch.minimum(w * A, clipped * A)
+    free = torch.minimum(w, clipped) if bounded else w
+    token_loss = -torch.minimum(free * A, clipped * A)
     if weight is not None:
         token_loss = token_loss * weight
-    stats = _statistics(w.detach(), log_w.detach(), A, mask, clip_low, clip_high)
+    stats = _statistics(w.detach(), log_w.detach(), A, mask, clip_low, clip_high, bounded)
     if ref_logp is not None:
         k3 = _k3(torch.where(mask, ref_logp, 0) - logp)
         token_loss = token_loss + kl_coef * k3
@@ -103,14 +107,14 @@ def _reduce(token_loss: Tensor, mask: Tensor, reduce: Reduce, count: float | Ten
 
 
 def _statistics(
-    w: Tensor, log_w: Tensor, A: Tensor, mask: Tensor, clip_low: float, clip_high: float
+    w: Tensor, log_w: Tensor, A: Tensor, mask: Tensor, clip_low: float, clip_high: float, bounded: bool
 ) -> dict[str, Tensor]:
     return {
         "ratio/mean": _mean(w, mask),
         "ratio/max": torch.where(mask, w, 0).amax() if w.numel() else w.new_zeros(()),
         "ratio/abs_log": _mean(log_w.abs(), mask),
         "clip/low": _mean(((w < 1 - clip_low) & (A < 0)).to(w.dtype), mask),
-        "clip/high": _mean(((w > 1 + clip_high) & (A > 0)).to(w.dtype), mask),
+        "clip/high": _mean(((w > 1 + clip_high) & ((A > 0) | bounded)).to(w.dtype), mask),
         "kl/approx": _mean(_k3(log_w), mask),
     }
 

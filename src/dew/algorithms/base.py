@@ -32,6 +32,8 @@ class Part:
     ref_logp: Tensor | None = None
     weight: Tensor | None = None
     entropy: Tensor | None = None
+    bounded: bool = False
+    """Answers of another policy: bound their ratio on both sides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +211,7 @@ class Algorithm:
             ref_logp=part.ref_logp if self.kl_coef else None,
             kl_coef=self.kl_coef,
             weight=part.weight,
+            bounded=part.bounded,
         )
 
 

@@ -104,7 +104,7 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, t
     guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
     unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
     guide_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
-    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight)
+    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight, bounded=True)
     own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
     return {"": (logp, own), "guide/": (guide_logp, guides)}
 

@@ -72,6 +72,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if not isinstance(args, DewConfig):
             remedy = "Write DewConfig, which takes the same settings."
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+        if guide is not None and (problems := args.guide_problems()):
+            raise ConfigError(problems)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             check_rewards(rewards, None if settings.get("rollout_func") else train_dataset, args.outcome_reward)
@@ -211,6 +213,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             size=size,
             max_rounds=self.algorithm.max_rounds,
             oversample=self.algorithm.oversample,
+            whole_groups=self._guide is not None,
             fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
         )
 
