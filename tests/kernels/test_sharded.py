@@ -59,7 +59,9 @@ def part(rank, folder, sizes, v, bias, **settings):
 )
 def test_values_and_gradients_are_those_of_the_whole_vocabulary(sizes, bias, settings, tmp_path):
     v, ranks = sum(sizes), range(len(sizes))
-    assert tiny.in_children(lambda rank: part(rank, tmp_path, sizes, v, bias, **settings), len(sizes)) == [0] * len(sizes)
+    assert tiny.in_children(lambda rank: part(rank, tmp_path, sizes, v, bias, **settings), len(sizes)) == [0] * len(
+        sizes
+    )
     logp, entropy, (dh, *others) = whole(v, bias, **settings)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in ranks]
     for own_logp, own_entropy, (own_dh, *_) in found:

@@ -29,7 +29,7 @@ from dew.engines.metrics import Numbers
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
-from dew.engines.trl.compat import IMAGE_KEYS, check_generated
+from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
@@ -66,6 +66,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         guide: Guide | None = None,
         **settings: Any,
     ) -> None:
+        check_not_unsloth()
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
