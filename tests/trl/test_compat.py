@@ -142,5 +142,5 @@ def test_another_number_of_generated_values_is_an_error():
 
 def test_unsloth_is_refused_by_name(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "unsloth", ModuleType("unsloth"))
-    with pytest.raises(EngineError, match="Unsloth is imported.*loss would silently not run.*peft_config"):
+    with pytest.raises(EngineError, match=r"Unsloth is imported.*loss would silently not run.*peft_config"):
         tiny.trainer(tmp_path)

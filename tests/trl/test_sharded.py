@@ -1,6 +1,7 @@
 """Weights sharded with FSDP2 over two gloo processes train like one process with whole weights."""
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -98,6 +99,19 @@ def test_two_shards_train_like_one_process(tmp_path):
 def test_every_algorithm(algorithm, tied, adapter, tmp_path):
     settings = {"learning_rate": 5.0} if adapter else {}
     compare(tmp_path, algorithm, tied=tied, adapter=adapter, num_iterations=2, **settings)
+
+
+@pytest.mark.slow
+def test_sampling_and_resuming_sharded(tmp_path):
+    """Two processes sample with `generate`; a run resumed from its checkpoint ends with the same weights."""
+    settings = {"scripted": False, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    for name in ("whole", "resumed"):
+        (tmp_path / name).mkdir()
+    assert tiny.in_children(lambda _: run(tmp_path / "whole", 2, "gtpo", **settings), 2) == [0, 0]
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
+    assert tiny.in_children(lambda _: run(tmp_path / "resumed", 2, "gtpo", resume=True, **settings), 2) == [0, 0]
+    one, two = (torch.load(tmp_path / name / "rank0.pt") for name in ("whole", "resumed"))
+    torch.testing.assert_close(two, one, rtol=0, atol=0)
 
 
 # ZeRO-3
