@@ -1,6 +1,7 @@
 """What the loss reads: log-probabilities by dew's operator, the rows of a micro-batch, the divisor of the batch."""
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -85,11 +86,13 @@ def exact_head_supported(model: Any) -> bool:
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, tuple[Tensor, Part]]:
+def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor, clip_high: float) -> dict[str, tuple[Tensor, Part]]:
     """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
 
     Where TRL kept no old log-probabilities, the policy that trains is the one that sampled and the ratio is exactly
     1: it is taken against the same numbers, detached, because a second pass would differ by rounding.
+
+    A guide's ratio may be far above 1, and PPO does not clip it if A < 0: it is at most 1 + `clip_high` there.
     """
     old = inputs.get("old_per_token_logps")
     own = Part(
@@ -104,7 +107,9 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, t
     guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
     unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
     guide_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
-    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight, bounded=True)
+    most = torch.where(inputs["advantages"] < 0, inputs["guide_logps"] + math.log1p(clip_high), torch.inf)
+    guide_logp = torch.minimum(guide_logp, most)
+    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight)
     own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
     return {"": (logp, own), "guide/": (guide_logp, guides)}
 

@@ -333,7 +333,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
         loss = torch.zeros((), device=logp.device)
-        for name, (part_logp, part) in micro_batches(inputs, logp, entropy).items():
+        for name, (part_logp, part) in micro_batches(inputs, logp, entropy, self.algorithm.clip_high).items():
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
