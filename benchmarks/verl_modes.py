@@ -1,12 +1,12 @@
 """Cost of dew's trainer modes on verl, next to verl's own GRPO. Needs verl with vLLM, and a GPU.
 
-    python benchmarks/verl_modes.py OUT [--model FOLDER] [--recipe gsm8k/qwen2.5-0.5b-instruct] [--steps 20] [key=value ...]
+    python benchmarks/verl_modes.py OUT [--model FOLDER] [--recipe NAME] [--steps 20] [key=value ...]
     python benchmarks/verl_modes.py OUT --print          # the commands, without running them
     python benchmarks/verl_modes.py OUT --table          # the table alone, from what is in OUT
 
-Each run of `RUNS` trains the same recipe for the same number of steps, one after the other, and leaves OUT/NAME.jsonl
-(verl's own metrics of every step), OUT/NAME.log and, in dew's modes, the run folder OUT/NAME. OUT/verl_modes.md compares
-seconds per step, peak memory and entropy. Runs that are complete are not repeated. `key=value` are verl's own keys.
+Each run of `RUNS` trains the same recipe for the same number of steps, one after the other. It leaves OUT/NAME.jsonl
+(verl's own metrics of every step), OUT/NAME.log and, in dew's modes, the run folder OUT/NAME. OUT/verl_modes.md
+compares seconds per step, peak memory and entropy. Complete runs are not repeated. `key=value` are verl's own keys.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def train(args: argparse.Namespace, name: str, run: Run) -> None:
     print(f"{name}: {launch.batches}\n  {log}", flush=True)
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(args.out / f"{name}.jsonl")}
     with log.open("w") as file:
-        code = subprocess.run(words, env=environment, stdout=file, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(words, check=False, env=environment, stdout=file, stderr=subprocess.STDOUT).returncode
     if code:
         print(f"{name}: exit code {code}; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
 

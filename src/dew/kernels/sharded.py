@@ -31,13 +31,13 @@ def place(rows: int, device: torch.device, group: Group) -> tuple[int, int]:
     return first, int(sizes.sum())
 
 
-def merge(lse: Tensor, entropy: Tensor, logp: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def merge(lse: Tensor, entropy: Tensor, logp: Tensor, sum_sq: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(K, N) of the ranks -> (N,) of the whole vocabulary; logp is −inf on ranks that do not hold the target."""
     m, top = lse.max(0, keepdim=True)
     others = (lse - m).exp().scatter(0, top, 0).sum(0).log1p()
     share = lse - m - others
     mixed = (share.exp() * (entropy - share.clamp_min(LOWEST))).sum(0)
-    return m.squeeze(0) + others, mixed, (logp + share).amax(0)
+    return m.squeeze(0) + others, mixed, (logp + share).amax(0), (share.mul(2).exp() * sum_sq).sum(0)
 
 
 class LogprobEntropy(torch.autograd.Function):
@@ -47,21 +47,22 @@ class LogprobEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, backend: ModuleType, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
         temperature: float, softcap: float | None, group: Group,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         head = Head(weight, bias, temperature, softcap)
         mine = (targets >= 0) & (targets < weight.shape[0])
-        local = backend.statistics(hidden, head, torch.where(mine, targets, 0))
+        local = backend.statistics(hidden, head, torch.where(mine, targets, 0), sum_sq=True)
         logp = torch.where(mine, local.logp, -torch.inf)
-        parts = _gather(torch.stack([local.lse, local.entropy, logp]), group)
-        lse, entropy, logp = merge(*parts.unbind(1))
+        parts = _gather(torch.stack([local.lse, local.entropy, logp, local.sum_sq]), group)
+        lse, entropy, logp, sum_sq = merge(*parts.unbind(1))
         ctx.backend, ctx.group, ctx.settings = backend, group, (temperature, softcap)
         targets = torch.where(mine, targets, -1)
         ctx.save_for_backward(hidden, weight, bias, targets, logp, entropy, lse)
         ctx.set_materialize_grads(False)
-        return logp, entropy
+        ctx.mark_non_differentiable(sum_sq)
+        return logp, entropy, sum_sq
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, ge: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor | None, ge: Tensor | None, _: None) -> tuple[Any, ...]:  # type: ignore[override]
         hidden, weight, bias, targets, logp, entropy, lse = ctx.saved_tensors
         g = torch.zeros_like(logp) if g is None else g
         stats, want = Statistics(logp, entropy, lse, torch.empty_like(lse)), list(ctx.needs_input_grad[1:4])
