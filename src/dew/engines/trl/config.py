@@ -117,7 +117,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if isinstance(self.algorithm, Algorithm):  # Python code may pass an object instead of a name
             self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
         problems, algorithm = self._algorithm_problems()
-        problems += self._batch_problems() + self._number_problems() + self._guide_problems() + _unsupported(self)
+        problems += self._batch_problems() + self._number_problems() + _unsupported(self)
+        problems += self.guide_problems() if self.guide is not None else []
         if algorithm is not None:
             problems += _conflicts(self, algorithm)
         if algorithm is None or problems:
@@ -181,9 +182,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             problems.append(Problem(what, remedy="give seconds and GiB, both more than 0."))
         return problems
 
-    def _guide_problems(self) -> list[Problem]:
-        if self.guide is None:
-            return []
+    def guide_problems(self) -> list[Problem]:
+        """What a guide cannot work with; for one that is given as an object, the trainer asks."""
         problems = []
         if not 1 <= self.guide_completions < self.num_generations:
             what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"

@@ -107,6 +107,10 @@ def _key(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
+WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What a server is asked for. With its model's own defaults it would not sample from the distribution it reports."""
+
+
 class ServerGuide(Guide):
     """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities are used if its tokens are the policy's."""
 
@@ -119,7 +123,7 @@ class ServerGuide(Guide):
         chat = not isinstance(prompt, str)
         body = {"messages": prompt, "logprobs": True} if chat else {"prompt": prompt, "logprobs": 1}
         body |= {"model": self._model, "n": count, "max_tokens": self._limit, "temperature": self._temperature}
-        body["seed"] = turn
+        body |= {"seed": turn, **WHOLE_DISTRIBUTION}
         reply = self._request("/chat/completions" if chat else "/completions", body)
         return [self._answer(choice) for choice in reply["choices"]]
 
@@ -157,9 +161,9 @@ class ModelGuide(Guide):
     """Another causal language model with the policy's tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any, limit: int, temperature: float, device: Any) -> None:
-        if isinstance(model, str):
-            from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
+        if isinstance(model, str):
             try:
                 model = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, trust_remote_code=False)
             except (OSError, ValueError) as error:
@@ -169,15 +173,18 @@ class ModelGuide(Guide):
             why = "Guide and policy must share a tokenizer."
             raise ConfigError(Problem("guide: the model has fewer tokens than the policy's tokenizer.", why))
         self._model = model.to(device).eval()
+        # Its own defaults (top_p, top_k, penalties) would sample from another distribution than the recorded one.
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
         self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
 
     @torch.no_grad()
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
         end = self._tokenizer.eos_token_id
-        ids = {"eos_token_id": end, "pad_token_id": self._tokenizer.pad_token_id}
         draw = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "max_new_tokens": self._limit}
-        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **ids, **draw)
+        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **draw)
         logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
         sampled = whole[:, len(prompt_ids) :]
         logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
@@ -221,12 +228,15 @@ def generate_with_guide(
     wanted = trainer.args.guide_completions
     counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
     own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generate(own_prompts)
-    own = zip(prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))  # noqa: B905
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
+    columns = (prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))
+    own = enumerate(zip(*columns))  # noqa: B905
     rows: list[tuple[Any, ...]] = []
     authors: list[GuideAnswer | None] = []
+    sources: list[int] = []  # the policy's row that a row is, or whose prompt it shares
     for g, k in enumerate(counts):
-        group = list(islice(own, size - k))
+        places, group = zip(*islice(own, size - k), strict=True)
+        sources += [*places, *places[:1] * k]
         rows += group
         authors += [None] * len(group)
         prompt, ids = prompts[g * size], group[0][0]
@@ -236,7 +246,11 @@ def generate_with_guide(
             # No log-probabilities: TRL excludes these tokens from its correction for the sampler.
             rows.append((ids, answer.ids, [1] * len(answer.ids), completion, [None] * len(answer.ids)))
             authors.append(answer)
-    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-    columns[2] = None if tool_mask is None else columns[2]
-    columns[4] = None if logprobs is None else columns[4]
-    return (*columns, *rest), authors
+    whole: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+    whole[2] = None if tool_mask is None else whole[2]
+    whole[4] = None if logprobs is None else whole[4]
+    for name, values in extra.items():  # columns of a rollout function, which knows nothing about the guide's answers
+        if isinstance(values, list):
+            extra[name] = [values[i] if author is None else None for i, author in zip(sources, authors, strict=True)]
+    images = None if images is None else [images[i] for i in sources]
+    return (*whole, extra, images, *rest), authors

@@ -29,7 +29,7 @@ from dew.engines.metrics import Numbers
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
-from dew.engines.trl.compat import IMAGE_KEYS, check_generated
+from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches, sums_of_squares
@@ -66,12 +66,15 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         guide: Guide | None = None,
         **settings: Any,
     ) -> None:
+        check_not_unsloth()
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             remedy = "Write DewConfig, which takes the same settings."
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+        if guide is not None and (problems := args.guide_problems()):
+            raise ConfigError(problems)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             check_rewards(rewards, None if settings.get("rollout_func") else train_dataset, args.outcome_reward)
@@ -242,6 +245,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             size=size,
             max_rounds=self.algorithm.max_rounds,
             oversample=self.algorithm.oversample,
+            whole_groups=self._guide is not None,
             fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
         )
 
@@ -364,7 +368,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
         loss = torch.zeros((), device=logp.device)
-        for name, (part_logp, part) in micro_batches(inputs, logp, entropy).items():
+        for name, (part_logp, part) in micro_batches(inputs, logp, entropy, self.algorithm.clip_high).items():
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
