@@ -15,7 +15,7 @@ from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
 from groups import batches, pad
 
-NAMES = ["gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage"]
+NAMES = ["gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "trl"]
 
 
 def rollouts(batch, extra=None):
@@ -44,7 +44,7 @@ def test_names_and_defaults_match_the_papers():
     higher = (0.2, 0.28)
     assert clips == {
         **dict.fromkeys(("gtpo", "grpo_s", "dapo", "forking_tokens", "entropy_advantage"), higher),
-        **dict.fromkeys(("grpo", "dr_grpo"), (0.2, 0.2)),
+        **dict.fromkeys(("grpo", "dr_grpo", "trl"), (0.2, 0.2)),
         "gspo": (3e-4, 4e-4),
     }
     assert {n: get_algorithm(n).ratio for n in NAMES} == {

@@ -88,6 +88,8 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Say) -> list[Chec
 
 def find_outcome(args: DewConfig, names: list[str]) -> int:
     """Index of the reward that decides whether an answer is correct."""
-    index = outcome_index(names, args.outcome_reward)
-    check_weights(names, args.reward_weights, index)
+    needed = not args.build_algorithm().engine_loss
+    index = outcome_index(names, args.outcome_reward, needed)
+    if needed:
+        check_weights(names, args.reward_weights, index)
     return index

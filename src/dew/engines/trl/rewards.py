@@ -58,11 +58,11 @@ def _is_model(reward: Any) -> bool:
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None) -> None:
+def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None, required: bool = True) -> None:
     """Reject a data set without the columns that are needed, and an unknown outcome reward."""
     if problems := missing_columns(dataset, rewards):
         raise ConfigError(problems)
-    outcome_index([reward_name(reward) for reward in rewards], outcome)
+    outcome_index([reward_name(reward) for reward in rewards], outcome, required)
 
 
 def reward_name(reward: Any) -> str:
@@ -74,11 +74,11 @@ def reward_name(reward: Any) -> str:
     return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
-def outcome_index(names: Sequence[str], wanted: str | None) -> int:
-    """Which reward function decides whether an answer is correct."""
+def outcome_index(names: Sequence[str], wanted: str | None, required: bool = True) -> int:
+    """Which reward function decides whether an answer is correct; the first where training does not depend on it."""
     if not names:
         raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
-    if wanted is None and len(names) > 1:
+    if wanted is None and len(names) > 1 and required:
         what = f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?"
         why = "The others are added to its reward and never decide."
         raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))

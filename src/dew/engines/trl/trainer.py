@@ -32,7 +32,7 @@ from dew.engines.trl.batch import Batch, Capture, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
-from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
+from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches, trl_advantages
 from dew.engines.trl.metrics import Recorder, StepStatistics, extend_table, generation_metrics, last_rows, show_trained
 from dew.engines.trl.nonfinite import NonFinite, finite_only
 from dew.engines.trl.rewards import check_rewards, check_weights, checked
@@ -73,9 +73,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             remedy = "Write DewConfig, which takes the same settings."
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
-        if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
-            check_rewards(rewards, None if settings.get("rollout_func") else train_dataset, args.outcome_reward)
         self.algorithm = args.build_algorithm()
+        needs_outcome = not self.algorithm.engine_loss
+        if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
+            dataset = None if settings.get("rollout_func") else train_dataset
+            check_rewards(rewards, dataset, args.outcome_reward, needs_outcome)
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
@@ -83,8 +85,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(model, rewards, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
-        self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward)
-        check_weights(self.reward_func_names, args.reward_weights, self.outcome_index)
+        self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward, needs_outcome)
+        if needs_outcome:
+            check_weights(self.reward_func_names, args.reward_weights, self.outcome_index)
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
 
@@ -182,6 +185,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._nonfinite.generation = batch.nonfinite
         with self._recorder.phase("credit"):
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
+            if self.algorithm.engine_loss:
+                credit = replace(credit, advantages=trl_advantages(batch, self.accelerator))
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
         batch = replace(batch, inputs=trained, credit=credit)
         seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
@@ -275,10 +280,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         scores = not torch.is_grad_enabled()
         if scores and model is self.model:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        with exact_head() if self._exact_head else nullcontext(), dropout_off(model) if scores else nullcontext():
+        bonus = bool(getattr(self, "_entropy_bonus_enabled", False)) and not scores
+        with exact_head(bonus) if self._exact_head else nullcontext(), dropout_off(model) if scores else nullcontext():
             logp, entropy, aux = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         if scores:
             self._capture.passes.append((logp, entropy))
+        self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
@@ -321,6 +328,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self.algorithm.engine_loss:
+            return self._trl_loss(model, inputs)
         logp, entropy, aux = self._forward(model, inputs, compute_aux_loss=self.aux_loss_enabled)
         # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
@@ -333,10 +342,29 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
         self._statistics.add_update(loss, inputs, logp, entropy)
         if not self.model.training:
-            numbers, _ = self._statistics.read(self.accelerator)
-            self._put(numbers)
+            self._put(self._statistics.read(self.accelerator)[0])
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
+        return loss
+
+    def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's own loss, and the statistics of the step."""
+        loss: Tensor = super()._compute_loss(model, inputs)
+        logp, entropy = self._capture.newest
+        assert entropy is not None
+        ((_, part),) = micro_batches(inputs, logp, entropy).values()
+        _, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=1)
+        logged = {"clip/low": "clip_ratio/low_mean", "clip/high": "clip_ratio/high_mean"}
+        for ours, theirs in logged.items():  # TRL knows what its loss clips
+            values = self._metrics[self._mode].get(theirs)
+            if values:
+                stats[ours] = torch.tensor(values[-1], device=logp.device)
+            else:
+                stats.pop(ours)
+        self._statistics.add(stats, part.mask.sum())
+        self._statistics.add_update(loss, inputs, logp, entropy)
+        if not self.model.training:
+            self._put(self._statistics.read(self.accelerator)[0])
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
