@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -104,7 +104,7 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
 
     args, folder = parsed.args, Path(parsed.args.output_dir)
     args.disable_tqdm = True
-    out.print(f"{args.algorithm} on {parsed.run.task or parsed.script.dataset_name}: {args.batches}", soft_wrap=True)
+    out.print(f"{args.algorithm} on {parsed.data}: {args.batches}", soft_wrap=True)
     view = RunView(folder)
     try:
         with live(lambda: [view], every=max(int(args.logging_steps), 1)):
@@ -119,30 +119,38 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
 
+NOT_MODEL = (
+    "training_args.bin", "optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "dew_*",
+    "run.json", "config.yaml", "scores.json", "answers-*.json", "*.jsonl", "report.*", ".*",
+)  # fmt: skip
+"""Files of a run or a checkpoint beside the model's own."""
+
+
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     to: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
-    """Export a run's final model. The folder loads with `from_pretrained`; LoRA weights are merged."""
-    source = run / "model"
-    if not source.is_dir():
+    """Export a run's final model, or its newest checkpoint. The folder loads with `from_pretrained`; LoRA weights are merged."""
+    source = RunFolder(run).model()
+    if source is None:
         advice = f"Finish the run (dew resume {run}) or give another folder."
         raise ConfigError(Problem(f"{run}: no final model there.", remedy=advice))
     if to.exists() and any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
     stay_inside(source)
+    from dew.cli.evaluate import load_lora, load_model
+
+    to.mkdir(parents=True, exist_ok=True)
     if (source / "adapter_config.json").is_file():
-        from peft import AutoPeftModelForCausalLM
         from transformers import AutoTokenizer
 
-        lora: Any = AutoPeftModelForCausalLM.from_pretrained(str(source), use_safetensors=True, trust_remote_code=False)
-        lora.merge_and_unload().save_pretrained(str(to))
+        load_lora(source).save_pretrained(str(to))
         AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
     else:
-        shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
-    from dew.cli.evaluate import load_model
-
+        for file in source.iterdir():
+            if file.is_file() and not any(map(file.match, NOT_MODEL)):
+                shutil.copy2(file, to)
     model, tokenizer = load_model(str(to))
     ids = tokenizer("1", return_tensors="pt").to(model.device)
     text = tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])

@@ -103,9 +103,11 @@ def due(step: int, every: int, steps_per_generation: float) -> bool:
 
 
 def group_records(
-    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, outcome: str
-) -> list[GroupRecord]:
-    """Records of at most `groups` groups, those with signal first. `outcome` is the name of the outcome reward."""
+    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, outcome: str,
+    rewards: Sequence[str] = (),
+) -> list[GroupRecord]:  # fmt: skip
+    """Records of at most `groups` groups, those with signal first. `outcome` is the name of the outcome reward,
+    `rewards` are those of all columns of `parts`."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
@@ -120,13 +122,15 @@ def group_records(
             gold=columns["gold"][first],
             algorithm=algorithm.name,
             settings=asdict(algorithm),
-            answers=_answers(columns, credit, rows, tokenizer, outcome),
+            answers=_answers(columns, credit, rows, tokenizer, outcome, rewards),
         )
         records.append(record)
     return records
 
 
-def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str) -> list[AnswerRecord]:
+def _answers(
+    columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str, names: Sequence[str]
+) -> list[AnswerRecord]:
     extra = torch.zeros_like(columns["outcome"]) if credit.extra is None else credit.extra
     scored = credit.scored[rows]
     plain = grpo_advantages(torch.where(scored, (columns["outcome"] + extra)[rows], 0), scored)
@@ -147,6 +151,7 @@ def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, out
                 correct=bool(credit.correct[row]),
                 reward=float(columns["outcome"][row]),
                 extra=float(extra[row]),
+                rewards=dict(zip(names, columns["parts"][row].tolist(), strict=True)) if names else {},
                 truncated=bool(columns["truncated"][row]),
                 extracted=logged.get(("extra", f"{outcome}/extracted")),
                 verdict=logged.get(("extra", f"{outcome}/verdict")),

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
-from trl import get_peft_config, get_quantization_config
+from trl import get_dataset, get_peft_config, get_quantization_config
 
 from dew.config import Scoring, to_yaml
 from dew.engines.problems import training_rows, verifier_of
@@ -39,14 +39,23 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         source, rows = training_rows(run)
         held_out = source.rows(run.scores.problems if run.scores else 64, split="held_out") if evaluates else None
         return Dataset.from_list(rows), Dataset.from_list(held_out) if held_out is not None else None
-    if not script.dataset_name:
-        remedy = "Write `task: countdown` (or chain, or a .jsonl file of problems), or TRL's `dataset_name:`."
+    if not script.dataset_name and not parsed.mixture.datasets:
+        remedy = "Write `task: countdown` (or chain, or a .jsonl file), or TRL's `dataset_name:` or `datasets:`."
         raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=run.source)
     try:
-        data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
+        if parsed.mixture.datasets:
+            data = get_dataset(parsed.mixture)
+        else:
+            data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
     except Exception as error:  # hubs and file systems raise many kinds
-        raise ConfigError(not_loaded("dataset_name", script.dataset_name, error)) from None
-    return data[script.dataset_train_split], data[script.dataset_test_split] if evaluates else None
+        key = "datasets" if parsed.mixture.datasets else "dataset_name"
+        raise ConfigError(not_loaded(key, parsed.data, error)) from None
+    train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
+    if absent := [split for split in (train, test) if split is not None and split not in data]:
+        remedy = "Set dataset_train_split and dataset_test_split, or test_split_size for `datasets:`."
+        what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
+        raise ConfigError(Problem(what, remedy=remedy), source=run.source)
+    return data[train], data[test] if test is not None else None
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:

@@ -15,6 +15,7 @@ from dew.engines.recording import Columns, RunLog, group_records
 from dew.engines.trl.batch import Batch, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
+from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (
@@ -67,6 +68,15 @@ class StepStatistics:
             numbers.update(zip(largest, gathered, strict=True))
         places = {name: numbers.pop(name) for name in list(numbers) if name.startswith(NONFINITE)}
         return numbers, [name.removeprefix(NONFINITE) for name, count in places.items() if count > 0]
+
+
+def pass_at(batch: Batch, size: int) -> Numbers:
+    """pass@1, 2, 4, ... up to the group size, over the groups of which every answer was scored."""
+    assert batch.credit is not None
+    groups = batch.credit.correct.view(-1, size)[batch.credit.scored.view(-1, size).all(-1)]
+    counts = groups.sum(-1).tolist()
+    ks = sorted({2**i for i in range(size.bit_length())} | {size})
+    return {f"pass@{k}": sum(pass_at_k(size, c, k) for c in counts) / len(counts) for k in ks} if counts else {}
 
 
 def generation_metrics(batch: Batch, size: int, names: Sequence[str], threshold: float, seconds: float) -> Numbers:
@@ -131,6 +141,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start = time.perf_counter()
+        self.seconds.clear()  # of an evaluation since the last step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         spent = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
@@ -147,9 +158,9 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         fills = dict.fromkeys(("prompt_ids", "completion_ids"), tokenizer.pad_token_id)
         columns = {**batch.columns, **gather_columns(trainer.accelerator, ids, fills)}
         if self._writes:
-            step, outcome = trainer.state.global_step + 1, trainer.reward_func_names[trainer.outcome_index]
-            groups, credit = args.records_groups, batch.credit
-            records = group_records(step, trainer.algorithm, columns, credit, tokenizer, groups, outcome)
+            step, names = trainer.state.global_step + 1, trainer.reward_func_names
+            groups, credit, outcome = args.records_groups, batch.credit, names[trainer.outcome_index]
+            records = group_records(step, trainer.algorithm, columns, credit, tokenizer, groups, outcome, names)
             self.folder.write_records(step, records, args.records_keep)
 
     def logged(self, step: int, logs: dict[str, Any]) -> None:

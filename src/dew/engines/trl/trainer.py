@@ -33,7 +33,15 @@ from dew.engines.trl.compat import IMAGE_KEYS, check_generated
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches, trl_advantages
-from dew.engines.trl.metrics import Recorder, StepStatistics, extend_table, generation_metrics, last_rows, show_trained
+from dew.engines.trl.metrics import (
+    Recorder,
+    StepStatistics,
+    extend_table,
+    generation_metrics,
+    last_rows,
+    pass_at,
+    show_trained,
+)
 from dew.engines.trl.nonfinite import NonFinite, finite_only
 from dew.engines.trl.rewards import check_rewards, check_weights, checked
 from dew.engines.trl.rewards import outcome_index as find_outcome
@@ -190,7 +198,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
         batch = replace(batch, inputs=trained, credit=credit)
         seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
-        self._put(generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds))
+        numbers = generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds)
+        self._put(numbers if self.model.training else {**numbers, **pass_at(batch, self.group_size)})
         show_trained(self._logs, batch, self.args.generation_batch_size)
         if self._record_due:
             self._recorder.record(batch, self)
