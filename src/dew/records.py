@@ -12,6 +12,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -294,6 +295,18 @@ class RunFolder:
         newest = sorted(steps, key=lambda path: int(path.name.partition("-")[2]), reverse=True)[:1]
         places = [self.path / "model", self.path, *newest]
         return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
+
+    def used(self) -> bool:
+        """Whether a run has trained here."""
+        return (self.path / "metrics.jsonl").exists() or any(self.path.glob("checkpoint-*"))
+
+    def clear(self, *, whole: bool = True) -> None:
+        """Delete what a run wrote; with `whole=False`, only what it wrote while training."""
+        written = ["metrics.jsonl", "alarms.jsonl", "records", "checkpoint-*"]
+        if whole:
+            written += ["run.json", "config.yaml", "scores.json", "answers-*.json", "report.html", "report.json", "model"]
+        for path in [path for pattern in written for path in self.path.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def finished(self) -> bool:
         """Whether the run is trained, its model saved and, if it is evaluated at all, evaluated after training."""

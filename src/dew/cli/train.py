@@ -1,6 +1,8 @@
 """`dew train`, `dew resume` and `dew export`."""
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,13 +56,14 @@ def train(
     launch.quiet()
     parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
+        launch.check_outcome(parsed)
         algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
         if json:
             print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
         else:
             out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
         return
-    claim(Path(parsed.args.output_dir), overwrite)
+    claim(Path(parsed.args.output_dir), overwrite or parsed.args.overwrite_output_dir)
     _train(parsed, resume=False)
 
 
@@ -71,6 +74,10 @@ def resume(
 ) -> None:
     """Resume a run from its last complete checkpoint."""
     config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
+    if not config.is_file() and not on_verl and (folder / "run.json").is_file():
+        stay_inside(folder)
+        _resume_script(folder, untrusted)
+        return
     if not config.is_file() and not on_verl:
         raise ConfigError(Problem(f"{folder}: no config.yaml there.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
@@ -95,6 +102,29 @@ def resume(
         out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}", soft_wrap=True)
         return
     _train(settings.parse(run, moved, untrusted=untrusted), resume=True)
+
+
+def _resume_script(folder: Path, untrusted: bool) -> None:
+    """Run the Python script that started this run once more; its trainer then resumes."""
+    from dew.engines.recording import RESUME
+
+    facts = RunFolder(folder).run()
+    if facts.get("status") == "done":
+        out.print(f"{folder} is finished.\nModel: {RunFolder(folder).model() or 'none saved'}", soft_wrap=True)
+        return
+    command, processes = facts.get("command"), (facts.get("machine") or {}).get("processes", 1)
+    by_hand = "Resume it there: trainer.train(resume_from_checkpoint=True)."
+    if not isinstance(command, list) or processes != 1 or untrusted:
+        how = "a notebook" if not command else f"a script ({' '.join(map(str, command[1:]))})"
+        many = f" on {processes} processes" * (processes != 1)
+        raise ConfigError(Problem(f"{folder}: this run was started from {how}{many}.", remedy=by_hand))
+    out.print(f"Running again: {' '.join(map(str, command))}", soft_wrap=True)
+    environment = {**os.environ, RESUME: str(folder.resolve())}
+    try:
+        code = subprocess.run([str(word) for word in command], cwd=facts.get("cwd"), env=environment).returncode
+    except OSError as error:
+        raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None
+    raise typer.Exit(code)
 
 
 def _train(parsed: "Parsed", *, resume: bool) -> None:

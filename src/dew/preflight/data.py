@@ -41,7 +41,10 @@ class Data:
 def read_data(parsed: Parsed) -> Data:
     """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
-    rewards = rewards_of(parsed)
+    return data_with(train, rewards_of(parsed))
+
+
+def data_with(train: Any, rewards: list[Any]) -> Data:
     rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
     return Data([dict(row) for row in rows], rewards, [reward_name(reward) for reward in rewards])
 

@@ -60,6 +60,14 @@ class Batches:
             f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
         )
 
+    def misaligned(self) -> Problem | None:
+        """A generation that does not make whole optimizer steps."""
+        if self.micro_batches % self.accumulation == 0:
+            return None
+        nearest = -(-self.micro_batches // self.accumulation) * self.accumulation
+        remedy = f"Set steps_per_generation to a multiple of gradient_accumulation_steps, such as {nearest}."
+        return Problem(f"{self}: optimizer steps do not line up with generations.", remedy=remedy)
+
     def nearest(self) -> list[str]:
         """Settings that fit, each by changing a single number."""
         together = self.micro_batches == self.accumulation  # steps_per_generation follows accumulation

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from dew.config import Scoring, to_yaml
 from dew.engines.problems import training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
+from dew.engines.trl.rewards import outcome_index, reward_name
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem, not_loaded
@@ -89,6 +91,15 @@ def _reward(name: str, parsed: Parsed) -> Any:
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)
+
+
+def check_outcome(parsed: Parsed) -> None:
+    """Whether it is clear which reward decides; the functions are not loaded."""
+    verifier = verifier_of(parsed.run)
+    if verifier is None and not parsed.args.build_algorithm().engine_loss:
+        names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]
+        model = parsed.script.reward_model_name_or_path
+        outcome_index(names + [reward_name(model)] * bool(model), parsed.args.outcome_reward)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,6 +195,9 @@ def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
     if checkpoint is None:
         if resume:
             logger.warning("%s has no complete checkpoint: starting the run again.", folder)
+            if trainer.accelerator.is_main_process:
+                RunFolder(folder).clear(whole=False)
+            trainer.accelerator.wait_for_everyone()
         trainer.train()
         return
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))

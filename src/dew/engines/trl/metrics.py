@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recording import Columns, RunLog, group_records
+from dew.engines.recording import Columns, RunLog, group_records, script
 from dew.engines.trl.batch import Batch, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
@@ -120,6 +120,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
             batches=str(args.batches),
+            **script(),
         )
 
     def put(self, numbers: Numbers) -> None:

@@ -12,6 +12,7 @@ _save_checkpoint                 TRL's, then dew's state and a manifest
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -26,7 +27,7 @@ from trl import GRPOTrainer
 
 from dew.engines.credit import give_credit, outcomes
 from dew.engines.metrics import Numbers
-from dew.engines.recording import due
+from dew.engines.recording import RESUME, due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated
@@ -43,7 +44,7 @@ from dew.engines.trl.metrics import (
     show_trained,
 )
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.engines.trl.rewards import check_rewards, check_weights, checked
+from dew.engines.trl.rewards import check_rewards, check_weights, checked, early_warnings, used_folder
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
 from dew.errors import ConfigError, Problem
@@ -89,8 +90,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
-        rewards = [checked(reward, args.reward_timeout) for reward in rewards]
-        super().__init__(model, rewards, args, train_dataset, *others, **settings)
+        limited = [checked(reward, args.reward_timeout) for reward in rewards]
+        super().__init__(model, limited, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
         self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward, needs_outcome)
@@ -113,6 +114,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             uniform = self.use_vllm or self.accelerator.num_processes > 1
             check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
 
+        if self.accelerator.is_main_process:
+            for problem in early_warnings(args, rewards, train_dataset, self.outcome_index):
+                logger.warning("%s", problem)
         self._statistics = StepStatistics()
         self._nonfinite = NonFinite()
         self._recorder = Recorder(args.output_dir, self.accelerator.is_main_process)
@@ -122,6 +126,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as GRPOTrainer does. True resumes from the newest complete checkpoint."""
+        if not resume_from_checkpoint:
+            resume_from_checkpoint = self._claim_folder()
         self._recorder.start(self)
         logger.info("%s", self.args.batches)
         try:
@@ -143,6 +149,20 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise explained from error
         self._recorder.end("done")
         return result
+
+    def _claim_folder(self) -> str | None:
+        """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
+        folder = self.args.output_dir
+        (used,) = broadcast_object_list([RunFolder(folder).used()])
+        again = os.environ.get(RESUME) == str(Path(folder).resolve())
+        if used and again and (found := self.last_good_checkpoint()) is not None:
+            return found
+        if used and not again and not self.args.overwrite_output_dir:
+            raise ConfigError(used_folder(folder))
+        if used and self.accelerator.is_main_process:
+            RunFolder(folder).clear()
+        self.accelerator.wait_for_everyone()
+        return None
 
     def last_good_checkpoint(self) -> str | None:
         """The newest complete checkpoint, verified by the main process for all processes."""
