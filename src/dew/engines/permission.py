@@ -35,6 +35,7 @@ SENDS = {
     "trackio_bucket_id": "uploads metrics",
     "trackio_static_space_id": "uploads metrics",
     "deepspeed": "may write files anywhere",
+    "overwrite_output_dir": "deletes an earlier run",
 }
 LOCAL_LOGGERS = ("none", "tensorboard")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::1")

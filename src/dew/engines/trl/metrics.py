@@ -109,8 +109,11 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self._nested = 0.0
         self._numbers: Numbers = {}
         self._start = time.perf_counter()
+        self._trackers: dict[str, list[float]] = {}
+        """TRL's lists of what the trackers get next."""
 
     def start(self, trainer: Any) -> None:
+        self._trackers = trainer._metrics["train"]
         args, info = trainer.args, getattr(trainer.train_dataset, "info", None)
         self.begin(
             trainer.algorithm,
@@ -147,6 +150,8 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         spent = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
         spent["seconds/update"] = time.perf_counter() - self._start - sum(spent.values())
+        for name, seconds in spent.items():
+            self._trackers.setdefault(name, []).append(seconds)
         self.write(state.global_step, {**self._numbers, **spent})
         self._numbers.clear()
         self.seconds.clear()
