@@ -304,7 +304,7 @@ class RunFolder:
         """Delete what a run wrote; with `whole=False`, only what it wrote while training."""
         written = ["metrics.jsonl", "alarms.jsonl", "records", "checkpoint-*"]
         if whole:
-            written += ["run.json", "config.yaml", "scores.json", "answers-*.json", "report.html", "report.json", "model"]
+            written += ["run.json", "config.yaml", "scores.json", "answers-*.json", "report.*", "model"]
         for path in [path for pattern in written for path in self.path.glob(pattern)]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 

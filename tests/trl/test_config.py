@@ -72,7 +72,7 @@ def test_a_registered_algorithm(algorithm_registry, tmp_path):
 
 CHOSEN = {
     "nothing": ({}, "gtpo"),
-    "TRL's defaults, written out": ({"loss_type": "dapo", "scale_rewards": True, "use_bias_correction_kl": True}, "gtpo"),
+    "TRL's defaults": ({"loss_type": "dapo", "scale_rewards": True, "use_bias_correction_kl": True}, "gtpo"),
     "Dr. GRPO": ({"loss_type": "dr_grpo", "scale_rewards": False}, "dr_grpo"),
     "GRPO": ({"loss_type": "grpo", "beta": 0.04}, "grpo"),
     "GSPO": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "gspo"),

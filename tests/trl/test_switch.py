@@ -189,7 +189,8 @@ def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
     for name in "ab":
         rows = [{"prompt": f"{name}{i}", "answer": str(i), "other": 1} for i in range(10)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sources = [{"path": "json", "data_files": str(tmp_path / f"{n}.jsonl"), "columns": ["prompt", "answer"]} for n in "ab"]
+    files, columns = [str(tmp_path / f"{name}.jsonl") for name in "ab"], ["prompt", "answer"]
+    sources = [{"path": "json", "data_files": file, "columns": columns} for file in files]
     keys = {"env": {"TRIAL_VARIABLE": 3}, "datasets": sources, "test_split_size": 0.25}
     parsed = parse(make_run({**SMALL, **keys, "eval_strategy": "steps"}))
     assert os.environ.pop("TRIAL_VARIABLE") == "3"

@@ -117,7 +117,7 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
 
 
 def test_an_algorithm_of_trl_alone_is_refused():
-    with pytest.raises(ConfigError, match="algorithm: trl works on TRL only. Choose another algorithm"):
+    with pytest.raises(ConfigError, match="algorithm: trl works on TRL only"):
         prepare(small(algorithm="trl"))
 
 

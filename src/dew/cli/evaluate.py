@@ -54,7 +54,7 @@ def evaluate_(
 
     own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
     typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
-    given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    given: dict[str, Any] = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
 
     if reward is not None and (verifier is not None or suite is not None):

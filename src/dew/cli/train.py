@@ -121,7 +121,8 @@ def _resume_script(folder: Path, untrusted: bool) -> None:
     out.print(f"Running again: {' '.join(map(str, command))}", soft_wrap=True)
     environment = {**os.environ, RESUME: str(folder.resolve())}
     try:
-        code = subprocess.run([str(word) for word in command], cwd=facts.get("cwd"), env=environment).returncode
+        words = [str(word) for word in command]
+        code = subprocess.run(words, cwd=facts.get("cwd"), env=environment, check=False).returncode
     except OSError as error:
         raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None
     raise typer.Exit(code)
@@ -161,7 +162,10 @@ def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     to: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
-    """Export a run's final model, or its newest checkpoint. The folder loads with `from_pretrained`; LoRA weights are merged."""
+    """Export a run's final model, or its newest checkpoint.
+
+    The folder loads with `from_pretrained`; LoRA weights are merged.
+    """
     source = RunFolder(run).model()
     if source is None:
         advice = f"Finish the run (dew resume {run}) or give another folder."

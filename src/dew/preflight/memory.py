@@ -194,8 +194,8 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
 
 
 def _check_shape(shape: Shape, args: "DewConfig", prompt: int, rows: int, loaded: bool = False) -> list[Check]:
-    device, free = free_device_memory(args.use_cpu)
-    free += loaded * shape.weight_bytes * shape.parameters
+    device, unused = free_device_memory(args.use_cpu)
+    free = unused + loaded * shape.weight_bytes * shape.parameters
     return [
         check_context(shape, prompt, int(args.max_completion_length or 0)),
         check_memory(estimate(shape, args, prompt, free), shape, args, device, free),

@@ -102,7 +102,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
-    algorithm: str | None = _setting(  # noqa: RUF009
+    algorithm: str | None = _setting(
         None, f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM})."
     )
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
