@@ -214,12 +214,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("credit"):
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
             if self.algorithm.engine_loss:
-                credit = replace(credit, advantages=trl_advantages(batch, self.accelerator))
+                credit = replace(credit, advantages=trl_advantages(batch, self.accelerator), flipped=None)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
         batch = replace(batch, inputs=trained, credit=credit)
         seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
         numbers = generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds)
         self._put(numbers if self.model.training else {**numbers, **pass_at(batch, self.group_size)})
+        if self.model.training:
+            self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
         show_trained(self._logs, batch, self.args.generation_batch_size)
         if self._record_due:
             self._recorder.record(batch, self)
