@@ -8,12 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from dew.algorithms.base import Algorithm
-from dew.algorithms.baselines import DAPO, GRPO, GSPO, TRL, DrGRPO
+from dew.algorithms.baselines import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    QAE,
+    SAPO,
+    TRL,
+    DrGRPO,
+    MaxRL,
+    ReinforcePP,
+    WReinforce,
+)
 from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
+from dew.algorithms.token_weighted import OTB, STEER, ClipCov, KLCov
 from dew.errors import ConfigError, Problem, did_you_mean
 
 __all__ = [
+    "CISPO",
     "DAPO",
     "DEFAULT_ALGORITHM",
     "DEW",
@@ -22,11 +36,20 @@ __all__ = [
     "GRPOS",
     "GSPO",
     "GTPO",
+    "OTB",
+    "QAE",
+    "SAPO",
+    "STEER",
     "TRL",
     "Algorithm",
+    "ClipCov",
     "DrGRPO",
     "EntropyAdvantage",
     "ForkingTokens",
+    "KLCov",
+    "MaxRL",
+    "ReinforcePP",
+    "WReinforce",
     "algorithm_classes",
     "algorithms_for",
     "get_algorithm",
@@ -106,5 +129,6 @@ def _unknown(what: str, word: str, known: list[str]) -> Problem:
     return Problem(what, remedy=f"{did_you_mean(word, known)} Known: {', '.join(known)}.".lstrip())
 
 
-for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage, TRL):
+for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage, CISPO, SAPO, MaxRL, QAE,
+             WReinforce, ReinforcePP, ClipCov, KLCov, STEER, OTB, TRL):  # fmt: skip
     register_algorithm(_cls)

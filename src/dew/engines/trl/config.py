@@ -300,7 +300,8 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     for name, own in _trl_settings(algorithm).items():
         given = getattr(config, name)
         without_kl = name == "use_bias_correction_kl" and not config.beta
-        if name in CHOOSES and given not in (None, own) and not without_kl:
+        same_loss = name == "loss_type" and given == algorithm.surrogate
+        if name in CHOOSES and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
             other = f"choose another algorithm: {ENGINE_ALGORITHM!r} follows all of TRL's settings"
             problems.append(Problem(what, remedy=f"Remove it, or {other}."))

@@ -33,8 +33,8 @@ UNSCORED_GUIDE = 0.1
 class _LogprobEntropy:
     """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
-    def __init__(self, entropy_grad: bool) -> None:
-        self._entropy_grad = entropy_grad
+    def __init__(self, entropy_grad: bool, sum_sq: bool) -> None:
+        self._settings: dict[str, Any] = {"entropy_grad": entropy_grad, "sum_sq": sum_sq}
 
     def apply(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
         temperature, _, softcap, scale, _ = rest
@@ -42,23 +42,36 @@ class _LogprobEntropy:
             temperature = temperature / scale
         elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
             hidden, bias = hidden * scale, None if bias is None else bias * scale
-        settings = {"temperature": temperature, "softcap": softcap, "entropy_grad": self._entropy_grad}
-        logp, entropy = linear_logprob_entropy(hidden, weight, labels, bias=bias, **settings)
-        return logp, entropy, None, None, None
+        logp, entropy, *squares = linear_logprob_entropy(
+            hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, **self._settings
+        )
+        return logp, entropy, squares[0].log() if squares else None, None, None
 
 
 @contextmanager
-def exact_head(entropy_grad: bool = False) -> Iterator[None]:
+def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[None]:
     """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits.
 
-    `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs.
+    `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs. `sum_sq`: whether
+    TRL's third output is log Σπ².
     """
     theirs = getattr(utils, FUSED_HEAD)
-    setattr(utils, FUSED_HEAD, _LogprobEntropy(entropy_grad))
+    setattr(utils, FUSED_HEAD, _LogprobEntropy(entropy_grad, sum_sq))
     try:
         yield
     finally:
         setattr(utils, FUSED_HEAD, theirs)
+
+
+@contextmanager
+def sums_of_squares(model: Any) -> Iterator[list[Tensor]]:
+    """Collects Σπ² of each forward pass: TRL's scoring pass does not return it."""
+    found: list[Tensor] = []
+    hook = model.register_forward_hook(lambda module, inputs, output: found.append(output.log_sum_sq_probs.exp()))
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def exact_head_supported(model: Any) -> bool:
@@ -86,13 +99,14 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, t
         ref_logp=inputs.get("ref_per_token_logps"),
         weight=inputs.get("importance_sampling_ratio"),
         entropy=entropy.detach(),
+        penalty=inputs.get("penalty"),
     )
     if inputs.get("author") is None:
         return {"": (logp, own)}
     guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
     unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
     guide_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
-    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight)
+    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight, penalty=None)
     own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
     return {"": (logp, own), "guide/": (guide_logp, guides)}
 
@@ -109,6 +123,8 @@ def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator:
         "num_items_in_batch": batch.mask.sum(),
         "divisor": torch.tensor(count, device=batch.mask.device),
     }
+    if credit.penalty is not None:
+        added["penalty"] = local_rows(accelerator, credit.penalty, batch.inputs["completion_ids"].size(1))
     if "author" in batch.inputs:
         weights = {"guided": args.guide_weight, "failed": args.guide_failed_weight}
         added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, batch.filler, **weights))
