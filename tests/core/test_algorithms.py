@@ -59,7 +59,7 @@ def test_names_and_defaults_match_the_papers():
     }
     by_sequence = {n for n in NAMES if get_algorithm(n).reduce == "sequences"}
     assert by_sequence == {"grpo_s", "grpo", "gspo", "sapo"}
-    sampled_once = {"gtpo", "grpo_s", "grpo", "dr_grpo", "gspo", "sapo", "w_reinforce", "reinforce_pp"}
+    sampled_once = {"gtpo", "grpo_s", "grpo", "dr_grpo", "gspo", "sapo", "w_reinforce", "reinforce_pp", "trl"}
     assert {n for n in NAMES if not get_algorithm(n).dynamic_sampling} == sampled_once
     named = {
         n: (get_algorithm(n).credit, get_algorithm(n).surrogate) for n in ("dapo", "cispo", "sapo", "maxrl", "qae")

@@ -123,7 +123,7 @@ def mentions(path):
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            words = set(list_algorithms()) - {"dew"}  # also the name of the package
+            words = set(list_algorithms()) - {"dew", "trl"}  # also the names of the package and of an engine
             found += [word for word in re.findall(r"\w+", node.value.lower()) if word in words]
         names = [getattr(node, "id", None), getattr(node, "attr", None)]
         names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
