@@ -41,6 +41,8 @@ class Data:
 def read_data(parsed: Parsed) -> Data:
     """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
+    if not hasattr(train, "__len__") or len(train):
+        parsed.args.batches.check_rows(train)
     return data_with(train, rewards_of(parsed))
 
 

@@ -68,6 +68,14 @@ class Batches:
         remedy = f"Set steps_per_generation to a multiple of gradient_accumulation_steps, such as {nearest}."
         return Problem(f"{self}: optimizer steps do not line up with generations.", remedy=remedy)
 
+    def check_rows(self, data: Any) -> None:
+        """TRL samples whole generations only: with fewer prompts than one takes, it would stop at step 0."""
+        rows, prompts = len(data) if hasattr(data, "__len__") else math.inf, self.completions // self.answers
+        if rows < prompts:
+            what = f"{rows} problems, but a generation of {self.completions} completions takes {prompts}."
+            remedy = f"Give at least {prompts} problems, or reduce per_device_train_batch_size or steps_per_generation."
+            raise ConfigError(Problem(what, remedy=remedy))
+
     def nearest(self) -> list[str]:
         """Settings that fit, each by changing a single number."""
         together = self.micro_batches == self.accumulation  # steps_per_generation follows accumulation
@@ -82,6 +90,7 @@ class Batches:
         return found
 
 
+FINITE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "temperature", "top_p")
 AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_weight": 0, "guide_failed_weight": 0}
 """The smallest value of each number."""
 
@@ -135,7 +144,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
         problems = self._adopt_trl_settings()
         found, algorithm = self._algorithm_problems()
-        problems += found + self._batch_problems() + self._number_problems() + self._guide_problems(algorithm)
+        problems += found + self._batch_problems() + self._number_problems()
+        problems += self.guide_problems() if self.guide is not None and algorithm is not None else []
         if algorithm is None or not algorithm.engine_loss:
             problems += _unsupported(self)
         if algorithm is not None and not problems:
@@ -234,16 +244,20 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             for name, least in AT_LEAST.items()
             if not least <= getattr(self, name) < math.inf
         ]
+        problems += [
+            Problem(f"{name}={getattr(self, name)}:", "not a finite number.")
+            for name in FINITE
+            if isinstance(getattr(self, name), float) and not math.isfinite(getattr(self, name))
+        ]
         if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
             what = f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}:"
             problems.append(Problem(what, remedy="give seconds and GiB, both more than 0."))
         return problems
 
-    def _guide_problems(self, algorithm: Algorithm | None) -> list[Problem]:
-        if self.guide is None:
-            return []
+    def guide_problems(self) -> list[Problem]:
+        """What a guide cannot work with; for one that is given as an object, the trainer asks."""
         problems = []
-        if algorithm is not None and algorithm.engine_loss:
+        if self.build_algorithm().engine_loss:
             why = "TRL's own loss has no term for another policy's answers."
             problems.append(Problem(f"guide with algorithm={self.algorithm!r}:", why, "Choose another algorithm."))
         if not 1 <= self.guide_completions < self.num_generations:

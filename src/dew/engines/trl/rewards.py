@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -16,11 +17,15 @@ from dew.rewards import Verifier
 from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 
+logger = logging.getLogger("dew")
+
 PROBED = 32
 """Rows whose prompts and gold answers are looked at when a trainer is built."""
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 )
+TAKEN = GIVEN_BY_TRL - {"completion_ids"}
+"""TRL drops a data column `completion_ids`; these would be passed twice."""
 
 # ── calling a reward function ───────────────────────────────────────────────────────────────────────────────
 
@@ -69,8 +74,10 @@ def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None, req
     outcome_index([reward_name(reward) for reward in rewards], outcome, required)
 
 
-def early_warnings(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) -> list[Problem]:
-    """Checks of `dew.preflight` that call neither the model nor your own functions."""
+def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) -> None:
+    """Checks of `dew.preflight` that call neither the model nor your own functions; none where there is no reward."""
+    if not rewards:
+        return
     found = [args.batches.misaligned()]
     if RunFolder(args.output_dir).used() and not args.overwrite_output_dir:
         found.append(used_folder(args.output_dir))
@@ -83,7 +90,8 @@ def early_warnings(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int
         if not any(verdict.correct for verdict in judge.verdicts(texts, rows)):
             what = f"{judge.name} accepts none of the first {len(rows)} gold answers, e.g. {rows[0]['answer']!r:.60}."
             found.append(Problem(what, remedy="Correct the column `answer`: nothing could be learned from these rows."))
-    return [problem for problem in found if problem is not None]
+    for problem in filter(None, found):
+        logger.warning("%s", problem)
 
 
 def used_folder(folder: str) -> Problem:
@@ -125,10 +133,16 @@ def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome
 
 
 def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
-    """What the data set lacks: the prompt, or a column that a reward function asks for by name."""
+    """What the data set lacks: the prompt, or a column that a reward function asks for by name.
+
+    A column with the name of another argument of every reward function is a problem too.
+    """
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list):
         return []
+    taken = [
+        f"the column {c!r} has the name of what TRL passes to every reward. Rename it." for c in columns if c in TAKEN
+    ]
     wanted = [("the trainer", "prompt")]
     for reward in rewards:
         if not _is_model(reward):
@@ -136,7 +150,7 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
             named = isinstance(reward, Verifier | UserFunction)
             needed = reward.columns if named else required_columns(reward)
             wanted += [(who, column) for column in needed if column not in GIVEN_BY_TRL]
-    return [
+    return taken + [
         f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
         f"{did_you_mean(column, columns)}".rstrip()
         for who, column in wanted

@@ -30,7 +30,7 @@ from dew.engines.metrics import Numbers
 from dew.engines.recording import RESUME, due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
-from dew.engines.trl.compat import IMAGE_KEYS, check_generated
+from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import (
@@ -51,10 +51,10 @@ from dew.engines.trl.metrics import (
     show_trained,
 )
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.engines.trl.rewards import check_rewards, check_weights, checked, early_warnings, used_folder
+from dew.engines.trl.rewards import check_rewards, check_weights, checked, used_folder, warn_early
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, RewardError
 from dew.records import RunFolder
 
 logger = logging.getLogger("dew")
@@ -82,18 +82,22 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         guide: Guide | None = None,
         **settings: Any,
     ) -> None:
+        check_not_unsloth()
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             remedy = "Write DewConfig, which takes the same settings."
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+        if guide is not None and (problems := args.guide_problems()):
+            raise ConfigError(problems)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
         needs_outcome = not self.algorithm.engine_loss
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             dataset = None if settings.get("rollout_func") else train_dataset
             check_rewards(rewards, dataset, args.outcome_reward, needs_outcome)
+        args.batches.check_rows(train_dataset)
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
@@ -127,8 +131,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
 
         main = self.accelerator.is_main_process
-        for problem in early_warnings(args, rewards, train_dataset, self.outcome_index) if main else []:
-            logger.warning("%s", problem)
+        warn_early(args, rewards if main else [], train_dataset if main else None, self.outcome_index)
         self._statistics = StepStatistics()
         self._nonfinite = NonFinite()
         self._recorder = Recorder(args.output_dir, main)
@@ -152,6 +155,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 checkpoints.check_complete(str(resume_from_checkpoint))
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
+            if isinstance(error, RewardError):
+                self._save_before_failure()
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
             rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -175,6 +180,27 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             RunFolder(folder).clear()
         self.accelerator.wait_for_everyone()
         return None
+
+    def _save_before_failure(self) -> None:
+        """A reward fails between two steps: save the last one. Several processes would have to fail together."""
+        step, folder = self.state.global_step, Path(self.args.output_dir)
+        between_steps = self._step % self.args.gradient_accumulation_steps == 0
+        if (
+            not step
+            or not between_steps
+            or self.accelerator.num_processes > 1
+            or (folder / f"checkpoint-{step}").exists()
+        ):
+            return
+        with suppress(Exception):  # the reward's own error is the one to report
+            self._save_checkpoint(self.model, None)
+            logger.warning("Saved checkpoint-%d before the reward failed.", step)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved once and are not missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def last_good_checkpoint(self) -> str | None:
         """The newest complete checkpoint, verified by the main process for all processes."""
@@ -257,6 +283,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             size=size,
             max_rounds=self.algorithm.max_rounds,
             oversample=self.algorithm.oversample,
+            whole_groups=self._guide is not None,
             fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
         )
 
@@ -383,7 +410,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
         loss = torch.zeros((), device=logp.device)
-        for name, (part_logp, part) in micro_batches(inputs, logp, entropy).items():
+        for name, (part_logp, part) in micro_batches(inputs, logp, entropy, self.algorithm.clip_high).items():
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
@@ -399,7 +426,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         loss: Tensor = super()._compute_loss(model, inputs)
         logp, entropy = self._capture.newest
         assert entropy is not None
-        ((_, part),) = micro_batches(inputs, logp, entropy).values()
+        ((_, part),) = micro_batches(inputs, logp, entropy, self.algorithm.clip_high).values()
         _, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=1)
         logged = {"clip/low": "clip_ratio/low_mean", "clip/high": "clip_ratio/high_mean"}
         for ours, theirs in logged.items():  # TRL knows what its loss clips
@@ -468,7 +495,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.should_save:
             RunFolder(run).sync()
             checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""
