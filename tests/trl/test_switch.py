@@ -208,7 +208,7 @@ def test_the_outcome_of_several_rewards_is_checked_without_loading_them():
         launch.check_outcome(parse(make_run(keys)))
     launch.check_outcome(parse(make_run({**keys, "outcome_reward": "short"})))
     launch.check_outcome(parse(make_run({**keys, "algorithm": "trl"})))
-    launch.check_outcome(parse(make_run({**keys, "task": "countdown"})))
+    launch.check_outcome(parse(make_run({**keys, "dataset_name": None, "task": "countdown"})))
 
 
 def test_optimizer_steps_count_iterations(tmp_path):
