@@ -4,6 +4,7 @@ Any GRPO config file of TRL works.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -55,10 +56,15 @@ class Run:
     """Evaluate before and after training: true, false, or {problems, k, max_new_tokens, temperature}."""
     verl: Settings = field(default_factory=dict)
     """Keys that only verl has, nested or dotted, e.g. {trainer.nnodes: 8}; ignored on TRL."""
+    env: Settings = field(default_factory=dict)
+    """Environment variables to set before training, as in TRL's files."""
     settings: Settings = field(default_factory=dict)
     """All other keys, for the engine."""
     source: str | None = None
     """The file the config was read from, for messages."""
+
+    def set_environment(self) -> None:
+        os.environ.update({name: str(value) for name, value in self.env.items()})
 
     def to_dict(self) -> Settings:
         """The run as the keys of a file."""
@@ -70,7 +76,7 @@ class Run:
 
 MAX_PROBLEMS = 10_000_000
 """A bound on typing errors: games would be generated without end."""
-TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict}
+TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict, "env": dict}
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
 

@@ -12,6 +12,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -31,6 +32,8 @@ MAX_FILE = 1 << 30
 MAX_LISTS = 4_000_000
 """Lists and objects in one line: even empty ones cost memory."""
 
+MODEL_FILES = ("config.json", "adapter_config.json")
+
 Json = dict[str, Any]
 T = TypeVar("T", Json, list[Json])
 
@@ -49,7 +52,9 @@ class AnswerRecord:
     reward: float
     """The raw reward, before any shaping."""
     extra: float = 0.0
-    """What was added to it, such as an overlong penalty."""
+    """What was added to it: other rewards, weighted, and penalties such as the overlong one."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Every reward function's own value, unweighted, by name; NaN where it gave none. Empty in older records."""
     truncated: bool = False
     extracted: str | None = None
     """The final answer that the verifier extracted from the text."""
@@ -113,6 +118,8 @@ def _number(x: float) -> float | None:
 def _answer_to_json(answer: AnswerRecord) -> Json:
     line: Json = {f.name: getattr(answer, f.name) for f in fields(answer)}
     line |= {"reward": _number(answer.reward), "extra": _number(answer.extra)}
+    if rewards := line.pop("rewards"):
+        line["rewards"] = {name: _number(value) for name, value in rewards.items()}
     for name in PER_TOKEN:
         values = line.pop(name)
         if values is not None:
@@ -138,6 +145,7 @@ def _answer_from_json(line: Json) -> AnswerRecord:
     known |= {name: bool(line.get(name)) for name in ("truncated", "guided")}
     known |= {name: _float(line.get(name, 0.0)) for name in ("reward", "extra")}
     known |= {name: _text(line.get(name)) for name in ("extracted", "verdict")}
+    known["rewards"] = {str(name): _float(value) for name, value in (line.get("rewards") or {}).items()}
     known["correct"] = bool(known.get("correct", known["reward"] > 0.5))
     return AnswerRecord(**known)
 
@@ -279,6 +287,26 @@ class RunFolder:
 
     def scores(self) -> list[Json]:
         return self._load("scores.json", list)
+
+    def model(self) -> Path | None:
+        """The final model: `model/`, the folder itself if Python code saved it there, or the newest checkpoint."""
+        steps = [path for path in self.path.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
+        steps = [path for path in steps if (path / "trainer_state.json").is_file()]
+        newest = sorted(steps, key=lambda path: int(path.name.partition("-")[2]), reverse=True)[:1]
+        places = [self.path / "model", self.path, *newest]
+        return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
+
+    def used(self) -> bool:
+        """Whether a run has trained here."""
+        return (self.path / "metrics.jsonl").exists() or any(self.path.glob("checkpoint-*"))
+
+    def clear(self, *, whole: bool = True) -> None:
+        """Delete what a run wrote; with `whole=False`, only what it wrote while training."""
+        written = ["metrics.jsonl", "alarms.jsonl", "records", "checkpoint-*"]
+        if whole:
+            written += ["run.json", "config.yaml", "scores.json", "answers-*.json", "report.*", "model"]
+        for path in [path for pattern in written for path in self.path.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def finished(self) -> bool:
         """Whether the run is trained, its model saved and, if it is evaluated at all, evaluated after training."""

@@ -16,7 +16,8 @@ from dew.losses import policy_loss
 from groups import batches, pad
 
 NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
-         "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb"]  # fmt: skip
+         "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
+         "trl"]  # fmt: skip
 
 
 def rollouts(batch, extra=None):
@@ -46,7 +47,7 @@ def test_names_and_defaults_match_the_papers():
     higher = (0.2, 0.28)
     assert clips == {
         **dict.fromkeys(NAMES, higher),
-        **dict.fromkeys(("grpo", "dr_grpo", "sapo", "reinforce_pp"), (0.2, 0.2)),
+        **dict.fromkeys(("grpo", "dr_grpo", "sapo", "reinforce_pp", "trl"), (0.2, 0.2)),
         "gspo": (3e-4, 4e-4),
         "cispo": (1.0, 4.0),
         "kl_cov": (1.0, 1e6),
@@ -58,7 +59,7 @@ def test_names_and_defaults_match_the_papers():
     }
     by_sequence = {n for n in NAMES if get_algorithm(n).reduce == "sequences"}
     assert by_sequence == {"grpo_s", "grpo", "gspo", "sapo"}
-    sampled_once = {"gtpo", "grpo_s", "grpo", "dr_grpo", "gspo", "sapo", "w_reinforce", "reinforce_pp"}
+    sampled_once = {"gtpo", "grpo_s", "grpo", "dr_grpo", "gspo", "sapo", "w_reinforce", "reinforce_pp", "trl"}
     assert {n for n in NAMES if not get_algorithm(n).dynamic_sampling} == sampled_once
     named = {
         n: (get_algorithm(n).credit, get_algorithm(n).surrogate) for n in ("dapo", "cispo", "sapo", "maxrl", "qae")

@@ -43,6 +43,9 @@ def dew(monkeypatch, capsys, *words) -> tuple[int, str, str]:
 # ── configs ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 NEED_APPROVAL = {
+    "algorithm": {"algorithm": "evil_rules.py:Rule"},
+    "env": {"env": {"LD_PRELOAD": "/tmp/evil.so"}},
+    "overwrite_output_dir": {"overwrite_output_dir": True},
     "trust_remote_code": {"trust_remote_code": True},
     "trust_remote_code ": {"trust_remote_code": "yes"},
     "model_init_kwargs.trust_remote_code": {"model_init_kwargs": {"trust_remote_code": True}},

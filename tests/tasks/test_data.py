@@ -82,6 +82,21 @@ def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog):
     assert "1 problems, 1 duplicates skipped, 8 unusable rows skipped" in caplog.text and "and 3 more" in caplog.text
 
 
+def test_any_folder_with_or_without_a_dot(tmp_path, monkeypatch):
+    """Files that are not named after splits, ready-made prompts, a test split alone."""
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(64)]
+    write(tmp_path / "mine" / "part-a.jsonl", rows[:32])
+    write(tmp_path / "mine" / "part-b.jsonl", rows[32:])
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "./mine", str(tmp_path / "mine")):
+        found = [task(name).rows(64, split=split) for split in ("train", "held_out")]
+        assert sorted(row["prompt"] for part in found for row in part) == sorted(row["prompt"] for row in rows)
+    write(tmp_path / "tests" / "test.jsonl", rows)
+    assert len(task("tests").rows(64, split="held_out")) == 64
+    write(tmp_path / "problems" / "train.jsonl", [{"problem": "1+1", "answer": "2"}])
+    assert task("problems").rows(1)[0]["problem"] == "1+1"
+
+
 def test_nested_columns(tmp_path):
     raw = {
         "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 times 7?"}],

@@ -1,5 +1,7 @@
 """Settings that cannot work are rejected at the start, all at once, with what to write instead."""
 
+import dataclasses
+
 import pytest
 from trl import GRPOConfig, TrlParser
 
@@ -68,6 +70,46 @@ def test_a_registered_algorithm(algorithm_registry, tmp_path):
     assert tiny.config(tmp_path, algorithm="mine").build_algorithm() == Mine(max_tokens=6)
 
 
+CHOSEN = {
+    "nothing": ({}, "gtpo"),
+    "TRL's defaults": ({"loss_type": "dapo", "scale_rewards": True, "use_bias_correction_kl": True}, "gtpo"),
+    "Dr. GRPO": ({"loss_type": "dr_grpo", "scale_rewards": False}, "dr_grpo"),
+    "GRPO": ({"loss_type": "grpo", "beta": 0.04}, "grpo"),
+    "GSPO": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "gspo"),
+    "a loss that no algorithm has": ({"loss_type": "bnpo"}, "trl"),
+    "a combination that no algorithm has": ({"importance_sampling_level": "sequence", "loss_type": "dr_grpo"}, "trl"),
+    "two-sided clip": ({"delta": 4.0}, "trl"),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_trls_settings_choose_the_algorithm_where_none_is_named(name, tmp_path, caplog):
+    settings, expected = CHOSEN[name]
+    config = tiny.config(tmp_path, **settings)
+    assert config.algorithm == expected
+    assert (f"the algorithm {expected}" in caplog.text) == (expected != "gtpo")
+
+
+def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path):
+    algorithm = tiny.config(tmp_path, epsilon=0.1, beta=0.04).build_algorithm()
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.1, 0.1, 0.04)
+    config = tiny.config(tmp_path, epsilon_high=0.4)
+    assert (config.epsilon, config.epsilon_high) == (0.2, 0.4)
+    again = dataclasses.replace(config, generation_batch_size=None)
+    assert again.build_algorithm() == config.build_algorithm()
+    own = tiny.config(tmp_path, algorithm="trl", delta=4.0, epsilon=0.1)
+    assert (own.epsilon, own.epsilon_high, own.loss_type, own.use_bias_correction_kl) == (0.1, None, "dapo", True)
+    assert own.build_algorithm().clip_high == 0.1
+
+
+def test_an_algorithm_of_ones_own_by_path(tmp_path, monkeypatch):
+    code = "from dew.algorithms import GRPO\n\nclass Rule(GRPO):\n    name = 'own_rule'\n"
+    (tmp_path / "own_rules_a.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    for name in ("own_rules_a:Rule", f"{tmp_path}/own_rules_a.py:Rule"):
+        assert tiny.config(tmp_path, algorithm=name).build_algorithm().name == "own_rule"
+
+
 # what is rejected
 
 REJECTED = {
@@ -80,15 +122,24 @@ REJECTED = {
         {"per_device_train_batch_size": 6, "num_generations": 4},
         r"6 per device x 1 process x 1 micro-batch = 6 completions at once, which is not a whole number of groups of 4",
     ),
-    "liger": ({"use_liger_kernel": True}, "use_liger_kernel=True"),
-    "other clipping": ({"epsilon_high": 0.4}, r"algorithm_kwargs=\{'clip_high': 0.4\}"),
-    "TRL's default where the algorithm differs": ({"algorithm": "gspo", "epsilon": 0.2}, "gspo trains with 0.0003"),
-    "other loss": ({"loss_type": "bnpo"}, "gtpo trains with 'dapo'"),
-    "KL": ({"beta": 0.04}, "kl_coef"),
-    "scaling": ({"scale_rewards": False}, "gtpo trains with 'group'"),
-    "80/20 rule": ({"top_entropy_quantile": 0.2}, "forking_tokens"),
-    "two-sided clip": ({"delta": 4.0}, "delta=4.0"),
-    "objectives": ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation="),
+    "liger": ({"algorithm": "gtpo", "use_liger_kernel": True}, "use_liger_kernel=True"),
+    "two clippings": ({"epsilon": 0.1, "algorithm_kwargs": {"clip_low": 0.3}}, "epsilon=0.1, but algorithm_kwargs has"),
+    "other loss": ({"algorithm": "gtpo", "loss_type": "bnpo"}, "gtpo trains with 'dapo'.*'trl' follows"),
+    "other ratio": ({"algorithm": "grpo", "importance_sampling_level": "sequence"}, "grpo trains with 'token'"),
+    "TRL's KL": ({"algorithm": "grpo", "beta": 0.1, "use_bias_correction_kl": True}, "grpo trains with False"),
+    "scaling": ({"algorithm": "gtpo", "scale_rewards": False}, "gtpo trains with 'group'"),
+    "80/20 rule": ({"algorithm": "gtpo", "top_entropy_quantile": 0.2}, "'forking_tokens' or 'trl'"),
+    "two-sided clip": ({"algorithm": "gtpo", "delta": 4.0}, "delta=4.0"),
+    "objectives": (
+        {"algorithm": "gtpo", "multi_objective_aggregation": "normalize_then_sum"},
+        "multi_objective_aggregation=",
+    ),
+    "a word for a number": ({"algorithm_kwargs": {"alpha2": "big"}}, "alpha2='big' is not a number"),
+    "a number for a switch": ({"algorithm_kwargs": {"dynamic_sampling": 1}}, "dynamic_sampling=1 is not true or false"),
+    "dynamic sampling in TRL's own": ({"algorithm": "trl", "algorithm_kwargs": {"dynamic_sampling": True}}, "not part"),
+    "a guide in TRL's own": ({"algorithm": "trl", "guide": "x.jsonl"}, "guide with algorithm='trl'"),
+    "no such module": ({"algorithm": "no_such_module:Rule"}, "No module named 'no_such_module'"),
+    "no algorithm": ({"algorithm": "json:JSONDecoder"}, "not a subclass of dew.algorithms.Algorithm"),
     "records": ({"records_groups": 0}, "records_groups=0"),
     "guide gives all": ({"guide": "x.jsonl", "guide_completions": 4}, "guide_completions=4 of num_generations=4"),
     "guide with KL": ({"guide": "x.jsonl", "algorithm_kwargs": {"kl_coef": 0.1}}, "guide with kl_coef"),

@@ -136,6 +136,36 @@ def test_the_kl_term_is_that_of_trl(tmp_path):
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
+AS_IN_TRL = {
+    "TRL's defaults": {},
+    "KL with TRL's correction, two-sided clip": {"beta": 0.5, "delta": 1.5, "epsilon": 0.1, "epsilon_high": 0.3},
+    "GSPO with TRL's clipping": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "rewards scaled by the batch": {"loss_type": "dr_grpo", "scale_rewards": "batch"},
+    "a loss that only TRL has": {"loss_type": "vespo"},
+    "80/20 rule and entropy bonus": {"top_entropy_quantile": 0.5, "entropy_coef": 0.1},
+    "each reward normalised": {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [2.0, 0.5]},
+}
+
+
+@pytest.mark.parametrize("name", AS_IN_TRL)
+def test_the_algorithm_trl_is_the_users_trl_run(name, tmp_path):
+    """Every setting of GRPOConfig, as it is; several rewards need no outcome_reward."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    tiny.model().save_pretrained(tmp_path / "policy")
+    tiny.tokenizer().save_pretrained(tmp_path / "policy")
+    others = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer(), "rollout_func": tiny.scripted}
+    settings = {"model_init_kwargs": {"dtype": "float32"}, **SHARED, **AS_IN_TRL[name]}
+    start, rewards = str(tmp_path / "policy"), [outcome, length]
+    ours = DewTrainer(start, rewards, DewConfig(str(tmp_path / "a"), algorithm="trl", **settings), **others)
+    theirs = GRPOTrainer(start, list(rewards), GRPOConfig(str(tmp_path / "b"), **settings), **others)
+    loss, gradient = losses_and_gradient(ours, 0.03)
+    expected_loss, expected_gradient = losses_and_gradient(theirs, 0.03)
+    assert expected_gradient.abs().max() > 1e-3, "a batch without gradient proves nothing"
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
+
+
 def gradient_of(folder, algorithm, per_device, accumulation):
     trainer = tiny.trainer(
         folder,

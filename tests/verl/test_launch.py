@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dew.algorithms import algorithm_classes, list_algorithms
+from dew.algorithms import algorithm_classes
 from dew.config import make_run, read_run, to_yaml
 from dew.engines.verl import data, launch
 from dew.engines.verl.launch import hydra_text, hydra_words, prepare
@@ -110,7 +110,7 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
 }
 
 
-@pytest.mark.parametrize("name", list_algorithms())
+@pytest.mark.parametrize("name", [name for name, cls in algorithm_classes().items() if not cls.engine_loss])
 def test_every_algorithm_has_its_estimator_loss_and_filter(name):
     found = prepare(small(algorithm=name))
     estimator, loss, aggregation, filtered, clip = ALGORITHMS[name]
@@ -121,6 +121,11 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
     assert (found[f"{ACTOR}.clip_ratio_low"], found[f"{ACTOR}.clip_ratio_high"]) == clip
     assert (found[f"{ACTOR}.clip_ratio_c"] is not None) == (loss == "vanilla")  # no dual clip: dew's losses have none
     assert found["algorithm.norm_adv_by_std_in_grpo"] is (False if name == "dr_grpo" else None)
+
+
+def test_an_algorithm_of_trl_alone_is_refused():
+    with pytest.raises(ConfigError, match="algorithm: trl works on TRL only"):
+        prepare(small(algorithm="trl"))
 
 
 def test_settings_of_the_algorithm():

@@ -1,10 +1,26 @@
 """The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
 
+import sys
 from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from dew.algorithms.base import Algorithm
-from dew.algorithms.baselines import CISPO, DAPO, GRPO, GSPO, QAE, SAPO, DrGRPO, MaxRL, ReinforcePP, WReinforce
+from dew.algorithms.baselines import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    QAE,
+    SAPO,
+    TRL,
+    DrGRPO,
+    MaxRL,
+    ReinforcePP,
+    WReinforce,
+)
 from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
 from dew.algorithms.token_weighted import OTB, STEER, ClipCov, KLCov
@@ -15,6 +31,7 @@ __all__ = [
     "DAPO",
     "DEFAULT_ALGORITHM",
     "DEW",
+    "ENGINE_ALGORITHM",
     "GRPO",
     "GRPOS",
     "GSPO",
@@ -23,6 +40,7 @@ __all__ = [
     "QAE",
     "SAPO",
     "STEER",
+    "TRL",
     "Algorithm",
     "ClipCov",
     "DrGRPO",
@@ -41,6 +59,8 @@ __all__ = [
 
 DEFAULT_ALGORITHM = "gtpo"
 """What a configuration that names no algorithm trains with."""
+ENGINE_ALGORITHM = TRL.name
+"""The engine's own advantages and loss."""
 
 _BY_NAME: dict[str, type[Algorithm]] = {}
 
@@ -58,7 +78,7 @@ def list_algorithms() -> list[str]:
 
 def algorithms_for(setting: str) -> list[str]:
     """The names of the algorithms that do what a loss setting of another trainer asks for."""
-    return [cls.name for cls in _BY_NAME.values() if setting in cls.replaces]
+    return [cls.name for cls in _BY_NAME.values() if setting in vars(cls).get("replaces", ())]
 
 
 def algorithm_classes() -> dict[str, type[Algorithm]]:
@@ -67,8 +87,11 @@ def algorithm_classes() -> dict[str, type[Algorithm]]:
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:
-    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, with some replaced."""
-    cls = _BY_NAME.get(_key(name))
+    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, with some replaced.
+
+    `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.
+    """
+    cls = _own_class(name) if ":" in name else _BY_NAME.get(_key(name))
     if cls is None:
         raise ConfigError(_unknown(f"algorithm={name!r} is not known.", name, list_algorithms()))
     known = [f.name for f in fields(cls)]
@@ -80,6 +103,24 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     return cls(**settings)
 
 
+@cache
+def _own_class(name: str) -> type[Algorithm]:
+    """The class that `module:Class` or `file.py:Class` names; modules may lie in the working folder."""
+    where, _, attribute = name.rpartition(":")
+    path = Path(where).absolute()
+    folder, module = (str(path.parent), path.stem) if where.endswith(".py") else (str(Path.cwd()), where)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        cls = getattr(import_module(module), attribute)
+    except Exception as error:  # the module is the user's and may raise anything
+        what = f"algorithm={name!r} cannot be imported ({type(error).__name__}: {error})."
+        raise ConfigError(Problem(what, remedy="Write module:Class or file.py:Class.")) from error
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise ConfigError(Problem(f"algorithm={name!r} is not a subclass of dew.algorithms.Algorithm."))
+    return cls
+
+
 def _key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
@@ -89,5 +130,5 @@ def _unknown(what: str, word: str, known: list[str]) -> Problem:
 
 
 for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage, CISPO, SAPO, MaxRL, QAE,
-             WReinforce, ReinforcePP, ClipCov, KLCov, STEER, OTB):  # fmt: skip
+             WReinforce, ReinforcePP, ClipCov, KLCov, STEER, OTB, TRL):  # fmt: skip
     register_algorithm(_cls)

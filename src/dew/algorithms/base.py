@@ -10,7 +10,7 @@ setting is explicit.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -65,7 +65,12 @@ class Algorithm:
     """Whether `divisor` is a constant per answer (the generation budget) instead of the number of live tokens."""
 
     replaces: ClassVar[tuple[str, ...]] = ()
-    """Loss settings of other trainers that ask for what this algorithm does, e.g. TRL's `top_entropy_quantile`."""
+    """Loss settings of other trainers that ask for what this algorithm does, e.g. TRL's `top_entropy_quantile` or
+    `loss_type=dr_grpo`. Not inherited."""
+
+    engine_loss: ClassVar[bool] = False
+    """Whether advantages and loss are the engine's own, with all of its settings, instead of `advantages` and `loss`,
+    which then only describe them for records and metrics."""
 
     paper: ClassVar[Mapping[str, str] | None] = None
     """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
@@ -118,7 +123,7 @@ class Algorithm:
     """Group overlong: a group is easy if at least this share of its answers is correct."""
 
     def __post_init__(self) -> None:
-        problems = self.problems()
+        problems = wrong_types(self) or self.problems()
         if problems:
             raise ConfigError([f"{self.name}: {p}" for p in problems])
 
@@ -248,6 +253,21 @@ class Algorithm:
 def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
     """(P, G) -> (P, G, T): the same value at each live token of an answer, 0 elsewhere."""
     return torch.where(rollouts.mask, per_answer.unsqueeze(-1), 0)
+
+
+def wrong_types(settings: Any) -> list[str]:
+    """Settings whose type is not the annotated one, as a value from a file or a command line may be."""
+    found = []
+    for name, hint in get_type_hints(type(settings)).items():
+        kinds, value = get_args(hint) or (hint,), getattr(settings, name, None)
+        if get_origin(hint) is ClassVar or not all(kind in TYPE_NAMES for kind in kinds):
+            continue
+        if type(value) not in kinds and not (float in kinds and type(value) is int):
+            found.append(f"{name}={value!r} is not {' or '.join(TYPE_NAMES[kind] for kind in kinds)}.")
+    return found
+
+
+TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
 
 
 def choice(name: str, value: str, choices: tuple[str, ...]) -> list[str]:

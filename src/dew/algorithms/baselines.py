@@ -1,4 +1,5 @@
-"""Algorithms that give every token of an answer the same credit: the baselines, other group credits, other losses.
+"""Algorithms that give every token of an answer the same credit: the baselines, other group credits, other losses,
+and TRL's own.
 
     group credit    grpo, maxrl, qae, w_reinforce, reinforce_pp       the setting `credit`
     loss            clip, cispo, sapo                                 the setting `surrogate`
@@ -7,7 +8,7 @@ Both are settings of every class here and of those derived from them, so that an
 MaxRL, QAE, CISPO, ... are names for one choice each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -35,6 +36,7 @@ class GRPO(Algorithm):
     name: ClassVar[str] = "grpo"
     verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "sequences"
+    replaces: ClassVar[tuple[str, ...]] = ("loss_type=grpo",)
 
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
@@ -103,6 +105,7 @@ class DrGRPO(GRPO):
     """GRPO without its two biases: no division by the std, none by the answer's length. arXiv:2503.20783."""
 
     name: ClassVar[str] = "dr_grpo"
+    replaces: ClassVar[tuple[str, ...]] = ("loss_type=dr_grpo",)
     verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
     scale: ClassVar[bool] = False
@@ -119,6 +122,7 @@ class GSPO(GRPO):
     """GRPO with one geometric ratio per answer. arXiv:2507.18071."""
 
     name: ClassVar[str] = "gspo"
+    replaces: ClassVar[tuple[str, ...]] = ("importance_sampling_level=sequence",)
     verl_estimator: ClassVar[str | None] = "grpo"
     ratio: ClassVar[Ratio] = "sequence_geometric"
 
@@ -202,3 +206,19 @@ class SAPO(GRPO):
 
     surrogate: Surrogate = "sapo"
     """Part of SAPO."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRL(GRPO):
+    """The run of TRL's GRPOTrainer: its advantages and its loss, with every setting of GRPOConfig. By default that is
+    GRPO's advantage, the loss divided by all tokens (`loss_type: dapo`), clip 0.2 on both sides, no dynamic sampling,
+    no KL term."""
+
+    name: ClassVar[str] = "trl"
+    engine_loss: ClassVar[bool] = True
+    reduce: ClassVar[Reduce] = "tokens"
+
+    def problems(self) -> list[str]:
+        own = {"threshold", "clip_low", "clip_high", "kl_coef", "max_tokens"}
+        changed = [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]
+        return super().problems() + [f"{name} is not part of TRL's loss. Choose another algorithm." for name in changed]

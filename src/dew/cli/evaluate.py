@@ -11,6 +11,7 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.config import parse_yaml
 from dew.errors import ConfigError, Problem, not_loaded
+from dew.records import MODEL_FILES, RunFolder
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
     from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
+SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
 @app.command("eval")
 def evaluate_(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file of --keep.")],
-    task: Annotated[str, typer.Option(help="countdown, chain, a named data set or a .jsonl file.")] = "countdown",
+    task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
     settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
+    reward: Annotated[str | None, typer.Option(help="Instead: your own reward function, file.py:function.")] = None,
+    threshold: Annotated[float, typer.Option(help="An answer with a --reward above this is correct.")] = 0.5,
     k: Annotated[int | None, typer.Option("-k", help="Answers per problem (default 16).")] = None,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
@@ -49,12 +53,17 @@ def evaluate_(
     from dew.evaluate import suites
 
     own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
-    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier}
-    given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
+    given: dict[str, Any] = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
 
+    if reward is not None and (verifier is not None or suite is not None):
+        raise ConfigError(Problem("--reward with --verifier or --suite:", "each scores the answers.", "Give one."))
+    function = rewards.load_reward(reward) if reward is not None else None
+    given["threshold"] = threshold
+
     def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
-        scorer = rewards.verifier(verifier) if verifier and suite is None else None
+        scorer = rewards.verifier(verifier) if verifier and suite is None else function
         return ev.evaluate(*loaded, tasks.task(name, **own), scorer, n_problems=n, **{**sampling, **given})
 
     if suite is not None:
@@ -107,7 +116,7 @@ def _show_suite(
 
 
 def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
-    """Model and tokenizer from a model folder, a run folder (its final model) or the hub.
+    """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
 
     Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
     """
@@ -120,19 +129,33 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     from dew.tasks import model_folder
 
     disable_progress_bar()
-    folder = Path(model_folder(name))
-    path = str(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
+    path = Path(model_folder(name))
+    path = RunFolder(path).model() or path
+    if (path / "run.json").is_file() and not any((path / file).is_file() for file in MODEL_FILES):
+        what = f"{name}: this run has saved no model and no checkpoint."
+        raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
+    lora = (path / "adapter_config.json").is_file()
+    if lora and engine == "vllm":
+        what = f"{name}: LoRA weights, which have to be merged for vLLM."
+        raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         if engine == "vllm":
-            return load_vllm(path), tokenizer
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True, trust_remote_code=False)
+            return load_vllm(str(path)), tokenizer
+        model = load_lora(path) if lora else AutoModelForCausalLM.from_pretrained(str(path), dtype="auto", **SAFE)
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
     if not torch.cuda.is_available():
         return model, tokenizer
     cast = model.dtype == torch.float32 and not float32
     return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
+
+
+def load_lora(folder: Path) -> Any:
+    """The base model with the LoRA weights of this folder merged into it."""
+    from peft import AutoPeftModelForCausalLM
+
+    return AutoPeftModelForCausalLM.from_pretrained(str(folder), **SAFE).merge_and_unload()
 
 
 def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:

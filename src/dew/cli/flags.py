@@ -37,8 +37,9 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
         if keys["engine"] != "verl":
             problem = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
             raise ConfigError(Problem(problem, remedy="Add --engine verl, or remove it."), source="command line")
-    if "reward_funcs" in run.settings and "reward_funcs" not in typed:
-        keys["reward_funcs"] = _located(run.settings["reward_funcs"], Path(run.source or ".").parent)
+    for name in ("reward_funcs", "algorithm"):
+        if name in run.settings and name not in typed:
+            keys[name] = _located(run.settings[name], Path(run.source or ".").parent)
     if isinstance(folder := keys.get("output_dir"), str):
         keys["output_dir"] = os.path.expanduser(folder)
     return make_run(keys, source=run.source), typed
@@ -83,14 +84,14 @@ def _value(text: str) -> Any:
     return text if as_typed or "\n" in text or text.startswith("#") else value
 
 
-def _located(rewards: Any, folder: Path) -> Any:
-    """Reward functions whose module lies beside the config file, by full path: `dew resume` must find them too."""
-    if isinstance(rewards, list):
-        return [_located(reward, folder) for reward in rewards]
-    module, _, function = str(rewards).rpartition(":" if ":" in str(rewards) else ".")
+def _located(code: Any, folder: Path) -> Any:
+    """Functions and classes whose module lies beside the config file, by full path: `dew resume` must find them too."""
+    if isinstance(code, list):
+        return [_located(name, folder) for name in code]
+    module, _, attribute = str(code).rpartition(":" if ":" in str(code) else ".")
     file = Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
-    beside = is_user_function(str(rewards)) and not file.exists() and (folder / file).is_file()
-    return f"{(folder / file).resolve()}:{function}" if beside else rewards
+    beside = is_user_function(str(code)) and not file.exists() and (folder / file).is_file()
+    return f"{(folder / file).resolve()}:{attribute}" if beside else code
 
 
 # ── known settings ──────────────────────────────────────────────────────────────────────────────────────────
@@ -99,6 +100,7 @@ CLASSES = {
     "GRPOScriptArguments": "trl/scripts/grpo.py",
     "ScriptArguments": "trl/scripts/utils.py",
     "ModelConfig": "trl/trainer/model_config.py",
+    "DatasetMixtureConfig": "trl/scripts/utils.py",
     "DewConfig": "dew/engines/trl/config.py",
     "GRPOConfig": "trl/trainer/grpo_config.py",
     "_BaseConfig": "trl/trainer/base_config.py",
@@ -114,7 +116,8 @@ def check_settings(run: Run, typed: Typed) -> None:
         check_keys([name for name in run.settings if name in typed], known, source="command line")
         check_keys(run.settings, known, source=run.source)
     algorithm = run.settings.get("algorithm")
-    if isinstance(algorithm, str) and run.engine != "verl":  # which imports the user's algorithms first
+    own = run.engine == "verl" or ":" in str(algorithm)  # imported later, with permission
+    if isinstance(algorithm, str) and not own:
         from dew.algorithms import get_algorithm
 
         get_algorithm(algorithm)

@@ -1,8 +1,10 @@
 """`dew train`, `dew resume` and `dew export`."""
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,6 +57,7 @@ def train(
     launch.quiet()
     parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
+        launch.check_outcome(parsed)
         algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
         if json:
             print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
@@ -64,7 +67,7 @@ def train(
     folder = Path(parsed.args.output_dir)
     with lock(folder):
         if is_main_process:
-            claim(folder, overwrite)
+            claim(folder, overwrite or parsed.args.overwrite_output_dir)
             if untrusted:
                 remember(parsed.run, typed, folder)
         _train(parsed, resume=False)
@@ -77,6 +80,10 @@ def resume(
 ) -> None:
     """Resume a run from its last complete checkpoint."""
     config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
+    if not config.is_file() and not on_verl and (folder / "run.json").is_file():
+        stay_inside(folder)
+        _resume_script(folder, untrusted)
+        return
     if not config.is_file() and not on_verl:
         raise ConfigError(Problem(f"{folder}: no config.yaml there.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
@@ -106,6 +113,30 @@ def resume(
         _train(parsed, resume=True)
 
 
+def _resume_script(folder: Path, untrusted: bool) -> None:
+    """Run the Python script that started this run once more; its trainer then resumes."""
+    from dew.engines.recording import RESUME
+
+    facts = RunFolder(folder).run()
+    if facts.get("status") == "done":
+        out.print(f"{folder} is finished.\nModel: {RunFolder(folder).model() or 'none saved'}", soft_wrap=True)
+        return
+    command, processes = facts.get("command"), (facts.get("machine") or {}).get("processes", 1)
+    by_hand = "Resume it there: trainer.train(resume_from_checkpoint=True)."
+    if not isinstance(command, list) or processes != 1 or untrusted:
+        how = "a notebook" if not command else f"a script ({' '.join(map(str, command[1:]))})"
+        many = f" on {processes} processes" * (processes != 1)
+        raise ConfigError(Problem(f"{folder}: this run was started from {how}{many}.", remedy=by_hand))
+    out.print(f"Running again: {' '.join(map(str, command))}", soft_wrap=True)
+    environment = {**os.environ, RESUME: str(folder.resolve())}
+    try:
+        words = [str(word) for word in command]
+        code = subprocess.run(words, cwd=facts.get("cwd"), env=environment, check=False).returncode
+    except OSError as error:
+        raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None
+    raise typer.Exit(code)
+
+
 def _train(parsed: "Parsed", *, resume: bool) -> None:
     from dew.engines.trl import launch
     from dew.engines.trl.failures import disk_full
@@ -113,7 +144,7 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
 
     args, folder = parsed.args, Path(parsed.args.output_dir)
     args.disable_tqdm = True
-    out.print(f"{args.algorithm} on {parsed.run.task or parsed.script.dataset_name}: {args.batches}", soft_wrap=True)
+    out.print(f"{args.algorithm} on {parsed.data}: {args.batches}", soft_wrap=True)
     view = RunView(folder)
     try:
         with live(lambda: [view], every=max(int(args.logging_steps), 1)):
@@ -131,30 +162,41 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
 
+NOT_MODEL = (
+    "training_args.bin", "optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "dew_*",
+    "run.json", "config.yaml", "scores.json", "answers-*.json", "*.jsonl", "report.*", ".*",
+)  # fmt: skip
+"""Files of a run or a checkpoint beside the model's own."""
+
+
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     to: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
-    """Export a run's final model. The folder loads with `from_pretrained`; LoRA weights are merged."""
-    source = run / "model"
-    if not source.is_dir():
+    """Export a run's final model, or its newest checkpoint.
+
+    The folder loads with `from_pretrained`; LoRA weights are merged.
+    """
+    source = RunFolder(run).model()
+    if source is None:
         advice = f"Finish the run (dew resume {run}) or give another folder."
         raise ConfigError(Problem(f"{run}: no final model there.", remedy=advice))
     if to.exists() and any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
     stay_inside(source)
+    from dew.cli.evaluate import load_lora, load_model
+
+    to.mkdir(parents=True, exist_ok=True)
     if (source / "adapter_config.json").is_file():
-        from peft import AutoPeftModelForCausalLM
         from transformers import AutoTokenizer
 
-        lora: Any = AutoPeftModelForCausalLM.from_pretrained(str(source), use_safetensors=True, trust_remote_code=False)
-        lora.merge_and_unload().save_pretrained(str(to))
+        load_lora(source).save_pretrained(str(to))
         AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
     else:
-        shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("training_args.bin"))
-    from dew.cli.evaluate import load_model
-
+        for file in source.iterdir():
+            if file.is_file() and not any(map(file.match, NOT_MODEL)):
+                shutil.copy2(file, to)
     model, tokenizer = load_model(str(to))
     ids = tokenizer("1", return_tensors="pt").to(model.device)
     text = tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])

@@ -25,6 +25,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool = False) -> None:
     check_permission(run, typed, untrusted)
+    run.set_environment()
     launch = prepare(run)
     checked = check_with_verl(launch)
     if dry:
@@ -47,6 +48,7 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     """Resume through verl's own resume mode, with the data in the run's folder."""
     run = read_run(folder / CONFIG, {"output_dir": str(folder)})
     check_permission(run, ("output_dir", *(remembered(run, folder) if untrusted else ())), untrusted)
+    run.set_environment()
     if RunFolder(folder).run().get("status") == "done":
         out.print(f"{folder} is finished.\n{_next_steps(folder)}", soft_wrap=True)
         return

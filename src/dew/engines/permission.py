@@ -39,6 +39,7 @@ SENDS = {
     "trackio_bucket_id": "uploads metrics",
     "trackio_static_space_id": "uploads metrics",
     "deepspeed": "may write files anywhere",
+    "overwrite_output_dir": "deletes an earlier run",
 }
 LOCAL_LOGGERS = ("none", "tensorboard")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
@@ -56,7 +57,8 @@ def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
         raise ConfigError(Problem("hub_token:", why, "Set HF_TOKEN in the environment, or run `hf auth login`."))
     if not untrusted:
         return
-    settings = {key: value for key, value in {**run.settings, "verl": run.verl}.items() if key not in typed}
+    every = {**run.settings, "verl": run.verl, **({"env": run.env} if run.env else {})}
+    settings = {key: value for key, value in every.items() if key not in typed}
     problems = [
         Problem(f"{name}: {effect}.", remedy=APPROVE)
         for name, effect in needs_approval(settings, Path(run.source or ".").parent)
@@ -94,6 +96,10 @@ def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[
     """(name, effect) of every setting that needs approval in a file from `folder`."""
     if code := [name for name in _texts(settings.get("reward_funcs")) if is_user_function(name)]:
         yield "reward_funcs", f"runs code ({', '.join(code)})"
+    if ":" in str(settings.get("algorithm")):
+        yield "algorithm", f"runs code ({settings['algorithm']})"
+    if settings.get("env"):
+        yield "env", f"sets environment variables ({', '.join(map(str, settings['env']))})"
     if remote := [name for name in _texts(settings.get("report_to")) if name.lower() not in LOCAL_LOGGERS]:
         yield "report_to", f"sends metrics to {', '.join(remote)}"
     for name in ("guide", "vllm_server_base_url", "vllm_server_host"):

@@ -4,10 +4,12 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ alarm_log = logging.getLogger("dew.alarms")
 
 Columns = dict[str, Any]
 """Columns of a batch by name: tensors or lists with one row per answer."""
+
+RESUME = "DEW_RESUME"
+"""Environment variable: the folder of the run that a script, run again, resumes."""
 
 GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 
@@ -94,6 +99,13 @@ class RunLog:
             self.folder.write_run({"status": status, "finished": datetime.now(UTC).isoformat(timespec="seconds")})
 
 
+def script() -> dict[str, Any]:
+    """How the Python script that runs was started; nothing in a notebook."""
+    if not (sys.argv and sys.argv[0].endswith(".py") and Path(sys.argv[0]).is_file()):
+        return {}
+    return {"command": [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:]], "cwd": str(Path.cwd())}
+
+
 def versions(*names: str) -> dict[str, str | None]:
     """Versions of dew and of these distributions; None for one that is not installed."""
     return {"dew": __version__, **{name: installed(name) for name in names}}
@@ -121,9 +133,11 @@ def due(step: int, every: int, steps_per_generation: float) -> bool:
 
 
 def group_records(
-    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, outcome: str
-) -> list[GroupRecord]:
-    """Records of at most `groups` groups, those with signal first. `outcome` is the name of the outcome reward."""
+    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, outcome: str,
+    rewards: Sequence[str] = (),
+) -> list[GroupRecord]:  # fmt: skip
+    """Records of at most `groups` groups, those with signal first. `outcome` is the name of the outcome reward,
+    `rewards` are those of all columns of `parts`."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
@@ -138,13 +152,15 @@ def group_records(
             gold=columns["gold"][first],
             algorithm=algorithm.name,
             settings=asdict(algorithm),
-            answers=_answers(columns, credit, rows, tokenizer, outcome),
+            answers=_answers(columns, credit, rows, tokenizer, outcome, rewards),
         )
         records.append(record)
     return records
 
 
-def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str) -> list[AnswerRecord]:
+def _answers(
+    columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str, names: Sequence[str]
+) -> list[AnswerRecord]:
     extra = torch.zeros_like(columns["outcome"]) if credit.extra is None else credit.extra
     scored = credit.scored[rows]
     plain = grpo_advantages(torch.where(scored, (columns["outcome"] + extra)[rows], 0), scored)
@@ -165,6 +181,7 @@ def _answers(columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, out
                 correct=bool(credit.correct[row]),
                 reward=float(columns["outcome"][row]),
                 extra=float(extra[row]),
+                rewards=dict(zip(names, columns["parts"][row].tolist(), strict=True)) if names else {},
                 truncated=bool(columns["truncated"][row]),
                 extracted=logged.get(("extra", f"{outcome}/extracted")),
                 verdict=logged.get(("extra", f"{outcome}/verdict")),

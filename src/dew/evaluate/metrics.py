@@ -46,11 +46,14 @@ def maj_at_k(verdicts: Sequence[Verdict]) -> float:
 
 
 def score_problem(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """All scores of one problem: pass@1, 2, 4, ... up to the number of answers, mean@k and maj@k."""
+    """All scores of one problem: pass@1, 2, 4, ... up to the number of answers, mean@k, and maj@k or, from a reward
+    function, which extracts no answer to vote on, the mean reward."""
     n, c = len(verdicts), sum(verdict.correct for verdict in verdicts)
     ks = sorted({2**i for i in range(n.bit_length())} | {n})
-    scores = {f"pass@{k}": pass_at_k(n, c, k) for k in ks}
-    return {**scores, f"mean@{n}": c / n, f"maj@{n}": maj_at_k(verdicts)}
+    scores = {f"pass@{k}": pass_at_k(n, c, k) for k in ks} | {f"mean@{n}": c / n}
+    if any(verdict.extracted is not None for verdict in verdicts) or all(verdict.value is None for verdict in verdicts):
+        return {**scores, f"maj@{n}": maj_at_k(verdicts)}
+    return {**scores, "reward": sum(verdict.reward for verdict in verdicts) / n}
 
 
 def area(steps: Sequence[float], values: Sequence[float]) -> float:

@@ -1,10 +1,12 @@
 """Evaluate a model on held-out problems: scores with intervals, and every answer."""
 
 import json
+from asyncio import run
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from inspect import iscoroutine
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +17,8 @@ from dew.evaluate.metrics import Interval, mean_interval, score_problem
 from dew.evaluate.sampling import Sampled, Sampling, is_vllm, sample
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
+from dew.rewards.calls import as_rewards, reported
+from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
 
 N_PROBLEMS = 256
@@ -24,17 +28,19 @@ def evaluate(
     model: Any,
     tokenizer: Any,
     problems: Task | Sequence[Row],
-    verifier: Verifier | None = None,
+    verifier: Verifier | Callable[..., Any] | None = None,
     *,
     n_problems: int | None = None,
     name: str | None = None,
+    threshold: float = 0.5,
     **sampling: Any,
 ) -> "Scores":
     """Sample answers to held-out problems and score them with the verifier that training uses.
 
     `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
     `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones) or a list of rows
-    (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`.
+    (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`, which may also be a reward
+    function as TRL calls it: an answer is correct if its reward is above `threshold`.
     Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
     """
     if n_problems is not None and n_problems < 1:
@@ -45,22 +51,47 @@ def evaluate(
         if verifier is None:
             remedy = "Write evaluate(..., verifier=dew.rewards.verifier(NAME))."
             raise ConfigError(Problem("Rows need a verifier to score the answers.", remedy=remedy))
-        rows, task_name = problems[:n_problems], name or verifier.name
+        rows, task_name = problems[:n_problems], name or reward_name(verifier)
     else:
         rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
+        if verifier is None and problems.name not in VERIFIERS:
+            remedy = "Name a verifier (--verifier math) or your own reward function (--reward file.py:function)."
+            raise ConfigError(Problem(f"The task {problems.name} has no verifier of its own.", remedy=remedy))
         verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)
     start = perf_counter()
     answers = sample(model, tokenizer, [row["prompt"] for row in rows], settings)
     seconds, k = perf_counter() - start, settings.answers
     texts = [answer.text for group in answers for answer in group]
-    verdicts = verifier.verdicts(texts, [row for row in rows for _ in range(k)])
+    each = [row for row in rows for _ in range(k)]
+    if isinstance(verifier, Verifier):
+        verdicts = verifier.verdicts(texts, each)
+    else:
+        verdicts = _judge(verifier, texts, each, threshold)
     scored = [
         ScoredProblem(row["prompt"], row.get("answer"), answers[i], verdicts[i * k : (i + 1) * k])
         for i, row in enumerate(rows)
     ]
     model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
     return Scores(task_name, str(model_name), settings, scored, seconds)
+
+
+def reward_name(reward: Any) -> str:
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def _judge(reward: Callable[..., Any], texts: list[str], rows: Sequence[Row], threshold: float) -> list[Verdict]:
+    """Call a reward function as TRL does. `unparsable`: it returned None."""
+    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in ("prompt", "completion")}
+    prompts, chat = [row["prompt"] for row in rows], not isinstance(rows[0]["prompt"], str)
+    completions: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
+    with reported(reward_name(reward), completions, prompts):
+        returned = reward(completions=completions, prompts=prompts, **columns)
+        values = as_rewards(reward_name(reward), run(returned) if iscoroutine(returned) else returned, len(texts))
+    return [
+        Verdict("unparsable", value=0.0) if x is None else Verdict("correct" if x > threshold else "wrong", value=x)
+        for x in values
+    ]
 
 
 @dataclass(frozen=True)
@@ -90,8 +121,11 @@ class Scores:
     @cached_property
     def scores(self) -> dict[str, Interval]:
         """pass@1 ... pass@k, mean@k and maj@k, each a mean over problems with its 95 % interval."""
-        names = self.problems[0].scores
-        return {name: mean_interval([p.scores[name] for p in self.problems]) for name in names}
+        found = {}
+        for name in self.problems[0].scores:
+            values = [p.scores[name] for p in self.problems]
+            found[name] = mean_interval(values, span=(min(0.0, *values), max(1.0, *values)))
+        return found
 
     def __getitem__(self, name: str) -> Interval:
         return self.scores[name]
@@ -154,7 +188,7 @@ class Scores:
                     p["prompt"],
                     p["gold"],
                     [Sampled(a["text"], a["tokens"], a["truncated"]) for a in p["answers"]],
-                    [Verdict(a["status"], a["extracted"]) for a in p["answers"]],
+                    [Verdict(a["status"], a["extracted"], a.get("value")) for a in p["answers"]],
                 )
                 for p in data["problems"]
             ]

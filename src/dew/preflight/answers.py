@@ -16,6 +16,7 @@ from dew.engines.credit import Rows, outcomes
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import build_trainer
 from dew.engines.trl.settings import Parsed
+from dew.engines.trl.trainer import DewTrainer
 from dew.evaluate.metrics import mean_interval
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
 from dew.preflight.data import Data, correct_answers, score
@@ -51,23 +52,33 @@ def given(values: np.ndarray) -> np.ndarray:
 
 
 def sample(parsed: Parsed, data: Data, count: int) -> Answers:
-    """About `count` answers: whole groups, to prompts spread over the data."""
+    """About `count` answers, drawn by a trainer in a temporary folder."""
     from transformers.utils.logging import disable_progress_bar
 
-    size = parsed.args.num_generations
-    groups = min(max(1, math.ceil(count / size)), len(data.rows))
-    chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
     disable_progress_bar()
     with TemporaryDirectory() as folder:
         args = copy.copy(parsed.args)
         args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
-        args.records_every = 1  # keeps the entropy
-        trainer = build_trainer(replace(parsed, args=args))
-        trainer.model.train()
-        began = perf_counter()
-        batch = trainer.sample([dict(row) for row in chosen for _ in range(size)])
-        seconds = perf_counter() - began
-        signal = outcomes(trainer.algorithm, batch).signal[::size].tolist()
+        return sample_with(build_trainer(replace(parsed, args=args)), data, count)
+
+
+def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
+    """About `count` answers: whole groups, to prompts spread over the data. The trainer stays as it was."""
+    size, args, training = trainer.num_generations, trainer.args, trainer.model.training
+    groups = min(max(1, math.ceil(count / size)), len(data.rows))
+    chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
+    every, args.records_every = args.records_every, 1  # keeps the entropy
+    trainer.model.train()
+    began = perf_counter()
+    try:
+        with torch.random.fork_rng():
+            batch = trainer.sample([dict(row) for row in chosen for _ in range(size)])
+    finally:
+        args.records_every = every
+        trainer.model.train(training)
+        trainer._metrics["train"].clear()
+    seconds = perf_counter() - began
+    signal = outcomes(trainer.algorithm, batch).signal[::size].tolist()
     assert batch.entropy is not None
     return Answers(
         outcome=batch.outcome.double().view(-1, size).cpu().numpy(),

@@ -41,9 +41,12 @@ class Data:
 def read_data(parsed: Parsed) -> Data:
     """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
-    rewards = rewards_of(parsed)
-    if hasattr(train, "__len__") and len(train):
-        parsed.args.batches.check_rows(len(train))
+    if not hasattr(train, "__len__") or len(train):
+        parsed.args.batches.check_rows(train)
+    return data_with(train, rewards_of(parsed))
+
+
+def data_with(train: Any, rewards: list[Any]) -> Data:
     rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
     return Data([dict(row) for row in rows], rewards, [reward_name(reward) for reward in rewards])
 

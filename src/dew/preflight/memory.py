@@ -39,6 +39,7 @@ from dew.preflight.machine import free_device_memory, free_disk, size
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
     from dew.engines.trl.settings import Parsed
+    from dew.engines.trl.trainer import DewTrainer
 
 LONGEST_TRIED = 256
 """Prompts to tokenize when looking for the longest: those with the most characters."""
@@ -168,13 +169,37 @@ def shape_of(config: Any, **more: Any) -> Shape:
 
 def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     """What follows from the model's config: context, memory, disk."""
-    args, shape = parsed.args, read_shape(parsed)
-    prompt = longest_prompt(parsed, rows)
-    device, free = free_device_memory(args.use_cpu)
+    from transformers import AutoTokenizer
+
+    from dew.engines.trl.launch import local_model
+
+    shape, folder = read_shape(parsed), local_model(parsed.model.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=parsed.args.trust_remote_code)
+    return _check_shape(shape, parsed.args, longest_prompt(tokenizer, rows), len(rows))
+
+
+def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> list[Check]:
+    """The same of a model that is loaded already."""
+    model, args = trainer.model, trainer.args
+    weights = list(model.parameters())
+    weight_bytes = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)
+    mixed = args.bf16 or args.fp16
+    shape = shape_of(
+        model.config.get_text_config(),
+        **_counts(model, adapters=hasattr(model, "peft_config")),
+        weight_bytes=weight_bytes,
+        compute_bytes=2 if mixed or weight_bytes <= 2 else 4,
+    )
+    return _check_shape(shape, args, longest_prompt(trainer._tokenizer, rows), len(rows), loaded=True)
+
+
+def _check_shape(shape: Shape, args: "DewConfig", prompt: int, rows: int, loaded: bool = False) -> list[Check]:
+    device, unused = free_device_memory(args.use_cpu)
+    free = unused + loaded * shape.weight_bytes * shape.parameters
     return [
         check_context(shape, prompt, int(args.max_completion_length or 0)),
         check_memory(estimate(shape, args, prompt, free), shape, args, device, free),
-        check_disk(args, shape, len(rows)),
+        check_disk(args, shape, rows),
     ]
 
 
@@ -212,9 +237,13 @@ def _count(config: Any, wanted: Any) -> dict[str, Any]:
             from peft import get_peft_model
 
             model = get_peft_model(model, lora)
+    return _counts(model, adapters=lora is not None)
+
+
+def _counts(model: Any, adapters: bool) -> dict[str, Any]:
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "adapters": 0 if lora is None else sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "adapters": sum(p.numel() for p in model.parameters() if p.requires_grad) if adapters else 0,
         "normed_heads": any(name.endswith("q_norm") for name, _ in model.named_modules()),
     }
 
@@ -228,14 +257,8 @@ def _weight_bytes(parsed: "Parsed", config: Any) -> float:
     return getattr(torch, str(dtype).removeprefix("torch."), torch.float32).itemsize
 
 
-def longest_prompt(parsed: "Parsed", rows: list[dict[str, Any]]) -> int:
+def longest_prompt(tokenizer: Any, rows: list[dict[str, Any]]) -> int:
     """Tokens of the longest prompt."""
-    from transformers import AutoTokenizer
-
-    from dew.engines.trl.launch import local_model
-
-    folder = local_model(parsed.model.model_name_or_path)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=parsed.args.trust_remote_code)
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-LONGEST_TRIED:]
     return max(len(ids) for ids in tokenizer(texts)["input_ids"])
 

@@ -1,33 +1,38 @@
 """All checks of a run on TRL, in order. A check that needs what another one found missing is skipped."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from dew.config import Run
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.rewards import check_weights, outcome_index
-from dew.engines.trl.settings import Parsed, parse
+from dew.engines.trl.settings import parse
+from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError, Problem
-from dew.preflight.answers import check_answers, check_filter, check_reward, sample
+from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
 from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
-from dew.preflight.data import Data, check_columns, check_golds, read_data
+from dew.preflight.data import Data, check_columns, check_golds, data_with, read_data
 from dew.preflight.machine import check_folder, check_versions
-from dew.preflight.memory import check_model
+from dew.preflight.memory import check_loaded_model, check_model
 
 ABOUT_BATCHES = ("groups of", "num_generations=")
 """Words of the problems that are reported as `batches` instead of `settings`."""
 Say = Callable[[str], None]
+Draw = Callable[[Data, int], Answers]
 
 
 def preflight(
-    run: Run,
+    run: Run | DewTrainer,
     typed: Mapping[str, str] | None = None,
     *,
     answers: int = 128,
     untrusted: bool = False,
     say: Say = print,
 ) -> list[Check]:
-    """Every check of a run before it trains. `answers`: how many to sample; 0 samples none."""
+    """Every check of a run, or of a trainer, before it trains. `answers`: how many to sample; 0 samples none."""
+    if isinstance(run, DewTrainer):
+        return _check_trainer(run, answers, say)
     checks = [check_versions()]
     try:
         parsed = parse(run, typed, untrusted=untrusted)
@@ -43,8 +48,21 @@ def preflight(
     if checks[-1].status == "failed":
         return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
     checks += guarded("model", check_model, parsed, data.rows)
-    trainable = passed([check for check in checks if check.name not in ("folder", "disk")])
-    return checks + check_rewards(parsed, data, answers if trainable else 0, say)
+    return checks + check_rewards(parsed.args, data, partial(sample, parsed), answers * _trainable(checks), say)
+
+
+def _check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
+    args = trainer.args
+    checks = [check_versions(), check_batches(args), *guarded("folder", check_folder, Path(args.output_dir))]
+    rewards = [getattr(reward, "__wrapped__", reward) for reward in trainer.reward_funcs]
+    data = data_with(trainer.train_dataset, rewards)
+    checks.append(check_columns(data))
+    checks += guarded("model", check_loaded_model, trainer, data.rows)
+    return checks + check_rewards(args, data, partial(sample_with, trainer), answers * _trainable(checks), say)
+
+
+def _trainable(checks: list[Check]) -> bool:
+    return passed([check for check in checks if check.name not in ("folder", "disk")])
 
 
 def _subject(problem: Problem) -> str:
@@ -55,17 +73,13 @@ def check_batches(args: DewConfig) -> Check:
     """Completions, prompts and optimizer steps per generation."""
     batches = args.batches
     facts = {**vars(batches), "completions": batches.completions, "prompts": batches.completions // batches.answers}
-    if batches.micro_batches % batches.accumulation == 0:
-        return ok("batches", f"{batches}.", **facts)
-    nearest = -(-batches.micro_batches // batches.accumulation) * batches.accumulation
-    says = f"{batches}: optimizer steps do not line up with generations."
-    remedy = f"Set steps_per_generation to a multiple of gradient_accumulation_steps, such as {nearest}."
-    return warning("batches", says, remedy, **facts)
+    if problem := batches.misaligned():
+        return warning("batches", problem.what, problem.remedy, **facts)
+    return ok("batches", f"{batches}.", **facts)
 
 
-def check_rewards(parsed: Parsed, data: Data, count: int, say: Say) -> list[Check]:
+def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:
     """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
-    args = parsed.args
     outcome, failures = attempt("outcome", find_outcome, args, data.names)
     if outcome is None:
         return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
@@ -77,7 +91,7 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Say) -> list[Chec
         checks += guarded("gold", check_golds, data.rewards[outcome], name, data, threshold)
     if count:
         say(f"sampling {count} answers ...")
-        answers, failures = attempt("answers", sample, parsed, data, count)
+        answers, failures = attempt("answers", draw, data, count)
         checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
     else:
         checks.append(skipped("answers", "None sampled: --answers 0, or a failed check above."))
@@ -88,6 +102,8 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Say) -> list[Chec
 
 def find_outcome(args: DewConfig, names: list[str]) -> int:
     """Index of the reward that decides whether an answer is correct."""
-    index = outcome_index(names, args.outcome_reward)
-    check_weights(names, args.reward_weights, index)
+    needed = not args.build_algorithm().engine_loss
+    index = outcome_index(names, args.outcome_reward, needed)
+    if needed:
+        check_weights(names, args.reward_weights, index)
     return index

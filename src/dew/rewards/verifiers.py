@@ -46,6 +46,8 @@ class Verdict:
     status: Status
     extracted: str | None = None
     """The answer that was read from the text; equal answers are equal strings. None if there was none."""
+    value: float | None = None
+    """What a reward function of the user's returned; None: a verifier's verdict."""
 
     @property
     def correct(self) -> bool:
@@ -53,8 +55,8 @@ class Verdict:
 
     @property
     def reward(self) -> float:
-        """1 for a correct answer, 0 otherwise."""
-        return float(self.correct)
+        """The function's value; a verifier's is 1 for a correct answer, 0 otherwise."""
+        return float(self.correct) if self.value is None else self.value
 
 
 @dataclass(frozen=True)

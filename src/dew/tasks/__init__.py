@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.tasks.base import Row, Task
 from dew.tasks.datasets import PRESETS, custom, named
-from dew.tasks.files import SUFFIXES
+from dew.tasks.files import SUFFIXES, has_prompts
 from dew.tasks.games import TINY, Chain, Countdown, model_folder
 from dew.tasks.overlap import overlap
 
@@ -19,14 +20,16 @@ GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chai
 def task(name: str, **settings: Any) -> Task:
     """`task("countdown", numbers=3)`, `task("gsm8k")`, or `task("problems.jsonl", prompt="question", answer="gold")`.
 
-    A .jsonl file has a ready-made `prompt` column, unless settings of the `problem` form are given.
+    A .jsonl file has a ready-made `prompt` column, and so have other files and folders with a column of that name and
+    none named `problem`, unless settings of the `problem` form are given.
     """
     if name in GAMES:
         return _build(GAMES[name], name, settings)
     if name in PRESETS:
         return _build(named, name, settings, name=name)
-    if name.endswith(SUFFIXES) or "/" in name:
-        if name.endswith(".jsonl") and not {"problem", "template", "without", "keep"} & settings.keys():
+    if name.endswith(SUFFIXES) or "/" in name or Path(name).is_dir():
+        ready_made = name.endswith(".jsonl") or has_prompts(name, settings.get("train") or "train")
+        if ready_made and not {"problem", "template", "without", "keep"} & settings.keys():
             settings = {"prompt": "prompt", **settings}
         return _build(custom, name, settings, path=name)
     known = (*GAMES, *PRESETS)

@@ -16,7 +16,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.tasks.base import Row, Split, check_split, split_of
-from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, text_of
+from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files, text_of
 from dew.tasks.overlap import without_overlap
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,6 +187,9 @@ def custom(
     if prompt and template:
         what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
         raise ConfigError(Problem(what, remedy="Set one of the two."))
+    folder = Path(path).expanduser()
+    if held_out is None and folder.is_dir() and not split_files(folder, train) and split_files(folder, "test"):
+        held_out = "test"
     template = template or (None if prompt else "chat")
     render(template or "chat", "")
     name = Path(path).name

@@ -7,6 +7,7 @@ import codecs
 import gzip
 import json
 import logging
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -161,13 +162,40 @@ def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> Ra
         raise ConfigError(what)
 
 
-def _folder(folder: Path, split: str) -> RawRows:
-    """One split of a folder: `train.jsonl`, `data/train-00000-of-00002.parquet`, or as written by `save_to_disk`."""
+def has_prompts(source: str, split: str = "train") -> bool:
+    """Whether the rows of a local file or folder have a column `prompt` and none named `problem`."""
+    path = Path(source).expanduser()
+    if path.is_dir() and not split_files(path, split):
+        split = "test"
+    try:
+        first = next((row for _, row in raw_rows(path, split=split) if isinstance(row, dict)), {})
+    except ConfigError:  # no such file, or damaged: reported when the rows are read
+        return False
+    return "prompt" in first and "problem" not in first
+
+
+def split_files(folder: Path, split: str) -> list[Path]:
+    """The files of one split: `train.jsonl`, `data/train-00000-of-00002.parquet`. Where no file is named after a split
+    and all are of one kind, they are the training split."""
     for place, suffix in product((folder, folder / "data"), SUFFIXES):
         if files := sorted([*place.glob(f"{split}{suffix}"), *place.glob(f"{split}-*{suffix}")]):
-            for file in files:
-                yield from _file(file)
-            return
+            return files
+    kinds = [sorted([*folder.glob(f"*{suffix}"), *(folder / "data").glob(f"*{suffix}")]) for suffix in SUFFIXES]
+    found = [files for files in kinds if files]
+    if split != "train" or len(found) != 1 or any(SPLIT_NAME.match(file.name) for file in found[0]):
+        return []
+    return found[0]
+
+
+SPLIT_NAME = re.compile(r"(train|test|validation|dev|dataset_info|dataset_dict)\b")
+
+
+def _folder(folder: Path, split: str) -> RawRows:
+    """One split of a folder of files, or as written by `save_to_disk`."""
+    if files := split_files(folder, split):
+        for file in files:
+            yield from _file(file)
+        return
     found = sorted(file.name for file in folder.iterdir())
     if {"dataset_dict.json", "dataset_info.json"} & {*found}:
         from datasets import load_from_disk

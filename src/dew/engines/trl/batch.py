@@ -70,6 +70,8 @@ class Capture:
     """(N, F) True where a reward function returned an infinity or a NaN."""
     passes: list[tuple[Tensor, Tensor | None, Tensor | None]] = field(default_factory=list)
     """Log-probabilities, entropies and Σπ² of every scoring pass."""
+    newest: tuple[Tensor, Tensor | None] = field(default_factory=lambda: (torch.empty(0), None))
+    """Log-probabilities and entropies of the newest pass, detached."""
 
 
 def make_batch(

@@ -1,6 +1,7 @@
 """DewConfig: TRL's GRPOConfig, the name of an algorithm, and what a run records."""
 
 import json
+import logging
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
@@ -8,8 +9,17 @@ from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
-from dew.algorithms import Algorithm, algorithms_for, get_algorithm, list_algorithms
+from dew.algorithms import (
+    DEFAULT_ALGORITHM,
+    ENGINE_ALGORITHM,
+    Algorithm,
+    algorithms_for,
+    get_algorithm,
+    list_algorithms,
+)
 from dew.errors import ConfigError, Problem
+
+logger = logging.getLogger("dew")
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,8 @@ class Batches:
     """steps_per_generation: micro-batches that are sampled at once."""
     answers: int
     """num_generations: G, the size of a group."""
+    iterations: int = 1
+    """num_iterations: times that a generation is trained on."""
 
     @property
     def completions(self) -> int:
@@ -41,16 +53,24 @@ class Batches:
         sampled = f"{factors} x {micro_batches} = {self.completions} completions at once"
         if not self.fits:
             return f"{sampled}, which is not a whole number of groups of {self.answers}"
-        steps = self.micro_batches / self.accumulation
+        steps = self.iterations * self.micro_batches / self.accumulation
         return (
             f"{sampled} = {self.completions // self.answers} prompts x {self.answers} answers; "
             f"{self.per_device * self.processes * self.accumulation} completions per optimizer step, "
             f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
         )
 
-    def check_rows(self, rows: int) -> None:
+    def misaligned(self) -> Problem | None:
+        """A generation that does not make whole optimizer steps."""
+        if self.micro_batches % self.accumulation == 0:
+            return None
+        nearest = -(-self.micro_batches // self.accumulation) * self.accumulation
+        remedy = f"Set steps_per_generation to a multiple of gradient_accumulation_steps, such as {nearest}."
+        return Problem(f"{self}: optimizer steps do not line up with generations.", remedy=remedy)
+
+    def check_rows(self, data: Any) -> None:
         """TRL samples whole generations only: with fewer prompts than one takes, it would stop at step 0."""
-        prompts = self.completions // self.answers
+        rows, prompts = len(data) if hasattr(data, "__len__") else math.inf, self.completions // self.answers
         if rows < prompts:
             what = f"{rows} problems, but a generation of {self.completions} completions takes {prompts}."
             remedy = f"Give at least {prompts} problems, or reduce per_device_train_batch_size or steps_per_generation."
@@ -79,17 +99,21 @@ def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-def _set_by_algorithm(setting: str | None = None) -> Any:
-    return _setting(None, f"Set by the algorithm{f': use algorithm_kwargs[{setting!r}]' if setting else ''}.")
+def _of_algorithm(setting: str | None = None) -> Any:
+    meaning = f"The same as algorithm_kwargs[{setting!r}]" if setting else "May choose the algorithm"
+    return _setting(None, f"{meaning}; see docs/trl.md.")
 
 
 @dataclass
 class DewConfig(GRPOConfig):  # type: ignore[misc]
-    """All settings of GRPOConfig. What the algorithm defines (clipping, KL, loss, scaling) is set from it."""
+    """All settings of GRPOConfig. What the algorithm defines (clipping, KL, loss, scaling) is set from it, unless the
+    algorithm is TRL's own, for which all of them mean what they mean in TRL."""
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
-    algorithm: str = _setting("gtpo", f"One of {', '.join(list_algorithms())}, or an algorithm that you registered.")
+    algorithm: str | None = _setting(
+        None, f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM})."
+    )
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
@@ -105,32 +129,41 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
     guide_timeout: float = _setting(120.0, "Maximum seconds to wait for an answer of the guide's server.")
 
-    epsilon: float | None = _set_by_algorithm("clip_low")
-    epsilon_high: float | None = _set_by_algorithm("clip_high")
-    beta: float | None = _set_by_algorithm("kl_coef")
-    loss_type: str | None = _set_by_algorithm()
-    scale_rewards: str | None = _set_by_algorithm()
-    importance_sampling_level: str | None = _set_by_algorithm()
-    use_bias_correction_kl: bool | None = _set_by_algorithm()
+    overwrite_output_dir: bool = _setting(False, "Delete an earlier run in output_dir when training starts.")
+
+    epsilon: float | None = _of_algorithm("clip_low")
+    epsilon_high: float | None = _of_algorithm("clip_high")
+    beta: float | None = _of_algorithm("kl_coef")
+    loss_type: str | None = _of_algorithm()
+    scale_rewards: str | None = _of_algorithm()
+    importance_sampling_level: str | None = _of_algorithm()
+    use_bias_correction_kl: bool | None = _of_algorithm()
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, Algorithm):  # Python code may pass an object instead of a name
             self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
-        problems, algorithm = self._algorithm_problems()
-        problems += self._batch_problems() + self._number_problems() + _unsupported(self)
-        problems += self.guide_problems() if self.guide is not None else []
-        if algorithm is not None:
+        problems = self._adopt_trl_settings()
+        found, algorithm = self._algorithm_problems()
+        problems += found + self._batch_problems() + self._number_problems()
+        problems += self.guide_problems() if self.guide is not None and algorithm is not None else []
+        if algorithm is None or not algorithm.engine_loss:
+            problems += _unsupported(self)
+        if algorithm is not None and not problems:
             problems += _conflicts(self, algorithm)
         if algorithm is None or problems:
             raise ConfigError(problems)
-        for name, value in _trl_settings(algorithm).items():
-            setattr(self, name, value)
+        settings = _trl_defaults() if algorithm.engine_loss else _trl_settings(algorithm)
+        for name, value in settings.items():
+            if not algorithm.engine_loss or getattr(self, name) is None:
+                setattr(self, name, value)
         super().__post_init__()
 
     def build_algorithm(self) -> Algorithm:
         """The algorithm with its settings; the generation budget is max_completion_length."""
         settings: Any = self.algorithm_kwargs or {}
-        return get_algorithm(self.algorithm, **{"max_tokens": self.max_completion_length, **settings})
+        return get_algorithm(
+            self.algorithm or DEFAULT_ALGORITHM, **{"max_tokens": self.max_completion_length, **settings}
+        )
 
     @property
     def batches(self) -> Batches:
@@ -144,15 +177,54 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             accumulation=self.gradient_accumulation_steps,
             micro_batches=micro or self.gradient_accumulation_steps,
             answers=self.num_generations,
+            iterations=self.num_iterations,
         )
 
-    def _algorithm_problems(self) -> tuple[list[Problem], Algorithm | None]:
+    def _adopt_trl_settings(self) -> list[Problem]:
+        """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
+        the others into the algorithm that they describe."""
         if isinstance(self.algorithm_kwargs, str):
             try:
                 self.algorithm_kwargs = json.loads(self.algorithm_kwargs)
             except ValueError:
                 what = f"algorithm_kwargs={self.algorithm_kwargs!r} is not JSON."
-                return [Problem(what, remedy="""Write e.g. '{"alpha2": 0.2}'.""")], None
+                return [Problem(what, remedy="""Write e.g. '{"alpha2": 0.2}'.""")]
+        if isinstance(self.scale_rewards, bool):
+            self.scale_rewards = "group" if self.scale_rewards else "none"
+        if self.algorithm is None:
+            self.algorithm = self._choose_algorithm()
+        kwargs: dict[str, Any] = dict(self.algorithm_kwargs or {})  # type: ignore[arg-type]
+        given = {ours: getattr(self, theirs) for theirs, ours in DEW_NAMES.items()}
+        if given["clip_high"] is None:  # as in TRL
+            given["clip_high"] = kwargs.get("clip_high", given["clip_low"])
+        problems = [
+            Problem(f"{theirs}={given[ours]}, but algorithm_kwargs has {ours}={kwargs[ours]}.", remedy="Give one.")
+            for theirs, ours in DEW_NAMES.items()
+            if given[ours] is not None and kwargs.get(ours, given[ours]) != given[ours]
+        ]
+        kwargs |= {name: value for name, value in given.items() if value is not None}
+        self.algorithm_kwargs = kwargs or None
+        return problems
+
+    def _choose_algorithm(self) -> str:
+        """The algorithm that TRL's settings describe: the default if it agrees with them, else one that trains what
+        one of them asks for and agrees with the others, else TRL's own."""
+        given = {name: getattr(self, name) for name in CHOOSES if getattr(self, name) is not None}
+        wanted = [name for setting, value in given.items() for name in algorithms_for(f"{setting}={value}")]
+        for name in [DEFAULT_ALGORITHM, *wanted]:
+            if not _conflicts(self, get_algorithm(name)) and not _unsupported(self):
+                break
+        else:
+            name = ENGINE_ALGORITHM
+        if name != DEFAULT_ALGORITHM:
+            shown = ", ".join([*(f"{k}={v!r}" for k, v in given.items()), *_set_without_effect(self)])
+            own = "" if name == ENGINE_ALGORITHM else f" `algorithm: {ENGINE_ALGORITHM}` trains exactly as TRL does."
+            logger.warning("%s: training with the algorithm %s.%s", shown, name, own)
+        return name
+
+    def _algorithm_problems(self) -> tuple[list[Problem], Algorithm | None]:
+        if isinstance(self.algorithm_kwargs, str):  # not JSON, which is reported already
+            return [], None
         try:
             return [], self.build_algorithm()
         except ConfigError as error:
@@ -185,6 +257,9 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def guide_problems(self) -> list[Problem]:
         """What a guide cannot work with; for one that is given as an object, the trainer asks."""
         problems = []
+        if self.build_algorithm().engine_loss:
+            why = "TRL's own loss has no term for another policy's answers."
+            problems.append(Problem(f"guide with algorithm={self.algorithm!r}:", why, "Choose another algorithm."))
         if not 1 <= self.guide_completions < self.num_generations:
             what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"
             problems.append(Problem(what, "guide and policy must each give at least one of a group's answers."))
@@ -221,35 +296,47 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
+def _trl_defaults() -> dict[str, Any]:
+    """TRL's own values of what an algorithm would set."""
+    return {f.name: f.default for f in fields(GRPOConfig) if f.name in (*DEW_NAMES, *CHOOSES)}
+
+
 DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef"}
+CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
+"""TRL's settings that describe an algorithm."""
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     """Settings that the user gave and that the algorithm defines differently."""
+    if algorithm.engine_loss:
+        return []
     problems = []
     for name, own in _trl_settings(algorithm).items():
         given = getattr(config, name)
-        if name == "scale_rewards":
-            given = {True: "group", False: "none"}.get(given, given)
-        if given is None or given == own:
-            continue
-        advice = f"Write algorithm_kwargs={{'{DEW_NAMES[name]}': {given}}}" if name in DEW_NAMES else "Remove it"
-        what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
-        problems.append(Problem(what, remedy=f"{advice}, or choose another algorithm."))
+        without_kl = name == "use_bias_correction_kl" and not config.beta
+        same_loss = name == "loss_type" and given == algorithm.surrogate
+        if name in CHOOSES and given not in (None, own) and not without_kl and not same_loss:
+            what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
+            other = f"choose another algorithm: {ENGINE_ALGORITHM!r} follows all of TRL's settings"
+            problems.append(Problem(what, remedy=f"Remove it, or {other}."))
     return problems
 
 
 NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
                  "multi_objective_aggregation", "use_liger_kernel")  # fmt: skip
-"""Settings of TRL that would silently do nothing: the algorithm defines the loss and how rewards are combined."""
+"""Settings of TRL's own loss, which would silently do nothing in another."""
+
+
+def _set_without_effect(config: DewConfig) -> list[str]:
+    defaults = {f.name: f.default for f in fields(GRPOConfig)}
+    changed = [name for name in NOT_SUPPORTED if getattr(config, name, defaults.get(name)) != defaults.get(name)]
+    return [f"{name}={getattr(config, name)!r}" for name in changed]
 
 
 def _unsupported(config: DewConfig) -> list[Problem]:
-    defaults = {f.name: f.default for f in fields(GRPOConfig)}
     problems = []
-    for name in NOT_SUPPORTED:
-        if getattr(config, name, defaults.get(name)) != defaults.get(name):
-            others = "".join(f", or write algorithm={other!r}" for other in algorithms_for(name))
-            what = f"{name}={getattr(config, name)!r} is not supported by {config.algorithm}."
-            problems.append(Problem(what, remedy=f"Remove it{others}."))
+    for setting in _set_without_effect(config):
+        others = " or ".join(map(repr, [*algorithms_for(setting.partition("=")[0]), ENGINE_ALGORITHM]))
+        what = f"{setting} is not supported by {config.algorithm}."
+        problems.append(Problem(what, remedy=f"Remove it, or write algorithm={others}."))
     return problems

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,13 @@ from typing import Any
 from safetensors import safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
-from trl import get_peft_config, get_quantization_config
+from trl import get_dataset, get_peft_config, get_quantization_config
 
 from dew.config import Scoring, to_yaml
 from dew.engines.problems import training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
+from dew.engines.trl.rewards import outcome_index, reward_name
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
@@ -41,14 +43,23 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         source, rows = training_rows(run)
         held_out = source.rows(run.scores.problems if run.scores else 64, split="held_out") if evaluates else None
         return Dataset.from_list(rows), Dataset.from_list(held_out) if held_out is not None else None
-    if not script.dataset_name:
-        remedy = "Write `task: countdown` (or chain, or a .jsonl file of problems), or TRL's `dataset_name:`."
+    if not script.dataset_name and not parsed.mixture.datasets:
+        remedy = "Write `task: countdown` (or chain, or a .jsonl file), or TRL's `dataset_name:` or `datasets:`."
         raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=run.source)
     try:
-        data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
+        if parsed.mixture.datasets:
+            data = get_dataset(parsed.mixture)
+        else:
+            data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
     except Exception as error:  # hubs and file systems raise many kinds
-        raise ConfigError(not_loaded("dataset_name", script.dataset_name, error)) from None
-    return data[script.dataset_train_split], data[script.dataset_test_split] if evaluates else None
+        key = "datasets" if parsed.mixture.datasets else "dataset_name"
+        raise ConfigError(not_loaded(key, parsed.data, error)) from None
+    train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
+    if absent := [split for split in (train, test) if split is not None and split not in data]:
+        remedy = "Set dataset_train_split and dataset_test_split, or test_split_size for `datasets:`."
+        what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
+        raise ConfigError(Problem(what, remedy=remedy), source=run.source)
+    return data[train], data[test] if test is not None else None
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
@@ -82,6 +93,15 @@ def _reward(name: str, parsed: Parsed) -> Any:
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)
+
+
+def check_outcome(parsed: Parsed) -> None:
+    """Whether it is clear which reward decides; the functions are not loaded."""
+    verifier = verifier_of(parsed.run)
+    if verifier is None and not parsed.args.build_algorithm().engine_loss:
+        names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]
+        model = parsed.script.reward_model_name_or_path
+        outcome_index(names + [reward_name(model)] * bool(model), parsed.args.outcome_reward)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,6 +218,9 @@ def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
     if checkpoint is None:
         if resume:
             logger.warning("%s has no complete checkpoint: starting the run again.", folder)
+            if trainer.accelerator.is_main_process:
+                RunFolder(folder).clear(whole=False)
+            trainer.accelerator.wait_for_everyone()
         trainer.train()
         return
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))

@@ -15,7 +15,7 @@ from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
 from dew.engines.credit import Credit, Rows
 from dew.engines.recording import Columns
-from dew.engines.trl.batch import Batch, local_rows, loss_mask
+from dew.engines.trl.batch import Batch, gather_rows, local_rows, loss_mask
 from dew.engines.trl.compat import FUSED_HEAD
 from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
 from dew.kernels import linear_logprob_entropy, plain_head
@@ -34,10 +34,10 @@ UNSCORED_GUIDE = 0.1
 class _LogprobEntropy:
     """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
-    sum_sq = False
+    def __init__(self, entropy_grad: bool, sum_sq: bool) -> None:
+        self._settings: dict[str, Any] = {"entropy_grad": entropy_grad, "sum_sq": sum_sq}
 
-    @classmethod
-    def apply(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
+    def apply(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
         temperature, _, softcap, scale, _ = rest
         if scale != 1.0 and softcap is None and bias is None:
             temperature = temperature / scale
@@ -45,15 +45,9 @@ class _LogprobEntropy:
             hidden, bias = hidden * scale, None if bias is None else bias * scale
         with _gather_again(weight, bias):
             logp, entropy, *squares = linear_logprob_entropy(
-                hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, sum_sq=cls.sum_sq
+                hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, **self._settings
             )
         return logp, entropy, squares[0].log() if squares else None, None, None
-
-
-class _WithSumSq(_LogprobEntropy):
-    """The same with TRL's third output, log Σπ²."""
-
-    sum_sq = True
 
 
 def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
@@ -72,10 +66,14 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def exact_head(sum_sq: bool = False) -> Iterator[None]:
-    """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits."""
+def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[None]:
+    """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits.
+
+    `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs. `sum_sq`: whether
+    TRL's third output is log Σπ².
+    """
     theirs = getattr(utils, FUSED_HEAD)
-    setattr(utils, FUSED_HEAD, _WithSumSq if sum_sq else _LogprobEntropy)
+    setattr(utils, FUSED_HEAD, _LogprobEntropy(entropy_grad, sum_sq))
     try:
         yield
     finally:
@@ -136,10 +134,13 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor, clip_high: flo
 
 def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator: Any, args: Any) -> Columns:
     """TRL's inputs with our advantages, and what else the loss needs."""
+    verdict = local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1))
+    if algorithm.engine_loss:
+        return {**batch.inputs, "verdict": verdict}
     count = divisor(algorithm, batch, credit, batch.filler)
     added = {
         "advantages": local_rows(accelerator, credit.advantages, batch.inputs["completion_ids"].size(1)),
-        "verdict": local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1)),
+        "verdict": verdict,
         "num_items_in_batch": batch.mask.sum(),
         "divisor": torch.tensor(count, device=batch.mask.device),
     }
@@ -149,6 +150,11 @@ def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator:
         weights = {"guided": args.guide_weight, "failed": args.guide_failed_weight}
         added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, batch.filler, **weights))
     return {**batch.inputs, **added}
+
+
+def trl_advantages(batch: Batch, accelerator: Any) -> Tensor:
+    """(N, T) TRL's own advantages, of all processes."""
+    return torch.where(batch.mask, gather_rows(accelerator, batch.inputs["advantages"])[:, None], 0)
 
 
 def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) -> float:

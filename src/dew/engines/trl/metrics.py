@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recording import Columns, RunLog, group_records
+from dew.engines.recording import Columns, RunLog, group_records, script
 from dew.engines.trl.batch import Batch, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
+from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (
@@ -69,6 +70,15 @@ class StepStatistics:
         return numbers, [name.removeprefix(NONFINITE) for name, count in places.items() if count > 0]
 
 
+def pass_at(batch: Batch, size: int) -> Numbers:
+    """pass@1, 2, 4, ... up to the group size, over the groups of which every answer was scored."""
+    assert batch.credit is not None
+    groups = batch.credit.correct.view(-1, size)[batch.credit.scored.view(-1, size).all(-1)]
+    counts = groups.sum(-1).tolist()
+    ks = sorted({2**i for i in range(size.bit_length())} | {size})
+    return {f"pass@{k}": sum(pass_at_k(size, c, k) for c in counts) / len(counts) for k in ks} if counts else {}
+
+
 def generation_metrics(batch: Batch, size: int, names: Sequence[str], threshold: float, seconds: float) -> Numbers:
     """Answers, credit and groups of a generation with groups of `size`, sampled in `seconds`."""
     credit, groups = batch.credit, batch.groups
@@ -99,8 +109,11 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self._nested = 0.0
         self._numbers: Numbers = {}
         self._start = time.perf_counter()
+        self._trackers: dict[str, list[float]] = {}
+        """TRL's lists of what the trackers get next."""
 
     def start(self, trainer: Any) -> None:
+        self._trackers = trainer._metrics["train"]
         args, info = trainer.args, getattr(trainer.train_dataset, "info", None)
         self.begin(
             trainer.algorithm,
@@ -110,6 +123,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
             batches=str(args.batches),
+            **script(),
         )
 
     def put(self, numbers: Numbers) -> None:
@@ -131,10 +145,13 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start = time.perf_counter()
+        self.seconds.clear()  # of an evaluation since the last step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         spent = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
         spent["seconds/update"] = time.perf_counter() - self._start - sum(spent.values())
+        for name, seconds in spent.items():
+            self._trackers.setdefault(name, []).append(seconds)
         self.write(state.global_step, {**self._numbers, **spent})
         self._numbers.clear()
         self.seconds.clear()
@@ -147,9 +164,9 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         fills = dict.fromkeys(("prompt_ids", "completion_ids"), tokenizer.pad_token_id)
         columns = {**batch.columns, **gather_columns(trainer.accelerator, ids, fills)}
         if self._writes:
-            step, outcome = trainer.state.global_step + 1, trainer.reward_func_names[trainer.outcome_index]
-            groups, credit = args.records_groups, batch.credit
-            records = group_records(step, trainer.algorithm, columns, credit, tokenizer, groups, outcome)
+            step, names = trainer.state.global_step + 1, trainer.reward_func_names
+            groups, credit, outcome = args.records_groups, batch.credit, names[trainer.outcome_index]
+            records = group_records(step, trainer.algorithm, columns, credit, tokenizer, groups, outcome, names)
             self.folder.write_records(step, records, args.records_keep)
 
     def logged(self, step: int, logs: dict[str, Any]) -> None:

@@ -3,17 +3,24 @@
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from dew.errors import ConfigError, Problem, did_you_mean
+from dew.records import RunFolder
 from dew.rewards import Verifier
 from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 
+logger = logging.getLogger("dew")
+
+PROBED = 32
+"""Rows whose prompts and gold answers are looked at when a trainer is built."""
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 )
@@ -60,11 +67,37 @@ def _is_model(reward: Any) -> bool:
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None) -> None:
+def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None, required: bool = True) -> None:
     """Reject a data set without the columns that are needed, and an unknown outcome reward."""
     if problems := missing_columns(dataset, rewards):
         raise ConfigError(problems)
-    outcome_index([reward_name(reward) for reward in rewards], outcome)
+    outcome_index([reward_name(reward) for reward in rewards], outcome, required)
+
+
+def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) -> None:
+    """Checks of `dew.preflight` that call neither the model nor your own functions; none where there is no reward."""
+    if not rewards:
+        return
+    found = [args.batches.misaligned()]
+    if RunFolder(args.output_dir).used() and not args.overwrite_output_dir:
+        found.append(used_folder(args.output_dir))
+    rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []
+    if empty := sum(not row.get("prompt") for row in rows):
+        found.append(Problem(f"{empty} of the first {len(rows)} prompts are empty.", remedy="Remove those rows."))
+    judge = rewards[outcome] if outcome < len(rewards) else None
+    if rows and isinstance(judge, Verifier) and judge.columns == ("answer",):
+        texts = [f"\\boxed{{{row['answer']}}}" for row in rows]
+        if not any(verdict.correct for verdict in judge.verdicts(texts, rows)):
+            what = f"{judge.name} accepts none of the first {len(rows)} gold answers, e.g. {rows[0]['answer']!r:.60}."
+            found.append(Problem(what, remedy="Correct the column `answer`: nothing could be learned from these rows."))
+    for problem in filter(None, found):
+        logger.warning("%s", problem)
+
+
+def used_folder(folder: str) -> Problem:
+    why = "A second one would be mixed into its metrics, records and checkpoints."
+    remedy = "Choose another output_dir, or train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
+    return Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy)
 
 
 def reward_name(reward: Any) -> str:
@@ -76,11 +109,11 @@ def reward_name(reward: Any) -> str:
     return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
-def outcome_index(names: Sequence[str], wanted: str | None) -> int:
-    """Which reward function decides whether an answer is correct."""
+def outcome_index(names: Sequence[str], wanted: str | None, required: bool = True) -> int:
+    """Which reward function decides whether an answer is correct; the first where training does not depend on it."""
     if not names:
         raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
-    if wanted is None and len(names) > 1:
+    if wanted is None and len(names) > 1 and required:
         what = f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?"
         why = "The others are added to its reward and never decide."
         raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))

@@ -2,11 +2,12 @@
 
 import argparse
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import Field, dataclass, fields
 from typing import Any
 
 import torch
-from trl import ModelConfig, TrlParser
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.config import Run, check_keys
@@ -14,7 +15,7 @@ from dew.engines.permission import check_permission
 from dew.engines.trl.config import DewConfig
 from dew.errors import ConfigError, Problem, did_you_mean
 
-CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig)
+CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Parsed:
     script: Any
     args: DewConfig
     model: Any
+    mixture: Any
+    """TRL's `datasets:`, a list of data sets to mix."""
+
+    @property
+    def data(self) -> str:
+        """What the run trains on, for messages."""
+        mixed = ", ".join(source.path for source in self.mixture.datasets)
+        return self.run.task or mixed or str(self.script.dataset_name)
 
 
 def setting_fields() -> list[Field[Any]]:
@@ -43,6 +52,7 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     check_keys(run.settings, known, source=file)
     both = f"{file} with the command line" if typed else file
     check_permission(run, typed, untrusted)
+    run.set_environment()
     parser = TrlParser(CLASSES, exit_on_error=False)
     actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
     settings, problems, wrong = {}, [], set()
@@ -55,11 +65,11 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
             wrong.add("command line" if name in typed else file)
     if problems:
         raise ConfigError(problems, source=wrong.pop() if len(wrong) == 1 else both)
-    parser.set_defaults_with_config(**settings)
+    parser.set_defaults_with_config(**deepcopy(settings))  # TRL changes `datasets` in place
     if dry and not torch.cuda.is_available():
         parser.set_defaults_with_config(use_cpu=True)
     try:
-        script, args, model = parser.parse_args_into_dataclasses(args=[], look_for_args_file=False)
+        script, args, model, mixture = parser.parse_args_into_dataclasses(args=[], look_for_args_file=False)
     except ConfigError as error:
         raise ConfigError(error.problems, source=both) from None
     except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and their dependencies
@@ -68,7 +78,7 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     if not model.model_name_or_path:
         advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
-    return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model)
+    return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model, mixture)
 
 
 def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:

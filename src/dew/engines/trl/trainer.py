@@ -12,6 +12,7 @@ _save_checkpoint                 TRL's, then dew's state and a manifest
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -26,16 +27,31 @@ from trl import GRPOTrainer
 
 from dew.engines.credit import give_credit, outcomes
 from dew.engines.metrics import Numbers
-from dew.engines.recording import due
+from dew.engines.recording import RESUME, due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
-from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches, sums_of_squares
-from dew.engines.trl.metrics import Recorder, StepStatistics, extend_table, generation_metrics, last_rows, show_trained
+from dew.engines.trl.loss import (
+    exact_head,
+    exact_head_supported,
+    loss_inputs,
+    micro_batches,
+    sums_of_squares,
+    trl_advantages,
+)
+from dew.engines.trl.metrics import (
+    Recorder,
+    StepStatistics,
+    extend_table,
+    generation_metrics,
+    last_rows,
+    pass_at,
+    show_trained,
+)
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.engines.trl.rewards import check_rewards, check_weights, checked
+from dew.engines.trl.rewards import check_rewards, check_weights, checked, used_folder, warn_early
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
 from dew.errors import ConfigError, Problem, RewardError
@@ -76,20 +92,21 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
-        if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
-            check_rewards(rewards, None if settings.get("rollout_func") else train_dataset, args.outcome_reward)
         self.algorithm = args.build_algorithm()
+        needs_outcome = not self.algorithm.engine_loss
+        if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
+            dataset = None if settings.get("rollout_func") else train_dataset
+            check_rewards(rewards, dataset, args.outcome_reward, needs_outcome)
+        args.batches.check_rows(train_dataset)
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
-        rewards = [checked(reward, args.reward_timeout) for reward in rewards]
-        if hasattr(train_dataset, "__len__"):
-            args.batches.check_rows(len(train_dataset))
-        super().__init__(model, rewards, args, train_dataset, *others, **settings)
+        limited = [checked(reward, args.reward_timeout) for reward in rewards]
+        super().__init__(model, limited, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
-        self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward)
-        check_weights(self.reward_func_names, args.reward_weights, self.outcome_index)
+        self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward, needs_outcome)
+        check_weights(self.reward_func_names, args.reward_weights if needs_outcome else None, self.outcome_index)
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
 
@@ -113,15 +130,19 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             uniform = self.use_vllm or self.accelerator.num_processes > 1
             check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
 
+        main = self.accelerator.is_main_process
+        warn_early(args, rewards if main else [], train_dataset if main else None, self.outcome_index)
         self._statistics = StepStatistics()
         self._nonfinite = NonFinite()
-        self._recorder = Recorder(args.output_dir, self.accelerator.is_main_process)
+        self._recorder = Recorder(args.output_dir, main)
         self.add_callback(self._recorder)
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as GRPOTrainer does. True resumes from the newest complete checkpoint."""
+        if not resume_from_checkpoint:
+            resume_from_checkpoint = self._claim_folder()
         self._recorder.start(self)
         logger.info("%s", self.args.batches)
         try:
@@ -145,6 +166,20 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise explained from error
         self._recorder.end("done")
         return result
+
+    def _claim_folder(self) -> str | None:
+        """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
+        folder = self.args.output_dir
+        (used,) = broadcast_object_list([RunFolder(folder).used()])
+        again = os.environ.get(RESUME) == str(Path(folder).resolve())
+        if used and again and (found := self.last_good_checkpoint()) is not None:
+            return found
+        if used and not again and not self.args.overwrite_output_dir:
+            raise ConfigError(used_folder(folder))
+        if used and self.accelerator.is_main_process:
+            RunFolder(folder).clear()
+        self.accelerator.wait_for_everyone()
+        return None
 
     def _save_before_failure(self) -> None:
         """A reward fails between two steps: save the last one. Several processes would have to fail together."""
@@ -216,10 +251,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._nonfinite.generation = batch.nonfinite
         with self._recorder.phase("credit"):
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
+            if self.algorithm.engine_loss:
+                credit = replace(credit, advantages=trl_advantages(batch, self.accelerator), flipped=None)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
         batch = replace(batch, inputs=trained, credit=credit)
         seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
-        self._put(generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds))
+        numbers = generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds)
+        self._put(numbers if self.model.training else {**numbers, **pass_at(batch, self.group_size)})
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
         show_trained(self._logs, batch, self.args.generation_batch_size)
@@ -313,12 +351,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         sum_sq = scores and model is self.model and self.algorithm.needs_sum_sq
         if scores and model is self.model:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        head = exact_head(sum_sq) if self._exact_head else nullcontext()
+        bonus = bool(getattr(self, "_entropy_bonus_enabled", False)) and not scores
+        head = exact_head(bonus, sum_sq) if self._exact_head else nullcontext()
         squares = sums_of_squares(model) if sum_sq else nullcontext()
         with head, squares as found, dropout_off(model) if scores else nullcontext():
             logp, entropy, aux = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         if scores:
             self._capture.passes.append((logp, entropy, torch.cat(found)[:, -logp.shape[1] :] if found else None))
+        self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
@@ -362,6 +402,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self.algorithm.engine_loss:
+            return self._trl_loss(model, inputs)
         logp, entropy, aux = self._forward(model, inputs, compute_aux_loss=self.aux_loss_enabled)
         # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
@@ -374,10 +416,29 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
         self._statistics.add_update(loss, inputs, logp, entropy)
         if not self.model.training:
-            numbers, _ = self._statistics.read(self.accelerator)
-            self._put(numbers)
+            self._put(self._statistics.read(self.accelerator)[0])
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
+        return loss
+
+    def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's own loss, and the statistics of the step."""
+        loss: Tensor = super()._compute_loss(model, inputs)
+        logp, entropy = self._capture.newest
+        assert entropy is not None
+        ((_, part),) = micro_batches(inputs, logp, entropy, self.algorithm.clip_high).values()
+        _, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=1)
+        logged = {"clip/low": "clip_ratio/low_mean", "clip/high": "clip_ratio/high_mean"}
+        for ours, theirs in logged.items():  # TRL knows what its loss clips
+            values = self._metrics[self._mode].get(theirs)
+            if values:
+                stats[ours] = torch.tensor(values[-1], device=logp.device)
+            else:
+                stats.pop(ours)
+        self._statistics.add(stats, part.mask.sum())
+        self._statistics.add_update(loss, inputs, logp, entropy)
+        if not self.model.training:
+            self._put(self._statistics.read(self.accelerator)[0])
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

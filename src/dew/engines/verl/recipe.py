@@ -164,7 +164,11 @@ class Recipe:
         try:
             settings = json.loads(settings) if isinstance(settings, str) else dict(settings)
             import_algorithms(name, self.own.get(f"{MODEL}.external_lib") or [])
-            return get_algorithm(name, **{"max_tokens": self.get("max_completion_length", 512), **settings})
+            algorithm = get_algorithm(name, **{"max_tokens": self.get("max_completion_length", 512), **settings})
+            if not algorithm.engine_loss and ":" not in name:
+                return algorithm
+            own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
+            self.problem(f"algorithm: {name} works on TRL only.", own if ":" in name else "Choose another algorithm.")
         except DewError as error:
             self.problems += error.problems
         except (ValueError, TypeError):

@@ -83,7 +83,7 @@ def stock_estimator(cls: type[Algorithm]) -> str | None:
 
 def dew_estimators() -> list[str]:
     """The registered algorithms whose advantages dew computes inside verl."""
-    return [name for name, cls in algorithm_classes().items() if stock_estimator(cls) is None]
+    return [name for name, cls in algorithm_classes().items() if stock_estimator(cls) is None and not cls.engine_loss]
 
 
 def read_algorithm(config: Any) -> Algorithm:

@@ -1,0 +1,229 @@
+"""What a TRL user does first: own files, own Python script, own reward, own data, own algorithm."""
+
+import json
+import logging
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew.cli.evaluate import load_model
+from dew.config import make_run
+from dew.engines.recording import RESUME
+from dew.engines.trl import launch
+from dew.engines.trl.settings import parse
+from dew.errors import ConfigError
+from dew.evaluate import evaluate
+from dew.preflight import passed, preflight
+from dew.records import RunFolder, read_records
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "model_name_or_path": "tiny",
+    "output_dir": "unused",
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "bf16": False,
+    "use_cpu": True,
+}
+
+
+def brevity(completions, **_):
+    return [None if text.startswith("b") else 1 / (1 + len(text)) for text in completions]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A Python run with two rewards, LoRA and evaluation during training."""
+    from peft import LoraConfig
+
+    folder = tmp_path_factory.mktemp("switch")
+    tiny.model().save_pretrained(folder / "base")
+    tiny.tokenizer().save_pretrained(folder / "base")
+    others = {
+        "eval_dataset": tiny.prompts(8),
+        "peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    }
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
+    trainer = tiny.trainer(
+        folder / "run", [tiny.has_a, brevity], policy=str(folder / "base"), others=others, records_every=1,
+        outcome_reward="has_a", per_device_eval_batch_size=8, num_generations_eval=4, **settings,
+    )  # fmt: skip
+    trainer.train()
+    return trainer, folder / "run"
+
+
+# a run from Python
+
+
+def test_records_keep_every_reward_by_name(run):
+    for answer in (answer for group in RunFolder(run[1]).records() for answer in group.answers):
+        text = re.sub("<[a-z]+>", "", answer.text)
+        expected = {"has_a": tiny.has_a([text])[0], "brevity": brevity([text])[0]}
+        assert answer.rewards["has_a"] == answer.reward == expected["has_a"]
+        if expected["brevity"] is None:
+            assert math.isnan(answer.rewards["brevity"])
+        else:
+            assert answer.rewards["brevity"] == pytest.approx(expected["brevity"], rel=1e-4)
+
+
+def test_records_without_named_rewards_still_read(tmp_path):
+    (tmp_path / "old.jsonl").write_text('{"answers": [{"tokens": ["4"], "reward": 1, "extra": 0.5}]}\n')
+    (group,) = read_records(tmp_path / "old.jsonl")
+    assert group.answers[0].rewards == {} and group.answers[0].extra == 0.5
+
+
+def test_evaluation_during_training_reports_pass_at_k(run):
+    for line in RunFolder(run[1]).metrics():
+        assert line["eval/pass@1"] == pytest.approx(line["eval/accuracy"])
+        assert line["eval/pass@1"] <= line["eval/pass@2"] <= line["eval/pass@4"]
+        assert line["seconds/update"] >= 0
+
+
+def test_the_documents_and_the_trackers_agree_on_names(run):
+    text = (ROOT / "docs" / "metrics.md").read_text().partition("## Alarms")[0]
+    known = {name for row in re.findall(r"^\| (`[^|]*)\|", text, re.M) for name in re.findall(r"`([^`]+)`", row)}
+    logged = {name for entry in run[0].state.log_history for name in entry if not name.startswith(("eval_", "train_"))}
+    logged = {re.sub(r"(rewards?/)(has_a|brevity)", r"\1<part>", name) for name in logged}
+    assert logged - {"step", "total_flos"} <= known
+    assert {"seconds/generation", "seconds/update", "accuracy"} <= logged
+
+
+def test_a_used_folder_is_refused_unless_overwritten_or_resumed(tmp_path, caplog, monkeypatch):
+    saves = {"save_strategy": "steps", "save_steps": 1}
+    tiny.trainer(tmp_path, max_steps=2, **saves).train()
+    (tmp_path / "notes.txt").write_text("mine")
+    again = tiny.trainer(tmp_path, max_steps=3, **saves)
+    assert "holds an earlier run" in caplog.text  # already when it is built
+    with pytest.raises(ConfigError, match="overwrite_output_dir=True"):
+        again.train()
+    assert len(RunFolder(tmp_path).metrics()) == 2
+    again.train(resume_from_checkpoint=True)
+    assert len(RunFolder(tmp_path).metrics()) == 3
+    monkeypatch.setenv(RESUME, str(tmp_path.resolve()))  # as `dew resume` does
+    longer = tiny.trainer(tmp_path, max_steps=4, **saves)
+    longer.train()
+    assert len(RunFolder(tmp_path).metrics()) == 4 and longer.state.global_step == 4
+    monkeypatch.delenv(RESUME)
+    tiny.trainer(tmp_path, max_steps=1, overwrite_output_dir=True, **saves).train()
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_preflight_of_a_trainer(tmp_path):
+    trainer = tiny.trainer(tmp_path, [tiny.has_a, brevity], outcome_reward="has_a")
+    before = torch.random.get_rng_state()
+    checks = {check.name: check for check in preflight(trainer, answers=16, say=lambda _: None)}
+    assert checks["batches"].status == checks["columns"].status == checks["context"].status == "ok"
+    assert checks["groups"].facts["groups"] == 4 and checks["memory"].facts["parameters"] > 10_000
+    assert checks["reward brevity"].facts["answers"] is not None
+    assert torch.equal(before, torch.random.get_rng_state()) and not list(tmp_path.iterdir())
+    long = tiny.trainer(tmp_path / "long", max_completion_length=1000)
+    assert not passed(preflight(long, answers=0))
+
+
+def test_cheap_checks_run_when_a_trainer_is_built(tmp_path, caplog):
+    data = tiny.prompts(8).map(lambda row: {**row, "prompt": ""})
+    split = {"gradient_accumulation_steps": 2, "steps_per_generation": 3, "per_device_train_batch_size": 4}
+    tiny.trainer(tmp_path, data=data, **split)
+    assert "8 of the first 8 prompts are empty" in caplog.text
+    assert "optimizer steps do not line up with generations" in caplog.text
+
+
+# evaluation
+
+
+def test_the_model_of_a_lora_run_from_python_is_found_and_merged(run):
+    model, tokenizer = load_model(str(run[1]))  # its newest checkpoint
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    ids = tokenizer("1+2=", return_tensors="pt")["input_ids"]
+    run[0].model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, run[0].model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_without_a_model_is_named(tmp_path):
+    tiny.trainer(tmp_path, max_steps=1).train()
+    with pytest.raises(ConfigError, match="saved no model and no checkpoint"):
+        load_model(str(tmp_path))
+
+
+def test_evaluation_with_a_reward_function():
+    """Two answers to each of 4 rows; the reward is 1 if the text has an a, else None: nothing to extract or vote on."""
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
+    seen = {}
+
+    def graded(completions, prompts, answer, **_):
+        seen.update(prompts=prompts, answer=answer)
+        return [0.75 if "a" in text else None for text in completions]
+
+    scores = evaluate(tiny.model(), tiny.tokenizer(), rows, graded, k=2, max_new_tokens=6)
+    assert seen["answer"] == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    texts = [answer.text for problem in scores.problems for answer in problem.answers]
+    share = sum("a" in text for text in texts) / 8
+    assert scores["mean@2"].value == share and scores["reward"].value == 0.75 * share
+    assert "maj@2" not in scores.scores and scores.task == "graded"
+    strict = evaluate(tiny.model(), tiny.tokenizer(), rows, graded, k=2, max_new_tokens=6, threshold=0.8)
+    assert strict["pass@2"].value == 0
+
+
+def test_bf16_on_a_cpu_can_be_scored_in_the_trainer(tmp_path):
+    trainer = tiny.trainer(tmp_path, max_steps=1, bf16=True)
+    trainer.train()
+    rows = [{"prompt": "1+1=", "answer": "2"}]
+    scores = evaluate(trainer.sampling_model(), tiny.tokenizer(), rows, tiny.has_a, k=2, max_new_tokens=4)
+    assert scores.k == 2
+
+
+# TRL's files
+
+
+def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRIAL_VARIABLE", raising=False)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for name in "ab":
+        rows = [{"prompt": f"{name}{i}", "answer": str(i), "other": 1} for i in range(10)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files, columns = [str(tmp_path / f"{name}.jsonl") for name in "ab"], ["prompt", "answer"]
+    sources = [{"path": "json", "data_files": file, "columns": columns} for file in files]
+    keys = {"env": {"TRIAL_VARIABLE": 3}, "datasets": sources, "test_split_size": 0.25}
+    parsed = parse(make_run({**SMALL, **keys, "eval_strategy": "steps"}))
+    assert os.environ.pop("TRIAL_VARIABLE") == "3"
+    assert parsed.run.settings["datasets"][0] == sources[0] and parsed.run.to_dict()["env"] == {"TRIAL_VARIABLE": 3}
+    train, test = launch.data_of(parsed)
+    assert (len(train), len(test)) == (15, 5) and set(train.column_names) == {"prompt", "answer"}
+    without = parse(make_run({**SMALL, "datasets": sources, "eval_strategy": "steps"}))
+    with pytest.raises(ConfigError, match="no split 'test'; there are train"):
+        launch.data_of(without)
+
+
+def test_the_outcome_of_several_rewards_is_checked_without_loading_them():
+    keys = {**SMALL, "dataset_name": "d", "reward_funcs": ["m.py:right", "package.short"]}
+    with pytest.raises(ConfigError, match=r"2 reward functions \(right, short\).*outcome_reward='right'"):
+        launch.check_outcome(parse(make_run(keys)))
+    launch.check_outcome(parse(make_run({**keys, "outcome_reward": "short"})))
+    launch.check_outcome(parse(make_run({**keys, "algorithm": "trl"})))
+    launch.check_outcome(parse(make_run({**keys, "dataset_name": None, "task": "countdown"})))
+
+
+def test_optimizer_steps_count_iterations(tmp_path):
+    assert "4 optimizer steps per generation" in str(
+        tiny.config(tmp_path, num_iterations=2, steps_per_generation=2).batches
+    )
+
+
+def test_trls_own_loss_reports_dews_metrics(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    settings = {"num_iterations": 2, "algorithm": "trl", "records_every": 1, "learning_rate": 1e-2}
+    trainer = tiny.trainer(tmp_path, [brevity, tiny.has_a], max_steps=4, num_generations=8, **settings)
+    trainer.train()
+    lines = RunFolder(tmp_path).metrics()
+    assert {"accuracy", "entropy", "clip/low", "clip/high", "ratio/mean", "kl/approx", "loss"} <= set(lines[0])
+    assert lines[0]["ratio/max"] == 1.0 and lines[1]["ratio/max"] > 1.0
+    answers = [answer for group in RunFolder(tmp_path).records() for answer in group.answers]
+    assert any(x for answer in answers for x in answer.advantage)
