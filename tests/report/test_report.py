@@ -16,7 +16,7 @@ import pytest
 from dew.errors import ConfigError, RecordError
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, write_records
 from dew.report import build, build_from_records
-from dew.report.content import remarks
+from dew.report.findings import remarks
 from dew.report.readers import evenly, thin
 from dew.report.statistics import split_words, statistics
 from dew.report.write import PAGE, SCRIPTS, blobs
@@ -48,7 +48,8 @@ def test_share_of_credit_by_entropy() -> None:
     order = np.random.default_rng(0).permutation(20)
     shuffled = answer(True, "x" * 20, entropy=[entropy[k] for k in order], advantage=[credit[k] for k in order])
     found = statistics([GroupRecord(0, 0, "", [shuffled])])["deciles"]
-    assert found["correct"] == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert found["correct"]["shares"] == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert found["correct"]["tops"] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
     assert "wrong" not in found
 
 
@@ -199,7 +200,7 @@ def test_several_runs_are_written_to_out(run: Path, tmp_path: Path) -> None:
 
 def test_large_runs_are_sampled(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tokens = sum(group.size for group in RunFolder(run).records())
-    monkeypatch.setattr("dew.report.PAGE_TOKENS", tokens // 2)
+    monkeypatch.setattr("dew.report.readers.PAGE_TOKENS", tokens // 2)
     found = report_of(build([run], tmp_path))["runs"][0]
     assert 0 < found["sample"]["groups"] < found["sample"]["of"] == 6
     assert sum(len(a["tokens"]) for g in found["groups"] for a in g["answers"]) <= tokens // 2
@@ -213,7 +214,7 @@ def test_thin_respects_its_budget_and_counts_long_texts() -> None:
 
 
 def test_smallest_group_is_shown_if_none_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dew.report.PAGE_TOKENS", 3)
+    monkeypatch.setattr("dew.report.readers.PAGE_TOKENS", 3)
     for step, length in ((1, 9), (2, 5), (3, 7)):
         write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True, "x" * length)])])
     found = report_of(build([tmp_path]))["runs"][0]
@@ -255,7 +256,9 @@ def test_long_curves_are_thinned_and_keep_rare_metrics(tmp_path: Path, monkeypat
 def test_blobs_open_without_the_answers(run: Path) -> None:
     report = report_of(build([run]))
     head = json.loads(gzip.decompress(base64.b64decode(blobs(report)[0])))
-    assert set(head["runs"][0]["groups"][0]) == {"step", "group", "prompt", "answers", "correct", "tokens"}
+    heading = head["runs"][0]["groups"][0]
+    assert {"step", "group", "prompt", "same", "correct", "spread", "flipped", "sure"} < set(heading)
+    assert heading["answers"] == 4 and "settings" not in heading
 
 
 def test_list_of_groups_omits_the_common_prefix(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How credit is distributed over the tokens of all groups in a page: the data of the Credit view.
+"""How credit is distributed over the tokens of a group, of all groups in a page, and over training.
 
 Credit is the advantage used in training, if the run recorded it.
 """
@@ -18,12 +18,52 @@ FLAT = 1e-3
 """Credit that varies less than this within every answer counts as uniform, as in GRPO."""
 MIN_ENTROPY = 1e-4
 """Start of the logarithmic entropy axis."""
+SURE = 0.01
+"""Entropy in nats that counts as near zero: the policy gives one token about 99.9 %."""
+MAX_PERIODS = 30
+"""Steps, or ranges of steps, in which credit is followed over training."""
+MAP = (32, 24)
+"""Cells of the map of entropy against credit."""
 
 SIDES = ("correct", "wrong")
 
 
-def statistics(groups: Sequence[GroupRecord]) -> Json:
-    """Distributions of entropy and credit, share of credit by entropy, words, reward mass."""
+def summary(group: GroupRecord) -> Json:
+    """One group in numbers.
+
+    spread   std of |A| over an answer's tokens / their mean, averaged over answers: 0 if credit is uniform
+    flipped  tokens whose credit contradicts the outcome: A < 0 in a correct answer, A > 0 in a wrong one
+    sure     share of tokens with an entropy near zero
+    telling  spread · 4p(1 − p) · (1 − sure), p the share of correct answers: how much there is to see
+    """
+    correct, entropy, credit = _tokens([group])
+    right = sum(answer.correct for answer in group.answers)
+    spreads = []
+    for answer in group.answers:
+        size = np.abs(_trained(answer, answer.advantage))
+        if size.size and np.isfinite(size).all() and size.sum() > 0:
+            spreads.append(float(size.std() / size.mean()))
+    spread = sum(spreads) / len(spreads) if spreads else 0.0
+    sure = float(np.mean(entropy < SURE)) if entropy.size else 0.0
+    p = right / max(1, len(group.answers))
+    return {
+        "answers": len(group.answers),
+        "correct": right,
+        "tokens": group.size,
+        "trained": int(entropy.size),
+        "spread": spread if spread > FLAT else 0.0,
+        "flipped": int(_flips(correct, credit).sum()),
+        "sure": sure,
+        "telling": spread * 4 * p * (1 - p) * (1 - sure) if spread > FLAT else 0.0,
+    }
+
+
+def _flips(correct: np.ndarray, credit: np.ndarray) -> np.ndarray:
+    return credit * np.where(correct, 1, -1) < 0
+
+
+def _tokens(groups: Sequence[GroupRecord]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Outcome, entropy and credit of every trained token; NaN if not recorded, or in a group without signal."""
     nothing = np.empty(0)
     sides, entropies, credits_ = [nothing], [nothing], [nothing]
     for group in groups:
@@ -32,16 +72,61 @@ def statistics(groups: Sequence[GroupRecord]) -> Json:
             entropies.append(_trained(answer, answer.entropy))
             credits_.append(_trained(answer, None if no_signal else answer.advantage))
             sides.append(np.full(entropies[-1].size, answer.correct))
-    correct = np.concatenate(sides).astype(bool)
-    entropy, credit = np.concatenate(entropies), np.concatenate(credits_)
+    return np.concatenate(sides).astype(bool), np.concatenate(entropies), np.concatenate(credits_)
+
+
+def statistics(groups: Sequence[GroupRecord]) -> Json:
+    """Distributions of entropy and credit, share of credit by entropy, words, reward mass, and all over training."""
+    correct, entropy, credit = _tokens(groups)
     return {
         "tokens": int(entropy.size),
         "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
         "credit": _histogram(credit, correct),
+        "map": _map(entropy, credit),
         "deciles": _deciles(entropy, credit, correct),
+        "periods": _periods(groups),
         "words": _words(groups),
         "mass": _mass(groups),
     }
+
+
+def _map(entropy: np.ndarray, credit: np.ndarray) -> Json | None:
+    """Tokens by entropy (logarithmic) and credit: counts[row of credit][column of entropy], with the edges."""
+    finite = np.isfinite(entropy) & np.isfinite(credit)
+    if finite.sum() < 10:
+        return None
+    x, y = np.maximum(entropy[finite], MIN_ENTROPY), credit[finite]
+    (left, right), (low, high) = np.quantile(x, [0.005, 0.995]), np.quantile(y, [0.005, 0.995])
+    if right / left < 1.01 or high - low < 1e-6:
+        return None
+    edges = np.geomspace(left, right, MAP[0] + 1), np.linspace(low, high, MAP[1] + 1)
+    edges[0][[0, -1]], edges[1][[0, -1]] = (left, right), (low, high)
+    counts, _, _ = np.histogram2d(np.clip(x, left, right), np.clip(y, low, high), edges)
+    return {"entropy": edges[0].tolist(), "credit": edges[1].tolist(), "counts": counts.T.astype(int).tolist()}
+
+
+def _periods(groups: Sequence[GroupRecord]) -> list[Json]:
+    """Deciles, flipped share, near-zero share and top words of each recorded step, or of ranges of steps."""
+    steps = sorted({group.step for group in groups})
+    out = []
+    for part in np.array_split(np.array(steps), min(MAX_PERIODS, len(steps))) if steps else ():
+        inside = [group for group in groups if part[0] <= group.step <= part[-1]]
+        correct, entropy, credit = _tokens(inside)
+        known, scored = np.isfinite(entropy).sum(), np.isfinite(credit).sum()
+        words = _words(inside, most=5) or {}
+        out.append({
+            "from": int(part[0]),
+            "to": int(part[-1]),
+            "deciles": _shares(_deciles(entropy, credit, correct)),
+            "flipped": float(_flips(correct, credit).sum() / scored) if scored else None,
+            "sure": float((entropy < SURE).sum() / known) if known else None,
+            "words": {side: [word["word"] for word in found] for side, found in words.items()},
+        })  # fmt: skip
+    return out
+
+
+def _shares(deciles: Json | None) -> Json:
+    return {side: found["shares"] for side, found in (deciles or {}).items()}
 
 
 def _trained(answer: AnswerRecord, values: Sequence[float] | None) -> np.ndarray:
@@ -69,17 +154,19 @@ def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Js
 
 
 def _deciles(entropy: np.ndarray, credit: np.ndarray, correct: np.ndarray) -> Json | None:
-    """The share of Σ|credit| of each tenth of the tokens, in order of increasing entropy."""
+    """The share of Σ|credit| of each tenth of the tokens, by increasing entropy, and the tenths' highest entropies."""
     finite = np.isfinite(entropy) & np.isfinite(credit)
     out: Json = {}
     for name, mask in zip(SIDES, (finite & correct, finite & ~correct), strict=True):
         size = np.abs(credit[mask])
         if mask.sum() < 10 or size.sum() == 0:
             continue
-        tenths = np.array_split(size[np.argsort(entropy[mask], kind="stable")], 10)
+        order = np.argsort(entropy[mask], kind="stable")
+        tenths = np.array_split(size[order], 10)
         # Means, not sums: uniform credit gives 10.0 % each, even if the number of tokens is not a multiple of ten.
         means = np.array([tenth.mean() for tenth in tenths])
-        out[name] = [float(share) for share in means / means.sum()]
+        tops = [float(tenth[-1]) for tenth in np.array_split(entropy[mask][order], 10)]
+        out[name] = {"shares": [float(share) for share in means / means.sum()], "tops": tops}
     return out or None
 
 
@@ -95,7 +182,7 @@ def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
     return words
 
 
-def _words(groups: Sequence[GroupRecord]) -> Json | None:
+def _words(groups: Sequence[GroupRecord], most: int = MAX_WORDS) -> Json | None:
     """Words whose tokens got more credit than the average token of the same answer.
 
     extra = mean |A| of the word's tokens / mean |A| of the answer − 1
@@ -112,14 +199,14 @@ def _words(groups: Sequence[GroupRecord]) -> Json | None:
         for word, indices in split_words(answer.tokens):
             if word.strip() and len(word) <= 40:
                 side[word.strip()].append(sum(relative[i] for i in indices) / len(indices))
-    return {name: _ranked(extra[name]) for name in SIDES} if varies else None
+    return {name: _ranked(extra[name], most) for name in SIDES} if varies else None
 
 
-def _ranked(extra: Mapping[str, list[float]]) -> list[Json]:
+def _ranked(extra: Mapping[str, list[float]], most: int) -> list[Json]:
     """Ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra."""
     rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in extra.items() if len(xs) >= MIN_USES]
     best = sorted((row for row in rows if row[0] > 0), key=lambda row: -row[0] * row[1] ** 0.5)
-    return [{"word": word, "uses": uses, "extra": mean} for mean, uses, word in best[:MAX_WORDS]]
+    return [{"word": word, "uses": uses, "extra": mean} for mean, uses, word in best[:most]]
 
 
 def _mass(groups: Sequence[GroupRecord]) -> Json | None:

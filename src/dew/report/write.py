@@ -50,7 +50,8 @@ def blobs(content: Json) -> list[str]:
     """First everything but the groups' answers, then one blob per group, so that the page opens without them."""
     groups = [group for run in content["runs"] for group in run["groups"]]
     start = _shared({group["prompt"] for group in groups})
-    runs = [{**run, "groups": [_heading(group, start) for group in run["groups"]]} for run in content["runs"]]
+    prompts: dict[str, int] = {}
+    runs = [{**run, "groups": [_heading(group, prompts, start) for group in run["groups"]]} for run in content["runs"]]
     return [_pack({**content, "runs": runs}), *map(_pack, groups)]
 
 
@@ -63,17 +64,11 @@ def _shared(prompts: set[str]) -> int:
     return first.rfind("\n", 0, same) + 1
 
 
-def _heading(group: Json, start: int) -> Json:
-    """The entry in the list of groups."""
-    answers = group["answers"]
-    return {
-        "step": group["step"],
-        "group": group["group"],
-        "prompt": group["prompt"][start : start + 160],
-        "answers": len(answers),
-        "correct": sum(answer["correct"] for answer in answers),
-        "tokens": sum(len(answer["tokens"]) for answer in answers),
-    }
+def _heading(group: Json, prompts: dict[str, int], start: int) -> Json:
+    """The entry in the table of groups. Groups with the same `same` have the same prompt."""
+    same = prompts.setdefault(group["prompt"], len(prompts))
+    prompt = group["prompt"][start : start + 160]
+    return {"step": group["step"], "group": group["group"], "prompt": prompt, "same": same, **group["summary"]}
 
 
 def _dumps(x: Any) -> bytes:
