@@ -41,7 +41,7 @@ HALF = scores_of([[RIGHT, WRONG]] * 40)
 def test_both_improved_and_nobody_is_ahead():
     *lines, blank, verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": HALF})
     assert lines[0].startswith("grpo: pass@1 rose by 50.0 points") and "noise" not in lines[0]
-    assert not blank and "+0.0 points (" in verdict and "does not show which of the two is better" in verdict
+    assert not blank and "+0.0 points (" in verdict and "do not show which of the two is better" in verdict
 
 
 def test_one_run_ahead_is_not_called_better():

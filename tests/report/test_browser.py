@@ -299,7 +299,7 @@ def test_address_keyboard_and_search(report: Path, run: Path, opened: Any) -> No
             "(text) => document.querySelector('.group-title h2')?.textContent === text", arg=expected
         )
         assert page.tab.url.endswith(at(groups[n]))
-    assert page.tab.locator('.group-link[aria-current="true"]').count() == 1
+    assert page.tab.locator('tr[aria-current="true"] .group-link').count() == 1
     words = groups[8].answers[2].text[-12:-2]
     page.tab.keyboard.press("/")
     page.tab.keyboard.type(words)
@@ -384,7 +384,7 @@ def test_hovering_a_curve_shows_the_logged_number(report: Path, run: Path, opene
     step = int(page.texts(".chart >> nth=0 >> .plot-lines > .quiet")[0].removeprefix("step "))
     logged = next(m for m in RunFolder(run).metrics() if m["step"] == step)
     shown = float(page.texts(".chart >> nth=0 >> .plot-line b")[0])
-    assert shown == pytest.approx(logged["reward"], rel=1e-3)
+    assert shown == pytest.approx(logged["accuracy"], rel=1e-3)
     assert page.texts(".chart >> nth=3 >> .plot-lines > .quiet") == [f"step {step}"]  # charts move together
 
 

@@ -201,7 +201,7 @@ def _metric_rows(runs: Sequence[Run]) -> list[Json]:
 
 
 def _row(runs: Sequence[Run], name: str, note: str) -> Json:
-    link = f"#view={'curves' if note else 'overview'}&chart={quote(name, safe='')}"
+    link = f"#{'curves' if note else 'overview'}&chart={quote(name, safe='')}"
     return {"name": name, "note": note, "link": link, **{key: [None] * len(runs) for key in _COLUMNS}}
 
 
@@ -358,7 +358,7 @@ def _alarms(runs: Sequence[Run]) -> list[Json]:
             cards.setdefault(name, []).append((i, alarms))
     found = []
     for name, where in cards.items():
-        link = f"#view=curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
+        link = f"#curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
         for i, alarms in where[:3]:
             text = f"{_who(runs, i)}{alarms[0].get('message') or name}{_when(alarms)}"
             remedy = alarms[0].get("remedy")
@@ -380,7 +380,7 @@ def _when(alarms: Sequence[Json]) -> str:
 def _tokens(runs: Sequence[Run], groups: Sequence[Json]) -> list[Json]:
     found = []
     for i, seen in enumerate(groups):
-        link = f"#view=groups&run={i + 1}" if len(runs) > 1 else "#view=groups"
+        link = f"#groups&in={i + 1}" if len(runs) > 1 else "#groups"
         if seen["flipped"]:
             share = seen["flipped"] / seen["tokens"]
             text = flipped_sentence(seen["flipped_groups"], seen["groups"], seen["flipped"], share)

@@ -18,8 +18,8 @@ from dew.records import Json
 PAGE = Path(__file__).parent / "page"
 VENDOR = PAGE / "vendor" / "uPlot-1.6.32"
 SCRIPTS = (
-    "dom", "unpack", "credit", "colour", "words", "overview", "series", "chart", "curves", "answers", "columns",
-    "derivation", "compare", "pointer", "picker", "groups", "spread", "main",
+    "dom", "unpack", "state", "credit", "colour", "words", "save", "overview", "series", "chart", "curves", "answers",
+    "columns", "derivation", "compare", "pointer", "tokens", "picker", "groups", "spread", "main",
 )  # fmt: skip
 """Files of page/js, in order of use."""
 
@@ -31,7 +31,8 @@ def write_report(content: Json, out: Path) -> Path:
     return out
 
 
-def page(content: Json) -> str:
+def page(content: Json, live: str = "") -> str:
+    """The page as HTML. `live` is the stamp of the runs if a local server (`dew view`) keeps the page up to date."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined)
@@ -39,7 +40,9 @@ def page(content: Json) -> str:
     return environment.get_template("page.html.j2").render(
         title=content["title"],
         policy=f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; "
-        "base-uri 'none'; form-action 'none'",
+        + ("connect-src 'self'; " if live else "")
+        + "base-uri 'none'; form-action 'none'",
+        live=live,
         style=style,
         script=script,
         blobs=blobs(content),

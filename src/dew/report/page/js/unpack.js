@@ -1,6 +1,6 @@
 // The page carries its data as lines of gzip in base64: first everything but the answers, then one line per group.
 
-const lines = document.getElementById('data').textContent.trim().split('\n');
+let lines = document.getElementById('data').textContent.trim().split('\n');
 
 async function unpack(line) {
   const bytes = Uint8Array.from(atob(line), (character) => character.charCodeAt(0));
