@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dew.errors import ConfigError, Problem
+from dew.files import stay_inside
 from dew.records import Json
 from dew.report.content import content_of
-from dew.report.readers import read_comparison, read_records_file, read_run, run_folders
+from dew.report.readers import STUDY, read_comparison, read_records_file, read_run, read_study, run_folders
 from dew.report.write import write_report
 
 __all__ = ["build", "build_from_records"]
@@ -36,13 +37,16 @@ def read_content(folders: Sequence[Path], *, tokenizer: str | None = None) -> Js
     """What the page shows, as in report.json."""
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
+    if len(folders) == 1 and (folders[0] / STUDY).exists():
+        stay_inside(folders[0])
+        return content_of(*read_study(folders[0]))
     inner = [run for folder in folders for run in run_folders(folder)]
     runs = [read_run(folder, len(inner), tokenizer) for folder in inner]
     compared = read_comparison(folders[0]) if len(folders) == 1 and len(runs) > 1 else []
     if compared:
         baseline = compared[0]["baseline"]
         runs.sort(key=lambda run: (run.facts.get("algorithm") or {}).get("name") != baseline)
-    return content_of(runs, compared)
+    return content_of(runs, differences=compared)
 
 
 def _write(content: Json, out: Path | None, folder: Path) -> Path:

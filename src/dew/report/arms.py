@@ -25,7 +25,7 @@ def settings_of(run: Run) -> tuple[dict[str, str], set[str]]:
         config = {}
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
-    facts = {key: run.facts.get(key) for key in ("engine", "model", "data")} | {"algorithm": name}
+    facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
     flat = _flatten(config) | _flatten({k: v for k, v in facts.items() if v is not None}) | _flatten(own)
     return flat, set(_flatten(own))
 
@@ -47,7 +47,10 @@ def _text(x: Any) -> str:
 
 
 def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
-    """The arms, each {label, runs (indices)}, and the settings that differ, each {name, values (one per run)}."""
+    """The arms and the settings that differ.
+
+    An arm is {label, runs (indices), algorithm, data, learning_rate}, a setting {name, values (one per run)}.
+    """
     pairs = [settings_of(run) for run in runs]
     known = [settings for settings, _ in pairs]
     own = {name for _, names in pairs for name in names}
@@ -64,7 +67,11 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
     for i, settings in enumerate(known):
         key = tuple(settings.get(name) for name in compared) if "algorithm" in settings else (i,)
         members.setdefault(key, []).append(i)
-    arms = [{"label": _label(runs, known, arm, members.values(), compared), "runs": arm} for arm in members.values()]
+    arms = [
+        {"label": _label(runs, known, arm, members.values(), compared), "runs": arm}
+        | {name: known[arm[0]].get(name) for name in ("algorithm", "data", "learning_rate")}
+        for arm in members.values()
+    ]
     table = [{"name": n, "values": [settings.get(n) for settings in known]} for n in names if n != "output_dir"]
     return arms, table
 

@@ -19,19 +19,19 @@ MAX_POINTS = 40_000
 """Points of one metric over all runs."""
 
 
-def content_of(runs: Sequence[Run], differences: Sequence[Json] = (), verdict: str | None = None) -> Json:
-    """`differences` and `verdict`: what `dew compare` or a study has already computed."""
+def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: Sequence[Json] = ()) -> Json:
+    """`verdicts` of a study and `differences` of `dew compare` are shown as they are."""
     arms, settings = arms_of(runs)
     rows = rows_of(runs, arms, differences)
     summaries = [[summary(group) for group in run.groups] for run in runs]
-    findings = findings_of(runs, arms, rows, [_seen(groups) for groups in summaries])
+    findings = findings_of(runs, arms, rows, [_seen(groups) for groups in summaries], verdicts)
     points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     return {
         "schema": SCHEMA,
         "title": " · ".join(run.name for run in runs[:6]) + (f" and {len(runs) - 6} more" if len(runs) > 6 else ""),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dew": __version__,
-        "findings": finite([{"kind": "note", "text": verdict}, *findings] if verdict else findings),
+        "findings": finite(findings),
         "rows": finite(rows),
         "arms": arms,
         "settings": settings,

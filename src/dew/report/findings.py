@@ -46,7 +46,7 @@ METRIC_OF = {
     "never_correct": "accuracy", "no_signal": "groups/mixed_share", "truncated": "length/truncated_share",
     "entropy_collapse": "entropy", "entropy_explosion": "entropy", "one_token_takes_all": "credit/top1_share",
     "off_policy": "ratio/abs_log", "clipped": "clip/high", "no_gradient": "grad_norm", "not_finite": "grad_norm",
-    "reward_flat": "reward", "flipped": "credit/flipped_share", "pass_falls": "eval/pass",
+    "reward_flat": "reward", "wrong_sign": "credit/flipped_share", "pass_falls": "eval/pass",
 }  # fmt: skip
 """Alarm -> the metric that shows it."""
 
@@ -178,9 +178,10 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
 
 
 def _ends_of_pass(scores: Mapping[str, Any]) -> list[str]:
-    """pass@1 and the largest pass@k; if there is none, every score."""
+    """pass@1, the largest pass@k and the area under the training accuracy; if there is none, the first scores."""
     passes = sorted((int(m[1]), n) for n in scores if (m := re.fullmatch(r"pass@(\d{1,6})", n)))
-    return list(dict.fromkeys([passes[0][1], passes[-1][1]])) if passes else list(scores)[:4]
+    found = dict.fromkeys([passes[0][1], passes[-1][1]]) if passes else dict.fromkeys(list(scores)[:4])
+    return [*found, *({"area"} & scores.keys())]
 
 
 def _metric_rows(runs: Sequence[Run]) -> list[Json]:
@@ -215,30 +216,61 @@ def _number(x: Any) -> float | None:
 
 def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[Json]:
     """From the first arm: by seed where both have several seeds, by problem where each has one run."""
-    if len(arms) < 2:
-        return []
     found = []
-    for arm in arms[1:]:
-        both = [_by_seed(runs, a, row["after"]) for a in (arms[0], arm)]
+    for arm in arms:
+        reference = _reference(arms, arm)
+        if reference is arm:
+            continue
+        both = [_by_seed(runs, a, row["after"]) for a in (reference, arm)]
         seeds = sorted(both[0].keys() & both[1].keys())
-        entry = {"arm": arm["label"], "baseline": arms[0]["label"], "score": row["name"], "pairs": len(seeds)}
+        entry = {"arm": arm["label"], "baseline": reference["label"], "score": row["name"], "pairs": len(seeds)}
         if len(seeds) > 1:
             D = np.array([[both[1][seed] - both[0][seed]] for seed in seeds])
-            few = f"too few seeds ({len(seeds)} of at least {MIN_SEEDS})" if len(seeds) < MIN_SEEDS else None
-            found.append(_said(entry, paired_interval(D), few, "seeds"))
-        elif "task" in row and len(arms[0]["runs"]) == len(arm["runs"]) == 1:
-            first, second = runs[arms[0]["runs"][0]], runs[arm["runs"][0]]
+            study = runs[arm["runs"][0]].kind == "study"
+            found.append({**entry, "unit": "seeds", **(_t_test(D[:, 0]) if study else vars(paired_interval(D)))})
+        elif "task" in row and len(reference["runs"]) == len(arm["runs"]) == 1:
+            first, second = runs[reference["runs"][0]], runs[arm["runs"][0]]
             change = _by_problem((first, "after"), (second, "after"), row["name"])
             if change is not None:
-                found.append(_said(entry, change, None, "problems"))
-    return found
+                found.append({**entry, "unit": "problems", **vars(change)})
+    _holm([d for d in found if "p" in d])
+    return [_judged(d) for d in found]
 
 
-def _said(entry: Json, change: Interval, few: str | None, unit: str) -> Json:
-    ahead = entry["arm"] if change.value > 0 else entry["baseline"]
-    noise = few is not None or change.low <= 0 <= change.high
-    verdict = few or ("within noise" if noise else f"{ahead} higher")
-    return {**entry, **vars(change), "unit": unit, "within_noise": noise, "verdict": verdict}
+def _reference(arms: Sequence[Json], arm: Json) -> Json:
+    """The first arm with the same data, at the same learning rate if it was trained at that."""
+    same = [a for a in arms if a["data"] == arm["data"]]
+    rate = [a for a in same if a["learning_rate"] == arm["learning_rate"] and a["algorithm"] == same[0]["algorithm"]]
+    return rate[0] if rate and rate[0] is not arm else same[0]
+
+
+def _t_test(D: np.ndarray) -> Json:
+    """The mean with its 95 % interval and p-value by Student's t, as `dew lab` computes them."""
+    from scipy.stats import t
+
+    n, value = len(D), float(D.mean())
+    error = float(D.std(ddof=1)) / n**0.5
+    half = float(t.ppf(0.975, n - 1)) * error
+    p = 1.0 if value == 0 else float(2 * t.sf(abs(value) / error, n - 1)) if error else 0.0
+    return {"value": value, "low": value - half, "high": value + half, "p": p}
+
+
+def _holm(found: Sequence[Json]) -> None:
+    """Holm's correction for many comparisons (1979), in place."""
+    least = 0.0
+    for i, d in enumerate(sorted(found, key=lambda d: d["p"])):
+        least = d["p"] = max(least, min(1.0, d["p"] * (len(found) - i)))
+
+
+def _judged(d: Json) -> Json:
+    few = d["unit"] == "seeds" and d["pairs"] < MIN_SEEDS
+    noise = few or (d["p"] >= 0.05 if "p" in d else d["low"] <= 0 <= d["high"])
+    verdict = f"{d['arm'] if d['value'] > 0 else d['baseline']} higher"
+    if few:
+        verdict = f"too few seeds ({d['pairs']} of at least {MIN_SEEDS})"
+    elif noise:
+        verdict = "within noise"
+    return {**d, "within_noise": noise, "verdict": verdict}
 
 
 def _by_seed(runs: Sequence[Run], arm: Json, values: Sequence[float | None]) -> dict[str, float]:
@@ -272,13 +304,20 @@ def _by_problem(first: tuple[Run, str], second: tuple[Run, str], score: str) -> 
 # ── findings ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def findings_of(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json], groups: Sequence[Json]) -> list[Json]:
-    """The most important first: verdicts, scores, alarms, and what the recorded tokens show.
+def findings_of(
+    runs: Sequence[Run],
+    arms: Sequence[Json],
+    rows: Sequence[Json],
+    groups: Sequence[Json],
+    verdicts: Sequence[str] = (),
+) -> list[Json]:
+    """The most important first: scores, alarms, and what the recorded tokens show. `verdicts` are those of a study.
 
-    `groups` holds one entry per run: {groups, flipped_groups, flipped, tokens, sure, threshold}.
+    `groups` holds one entry per run: {groups, flipped_groups, flipped, tokens, sure, threshold, weighted}.
     """
     _answers.cache_clear()
-    found = [*_verdicts(rows), *_score_changes(runs, arms, rows), *_alarms(runs), *_tokens(runs, groups)]
+    said = [{"kind": "note", "text": verdict, "link": "#overview&chart=area"} for verdict in verdicts]
+    found = [*(said or _verdicts(rows)), *_score_changes(runs, arms, rows), *_alarms(runs), *_tokens(runs, groups)]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     order = {"bad": 0, "good": 1, "note": 2}
     return sorted(found, key=lambda finding: order[finding["kind"]])

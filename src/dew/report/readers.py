@@ -134,6 +134,63 @@ def read_comparison(folder: Path) -> list[Json]:
         return []
 
 
+# ── studies of `dew lab` ────────────────────────────────────────────────────────────────────────────────────
+
+STUDY = "study.json"
+LAB_NAMES = {
+    "accuracy": "accuracy",
+    "entropy": "entropy",
+    "length": "length/mean",
+    "flipped": "credit/flipped_share",
+    "signal": "groups/mixed_share",
+    "gradient": "grad_norm",
+}
+"""The lab's name of a curve -> dew's name of a metric."""
+
+
+def read_study(folder: Path) -> tuple[list[Run], list[str]]:
+    """The runs of a study, the baseline's first, and its verdicts in words."""
+    path, text = folder / STUDY, folder / "summary.md"
+    content = try_json(read_whole(path, MAX_FILE))
+    try:
+        k = f"pass@{content['settings']['eval_k']}"
+        order = {arm: i for i, arm in enumerate(content["arms"])}
+        lines = sorted(content["runs"], key=lambda run: (run["task"], order[run["arm"]], run["learning_rate"]))
+        runs = [_lab_run(line, content, k) for line in lines]
+    except (TypeError, LookupError, AttributeError, ValueError):
+        remedy = "Copy it again, or run the study again."
+        raise RecordError(Problem(f"{path}: not a study of `dew lab`.", remedy=remedy)) from None
+    if not runs:
+        raise RecordError(f"{path}: no run of the study has finished.")
+    summary = read_whole(text, MAX_FILE).decode(errors="replace") if text.exists() else ""
+    return runs, [line.replace("**", "") for line in summary.splitlines() if line.startswith("**Verdict")]
+
+
+def _lab_run(line: Json, content: Json, k: str) -> Run:
+    curves = {LAB_NAMES.get(name, name): values for name, values in line["curves"].items()}
+    length = max(map(len, curves.values()), default=0)
+    metrics = [{"step": g + 1} | {n: v[g] for n, v in curves.items() if g < len(v)} for g in range(length)]
+    by_step = {m["step"]: m for m in metrics}
+    for evaluation in line["evaluations"]:
+        scores = {f"eval/{n.replace('pass@k', k)}": x for n, x in evaluation.items() if n != "generation"}
+        by_step.setdefault(evaluation["generation"], {"step": evaluation["generation"]}).update(scores)
+    names = {"pass@1": "pass@1", "pass@k": k, "area": "area"}
+    scores = {title: {"value": line["scores"][name]} for name, title in names.items() if name in line["scores"]}
+    settings = content["settings"]
+    facts = {
+        "engine": "lab",
+        "algorithm": {"name": line["arm"], "settings": dict(line["algorithm_settings"])},
+        "model": f"width {settings['width']}, depth {settings['depth']}",
+        "data": line["task"],
+        "learning_rate": line["learning_rate"],
+        "seed": line["seed"],
+    }
+    score = {"when": "after", "task": line["task"], "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
+    name = f"{line['arm']}, {line['task']}, {line['learning_rate']:g}, seed {line['seed']}"
+    ordered = [by_step[step] for step in sorted(by_step)]
+    return Run(name, "study", facts, metrics=ordered, scores=[{**score, "scores": scores}])
+
+
 # ── TRL: curves in trainer_state.json, answers in completions/*.parquet, no token signals ───────────────────
 # Each answer is one "token": its text, with the advantage that TRL gave to all of it.
 

@@ -32,11 +32,12 @@ def summary(group: GroupRecord) -> Json:
     """One group in numbers.
 
     spread   std of |A| over an answer's tokens / their mean, averaged over answers: 0 if credit is uniform
-    flipped  tokens whose credit contradicts the outcome: A < 0 in a correct answer, A > 0 in a wrong one
+    flipped  tokens with credit of the wrong sign: A < 0 in an answer whose reward is above the group's mean (with
+             rewards of 0 and 1, a correct one), A > 0 in one below it
     sure     share of tokens with an entropy near zero
     telling  spread · 4p(1 − p) · (1 − sure), p the share of correct answers: how much there is to see
     """
-    correct, entropy, credit = _tokens([group])
+    _, entropy, credit, above = _tokens([group])
     right = sum(answer.correct for answer in group.answers)
     spreads = []
     for answer in group.answers:
@@ -52,32 +53,40 @@ def summary(group: GroupRecord) -> Json:
         "tokens": group.size,
         "trained": int(entropy.size),
         "spread": spread if spread > FLAT else 0.0,
-        "flipped": int(_flips(correct, credit).sum()),
+        "flipped": int((credit * above < 0).sum()),
         "sure": sure,
         "telling": spread * 4 * p * (1 - p) * (1 - sure) if spread > FLAT else 0.0,
     }
 
 
-def _flips(correct: np.ndarray, credit: np.ndarray) -> np.ndarray:
-    return credit * np.where(correct, 1, -1) < 0
+def _above(group: GroupRecord) -> list[float]:
+    """Each answer's reward minus the group's mean; ±1 by outcome if all rewards are equal."""
+    rewards = [answer.reward + answer.extra for answer in group.answers]
+    mean = sum(rewards) / max(1, len(rewards))
+    if all(reward == rewards[0] for reward in rewards):
+        return [1.0 if answer.correct else -1.0 for answer in group.answers]
+    return [reward - mean for reward in rewards]
 
 
-def _tokens(groups: Sequence[GroupRecord]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Outcome, entropy and credit of every trained token; NaN if not recorded, or in a group without signal."""
+def _tokens(groups: Sequence[GroupRecord]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of every trained token: outcome, entropy, credit (NaN if not recorded or without signal), and `_above`."""
     nothing = np.empty(0)
-    sides, entropies, credits_ = [nothing], [nothing], [nothing]
+    sides, entropies, credits_, aboves = [nothing], [nothing], [nothing], [nothing]
     for group in groups:
         no_signal = not any(any(answer.advantage or ()) for answer in group.answers)
-        for answer in group.answers:
+        for answer, above in zip(group.answers, _above(group), strict=True):
             entropies.append(_trained(answer, answer.entropy))
             credits_.append(_trained(answer, None if no_signal else answer.advantage))
             sides.append(np.full(entropies[-1].size, answer.correct))
-    return np.concatenate(sides).astype(bool), np.concatenate(entropies), np.concatenate(credits_)
+            aboves.append(np.full(entropies[-1].size, above))
+    columns = (np.concatenate(parts) for parts in (sides, entropies, credits_, aboves))
+    correct, entropy, credit, above = columns
+    return correct.astype(bool), entropy, credit, above
 
 
 def statistics(groups: Sequence[GroupRecord]) -> Json:
     """Distributions of entropy and credit, share of credit by entropy, words, reward mass, and all over training."""
-    correct, entropy, credit = _tokens(groups)
+    correct, entropy, credit, _ = _tokens(groups)
     return {
         "tokens": int(entropy.size),
         "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
@@ -111,14 +120,14 @@ def _periods(groups: Sequence[GroupRecord]) -> list[Json]:
     out = []
     for part in np.array_split(np.array(steps), min(MAX_PERIODS, len(steps))) if steps else ():
         inside = [group for group in groups if part[0] <= group.step <= part[-1]]
-        correct, entropy, credit = _tokens(inside)
+        correct, entropy, credit, above = _tokens(inside)
         known, scored = np.isfinite(entropy).sum(), np.isfinite(credit).sum()
         words = _words(inside, most=5) or {}
         out.append({
             "from": int(part[0]),
             "to": int(part[-1]),
             "deciles": _shares(_deciles(entropy, credit, correct)),
-            "flipped": float(_flips(correct, credit).sum() / scored) if scored else None,
+            "flipped": float((credit * above < 0).sum() / scored) if scored else None,
             "sure": float((entropy < SURE).sum() / known) if known else None,
             "words": {side: [word["word"] for word in found] for side, found in words.items()},
         })  # fmt: skip

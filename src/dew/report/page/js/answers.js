@@ -70,11 +70,8 @@ function facets(answer) {
   );
 }
 
-/** Credit that contradicts the outcome: a penalty in a correct answer, a reward in a wrong one. */
-function isFlipped(answer, t) {
-  const credit = answer.advantage && answer.live[t] ? answer.advantage[t] : 0;
-  return answer.correct ? credit < 0 : credit > 0;
-}
+/** Credit of the wrong sign: a penalty in an answer that is better than its group's mean, a reward in a worse one. */
+const isFlipped = (answer, t) => Boolean(answer.advantage && answer.live[t] && answer.advantage[t] * answer.above < 0);
 
 function tokenClass(answer, t, found) {
   const classes = ['t'];

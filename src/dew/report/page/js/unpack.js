@@ -25,5 +25,10 @@ function widen(group) {
     }
     answer.live = answer.live ? answer.live.map(Boolean) : Array(length).fill(true);
   }
+  const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
+  const graded = new Set(rewards).size > 1;
+  group.answers.forEach((answer, i) => {
+    answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1; // the sign that its credit should have
+  });
   return group;
 }
