@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from dew import __version__
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 from dew.report.arms import arms_of
@@ -28,7 +30,7 @@ def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: S
     points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     return {
         "schema": SCHEMA,
-        "title": " · ".join(run.name for run in runs[:6]) + (f" and {len(runs) - 6} more" if len(runs) > 6 else ""),
+        "title": _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in arms]),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dew": __version__,
         "findings": finite(findings),
@@ -37,6 +39,10 @@ def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: S
         "settings": settings,
         "runs": [_run(run, groups, points) for run, groups in zip(runs, summaries, strict=True)],
     }
+
+
+def _title(names: Sequence[str]) -> str:
+    return " · ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _seen(groups: Sequence[Json]) -> Json:
@@ -117,5 +123,10 @@ def _answer(answer: AnswerRecord) -> Json:
 
 def _short(values: Sequence[float], digits: int) -> list[float | None] | float | None:
     """Rounded to `digits` significant digits; a single number if all are equal, as in GRPO."""
-    short = [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
-    return short[0] if len(short) > 1 and all(x == short[0] for x in short) else short
+    x = np.asarray(values, float)
+    good = np.isfinite(x) & (x != 0)
+    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(x, where=good, out=np.ones_like(x)))))
+    short = np.where(good, np.round(x * scale) / scale, x)
+    if len(short) > 1 and (short == short[0]).all():
+        return float(short[0])
+    return short.tolist() if np.isfinite(x).all() else [v if math.isfinite(v) else None for v in short.tolist()]

@@ -39,7 +39,7 @@ METRICS = {
     "length/mean": "tokens per answer",
     "length/truncated_share": "share of truncated answers",
     "groups/mixed_share": "share of groups with correct and wrong answers",
-    "credit/flipped_share": "share of tokens whose credit contradicts the outcome",
+    "credit/flipped_share": "share of tokens with credit of the wrong sign",
 }
 """Metrics with a row of their own, after the scores."""
 METRIC_OF = {
@@ -95,8 +95,8 @@ def score_title(score: str) -> str:
 
 def flipped_sentence(groups: int, of: int, tokens: int, share: float) -> str:
     return (
-        f"{groups:,} of {of:,} recorded groups reward tokens of wrong answers or penalise tokens of correct ones: "
-        f"{tokens:,} tokens, {share:.1%} of those that train."
+        f"{groups:,} of {of:,} recorded groups have credit of the wrong sign, rewarded in a wrong answer or penalised "
+        f"in a correct one: {tokens:,} tokens, {share:.1%} of those that train."
     )
 
 
@@ -194,7 +194,8 @@ def _metric_rows(runs: Sequence[Run]) -> list[Json]:
         for i, run in enumerate(runs):
             values = [x for line in run.metrics if (x := _number(line.get(name))) is not None]
             if values:
-                row["before"][i], row["after"][i] = ends(values)
+                first, row["after"][i] = ends(values)
+                row["before"][i] = first if len(values) > 1 else None
         if any(x is not None for x in row["after"]):
             rows.append(row)
     same = [r for r in rows if r["name"] == "reward" and any(r["after"] == q["after"] for q in rows if q is not r)]
@@ -351,28 +352,38 @@ def _interval(d: Mapping[str, Any]) -> Interval:
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
-    found = []
-    for arm in arms:
-        for row in rows:
-            if "task" not in row and not row["name"].startswith("eval/pass@"):
-                continue
+    """How each score changed during training; several arms in which it moved the same way share a sentence."""
+    scored = [row for row in rows if "task" in row and any(x is not None for x in row["before"])]
+    scored = scored or [row for row in rows if row["name"].startswith("eval/pass@")]
+    tasks = {row.get("task") for row in scored}
+    found: list[Json] = []
+    for row in scored:
+        score = f"{row['name']} on {row['task']}" if len(tasks) > 1 else row["name"]
+        moved: dict[str, list[tuple[float, str]]] = {"bad": [], "good": [], "note": []}
+        for arm in arms:
             pairs = [(i, row["before"][i], row["after"][i]) for i in arm["runs"]]
             changes = [(i, b - a) for i, a, b in pairs if a is not None and b is not None]
             if not changes:
                 continue
             mean = sum(x for _, x in changes) / len(changes)
-            change, link = _interval_of(runs, row, changes), row["link"]
+            change = _interval_of(runs, row, changes)
+            noise = abs(mean) < 0.05 if change is None else change.low <= 0 <= change.high
+            kind = "note" if noise else "bad" if mean < 0 else "good"
             who = arm["label"] if len(runs) > 1 else runs[0].name
             if change is not None:
-                text = change_sentence(who, row["name"], change)
-                noise = change.low <= 0 <= change.high
+                text = change_sentence(who, score, change)
             else:
-                verb, same = ("rose" if mean >= 0 else "fell"), sum(x * mean > 0 for _, x in changes)
-                text = f"{who}: {row['name']} {verb} by {abs(100 * mean):.1f} points"
+                same = sum(x * mean > 0 for _, x in changes)
+                text = f"{who}: {score} {'rose' if mean >= 0 else 'fell'} by {abs(100 * mean):.1f} points"
                 text += f" on average, in {same} of {len(changes)} runs." if len(changes) > 1 else "."
-                noise = abs(mean) < 0.05
-            kind = "note" if noise else "bad" if mean < 0 else "good"
-            found.append({"kind": kind, "text": text, "link": link})
+            moved[kind].append((abs(mean), text))
+        for kind, changed in moved.items():
+            texts = [text for _, text in changed]
+            if len(changed) > 2:
+                verb = {"bad": "fell", "good": "rose", "note": "stayed within noise"}[kind]
+                by = f", by {100 * min(changed)[0]:.1f} to {100 * max(changed)[0]:.1f} points" if kind != "note" else ""
+                texts = [f"{score} {verb} in {len(changed)} of {len(arms)} arms{by}."]
+            found += [{"kind": kind, "text": text, "link": row["link"]} for text in texts]
     return found
 
 
@@ -387,23 +398,20 @@ def _interval_of(runs: Sequence[Run], row: Json, changes: Sequence[tuple[int, fl
 
 
 def _alarms(runs: Sequence[Run]) -> list[Json]:
-    """One finding per alarm and run, with how often it fired; an alarm in many runs is one finding."""
-    cards: dict[str, list[tuple[int, list[Json]]]] = {}
+    """One finding per alarm: the first run that raised it, how often, and how many other runs did."""
+    raised: dict[str, dict[int, list[Json]]] = {}
     for i, run in enumerate(runs):
-        by_name: dict[str, list[Json]] = {}
         for alarm in [*run.alarms, *remarks(run.metrics, run.alarms)]:
-            by_name.setdefault(str(alarm.get("alarm")), []).append(alarm)
-        for name, alarms in by_name.items():
-            cards.setdefault(name, []).append((i, alarms))
+            raised.setdefault(str(alarm.get("alarm")), {}).setdefault(i, []).append(alarm)
     found = []
-    for name, where in cards.items():
+    for name, by_run in raised.items():
+        i, alarms = next(iter(by_run.items()))
+        others = len(by_run) - 1
+        also = f" Also in {others} more run{'s' * (others > 1)}." if others else ""
+        text = f"{_who(runs, i)}{alarms[0].get('message') or name}{_when(alarms)}{also}"
         link = f"#curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
-        for i, alarms in where[:3]:
-            text = f"{_who(runs, i)}{alarms[0].get('message') or name}{_when(alarms)}"
-            remedy = alarms[0].get("remedy")
-            found.append({"kind": "bad", "alarm": name, "text": text, "remedy": str(remedy or ""), "link": link})
-        if len(where) > 3:
-            found[-1]["text"] += f" The same in {len(where) - 3} more runs."
+        remedy = str(alarms[0].get("remedy") or "")
+        found.append({"kind": "bad", "alarm": name, "text": text, "remedy": remedy, "link": link})
     return found
 
 
@@ -426,5 +434,5 @@ def _tokens(runs: Sequence[Run], groups: Sequence[Json]) -> list[Json]:
             found.append({"kind": "bad", "text": f"{_who(runs, i)}{text}", "link": f"{link}&with=flipped&by=flipped"})
         if seen["weighted"] and seen["sure"] > 0.5 * seen["tokens"]:
             text = sure_sentence(seen["sure"] / seen["tokens"], seen["threshold"])
-            found.append({"kind": "note", "text": f"{_who(runs, i)}{text}", "link": f"{link}&by=sure"})
+            found.append({"kind": "note", "text": f"{_who(runs, i)}{text}", "link": f"{link}&with=all&by=sure"})
     return found

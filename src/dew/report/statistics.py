@@ -4,7 +4,7 @@ Credit is the advantage used in training, if the run recorded it.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ MAP = (32, 24)
 """Cells of the map of entropy against credit."""
 
 SIDES = ("correct", "wrong")
+Uses = tuple[bool, str, float]
+"""Whether the answer is correct, a word in it, and the word's extra credit."""
 
 
 def summary(group: GroupRecord) -> Json:
@@ -87,14 +89,15 @@ def _tokens(groups: Sequence[GroupRecord]) -> tuple[np.ndarray, np.ndarray, np.n
 def statistics(groups: Sequence[GroupRecord]) -> Json:
     """Distributions of entropy and credit, share of credit by entropy, words, reward mass, and all over training."""
     correct, entropy, credit, _ = _tokens(groups)
+    uses = [_word_uses(group) for group in groups]
     return {
         "tokens": int(entropy.size),
         "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
         "credit": _histogram(credit, correct),
         "map": _map(entropy, credit),
         "deciles": _deciles(entropy, credit, correct),
-        "periods": _periods(groups),
-        "words": _words(groups),
+        "periods": _periods(groups, uses),
+        "words": _words(use for found in uses for use in found),
         "mass": _mass(groups),
     }
 
@@ -114,15 +117,16 @@ def _map(entropy: np.ndarray, credit: np.ndarray) -> Json | None:
     return {"entropy": edges[0].tolist(), "credit": edges[1].tolist(), "counts": counts.T.astype(int).tolist()}
 
 
-def _periods(groups: Sequence[GroupRecord]) -> list[Json]:
+def _periods(groups: Sequence[GroupRecord], uses: Sequence[list[Uses]]) -> list[Json]:
     """Deciles, flipped share, near-zero share and top words of each recorded step, or of ranges of steps."""
     steps = sorted({group.step for group in groups})
     out = []
     for part in np.array_split(np.array(steps), min(MAX_PERIODS, len(steps))) if steps else ():
-        inside = [group for group in groups if part[0] <= group.step <= part[-1]]
+        at = [k for k, group in enumerate(groups) if part[0] <= group.step <= part[-1]]
+        inside = [groups[k] for k in at]
         correct, entropy, credit, above = _tokens(inside)
         known, scored = np.isfinite(entropy).sum(), np.isfinite(credit).sum()
-        words = _words(inside, most=5) or {}
+        words = _words((use for k in at for use in uses[k]), most=5) or {}
         out.append({
             "from": int(part[0]),
             "to": int(part[-1]),
@@ -191,24 +195,32 @@ def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
     return words
 
 
-def _words(groups: Sequence[GroupRecord], most: int = MAX_WORDS) -> Json | None:
-    """Words whose tokens got more credit than the average token of the same answer.
+def _word_uses(group: GroupRecord) -> list[Uses]:
+    """Every word of a group, with its credit relative to the average token of the same answer.
 
     extra = mean |A| of the word's tokens / mean |A| of the answer − 1
     """
-    extra: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in SIDES}
-    varies = False
-    for answer in (answer for group in groups for answer in group.answers):
+    uses: list[Uses] = []
+    for answer in group.answers:
         size = np.abs(np.asarray(answer.advantage or (), float))
         if len(size) < 2 or not np.isfinite(size).all() or size.sum() == 0:
             continue
         relative = (size / size.mean() - 1).tolist()
-        varies |= max(map(abs, relative)) > FLAT
-        side = extra["correct" if answer.correct else "wrong"]
         for word, indices in split_words(answer.tokens):
             if word.strip() and len(word) <= 40:
-                side[word.strip()].append(sum(relative[i] for i in indices) / len(indices))
-    return {name: _ranked(extra[name], most) for name in SIDES} if varies else None
+                extra = relative[indices[0]] if len(indices) == 1 else sum(relative[i] for i in indices) / len(indices)
+                uses.append((answer.correct, word.strip(), extra))
+    return uses
+
+
+def _words(uses: Iterable[Uses], most: int = MAX_WORDS) -> Json | None:
+    """The words with the most extra credit in correct and in wrong answers; None if credit is uniform."""
+    extra: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in SIDES}
+    largest = 0.0
+    for correct, word, x in uses:
+        extra["correct" if correct else "wrong"][word].append(x)
+        largest = max(largest, abs(x))
+    return {name: _ranked(extra[name], most) for name in SIDES} if largest > FLAT else None
 
 
 def _ranked(extra: Mapping[str, list[float]], most: int) -> list[Json]:

@@ -121,6 +121,6 @@ function legend(scale, note, flips) {
     { class: 'legend', role: 'img', 'aria-label': `Colour scale. ${note}` },
     bars,
     h('span', { class: 'quiet' }, note),
-    flips && h('span', { class: 'quiet' }, h('span', { class: 't flip' }, 'underlined'), ': flipped, the credit contradicts the outcome'),
+    flips && h('span', { class: 'quiet' }, h('span', { class: 't flip' }, 'underlined'), ': flipped, credit of the wrong sign'),
   );
 }

@@ -4,7 +4,7 @@ const CHARTS = [
   ['Reward', /^(reward|accuracy)$/, 'mean reward, and the share of correct answers'],
   ['Parts of the reward', /^reward\/(?!.*\/std$)/, 'each reward function separately'],
   ['Pass@k', /^eval\/(pass|mean)@/, 'on held-out problems'],
-  ['Flipped tokens', /^credit\/flipped_share$/, 'share of tokens whose credit contradicts the outcome'],
+  ['Flipped tokens', /^credit\/flipped_share$/, 'share of tokens with credit of the wrong sign'],
   ['Entropy', /^entropy(\/(correct|wrong))?$/, 'a slow decrease is normal; near 0 all answers are the same'],
   ['Length', /^length\/(mean|correct|wrong)$/, 'tokens per answer'],
   ['Truncated answers', /^length\/truncated_share$/, 'share that reached the length limit'],

@@ -10,7 +10,7 @@ const COLUMNS_OF_GROUPS = [
   ['step', 'step', (g) => g.head.step * 1e6 + g.head.group, 'training step and group'],
   ['correct', 'correct', share, 'correct answers: the difficulty for this policy'],
   ['spread', 'credit spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
-  ['flipped', 'flipped', (g) => g.head.flipped, 'tokens whose credit contradicts the outcome of their answer'],
+  ['flipped', 'flipped', (g) => g.head.flipped, 'tokens with credit of the wrong sign: rewarded in a wrong answer or penalised in a correct one'],
   ['sure', 'H ≈ 0', (g) => g.head.sure, 'share of tokens with an entropy below 0.01 nats'],
 ];
 

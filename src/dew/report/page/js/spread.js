@@ -371,7 +371,7 @@ function spreadOf(run, r) {
   const { periods } = credit;
   const overTraining = [
     ...SIDES.map((side) => decileMap(r, periods, side)),
-    periodBars(r, periods, 'flipped', 'Flipped tokens over training', 'share of tokens whose credit contradicts the outcome', isFlipped),
+    periodBars(r, periods, 'flipped', 'Flipped tokens over training', 'share of tokens with credit of the wrong sign', isFlipped),
     periodBars(r, periods, 'sure', 'Near-zero entropy over training', `share of tokens below ${SURE} nats`, (answer, t) => answer.entropy?.[t] < SURE),
   ].filter(Boolean);
   return [
