@@ -93,6 +93,8 @@ function forest(difference, reach) {
   );
 }
 
+const judged = ({ within_noise: noise, verdict, value }) => (noise ? verdict : value > 0 ? 'higher' : 'lower');
+
 function axisOf(row) {
   const known = [...row.before, ...row.after, ...row.low, ...row.high].filter((v) => v !== null);
   if (shares(row.name)) return [0, 1];
@@ -131,7 +133,7 @@ function rowCard(row) {
         difference && [
           h('b', {}, `${difference.value > 0 ? '+' : ''}${points(difference.value)}`),
           ` [${points(difference.low)}, ${points(difference.high)}] `,
-          h('span', { class: 'quiet' }, `${difference.score === 'area' ? 'area, ' : ''}${difference.verdict}`),
+          h('span', { class: 'quiet' }, difference.score === 'area' && row.name !== 'area' ? 'area, ' : '', judged(difference)),
         ],
       ),
     );
