@@ -264,7 +264,7 @@ const wordButton = (r, side, word, extra = () => true) =>
       class: 'word',
       onclick: () => {
         const test = inWord(word);
-        openTokens(`“${brief(word)}” in ${side} answers`, r, (answer, t, group) => isSide(side)(answer) && extra(group) && test(answer, t));
+        openTokens(`“${brief(word)}” in ${side} answers`, r, (answer, t, group) => isSide(side)(answer) && extra(group) && hasCredit(group) && test(answer, t));
       },
     },
     h('code', {}, brief(word)),
