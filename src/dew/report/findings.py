@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import nan
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -296,8 +297,8 @@ def _by_problem(first: tuple[Run, str], second: tuple[Run, str], score: str) -> 
     found = [_answers(run.folder, when) for run, when in (first, second)]
     if any(scores is None for scores in found):
         return None
-    a, b = ({json.dumps(p.prompt): p.scores.get(score) for p in scores.problems} for scores in found if scores)
-    if a.keys() != b.keys() or None in (*a.values(), *b.values()):
+    a, b = ({json.dumps(p.prompt): p.scores.get(score, nan) for p in scores.problems} for scores in found if scores)
+    if a.keys() != b.keys() or not np.isfinite([*a.values(), *b.values()]).all():
         return None
     return mean_interval([b[prompt] - a[prompt] for prompt in a], span=(-1.0, 1.0))
 

@@ -121,7 +121,7 @@ def _dew_run(folder: Path, share: int) -> Run:
 def read_comparison(folder: Path) -> list[Json]:
     """The differences in compare.json, flat; empty if there is none or it is damaged."""
     path = folder / "compare.json"
-    content = try_json(read_whole(path, MAX_FILE)) if path.exists() else None
+    content: Any = try_json(read_whole(path, MAX_FILE)) if path.exists() else None
     try:
         return [
             {"arm": str(d["algorithm"]), "baseline": str(d["baseline"]), "score": str(d["score"])}

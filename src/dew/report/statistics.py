@@ -81,9 +81,8 @@ def _tokens(groups: Sequence[GroupRecord]) -> tuple[np.ndarray, np.ndarray, np.n
             credits_.append(_trained(answer, None if no_signal else answer.advantage))
             sides.append(np.full(entropies[-1].size, answer.correct))
             aboves.append(np.full(entropies[-1].size, above))
-    columns = (np.concatenate(parts) for parts in (sides, entropies, credits_, aboves))
-    correct, entropy, credit, above = columns
-    return correct.astype(bool), entropy, credit, above
+    correct, entropy, credit, side = (np.concatenate(parts) for parts in (sides, entropies, credits_, aboves))
+    return correct.astype(bool), entropy, credit, side
 
 
 def statistics(groups: Sequence[GroupRecord]) -> Json:
