@@ -170,7 +170,8 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
             for name in _ends_of_pass(scores):
                 row = found.setdefault((str(entry.get("task")), name), _row(runs, name, ""))
                 row["task"], when = str(entry.get("task")), "before" if entry.get("when") == "before" else "after"
-                row["note"] = f"{entry.get('task')}: {entry.get('n_problems')} problems × {entry.get('k')} answers"
+                scored = f"{entry.get('n_problems')} problems × {entry.get('k')} answers"
+                row["note"] = f"{entry.get('task')}: {'mean accuracy over training' if name == 'area' else scored}"
                 score = scores[name] if isinstance(scores[name], dict) else {}
                 row[when][i] = _number(score.get("value"))
                 if when == "after":
@@ -313,16 +314,16 @@ def findings_of(
     groups: Sequence[Json],
     verdicts: Sequence[str] = (),
 ) -> list[Json]:
-    """The most important first: scores, alarms, and what the recorded tokens show. `verdicts` are those of a study.
+    """Verdicts (those of a study, if given), then scores, alarms and what the recorded tokens show, the bad first.
 
     `groups` holds one entry per run: {groups, flipped_groups, flipped, tokens, sure, threshold, weighted}.
     """
     _answers.cache_clear()
     said = [{"kind": "note", "text": verdict, "link": "#overview&chart=area"} for verdict in verdicts]
-    found = [*(said or _verdicts(rows)), *_score_changes(runs, arms, rows), *_alarms(runs), *_tokens(runs, groups)]
+    found = [*_score_changes(runs, arms, rows), *_alarms(runs), *_tokens(runs, groups)]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     order = {"bad": 0, "good": 1, "note": 2}
-    return sorted(found, key=lambda finding: order[finding["kind"]])
+    return [*(said or _verdicts(rows)), *sorted(found, key=lambda finding: order[finding["kind"]])]
 
 
 def _who(runs: Sequence[Run], i: int) -> str:
