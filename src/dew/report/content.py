@@ -10,7 +10,7 @@ import numpy as np
 from dew import __version__
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 from dew.report.arms import arms_of
-from dew.report.findings import findings_of, rows_of
+from dew.report.findings import findings_of, rows_of, seeds_verdict
 from dew.report.readers import Run, evenly
 from dew.report.statistics import SURE, statistics, summary
 
@@ -26,6 +26,7 @@ def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: S
     arms, settings = arms_of(runs)
     rows = rows_of(runs, arms, differences)
     summaries = [[summary(group) for group in run.groups] for run in runs]
+    verdicts = verdicts or ([seeds_verdict(differences)] if differences else [])
     findings = findings_of(runs, arms, rows, [_seen(groups) for groups in summaries], verdicts)
     points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     return {

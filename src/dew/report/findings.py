@@ -319,7 +319,7 @@ def findings_of(
     `groups` holds one entry per run: {groups, flipped_groups, flipped, tokens, sure, threshold, weighted}.
     """
     _answers.cache_clear()
-    said = [{"kind": "note", "text": verdict, "link": "#overview&chart=area"} for verdict in verdicts]
+    said = [{"kind": "note", "text": verdict, "link": rows[0]["link"] if rows else None} for verdict in verdicts]
     found = [*_score_changes(runs, arms, rows), *_alarms(runs), *_tokens(runs, groups)]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     order = {"bad": 0, "good": 1, "note": 2}

@@ -37,16 +37,19 @@ def summary(group: GroupRecord) -> Json:
     flipped  tokens with credit of the wrong sign: A < 0 in an answer whose reward is above the group's mean (with
              rewards of 0 and 1, a correct one), A > 0 in one below it
     sure     share of tokens with an entropy near zero
-    telling  spread · 4p(1 − p) · (1 − sure), p the share of correct answers: how much there is to see
+    telling  how much there is to see: (min + max/10 of the spreads of correct and of wrong answers) · 4p(1 − p) ·
+             (1 − sure), p the share of correct answers
     """
     _, entropy, credit, above = _tokens([group])
     right = sum(answer.correct for answer in group.answers)
-    spreads = []
+    spreads: dict[bool, list[float]] = {True: [], False: []}
     for answer in group.answers:
         size = np.abs(_trained(answer, answer.advantage))
         if size.size and np.isfinite(size).all() and size.sum() > 0:
-            spreads.append(float(size.std() / size.mean()))
-    spread = sum(spreads) / len(spreads) if spreads else 0.0
+            spreads[answer.correct].append(float(size.std() / size.mean()))
+    sides = [sum(found) / max(1, len(found)) for found in spreads.values()]
+    every = [*spreads[True], *spreads[False]]
+    spread = sum(every) / max(1, len(every))
     sure = float(np.mean(entropy < SURE)) if entropy.size else 0.0
     p = right / max(1, len(group.answers))
     return {
@@ -57,7 +60,7 @@ def summary(group: GroupRecord) -> Json:
         "spread": spread if spread > FLAT else 0.0,
         "flipped": int((credit * above < 0).sum()),
         "sure": sure,
-        "telling": spread * 4 * p * (1 - p) * (1 - sure) if spread > FLAT else 0.0,
+        "telling": (min(sides) + max(sides) / 10) * 4 * p * (1 - p) * (1 - sure) if spread > FLAT else 0.0,
     }
 
 
