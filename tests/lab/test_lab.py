@@ -17,7 +17,7 @@ from dew.lab import Settings, Study, differences, load_study, markdown, study
 from dew.lab import study as run_study
 from dew.lab import warm_start as warm
 from dew.lab.arms import parse_arms
-from dew.lab.policy import Adam, forward, new_policy, sample
+from dew.lab.policy import Adam, forward, new_policy, numerics, sample
 from dew.lab.summary import Difference, difference, holm
 from dew.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task
 from dew.lab.train import Replica, Stack
@@ -39,9 +39,9 @@ EASY = dataclasses.replace(get_task("countdown-3"), verdict=lambda answers, fact
 START = new_policy(32, 2, EASY.prompt_length + EASY.tokens, generator(0))
 
 
-def stack(arms, seeds=(0,), settings=TINY, rate=1e-3):
-    replicas = [Replica(arm, seed) for arm in parse_arms(arms, [rate], controls=False) for seed in seeds]
-    return Stack(EASY, START, replicas, settings, "cpu")
+def stack(arms, seeds=(0,), device="cpu"):
+    replicas = [Replica(arm, seed) for arm in parse_arms(arms, [1e-3], controls=False) for seed in seeds]
+    return Stack(EASY, START, replicas, TINY, device)
 
 
 def ids(text, width=None):
@@ -288,6 +288,19 @@ def test_every_registered_algorithm_trains():
     runs.generation(1)
     moved = (runs.parameters["0.up"] - START["0.up"]).detach().flatten(1).abs().amax(1)
     assert moved.isfinite().all() and (moved > 0).all()
+
+
+@pytest.mark.gpu
+def test_the_same_numbers_again_on_a_gpu():
+    def train():
+        with numerics():
+            runs = stack(list(algorithm_classes()), (0, 1), "cuda")
+            for g in range(3):
+                runs.generation(g)
+            return runs.parameters
+
+    first, second = train(), train()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 # ── arms ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -79,6 +79,8 @@ def test_verls_compute_advantage_equals_dews_credit(entry, name):
             outcome=torch.tensor(entry["input"]["reward"]),
             extra=torch.zeros(n),
             entropy=entropy[:n],
+            logp=c.logp[:n],
+            sum_sq=c.sum_sq[:n],
             guided=torch.zeros(n, dtype=torch.bool),
         ),
     ).advantages

@@ -1,4 +1,4 @@
-"""Many small transformers at once: every parameter has a leading replica axis R, so one batched product serves them all.
+"""Many small transformers at once: every parameter has a leading replica axis R, and one batched product serves all.
 
 Axes besides those of the library: R replicas, B answers of a replica, L prompt tokens, S = L + T positions.
 """

@@ -47,6 +47,8 @@ FILE = "study.json"
 MAX_FILE = 1 << 30
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
+STACK_SECONDS = 600.0
+"""Longer stacks are split, so that little is lost when a study is interrupted."""
 QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
 QUICK_TASK = "countdown-3"
 
@@ -91,7 +93,7 @@ def study(
     tasks: Sequence[str] = ("countdown-4",),
     seeds: int = 8,
     first_seed: int = 0,
-    learning_rates: Sequence[float] = (1e-4,),
+    learning_rates: Sequence[float] = (5e-5,),
     settings: Settings = Settings(),  # noqa: B008
     controls: bool = True,
     device: str = "auto",
@@ -238,7 +240,7 @@ def _train(
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
     say(
         f"{task.name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}. "
-        f"{len(todo)} of {total} runs to train, {min(size, len(todo))} at a time, about {min(size, len(todo)) * each / 1e9:.1f} GB."
+        f"{len(todo)} of {total} runs to train, {size} at a time, about {size * each / 1e9:.1f} GB."
     )
     seconds: float | None = None
     while todo:
@@ -246,10 +248,13 @@ def _train(
         try:
             if seconds is None:
                 seconds = _time(task, start, stack, settings, device) / len(stack)
+                size = max(1, min(size, int(STACK_SECONDS / seconds)))
                 say(f"About {_duration(seconds * len(todo))}. Ctrl-C stops; the same command resumes.")
+                continue
             began = time.perf_counter()
             yield stack, _train_stack(task, start, stack, settings, device, progress, total - len(todo), total, seconds)
             seconds = (time.perf_counter() - began) / len(stack)
+            todo = todo[len(stack) :]
         except torch.OutOfMemoryError:
             if len(stack) == 1:
                 remedy = "Lower --prompts, --group-size or --width, or raise --optimizer-steps."
@@ -259,8 +264,6 @@ def _train(
             size = math.ceil(len(stack) / 2)
             torch.cuda.empty_cache()
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
-            continue
-        todo = todo[size:]
 
 
 def _train_stack(
@@ -294,12 +297,12 @@ def _time(task: Task, start: WarmStart, stack: list[Replica], settings: Settings
 
 
 def memory(task: Task, settings: Settings) -> float:
-    """Bytes that one run needs at its peak: weights with Adam's state, and sampling or updating, whichever is larger."""
+    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating."""
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
     cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
     rows = math.ceil(settings.answers / settings.optimizer_steps)
-    update = rows * S * (16 * D * layers + 12 * D + 4 * VOCABULARY)
+    update = rows * S * (12 * D * layers + 8 * D + 4 * VOCABULARY)
     return 4.0 * (6 * weights + max(cache, update))
 
 

@@ -1,8 +1,8 @@
-"""Train a stack of runs: sample, judge, give credit, update. Credit and loss are the algorithm's own, as in the engines.
+"""Train a stack of runs: sample, judge, give credit, update. Credit and loss are the algorithm's own.
 
 Runs with the same seed get the same problems and the same random numbers, whatever their arm. A run's numbers do not
-depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number of
-replicas, or of rows that train, is another.
+depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number
+of replicas, or of rows that train, is another.
 """
 
 from collections.abc import Callable, Sequence
