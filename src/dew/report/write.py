@@ -80,7 +80,7 @@ def _dumps(x: Any) -> bytes:
 
 
 def _pack(x: Any) -> str:
-    return base64.b64encode(gzip.compress(_dumps(x), compresslevel=9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(_dumps(x), compresslevel=6, mtime=0)).decode("ascii")
 
 
 def _script() -> str:
