@@ -254,7 +254,11 @@ function groups(report) {
   const page = h('div', { class: 'groups' }, h('div', { class: 'group-side' }, picker(report), parts.group), parts.panel, parts.tip);
   watchTokens(parts);
   tell(null);
+  let listedFor = null;
   page.shown = () => {
+    const wanted = JSON.stringify([state.with, state.in, state.by, state.q]);
+    if (wanted === listedFor) return;
+    listedFor = wanted;
     parts.fillFilters();
     if (state.q && !view.hits) search(state.q);
     else groupList();

@@ -418,16 +418,18 @@ function spreadOf(run, r) {
 function spreadView({ runs }) {
   const page = h('div', { class: 'page wide' });
   page.shown = () => {
-    const with_ = runs.map((_, r) => r).filter((r) => runs[r].groups.length);
+    const recorded = runs.map((_, r) => r).filter((r) => runs[r].groups.length);
     const told = Number(state.shown) - 1;
-    const r = with_.includes(told) ? told : view.all.length ? mostTelling().r : 0;
-    const options = with_.map((k) => [String(k + 1), `${k + 1} ${visible(runs[k].name)}`]);
+    const r = recorded.includes(told) ? told : view.all.length ? mostTelling().r : 0;
+    if (page.dataset.run === String(r)) return;
+    page.dataset.run = r;
+    const options = recorded.map((k) => [String(k + 1), `${k + 1} ${visible(runs[k].name)}`]);
     page.replaceChildren(
       h(
         'div',
         { class: 'head' },
         h('h2', {}, runs.length > 1 && runMark(r), visible(runs[r].name)),
-        with_.length > 1 &&
+        recorded.length > 1 &&
           choice('Run', options, String(r + 1), (value) => {
             set({ shown: value });
             page.shown();
