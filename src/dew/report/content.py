@@ -110,8 +110,10 @@ def _group(group: GroupRecord, numbers: Json) -> Json:
 
 
 def _answer(answer: AnswerRecord) -> Json:
-    names = ("correct", "reward", "rewards", "extra", "truncated", "extracted", "verdict", "guided")
-    out: Json = {name: finite(getattr(answer, name)) for name in names if hasattr(answer, name)}
+    names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
+    out: Json = {name: finite(getattr(answer, name)) for name in names}
+    if rewards := getattr(answer, "rewards", None):
+        out["rewards"] = finite(dict(rewards))
     out["tokens"] = list(answer.tokens)
     if answer.live is not None and not all(answer.live):
         out["live"] = [int(alive) for alive in answer.live]

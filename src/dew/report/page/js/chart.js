@@ -3,6 +3,7 @@
 const WHOLE_STEPS = [0, 1, 2, 3, 4, 5, 6].flatMap((k) => [1, 2, 5].map((n) => n * 10 ** k));
 const MANY_LINES = 4;
 const HEIGHT = 210;
+const NEAR = 30; // pixels from the pointer to a line
 
 const last = (values) => {
   for (let i = values.length; i--; ) if (values[i] !== null) return values[i];
@@ -127,13 +128,13 @@ function chart(runs, title, names, note, log) {
       ticks: { show: false },
       font: '12px system-ui, sans-serif',
     };
-    let near = 0; // the line nearest to the pointer
+    let near = null; // the line nearest to the pointer
     const metrics = found.length > MANY_LINES && names.length > 1 ? names : [];
     const key = metrics.map((name, d) =>
       h('span', { class: 'plot-key' }, lineMark({ colour: '--quiet', dash: DASHES[d % DASHES.length] }), visible(name.split('/').pop())),
     );
     const show = (at) => {
-      const chosen = found.length <= MANY_LINES ? found : found.filter((line) => line.index === near);
+      const chosen = found.length <= MANY_LINES ? found : found.filter((line) => line === near);
       values.replaceChildren(
         h('span', { class: 'quiet' }, at === null ? 'last' : `step ${whole(steps[at])}`),
         ...(chosen.length || !found.length ? [] : [...key, h('span', { class: 'quiet' }, `${found.length} lines: point at one`)]),
@@ -151,6 +152,18 @@ function chart(runs, title, names, note, log) {
         }),
       );
     };
+    const point = (u) => {
+      const at = u.cursor.idx ?? null;
+      const away = (line) => {
+        const i = nearest(line.values, at);
+        return i === null ? Infinity : Math.abs(u.valToPos(line.values[i], 'y') - u.cursor.top);
+      };
+      const before = near;
+      near = at === null ? null : found.reduce((best, line) => (!best || away(line) < away(best) ? line : best), null);
+      if (near && away(near) > NEAR) near = null;
+      if (near !== before && found.length > 1) u.setSeries(near ? near.index : null, { focus: true });
+      show(at);
+    };
     chartState.plot = new uPlot(
       {
         width: Math.max(260, box.clientWidth || 420),
@@ -159,7 +172,7 @@ function chart(runs, title, names, note, log) {
         series,
         bands,
         focus: { alpha: 0.3 },
-        cursor: { sync: { key: 'dew' }, focus: { prox: 30 }, drag: { x: true, y: false }, points: { size: 7 } },
+        cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: { size: 7 } },
         scales: {
           x: { time: false },
           y: chartState.log ? { distr: 3 } : names.every((n) => shares(n) && !n.startsWith('clip/')) ? { range: [0, 1] } : {},
@@ -168,16 +181,7 @@ function chart(runs, title, names, note, log) {
           { ...axis, size: 30, incrs: WHOLE_STEPS },
           { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
         ],
-        hooks: {
-          setCursor: [(u) => show(u.cursor.idx ?? null)],
-          setSeries: [
-            (u, i) => {
-              near = i;
-              show(u.cursor.idx ?? null);
-            },
-          ],
-          draw: [(u) => marks(u, runs)],
-        },
+        hooks: { setCursor: [point], draw: [(u) => marks(u, runs)] },
       },
       data,
       box,

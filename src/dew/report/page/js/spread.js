@@ -177,7 +177,8 @@ const inPeriod = ({ from, to }) => (group) => group.step >= from && group.step <
 function decileMap(r, periods, name) {
   const some = periods.filter((p) => p.deciles[name]);
   if (some.length < 2) return null;
-  const top = Math.max(0.2, ...some.flatMap((p) => p.deciles[name]));
+  const values = some.flatMap((p) => p.deciles[name]);
+  const [low, top] = [Math.min(0.08, ...values), Math.max(0.12, ...values)];
   const [wide, high] = [(WIDE - 70) / periods.length, (HIGH - 34) / 10];
   const cells = periods.flatMap((p, k) =>
     (p.deciles[name] || []).map((v, d) =>
@@ -189,7 +190,7 @@ function decileMap(r, periods, name) {
           width: wide,
           height: high,
           class: `cell ${name}`,
-          '--deep': `${Math.min(100, 5 + (95 * v) / top)}%`,
+          '--deep': `${5 + (95 * (v - low)) / (top - low)}%`,
         },
         `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`,
         () =>
@@ -214,7 +215,7 @@ function decileMap(r, periods, name) {
     ['from_step', 'to_step', 'tenth', 'share_of_credit'],
     ...some.flatMap((p) => p.deciles[name].map((v, d) => [p.from, p.to, d + 1, v])),
   ];
-  return figure(`Credit by entropy over training, ${name}`, `deepest: ${percent(top)}; each tenth has 10 % with GRPO`, svg, rows);
+  return figure(`Credit by entropy over training, ${name}`, `from ${percent(low)} to ${percent(top)}, deepest; each tenth has 10 % with GRPO`, svg, rows);
 }
 
 /** A share per period as bars. */
