@@ -61,6 +61,10 @@ class GRPO(Algorithm):
             found.append(f"{what} make 0. Leave overlong out.")
         return found
 
+    @property
+    def uses_threshold(self) -> bool:
+        return super().uses_threshold or self.credit == "w_reinforce"
+
     def advantages(self, rollouts: Rollouts) -> Tensor:
         extra, present = self.extra(rollouts), rollouts.present
         reward = rollouts.reward + extra
