@@ -632,6 +632,14 @@ def test_credit_over_training_by_step() -> None:
     assert (second["from"], second["flipped"], second["deciles"]) == (9, 0.5, {})
 
 
+def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
+    odd = [1e-320, -1e300, 0.0, float("nan"), 0.123456]
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "", [answer(True, "abcde", entropy=odd, advantage=odd)])])
+    RunFolder(tmp_path).write_run({"algorithm": ["no", "name"], "seed": {"a": 1}, "model": 3})
+    (found,) = report_of(build([tmp_path]))["runs"][0]["groups"][0]["answers"]
+    assert found["advantage"] == [pytest.approx(1e-320), pytest.approx(-1e300), 0.0, None, 0.1235]
+
+
 # ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
 from dew.records import Json
+from dew.report.arms import settings_of
 from dew.report.content import content_of
 from dew.report.readers import STUDY, read_comparison, read_records_file, read_run, read_study, run_folders
 from dew.report.write import write_report
@@ -45,7 +46,7 @@ def read_content(folders: Sequence[Path], *, tokenizer: str | None = None) -> Js
     compared = read_comparison(folders[0]) if len(folders) == 1 and len(runs) > 1 else []
     if compared:
         baseline = compared[0]["baseline"]
-        runs.sort(key=lambda run: (run.facts.get("algorithm") or {}).get("name") != baseline)
+        runs.sort(key=lambda run: settings_of(run)[0].get("algorithm") != baseline)
     return content_of(runs, differences=compared)
 
 

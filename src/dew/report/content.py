@@ -128,8 +128,10 @@ def _short(values: Sequence[float], digits: int) -> list[float | None] | float |
     """Rounded to `digits` significant digits; a single number if all are equal, as in GRPO."""
     x = np.asarray(values, float)
     good = np.isfinite(x) & (x != 0)
-    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(x, where=good, out=np.ones_like(x)))))
-    short = np.where(good, np.round(x * scale) / scale, x)
+    with np.errstate(all="ignore"):  # denormal numbers have no such scale
+        scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(x, where=good, out=np.ones_like(x)))))
+        rounded = np.round(x * scale) / scale
+    short = np.where(good & np.isfinite(rounded), rounded, x)
     if len(short) > 1 and (short == short[0]).all():
         return float(short[0])
     return short.tolist() if np.isfinite(x).all() else [v if math.isfinite(v) else None for v in short.tolist()]
