@@ -656,6 +656,8 @@ def test_server_answers_only_with_its_token(run: Path) -> None:
         with urlopen(f"{address}data") as answer:
             lines = answer.read().decode().split("\n")
         assert len(lines) == 1 + len(list(RunFolder(run).records()))
+        with pytest.raises(ConfigError, match="cannot be used"):
+            make_server([run], server.server_address[1])
         root = address.rsplit("/", 2)[0]
         for path in ("", "/", "/x/", f"/{'a' * 32}/data", f"{address.removeprefix(root)}run.json", "/../run.json"):
             with pytest.raises(HTTPError) as error:

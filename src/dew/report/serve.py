@@ -15,7 +15,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from dew.errors import DewError
+from dew.errors import ConfigError, DewError, Problem
 from dew.records import Json
 from dew.report import read_content
 from dew.report.readers import run_folders
@@ -101,6 +101,10 @@ def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPSe
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: the terminal belongs to the user, and addresses contain the token."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        what = f"port: {port} cannot be used ({error.strerror})."
+        raise ConfigError(Problem(what, remedy="Choose another port, or leave --port out.")) from None
     server.daemon_threads = True
     return server, f"http://127.0.0.1:{server.server_address[1]}/{token}/"
