@@ -162,6 +162,7 @@ async function draw() {
 
 /** `dew view` serves this page: ask whether the runs have changed, and draw what is new in place. */
 async function refresh() {
+  if (document.activeElement?.matches('input, select') || document.querySelector('dialog[open]')) return; // in use
   try {
     const answer = await fetch('stamp', { cache: 'no-store' });
     const { stamp } = await answer.json();
