@@ -9,6 +9,7 @@ A rule fires once when its condition starts, and can fire again after the condit
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,9 @@ class History:
             values[step] = float(value)
             for surplus in list(values)[FIRST:-NEWEST] if len(values) > FIRST + 2 * NEWEST else []:
                 del values[surplus]
+
+    def names(self) -> list[str]:
+        return list(self._values)
 
     def series(self, name: str) -> Series:
         return list(self._values.get(name, {}).values())
@@ -88,6 +92,13 @@ def _one_token_takes_all(history: History) -> Crossed:
     return (share[0], threshold) if share and share[0] > threshold else None
 
 
+def _pass_falls(history: History) -> Crossed:
+    """The pass@k with the largest k on held-out problems, more than ten points below its first value."""
+    found = {int(m[1]): name for name in history.names() if (m := re.fullmatch(r"eval/pass@(\d{1,6})", name))}
+    series = history.series(found[max(found)]) if found and max(found) > 1 else []
+    return (series[-1], series[0]) if series and series[-1] < series[0] - 0.1 else None
+
+
 def _clipped(history: History) -> Crossed:
     share = sum(history.last("clip/low") + history.last("clip/high"))
     return (share, 0.3) if share > 0.3 else None
@@ -126,6 +137,9 @@ RULES = (
     Rule("off_policy", partial(_above, "ratio/abs_log", 0.1),
          "The trained policy has moved away from the sampling policy: mean |log ratio| is {value:.3g}.",
          "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
+    Rule("pass_falls", _pass_falls,
+         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is surer of fewer ways to answer.",
+         "Lower the learning rate, raise clip_high, or stop earlier; compare pass@1, which may still rise."),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.",
          "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),

@@ -222,6 +222,11 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def read_records(path: Path) -> list[GroupRecord]:
     """All groups of one .jsonl or .jsonl.gz file, in order."""
+    return sample_records(path)[0]
+
+
+def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord], int]:
+    """Evenly spaced groups of a file, about `size` bytes of JSON in total, and how many groups it has."""
     path = Path(path)
     groups: list[GroupRecord] = []
     number = 0
@@ -231,9 +236,10 @@ def read_records(path: Path) -> list[GroupRecord]:
         with path.open("rb") as probe:
             compressed = probe.read(2) == b"\x1f\x8b"
         with cast(IO[bytes], gzip.open(path) if compressed else path.open("rb")) as file:
-            for number, line in enumerate(_lines(file)):
-                if line.strip():
-                    groups.append(_group_from_json(json.loads(line), number))
+            lines = [(number, line) for number, line in enumerate(_lines(file)) if line.strip()]
+        every = math.ceil(max(1.0, sum(len(line) for _, line in lines) / max(1.0, size)))
+        for number, line in lines[::every]:
+            groups.append(_group_from_json(json.loads(line), number))
     except RecordError as error:
         raise RecordError([replace(p, what=f"{path}: {p.what}") for p in error.problems]) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -247,7 +253,7 @@ def read_records(path: Path) -> list[GroupRecord]:
         raise RecordError(Problem(what, remedy="docs/records.md documents the format.")) from None
     if not groups:
         raise RecordError(f"{path}: no groups. The run stopped before recording one, or recording was off.")
-    return groups
+    return groups, len(lines)
 
 
 class RunFolder:

@@ -61,7 +61,7 @@ def test_help_needs_neither_torch_nor_an_engine():
 
 
 COMMANDS = [
-    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "lab", "report", "explain",
+    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "lab", "report", "view", "explain",
     "doctor",
 ]  # fmt: skip
 

@@ -40,21 +40,21 @@ HALF = scores_of([[RIGHT, WRONG]] * 40)
 
 def test_both_improved_and_nobody_is_ahead():
     *lines, blank, verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": HALF})
-    assert lines[0].startswith("GRPO: pass@1 changed by +0.500") and "noise" not in lines[0]
-    assert not blank and "+0.000" in verdict and "does not show which of the two is better" in verdict
+    assert lines[0].startswith("grpo: pass@1 rose by 50.0 points") and "noise" not in lines[0]
+    assert not blank and "+0.0 points (" in verdict and "do not show which of the two is better" in verdict
 
 
 def test_one_run_ahead_is_not_called_better():
     verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": ALL})[-1]
-    assert "GTPO is ahead here" in verdict and "another seed may reverse it" in verdict
-    assert "GRPO is ahead here" in demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": ALL, "gtpo": HALF})[-1]
+    assert "gtpo is ahead here" in verdict and "another seed may reverse it" in verdict
+    assert "grpo is ahead here" in demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": ALL, "gtpo": HALF})[-1]
 
 
 def test_a_falling_pass_at_k_is_reported():
     varied = scores_of([[RIGHT, WRONG]] * 40)
     narrow = scores_of([[RIGHT, RIGHT]] * 20 + [[WRONG, WRONG]] * 20)
     lines = demo.findings({"grpo": varied, "gtpo": varied}, {"grpo": narrow, "gtpo": varied})
-    assert "pass@2 changed by -0.500" in lines[1] and "fewer ways" in lines[1]
+    assert "pass@2 fell by 50.0 points" in lines[1] and "fewer ways" in lines[1]
     assert "within noise" in lines[3] and "fewer ways" not in lines[3]
 
 

@@ -3,9 +3,13 @@
 Needs `apt-get install chromium` (or CHROMIUM=/path/to/one) and `pip install playwright`; skipped without them.
 """
 
+import csv
+import io
 import itertools
+import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from dew.credit import (
-    grpo_advantages,
-    grpo_s_advantages,
-    grpo_s_rewards,
-    gtpo_advantages,
-    gtpo_rewards,
-)
+from dew import Rollouts, get_algorithm
 from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
 from dew.report import build, build_from_records
-from make_run import make_run
+from dew.report.serve import make_server
+from make_run import make_run, make_study
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the report's page")
@@ -105,12 +104,13 @@ def at(group: GroupRecord) -> str:
 LENGTHS = (5, 3, 7, 1, 4)
 CORRECT = (True, False, True, False, False)
 SETTINGS = [
-    {"alpha1": one, "alpha2": two, "compare": compare, "average": average, "pool": pool, "entropy_clip": clip}
-    for (one, two), compare, average, pool, clip in itertools.product(
-        [(1.0, 0.1), (0.9, 0.5)],
+    dict(zip(("compare", "average", "pool", "spread", "entropy_clip"), chosen, strict=True))
+    | {"alpha1": 0.9, "alpha2": 0.5}
+    for chosen in itertools.product(
         ["column", "row", "matrix"],
         ["arithmetic", "geometric"],
-        ["group", "joint", "sign"],
+        ["group", "joint", "sign", "outcome"],
+        ["both", "correct", "wrong"],
         [None, [0.2, 1.5]],
     )
 ]
@@ -142,21 +142,21 @@ def test_page_computes_the_credit_of_dew(report: Path, opened: Any) -> None:
     group, entropy, mask, extra, correct = ragged(0)
     code = "([group, all]) => all.map((s) => ['GRPO', 'GRPO-S', 'GTPO'].map((m) => dew.advantages(group, m, s)))"
     found = opened(report).tab.evaluate(code, [group, SETTINGS])
+    rollouts = Rollouts(reward=correct.double()[None], mask=mask[None], entropy=entropy[None], extra=extra[None])
     for settings, (grpo, grpo_s, gtpo) in zip(SETTINGS, found, strict=True):
-        weights = {"average": settings["average"], "entropy_clip": settings["entropy_clip"], "extra": extra}
-        one, two, pool = settings["alpha1"], settings["alpha2"], settings["pool"]
-        r = gtpo_rewards(correct, entropy, mask, alpha1=one, alpha2=two, compare=settings["compare"], **weights)
-        s = grpo_s_rewards(correct, entropy, mask, beta1=one, beta2=two, **weights)
-        expected = {
-            "GTPO": gtpo_advantages(r, mask, pool=pool, correct=correct),
-            "GRPO-S": grpo_s_advantages(s, pool=pool, correct=correct)[:, None].expand_as(entropy),
-            "GRPO": grpo_advantages(correct + extra)[:, None].expand_as(entropy),
+        shared = {name: settings[name] for name in ("average", "pool", "spread", "entropy_clip")}
+        one, two = settings["alpha1"], settings["alpha2"]
+        algorithms = {
+            "GTPO": get_algorithm("gtpo", alpha1=one, alpha2=two, compare=settings["compare"], **shared),
+            "GRPO-S": get_algorithm("grpo_s", beta1=one, beta2=two, **shared),
+            "GRPO": get_algorithm("grpo"),
         }
+        expected = {name: algorithm.advantages(rollouts)[0] for name, algorithm in algorithms.items()}
         for name, table in {"GTPO": gtpo, "GRPO-S": grpo_s, "GRPO": grpo}.items():
             for i, n in enumerate(LENGTHS):
                 assert [v is None for v in table[i]] == (~mask[i, :n]).tolist()
                 live = [v for v in table[i] if v is not None]
-                assert live == pytest.approx(expected[name][i, :n][mask[i, :n]].tolist(), rel=1e-7, abs=1e-9), settings
+                assert live == pytest.approx(expected[name][i, :n][mask[i, :n]].tolist(), rel=1e-5, abs=1e-6), settings
 
 
 def test_group_of_one_outcome_gets_zero(report: Path, opened: Any) -> None:
@@ -299,7 +299,7 @@ def test_address_keyboard_and_search(report: Path, run: Path, opened: Any) -> No
             "(text) => document.querySelector('.group-title h2')?.textContent === text", arg=expected
         )
         assert page.tab.url.endswith(at(groups[n]))
-    assert page.tab.locator('.group-link[aria-current="true"]').count() == 1
+    assert page.tab.locator('tr[aria-current="true"] .group-link').count() == 1
     words = groups[8].answers[2].text[-12:-2]
     page.tab.keyboard.press("/")
     page.tab.keyboard.type(words)
@@ -327,13 +327,15 @@ def test_views_open_by_tab_and_address(report: Path, opened: Any) -> None:
     for name in ("curves", "groups", "credit", "overview"):
         page.tab.click(f"#tab-{name}")
         page.tab.wait_for_selector(f"#view-{name}:not([hidden])")
-        assert page.tab.url.endswith(f"#{name}") and page.tab.locator("main > section:not([hidden])").count() == 1
+        assert page.tab.locator("main > section:not([hidden])").count() == 1
+        if name != "groups":  # there the address names the open group
+            assert page.tab.url.endswith(f"#{name}")
     assert opened(report, "#credit").tab.locator("#view-credit").is_visible()
 
 
 def test_overview_shows_scores_alarms_and_settings(report: Path, opened: Any) -> None:
     text = opened(report).tab.inner_text("#view-overview")
-    for part in ("synthetic-gtpo-seed0", "71.0 % [66.0 %, 76.0 %]", "Remedy: Raise max_completion_length", "gtpo"):
+    for part in ("synthetic-gtpo-seed0", "71.0 % [66.0, 76.0]", "Remedy: Raise max_completion_length", "gtpo"):
         assert part in text
 
 
@@ -364,17 +366,25 @@ def two(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_runs_overlay_in_two_colours(two: Path, opened: Any) -> None:
-    page = opened(two, "#curves")
+    page = opened(two, "#curves&seeds=each")
     page.tab.wait_for_selector(".chart canvas")
     assert has_colour(page, 0, "--run-0") and has_colour(page, 0, "--run-1")
+    names = [f"synthetic-gtpo-seed{seed}" for seed in (0, 3)]
     lines = page.texts(".chart >> nth=0 >> .plot-line")
-    assert [line.split(" · ")[0].strip() for line in lines] == ["1", "1", "2", "2"]
+    assert [line.split(" · ")[0].strip() for line in lines] == [names[0]] * 2 + [names[1]] * 2
+    page.tab.click(f".chip:has-text('{names[1]}')")
+    lines = page.texts(".chart >> nth=0 >> .plot-line")
+    assert len(lines) == 2 and not any(names[1] in line for line in lines) and page.tab.url.endswith("hide=1")
+    assert not has_colour(page, 0, "--run-1")
 
 
 def test_seeds_as_mean_and_band(two: Path, opened: Any) -> None:
+    """Runs that differ only in their seed are averaged; the last common step is 90."""
     page = opened(two, "#curves")
-    page.tab.select_option("label:has-text('Seeds') select", "merge")
-    assert page.texts(".chart >> nth=0 >> .plot-line")[0].strip().startswith("1, 2 · reward")
+    assert page.tab.input_value("label:has-text('Seeds') select") == "mean"
+    assert len(page.texts(".chip")) == 0  # a single arm
+    lines = page.texts(".chart >> nth=0 >> .plot-line")
+    assert len(lines) == 2 and lines[0].strip().startswith("gtpo · accuracy")
 
 
 def test_hovering_a_curve_shows_the_logged_number(report: Path, run: Path, opened: Any) -> None:
@@ -384,7 +394,7 @@ def test_hovering_a_curve_shows_the_logged_number(report: Path, run: Path, opene
     step = int(page.texts(".chart >> nth=0 >> .plot-lines > .quiet")[0].removeprefix("step "))
     logged = next(m for m in RunFolder(run).metrics() if m["step"] == step)
     shown = float(page.texts(".chart >> nth=0 >> .plot-line b")[0])
-    assert shown == pytest.approx(logged["reward"], rel=1e-3)
+    assert shown == pytest.approx(logged["accuracy"], rel=1e-3)
     assert page.texts(".chart >> nth=3 >> .plot-lines > .quiet") == [f"step {step}"]  # charts move together
 
 
@@ -576,6 +586,357 @@ def test_run_that_has_just_started(tmp_path: Path, opened: Any) -> None:
     for name in ("curves", "groups", "credit", "overview"):
         page.tab.click(f"#tab-{name}")
         assert page.tab.inner_text(f"#view-{name}").strip()
+
+
+# ── findings, arms and studies ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms with two seeds each, the same prompts in both arms."""
+    folder = tmp_path_factory.mktemp("arms")
+    for algorithm, seed in itertools.product(("grpo", "gtpo"), (0, 1)):
+        make_run(folder / f"{algorithm}-{seed}", steps=40, groups=8, size=4, seed=seed, algorithm=algorithm)
+    return build([folder])
+
+
+def test_results_show_every_arm_on_one_axis(compared: Path, opened: Any) -> None:
+    page = opened(compared)
+    row = '.row[data-metric="entropy"]'
+    assert page.tab.locator(f"{row} .row-line").evaluate_all("(ls) => ls.map((l) => l.dataset.arm)") == ["grpo", "gtpo"]
+    after = []
+    for algorithm in ("grpo", "gtpo"):
+        values = [
+            [m["entropy"] for m in RunFolder(compared.parent / f"{algorithm}-{seed}").metrics()][-4:] for seed in (0, 1)
+        ]
+        after.append(sum(map(sum, values)) / 8)  # the last tenth of 40 steps, over two seeds
+    assert [float(text) for text in page.texts(f"{row} .row-values b")] == pytest.approx(after, rel=1e-3)
+    assert "too few seeds (2 of at least 5)" in page.texts(f"{row} .row-difference")[1]
+    table = page.tab.inner_text("section:has(> h2:text-is('Settings that differ'))")
+    assert "algorithm" in table and "steps" not in table  # only what differs
+    page.tab.click(f"{row} h3 a")
+    assert (
+        page.tab.locator("#view-curves").is_visible() and "entropy" in page.tab.locator(".wanted").inner_text().lower()
+    )
+
+
+def test_runs_have_other_hues_than_credit(report: Path, opened: Any) -> None:
+    import colorsys
+
+    for scheme in ("light", "dark"):
+        page = opened(report, color_scheme=scheme)
+        read = "(n) => getComputedStyle(document.documentElement).getPropertyValue(n).trim()"
+
+        def hls(name: str, page: Any = page, read: str = read) -> tuple[float, float, float]:
+            text = page.tab.evaluate(read, name)
+            return colorsys.rgb_to_hls(*(int(text[k : k + 2], 16) / 255 for k in (1, 3, 5)))
+
+        taken = [hls(name)[0] for name in ("--plus", "--less", "--right", "--wrong")]
+        for r in range(8):
+            hue, _, saturation = hls(f"--run-{r}")
+            away = min(min(abs(hue - other), 1 - abs(hue - other)) for other in taken)
+            assert saturation < 0.12 or away > 18 / 360, (scheme, r)
+
+
+def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -> None:
+    study = make_study(tmp_path / "study", arms=3, seeds=6, generations=20)
+    page = opened(build([study]))
+    assert "Verdict of a made-up study" in page.tab.inner_text(".findings")
+    assert page.tab.locator('.row[data-metric="area"] .forest').count() == 2  # both arms against the baseline
+    runs = json.loads((study / "study.json").read_text())["runs"]
+    area = {(run["arm"], run["seed"]): run["scores"]["area"] for run in runs}
+    gaps = [area["synthetic(2)", seed] - area["baseline", seed] for seed in range(6)]
+    shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
+    assert float(shown.replace("−", "-")) == pytest.approx(sum(gaps) / 6, rel=2e-3)
+    page.tab.click("#tab-curves")
+    assert [text.split(" ×")[0] for text in page.texts(".chip")] == ["baseline", "synthetic(1)", "synthetic(2)"]
+    assert page.tab.input_value("label:has-text('Seeds') select") == "mean"
+    page.tab.click("#tab-groups")
+    assert "no groups" in page.tab.inner_text("#view-groups")
+
+
+# ── the table of groups, and what it opens ──────────────────────────────────────────────────────────────────
+
+CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three groups: uniform credit; flipped tokens, repeated answers and chat markup; the same prompt again."""
+
+    def right(advantage: list[float], entropy: list[float] | None = None) -> AnswerRecord:
+        entropy = entropy or [0.5, 0.001, 0.9]
+        return AnswerRecord(["so", " four", "<|im_end|>"], True, 1.0, entropy=entropy, advantage=advantage)
+
+    def wrong(advantage: list[float]) -> AnswerRecord:
+        return AnswerRecord([" maybe", " five"], False, 0.0, entropy=[0.7, 0.002], advantage=advantage)
+
+    folder = tmp_path_factory.mktemp("odd") / "run"
+    RunFolder(folder).write_run({"name": "odd", "algorithm": {"name": "gtpo", "settings": {}}})
+    plain = [right([1.0] * 3), wrong([-1.0] * 2)]
+    flipped = [right([1.0, -0.5, 2.0])] * 3 + [wrong([0.3, -1.0])]
+    again = [right([1.0, 0.9, 1.1]), wrong([-1.0, -1.2])]
+    groups = [GroupRecord(1, 0, "plain", plain), GroupRecord(1, 1, CHAT, flipped, algorithm="gtpo")]
+    write_records(folder, 1, groups)
+    write_records(folder, 2, [GroupRecord(2, 0, CHAT, again)])
+    return build([folder])
+
+
+def test_flipped_tokens_are_found_marked_and_counted(odd: Path, opened: Any) -> None:
+    """Three answers with one token each, and one with one: four flipped tokens in one of three groups."""
+    page = opened(odd)
+    assert "1 of 3 recorded groups have credit of the wrong sign" in page.tab.inner_text(".findings")
+    assert "4 tokens" in page.tab.inner_text(".finding.bad")
+    page.tab.click(".finding.bad a")
+    page.tab.wait_for_selector(".answer")
+    assert page.tab.inner_text(".group-title h2") == "Step 1, group 1"
+    assert page.tab.locator(".group-link").count() == 1 and "with=flipped" in page.tab.url
+    flips = page.tab.locator(".answer .t.flip").evaluate_all("(ts) => ts.map((t) => t.textContent)")
+    assert flips == [" four", " maybe"]
+    assert "4 flipped tokens" in page.tab.inner_text(".group-title .facets")
+
+
+def test_groups_open_at_the_most_telling_and_sort(odd: Path, opened: Any) -> None:
+    page = opened(odd, "#groups")
+    page.tab.wait_for_selector(".answer")
+    assert page.tab.inner_text(".group-title h2") == "Step 1, group 1"  # the largest spread of credit
+    page.tab.click('[data-by="step"]')
+    assert page.texts(".group-link") == ["2 · 0", "1 · 1", "1 · 0"]
+    page.tab.click('[data-by="step"]')
+    assert page.texts(".group-link") == ["1 · 0", "1 · 1", "2 · 0"]
+    assert page.tab.get_attribute("th:has([data-by=step])", "aria-sort") == "ascending" and "by=-step" in page.tab.url
+    page.tab.locator("tr:has-text('2 · 0') td").last.click()
+    page.tab.wait_for_function("document.querySelector('.group-title h2').textContent === 'Step 2, group 0'")
+
+
+def test_identical_answers_and_markup_are_folded(odd: Path, opened: Any) -> None:
+    page = opened(odd, "#step=1&group=1")
+    page.tab.wait_for_selector(".answer")
+    assert page.tab.locator(".answer").count() == 2 and page.texts(".times") == ["× 3"]
+    page.tab.select_option("label:has-text('Identical answers') select", "no")
+    assert page.tab.locator(".answer").count() == 4
+    prompt = page.tab.inner_text(".prompt")
+    assert prompt.splitlines()[0].startswith("system (9 characters)") and "What is 2+2?" in prompt
+    assert "<|im_start|>" not in prompt and CHAT.strip() in page.tab.locator(".prompt .raw").text_content()
+    assert page.tab.locator(".t.markup").count() == 3
+
+
+def test_same_prompt_side_by_side(odd: Path, opened: Any) -> None:
+    page = opened(odd, "#step=1&group=1")
+    page.tab.click("[data-mode=same]")
+    page.tab.wait_for_selector(".same-column")
+    assert page.texts(".same-column h3") == ["step 1, group 1", "step 2, group 0"]
+    assert opened(odd, "#step=1&group=0").tab.locator("[data-mode=same]").count() == 0
+
+
+def test_sure_columns_are_hatched(odd: Path, opened: Any) -> None:
+    page = opened(odd, "#step=1&group=1&mode=columns")
+    page.tab.wait_for_selector(".grid")
+    assert page.texts(".grid thead th.sure") == ["2"]
+    image = page.tab.locator(".grid td.sure").first.evaluate("(td) => getComputedStyle(td).backgroundImage")
+    assert image.startswith("repeating-linear-gradient")
+
+
+def test_search_is_highlighted(odd: Path, opened: Any) -> None:
+    page = opened(odd, "#step=1&group=1&q=o%20fo")
+    page.tab.wait_for_selector(".t.hit")
+    assert page.tab.locator(".answer[data-i='0'] .t.hit").evaluate_all("(ts) => ts.map((t) => t.textContent)") == [
+        "so",
+        " four",
+    ]
+    page.tab.fill("#search", "2+2")
+    page.tab.wait_for_selector(".prompt mark")
+    assert page.texts(".prompt mark") == ["2+2"] and page.tab.url.endswith("q=2%2B2")
+
+
+def test_colour_is_proportional_unless_contrast_is_asked(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed))
+    page.tab.wait_for_selector(".answer")
+    i = next(i for i, a in enumerate(mixed.answers) if a.correct)
+    read = "(ts) => ts.map((t) => parseFloat(t.style.getPropertyValue('--deep')))"
+    depth = page.tab.locator(f'.answer[data-i="{i}"] .t').evaluate_all(read)
+    credit = mixed.answers[i].advantage or []
+    inside = [t for t in range(len(credit)) if depth[t] < 100]
+    ratios = [(depth[t] - 12) / credit[t] for t in inside]
+    assert max(ratios) == pytest.approx(min(ratios), rel=0.01)
+    page.tab.select_option("label:has-text('Colour') select", "contrast")
+    assert page.tab.locator(f'.answer[data-i="{i}"] .t').evaluate_all(read) != depth
+
+
+# ── credit over training ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_mark_opens_its_tokens(report: Path, run: Path, opened: Any) -> None:
+    page = opened(report, "#credit")
+    answers = [a for g in RunFolder(run).records() for a in g.answers if any(any(b.advantage or ()) for b in g.answers)]
+    right = sum(len(a.tokens) for a in answers if a.correct)
+    page.tab.locator(".bar-right").first.click()
+    page.tab.wait_for_selector(".token-table tbody tr")
+    assert page.texts("#tokens p.quiet")[0].startswith(f"{-(-right // 10):,} tokens")  # the first tenth
+    page.tab.click("#tokens .close")
+    word = page.texts(".words.right tbody th")[0]
+    uses = page.texts(".words.right tbody td")[0]
+    page.tab.locator(".words.right .word").first.click()
+    page.tab.wait_for_selector(".token-table tbody tr")
+    assert page.texts("#tokens p.quiet")[0].startswith(f"{uses} token"), word
+    page.tab.locator(".token-table a").first.click()
+    page.tab.wait_for_selector(".pinned")
+    assert page.tab.locator("#tokens").is_hidden() and "token=" in page.tab.url
+    pinned = page.tab.locator(".pinned").first.text_content().strip()
+    assert word.strip("·").startswith(pinned)
+
+
+def test_credit_over_training_has_a_column_per_recorded_step(report: Path, run: Path, opened: Any) -> None:
+    page = opened(report, "#credit")
+    steps = sorted({g.step for g in RunFolder(run).records()})
+    assert page.tab.locator(".bar-flipped").count() == len(steps)
+    titles = page.tab.locator(".bar-sure title").evaluate_all("(ts) => ts.map((t) => t.textContent)")
+    sure = [a for g in RunFolder(run).records() if g.step == steps[0] for a in g.answers]
+    H = [x for a in sure for x in a.entropy or ()]
+    assert titles[0] == f"step {steps[0]}: {100 * sum(x < 0.01 for x in H) / len(H):.2f} %"
+
+
+# ── address, downloads, keyboard ────────────────────────────────────────────────────────────────────────────
+
+
+def test_address_restores_the_view_the_filter_and_the_token(odd: Path, opened: Any) -> None:
+    page = opened(odd, "#groups")
+    page.tab.select_option("label:has-text('With') select", "mixed")
+    page.tab.click("[data-mode=columns]")
+    page.tab.keyboard.press("2")
+    page.tab.locator('tr[data-i="3"] .t[data-t="1"]').click()
+    page.settle()
+    again = opened(odd, page.tab.url[page.tab.url.index("#") :])
+    again.tab.wait_for_selector('tr[data-i="3"] .t[data-t="1"].pinned')
+    assert again.tab.input_value("label:has-text('With') select") == "mixed"
+    assert again.tab.locator("[data-mode=columns][aria-pressed=true]").count() == 1
+    assert again.tab.locator("#group-controls [data-signal=entropy][aria-pressed=true]").count() == 1
+    assert again.tab.inner_text(".panel") == page.tab.inner_text(".panel")
+
+
+def saved(page: Page, selector: str) -> bytes:
+    with page.tab.expect_download() as started:
+        page.tab.locator(selector).first.click()
+    return Path(started.value.path()).read_bytes()
+
+
+def test_downloads(report: Path, run: Path, odd: Path, opened: Any) -> None:
+    page = opened(report, "#curves")
+    rows = list(csv.DictReader(io.StringIO(saved(page, ".chart button:text-is('CSV')").decode())))
+    logged = [m["accuracy"] for m in RunFolder(run).metrics()]
+    assert [float(row["accuracy"]) for row in rows] == pytest.approx(logged, rel=1e-5)
+    assert saved(page, ".chart button:text-is('PNG')").startswith(b"\x89PNG")
+    page = opened(report, "#credit")
+    assert saved(page, "#view-credit button:text-is('PNG')").startswith(b"\x89PNG")
+    page = opened(odd, "#step=1&group=1")
+    page.tab.wait_for_selector(".answer")
+    rows = list(csv.DictReader(io.StringIO(saved(page, "#group-controls button:text-is('CSV')").decode())))
+    assert [row["token"] for row in rows if row["flipped"] == "true"] == [" four"] * 3 + [" maybe"]
+
+
+def test_cells_cannot_start_a_formula(tmp_path: Path, opened: Any) -> None:
+    evil = AnswerRecord(["=1+1", '"quoted",'], True, 1.0, advantage=[1.0, 1.0])
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "p", [evil])])
+    page = opened(build([tmp_path]), "#groups")
+    page.tab.wait_for_selector(".answer")
+    rows = list(csv.DictReader(io.StringIO(saved(page, "#group-controls button:text-is('CSV')").decode())))
+    assert [row["token"] for row in rows] == ["'=1+1", '"quoted",']
+
+
+def test_few_tab_stops_before_the_answers(report: Path, opened: Any) -> None:
+    page = opened(report, "#groups")
+    page.tab.wait_for_selector(".answer")
+    page.tab.focus("#tab-groups")
+    stops = 0
+    while not page.tab.evaluate("document.activeElement.matches('[data-mode]')"):
+        page.tab.keyboard.press("Tab")
+        stops += 1
+        assert stops < 25
+    page.tab.click("#tab-credit")
+    page.tab.focus(".chart .opens[tabindex='0']")
+    page.tab.keyboard.press("ArrowRight")
+    page.tab.keyboard.press("Enter")
+    assert page.tab.locator("#tokens").is_visible()
+
+
+def test_narrow_window_shows_the_panel_of_a_clicked_token(report: Path, mixed: GroupRecord, opened: Any) -> None:
+    page = opened(report, at(mixed), viewport={"width": 900, "height": 800})
+    page.tab.wait_for_selector(".answer")
+    page.tab.locator(".answer .t").nth(2).scroll_into_view_if_needed()
+    page.settle()  # scrolling puts the tip away
+    page.tab.locator(".answer .t").nth(2).hover()
+    assert page.tab.locator(".tip").is_visible()
+    page.tab.locator(".answer .t").nth(2).click()
+    assert page.tab.locator(".panel").is_visible()
+    page.tab.click(".panel .close")
+    assert not page.tab.locator(".panel").is_visible()
+
+
+def test_smoothing_works_on_few_points(tmp_path: Path, opened: Any) -> None:
+    run = RunFolder(tmp_path)
+    for step in range(1, 9):
+        run.append_metrics({"step": step, "reward": float(step % 2)})
+    page = opened(build([tmp_path]), "#curves&smooth=0")
+    rough = page.tab.locator(".chart canvas").first.screenshot()
+    page = opened(build([tmp_path]), "#curves&smooth=1")
+    assert page.tab.locator(".chart canvas").first.screenshot() != rough
+
+
+def test_charts_do_not_repeat_a_metric(tmp_path: Path, opened: Any) -> None:
+    run = RunFolder(tmp_path)
+    for step in range(1, 5):
+        run.append_metrics(
+            {"step": step, "accuracy": step / 8, "reward": step / 8, "reward/task": step / 8, "loss": 0.1}
+        )
+    page = opened(build([tmp_path]), "#curves")
+    assert page.texts(".chart strong") == ["Reward", "Loss"]
+
+
+# ── accessibility ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+SLOW_AXE = [pytest.param(o, marks=pytest.mark.slow) for o in ({"viewport": PHONE}, {"color_scheme": "dark"})]
+
+
+@pytest.mark.parametrize("options", [{}, *SLOW_AXE], ids=["desktop", "phone", "dark"])
+def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[str, Any]) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python", reason="pip install axe-playwright-python to check accessibility"
+    )
+    script = next(Path(axe.__file__).parent.glob("**/axe.min.js")).read_text()
+    page = opened(compared, **options)
+    page.tab.evaluate(script)
+    for address in ("#overview", "#curves", "#groups", "#groups&mode=columns", "#groups&mode=same", "#credit"):
+        page.tab.evaluate("(hash) => { location.hash = hash; }", address)
+        page.tab.wait_for_timeout(150)
+        found = page.tab.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        serious = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
+        assert not serious, [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in serious]
+
+
+# ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_view_follows_a_run_that_is_written(tmp_path: Path, browser: Any) -> None:
+    folder = make_run(tmp_path / "run", steps=5, groups=4, size=3)
+    server, address = make_server([folder])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    tab = browser.new_page()
+    noise: list[str] = []
+    tab.on("console", lambda m: noise.append(m.text) if m.type == "error" else None)
+    tab.on("pageerror", lambda e: noise.append(str(e)))
+    try:
+        tab.goto(f"{address}#curves")
+        tab.wait_for_selector("html[data-ready]")
+        assert tab.evaluate("dew.report.runs[0].metrics.step.length") == 5
+        RunFolder(folder).append_metrics({"step": 6, "accuracy": 0.5})
+        tab.wait_for_function("() => dew.report.runs[0].metrics.step.length === 6", timeout=20_000)
+        assert tab.locator("#view-curves").is_visible() and tab.inner_text(".live").startswith("live")
+    finally:
+        server.shutdown()
+        server.server_close()
+        tab.close()
+    assert noise == []
 
 
 @pytest.mark.slow

@@ -6,9 +6,13 @@ import html
 import json
 import multiprocessing
 import re
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -16,11 +20,14 @@ import pytest
 from dew.errors import ConfigError, RecordError
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, write_records
 from dew.report import build, build_from_records
-from dew.report.content import remarks
-from dew.report.readers import evenly, thin
-from dew.report.statistics import split_words, statistics
+from dew.report.arms import arms_of
+from dew.report.content import content_of
+from dew.report.findings import remarks, rows_of
+from dew.report.readers import Run, evenly, thin
+from dew.report.serve import View, make_server
+from dew.report.statistics import split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
-from make_run import make_run
+from make_run import make_run, make_study
 
 
 def report_of(page: Path) -> dict[str, Any]:
@@ -48,7 +55,8 @@ def test_share_of_credit_by_entropy() -> None:
     order = np.random.default_rng(0).permutation(20)
     shuffled = answer(True, "x" * 20, entropy=[entropy[k] for k in order], advantage=[credit[k] for k in order])
     found = statistics([GroupRecord(0, 0, "", [shuffled])])["deciles"]
-    assert found["correct"] == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert found["correct"]["shares"] == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert found["correct"]["tops"] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
     assert "wrong" not in found
 
 
@@ -199,7 +207,7 @@ def test_several_runs_are_written_to_out(run: Path, tmp_path: Path) -> None:
 
 def test_large_runs_are_sampled(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tokens = sum(group.size for group in RunFolder(run).records())
-    monkeypatch.setattr("dew.report.PAGE_TOKENS", tokens // 2)
+    monkeypatch.setattr("dew.report.readers.PAGE_TOKENS", tokens // 2)
     found = report_of(build([run], tmp_path))["runs"][0]
     assert 0 < found["sample"]["groups"] < found["sample"]["of"] == 6
     assert sum(len(a["tokens"]) for g in found["groups"] for a in g["answers"]) <= tokens // 2
@@ -213,7 +221,7 @@ def test_thin_respects_its_budget_and_counts_long_texts() -> None:
 
 
 def test_smallest_group_is_shown_if_none_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dew.report.PAGE_TOKENS", 3)
+    monkeypatch.setattr("dew.report.readers.PAGE_TOKENS", 3)
     for step, length in ((1, 9), (2, 5), (3, 7)):
         write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True, "x" * length)])])
     found = report_of(build([tmp_path]))["runs"][0]
@@ -255,7 +263,9 @@ def test_long_curves_are_thinned_and_keep_rare_metrics(tmp_path: Path, monkeypat
 def test_blobs_open_without_the_answers(run: Path) -> None:
     report = report_of(build([run]))
     head = json.loads(gzip.decompress(base64.b64decode(blobs(report)[0])))
-    assert set(head["runs"][0]["groups"][0]) == {"step", "group", "prompt", "answers", "correct", "tokens"}
+    heading = head["runs"][0]["groups"][0]
+    assert {"step", "group", "prompt", "same", "correct", "spread", "flipped", "sure"} < set(heading)
+    assert heading["answers"] == 4 and "settings" not in heading
 
 
 def test_list_of_groups_omits_the_common_prefix(tmp_path: Path) -> None:
@@ -476,3 +486,196 @@ def test_records_of_another_trainer(tmp_path: Path) -> None:
     found = report_of(build_from_records(path, tmp_path / "page.html"))["runs"][0]
     assert found["kind"] == "records" and found["name"] == "mine.jsonl"
     assert found["groups"][0]["answers"][0]["correct"] and len(read_records(path)) == 1
+
+
+# ── arms, rows and findings ─────────────────────────────────────────────────────────────────────────────────
+
+
+def run_with(name: str, algorithm: str, seed: int, accuracy: float = 0.5, **facts: Any) -> Run:
+    """A run of ten steps with constant metrics."""
+    settings = {"alpha2": 0.1} if algorithm == "gtpo" else {}
+    facts = {"algorithm": {"name": algorithm, "settings": settings}, "seed": seed, "model": "m", **facts}
+    metrics = [{"step": step, "accuracy": accuracy, "entropy": 0.5} for step in range(10)]
+    return Run(name, "dew", facts, config=f"algorithm: {algorithm}\nseed: {seed}\noutput_dir: {name}", metrics=metrics)
+
+
+def test_runs_that_differ_only_in_their_seed_form_an_arm() -> None:
+    runs = [run_with(f"{a}{s}", a, s) for a in ("grpo", "gtpo") for s in (0, 1)]
+    arms, settings = arms_of(runs)
+    assert [(arm["label"], arm["runs"]) for arm in arms] == [("grpo", [0, 1]), ("gtpo", [2, 3])]
+    assert {row["name"]: row["values"] for row in settings} == {
+        "algorithm": ["grpo", "grpo", "gtpo", "gtpo"],
+        "seed": ["0", "1", "0", "1"],
+    }  # grpo has no alpha2: that is not a difference
+
+
+def test_runs_with_other_settings_are_not_averaged() -> None:
+    runs = [run_with("a", "grpo", 0, model="small"), run_with("b", "grpo", 1, model="large")]
+    assert [arm["label"] for arm in arms_of(runs)[0]] == ["grpo model=small", "grpo model=large"]
+    unknown = [Run("x", "trl"), Run("y", "trl")]
+    assert [arm["label"] for arm in arms_of(unknown)[0]] == ["x", "y"]
+
+
+def test_settings_of_a_hostile_config_stay_small() -> None:
+    """Nested aliases would expand to 10^9 entries."""
+    lines = ["a0: &a0 {k: v}"]
+    for i in range(1, 10):
+        lines.append(f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(10))}}}")
+    runs = [Run(name, "dew", {"algorithm": "x"}, config="\n".join(lines)) for name in "ab"]
+    assert len(arms_of(runs)[0]) == 1
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """gtpo is 0.1 above grpo in seed 0 and 0.3 in seed 1: 0.2 on average, with too few seeds."""
+    runs = [run_with("a", "grpo", 0, 0.5), run_with("b", "grpo", 1, 0.2)]
+    runs += [run_with("c", "gtpo", 0, 0.6), run_with("d", "gtpo", 1, 0.5)]
+    row = next(row for row in rows_of(runs, arms_of(runs)[0]) if row["name"] == "accuracy")
+    (found,) = row["differences"]
+    assert found["value"] == pytest.approx(0.2) and found["pairs"] == 2 and found["within_noise"]
+    assert found["verdict"] == "too few seeds (2 of at least 5)"
+
+
+def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
+    """Worked by hand from scipy: ttest_rel of the areas, times 2 for the smaller p of two comparisons."""
+    from scipy.stats import ttest_rel
+
+    folder = make_study(tmp_path / "study", arms=3, seeds=6, generations=12)
+    lines = json.loads((folder / "study.json").read_text())["runs"]
+    areas = {
+        arm: [r["scores"]["area"] for r in lines if r["arm"] == arm] for arm in dict.fromkeys(r["arm"] for r in lines)
+    }
+    tests = {arm: ttest_rel(values, areas["baseline"]) for arm, values in areas.items() if arm != "baseline"}
+    smaller, larger = sorted(tests, key=lambda arm: tests[arm].pvalue)
+    expected = {smaller: 2 * tests[smaller].pvalue}
+    expected[larger] = max(expected[smaller], tests[larger].pvalue)
+    content = report_of(build([folder]))
+    row = next(row for row in content["rows"] if row["name"] == "area")
+    for d in row["differences"]:
+        interval = tests[d["arm"]].confidence_interval()
+        assert d["p"] == pytest.approx(min(1.0, expected[d["arm"]]), rel=1e-6)
+        assert (d["low"], d["high"]) == pytest.approx((interval.low, interval.high), rel=1e-6)
+    assert content["findings"][0]["text"] == "Verdict of a made-up study: nothing was trained."
+    assert len(content["runs"]) == 18 and len(content["arms"]) == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": 3}', '{"settings": {"eval_k": 4}, "arms": [], "runs": [{}]}'])
+def test_damaged_study_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(RecordError, match="not a study"):
+        build([tmp_path])
+
+
+def test_folder_of_several_runs_shows_the_verdicts_of_compare(tmp_path: Path) -> None:
+    for name in ("dapo", "grpo"):
+        make_run(tmp_path / f"{name}-seed0", steps=5, groups=1, size=2, algorithm=name)
+    difference = {"algorithm": "dapo", "baseline": "grpo", "score": "pass@1", "seeds": [0, 1, 2, 3, 4]}
+    difference |= {
+        "difference": {"value": 0.2, "low": 0.1, "high": 0.3},
+        "within_noise": False,
+        "verdict": "dapo ahead",
+    }
+    (tmp_path / "compare.json").write_text(json.dumps({"differences": [difference]}))
+    content = report_of(build([tmp_path]))
+    assert [arm["label"] for arm in content["arms"]] == ["grpo", "dapo"]  # the baseline first
+    assert content["findings"][0]["text"].startswith("Larger than noise: dapo ahead in pass@1 after.")
+    (tmp_path / "compare.json").write_text('{"differences": [{}]}')
+    assert [arm["label"] for arm in report_of(build([tmp_path]))["arms"]] == ["dapo", "grpo"]
+
+
+def test_falling_pass_at_k_is_the_first_finding(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_run({"name": "mine"})
+    scores = [{"pass@1": {"value": one}, "pass@16": {"value": k}} for one, k in ((0.2, 0.91), (0.3, 0.61))]
+    run.write_scores([{"when": w, "task": "t", "scores": s} for w, s in zip(("before", "after"), scores, strict=True)])
+    first, second = report_of(build([tmp_path]))["findings"]
+    assert (first["kind"], first["text"]) == ("bad", "mine: pass@16 fell by 30.0 points.")
+    assert (second["kind"], second["text"]) == ("good", "mine: pass@1 rose by 10.0 points.")
+
+
+def test_an_alarm_of_several_runs_is_one_finding() -> None:
+    alarm = {"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."}
+    runs = [replace(run_with(name, "grpo", i), alarms=[alarm, {**alarm, "step": 9}]) for i, name in enumerate("abc")]
+    found = [f for f in content_of(runs)["findings"] if f.get("alarm")]
+    assert [f["text"] for f in found] == ["a: Too long. (step 3, and 1 more, last at step 9) Also in 2 more runs."]
+
+
+# ── groups in numbers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_summary_of_a_group() -> None:
+    """|A| = 1, 3: std 1, mean 2, spread 1/2. |A| = 1, 1: 0. Mean 1/4. Two of four entropies below 0.01.
+
+    telling = (min(1/2, 0) + (1/2)/10) · 4 · 1/2 · 1/2 · (1 − 1/2) = 0.025
+    """
+    right = answer(True, entropy=[0.5, 0.001], advantage=[1.0, 3.0])
+    wrong = answer(False, entropy=[0.009, 0.02], advantage=[-1.0, 1.0])
+    found = summary(GroupRecord(0, 0, "", [right, wrong]))
+    assert (found["spread"], found["sure"], found["flipped"]) == (pytest.approx(0.25), 0.5, 1)
+    assert found["telling"] == pytest.approx(0.025)
+
+
+def test_a_penalised_correct_answer_is_not_flipped() -> None:
+    """Rewards with penalties 0.1 and 0.5: the correct answer is below the mean, so its credit should be negative."""
+    right = answer(True, advantage=[-1.0, -1.0], extra=-0.9)
+    better = AnswerRecord(["a"], False, 0.5, advantage=[1.0])
+    assert summary(GroupRecord(0, 0, "", [right, better]))["flipped"] == 0
+
+
+def test_credit_over_training_by_step() -> None:
+    early = GroupRecord(
+        1, 0, "", [answer(True, "x" * 10, entropy=[0.001] * 5 + [1.0] * 5, advantage=[1.0] * 5 + [3.0] * 5)]
+    )
+    late = GroupRecord(9, 0, "", [answer(False, advantage=[1.0, -1.0], entropy=[1.0, 1.0])])
+    first, second = statistics([early, late])["periods"]
+    assert (first["from"], first["to"], first["sure"], first["flipped"]) == (1, 1, 0.5, 0.0)
+    assert first["deciles"]["correct"] == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert (second["from"], second["flipped"], second["deciles"]) == (9, 0.5, {})
+
+
+def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
+    odd = [1e-320, -1e300, 0.0, float("nan"), 0.123456]
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "", [answer(True, "abcde", entropy=odd, advantage=odd)])])
+    RunFolder(tmp_path).write_run({"algorithm": ["no", "name"], "seed": {"a": 1}, "model": 3})
+    (found,) = report_of(build([tmp_path]))["runs"][0]["groups"][0]["answers"]
+    assert found["advantage"] == [pytest.approx(1e-320), pytest.approx(-1e300), 0.0, None, 0.1235]
+
+
+# ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_server_answers_only_with_its_token(run: Path) -> None:
+    server, address = make_server([run])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        assert server.server_address[0] == "127.0.0.1" and address.startswith("http://127.0.0.1:")
+        with urlopen(address) as answer:
+            page = html.unescape(answer.read().decode())
+            assert answer.headers["Cache-Control"] == "no-store"
+        assert "connect-src 'self'" in page and "data-live=" in page
+        assert "connect-src" not in html.unescape(build([run]).read_text())  # the file makes no requests
+        with urlopen(f"{address}data") as answer:
+            lines = answer.read().decode().split("\n")
+        assert len(lines) == 1 + len(list(RunFolder(run).records()))
+        with pytest.raises(ConfigError, match="cannot be used"):
+            make_server([run], server.server_address[1])
+        root = address.rsplit("/", 2)[0]
+        for path in ("", "/", "/x/", f"/{'a' * 32}/data", f"{address.removeprefix(root)}run.json", "/../run.json"):
+            with pytest.raises(HTTPError) as error:
+                urlopen(root + path)
+            assert error.value.code == 404
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_view_is_rebuilt_when_the_run_grows_and_kept_when_it_breaks(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=3, groups=1, size=2)
+    view = View([folder])
+    before, content = view.update()
+    assert view.update()[0] == before
+    RunFolder(folder).append_metrics({"step": 4, "reward": 0.5})
+    after, content = view.update()
+    assert after != before and content["runs"][0]["metrics"]["step"] == [1, 2, 3, 4]
+    view._next = 0.0
+    (folder / "run.json").write_text('{"schema": 99}')
+    assert view.update() == (after, content)

@@ -5,6 +5,7 @@ For tests and screenshots of the report. Everything it writes says "synthetic"; 
     python tests/support/make_run.py FOLDER [SEED]
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,7 +105,9 @@ def _answer(rng: np.random.Generator, a: int, b: int, right: bool) -> tuple[list
     return tokens, entropy
 
 
-def shape(correct: Sequence[bool], entropy: Sequence[Sequence[float]]) -> tuple[list, list, list]:
+def shape(
+    correct: Sequence[bool], entropy: Sequence[Sequence[float]], algorithm: str = "gtpo"
+) -> tuple[list | None, list, list]:
     """r̃, A and GRPO's A with the paper's settings, by plain loops: this file must not need torch."""
     longest = max(map(len, entropy), default=0)
     shaped = [[0.0] * len(row) for row in entropy]
@@ -127,17 +130,20 @@ def shape(correct: Sequence[bool], entropy: Sequence[Sequence[float]]) -> tuple[
             if correct[i] == side and mixed:
                 advantage[i] = [float((r - mean) / (std + 1e-4)) for r in row]
     reward = np.array(correct, float)
-    grpo = (reward - reward.mean()) / (reward.std(ddof=1) + 1e-4)
-    return shaped, advantage, [[float(g)] * len(row) for g, row in zip(grpo, entropy, strict=True)]
+    scores = (reward - reward.mean()) / (reward.std(ddof=1) + 1e-4)
+    grpo = [[float(g)] * len(row) for g, row in zip(scores, entropy, strict=True)]
+    return (None, grpo, grpo) if algorithm == "grpo" else (shaped, advantage, grpo)
 
 
-def make_group(rng: np.random.Generator, step: int, group: int, size: int, skill: float) -> GroupRecord:
+def make_group(
+    rng: np.random.Generator, step: int, group: int, size: int, skill: float, algorithm: str = "gtpo"
+) -> GroupRecord:
     a, b = int(rng.integers(12, 99)), int(rng.integers(12, 99))
     who, what, where = (str(rng.choice(words)) for words in (PEOPLE, THINGS, BOXES))
     ease = float(np.clip(rng.normal(skill, 0.25), 0.02, 0.98))
     correct = [bool(rng.random() < ease) for _ in range(size)]
     texts = [_answer(rng, a, b, c) for c in correct]
-    shaped, advantage, grpo = shape(correct, [entropy for _, entropy in texts])
+    shaped, advantage, grpo = shape(correct, [entropy for _, entropy in texts], algorithm)
     answers = [
         AnswerRecord(
             tokens=tokens,
@@ -147,7 +153,7 @@ def make_group(rng: np.random.Generator, step: int, group: int, size: int, skill
             verdict="correct" if c else "wrong",
             entropy=entropy,
             logp=[-h * float(rng.exponential(0.9)) for h in entropy],
-            shaped=shaped[i],
+            shaped=shaped[i] if shaped else None,
             advantage=advantage[i],
             grpo=grpo[i],
             ratio=[float(np.exp(rng.normal(0, 0.03 + 0.05 * h))) for h in entropy],
@@ -155,7 +161,8 @@ def make_group(rng: np.random.Generator, step: int, group: int, size: int, skill
         for i, (c, (tokens, entropy)) in enumerate(zip(correct, texts, strict=True))
     ]
     prompt = f"{who} packs {a} {where} with {b} {what} each. How many {what} are that? Answer in \\boxed{{}}."
-    return GroupRecord(step, group, prompt, answers, str(a * b), "gtpo", SETTINGS)
+    settings = SETTINGS if algorithm == "gtpo" else {}
+    return GroupRecord(step, group, prompt, answers, str(a * b), algorithm, settings)
 
 
 def metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]:
@@ -210,15 +217,16 @@ def make_run(
     size: int = 16,
     seed: int = 0,
     name: str | None = None,
+    algorithm: str = "gtpo",
 ) -> Path:
     """Write a whole synthetic run and return its folder."""
     rng = np.random.default_rng(seed)
     run = RunFolder(folder)
     run.write_run(
         {
-            "name": name or f"synthetic-gtpo-seed{seed}",
+            "name": name or f"synthetic-{algorithm}-seed{seed}",
             "engine": "none (synthetic: made up for tests and screenshots)",
-            "algorithm": {"name": "gtpo", "settings": SETTINGS},
+            "algorithm": {"name": algorithm, "settings": SETTINGS if algorithm == "gtpo" else {}},
             "model": "synthetic, no model",
             "data": "synthetic products",
             "seed": seed,
@@ -230,7 +238,7 @@ def make_run(
             "status": "done",
         }
     )
-    (Path(folder) / "config.yaml").write_text("# synthetic\nalgorithm: gtpo\nseed: 0\nsteps: 500\n")
+    (Path(folder) / "config.yaml").write_text(f"# synthetic\nalgorithm: {algorithm}\nseed: {seed}\nsteps: 500\n")
     for step in range(1, steps + 1):
         run.append_metrics(metrics(rng, step, steps))
     run.append_alarm(
@@ -263,8 +271,41 @@ def make_run(
     for n in range(recorded):
         step = round((n + 1) * steps / recorded)
         skill = 0.28 + 0.45 * step / steps
-        run.write_records(step, [make_group(rng, step, g, size, skill) for g in range(min(4, groups - 4 * n))])
+        run.write_records(
+            step, [make_group(rng, step, g, size, skill, algorithm) for g in range(min(4, groups - 4 * n))]
+        )
     return Path(folder)
+
+
+def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: int = 120) -> Path:
+    """Write a synthetic study of `dew lab`: study.json and summary.md."""
+    rng = np.random.default_rng(0)
+    names = [f"synthetic({k})" if k else "baseline" for k in range(arms)]
+    runs = []
+    for k, arm in enumerate(names):
+        for seed in range(seeds):
+            height = 0.3 + 0.02 * k + 0.01 * float(np.sin(seed))
+            curve = (height * (1 - np.exp(-np.arange(generations) / 40)) + rng.normal(0, 0.01, generations)).tolist()
+            curves = {"accuracy": curve, "entropy": [1 - x for x in curve], "length": [20 + x for x in curve]}
+            curves |= {"flipped": [0.01] * generations, "signal": [0.8] * generations, "gradient": [0.1] * generations}
+            scores = {"area": float(np.mean(curve)), "final": curve[-1], "pass@1": curve[-1], "pass@k": curve[-1] + 0.3}
+            evaluations = [{"generation": generations, "pass@1": curve[-1], "pass@k": curve[-1] + 0.3}]
+            run = {"task": "synthetic", "arm": arm, "learning_rate": 1e-4, "seed": seed, "algorithm": arm}
+            run |= {"algorithm_settings": {"strength": k}, "control": None, "source": "", "warm_start": ""}
+            runs.append({**run, "scores": scores, "curves": curves, "evaluations": evaluations})
+    settings = {"group_size": 16, "width": 64, "depth": 2, "eval_problems": 256, "eval_k": 16}
+    content = {
+        "format": 1,
+        "settings": settings,
+        "arms": names,
+        "tasks": {"synthetic": {}},
+        "versions": {},
+        "runs": runs,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.json").write_text(json.dumps(content))
+    (folder / "summary.md").write_text("## synthetic\n\n**Verdict** of a made-up study: nothing was trained.\n")
+    return folder
 
 
 if __name__ == "__main__":

@@ -65,16 +65,16 @@ def compare(
         children = [child for pair in pairs if (child := _child(config, folder, *pair)) is not None]
         at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
         _train(children, len(pairs), at_once, held, quiet=as_json)
-        page = build([homes[name, seed] for name in names for seed in range(seeds)], folder / "report.html")
-    result = compare_runs([read_result(homes[pair], *pair) for pair in pairs], baseline)
-    content = {"recipe": str(recipe), "settings": run.to_dict(), **result.to_json()}
-    write_atomically(folder / "compare.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
-    write_atomically(folder / "compare.md", markdown(result).encode())
+        result = compare_runs([read_result(homes[pair], *pair) for pair in pairs], baseline)
+        content = {"recipe": str(recipe), "settings": run.to_dict(), **result.to_json()}
+        write_atomically(folder / "compare.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
+        write_atomically(folder / "compare.md", markdown(result).encode())
+        page = build([folder])
     if as_json:
         print_json(content)
         return
     out.print(f"\n{markdown(result)}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
-    out.print("The page shows all curves; for averages choose Seeds: mean ± standard deviation under Curves.")
+    out.print("The page shows the verdicts, the curves of all arms, and the credit of every recorded token.")
 
 
 def _algorithms(text: str) -> list[str]:
@@ -144,29 +144,23 @@ def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, q
 
 def markdown(result: "Comparison") -> str:
     """The mean of each algorithm, the paired differences, and a sentence on which of them exceed noise."""
+    from dew.report.findings import score_title, seeds_verdict
+
     rows = []
     for name in result.algorithms:
         values = [result.of(name, score) for score in result.scores]
         rows.append([name, str(len(values[0])), *map(_mean_and_std, values), f"{result.groups(name):,.0f}"])
-    text = _table(["algorithm", "seeds", *map(_title, result.scores), "groups sampled per run"], rows)
+    text = _table(["algorithm", "seeds", *map(score_title, result.scores), "groups sampled per run"], rows)
     text += "\nMean ± standard deviation over seeds.\n"
     if not result.differences:
         return text
     rows = []
     for d in result.differences:
         ahead = f"{sum(x > 0 for x in d.by_seed)} of {len(d.by_seed)}"
-        rows.append([f"{d.algorithm} − {d.baseline}", _title(d.score), signed(d.difference), ahead, d.verdict])
+        rows.append([f"{d.algorithm} − {d.baseline}", score_title(d.score), signed(d.difference), ahead, d.verdict])
     text += "\n" + _table(["difference", "score", "mean [95 % interval]", "seeds ahead", "verdict"], rows)
     text += f"\nPaired by seed ({len(d.seeds)}) and by problem; bootstrap intervals over both, widened for few seeds. "
-    clear = "; ".join(f"{d.verdict} in {_title(d.score)}" for d in result.differences if not d.within_noise)
-    if not clear:
-        return f"{text}Every difference is within noise: these runs do not separate the algorithms.\n"
-    chance = f"About one in twenty of the {len(result.differences)} intervals at 95 % misses by chance."
-    return f"{text}Larger than noise: {clear}. Any others are within noise. {chance}\n"
-
-
-def _title(score: str) -> str:
-    return "area under training accuracy" if score == "area" else f"{score} after"
+    return f"{text}{seeds_verdict(result.to_json()['differences'])}\n"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

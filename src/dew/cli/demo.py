@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
-from dew.cli.console import by_credit, out, signed
+from dew.cli.console import by_credit, out
 from dew.cli.recipes import get
 from dew.cli.runs import Child, claim, clock, live, lock, run_all
 from dew.config import Run, Scoring, read_run
@@ -40,7 +40,7 @@ def demo(
     with lock(folder) as held:
         _train(folder, steps, held)
         _results(folder)
-        page = build([folder / name for name in ALGORITHMS], folder / "report.html")
+        page = build([folder])
     _heading(f"Done in {clock(time.monotonic() - began)} minutes")
     out.print(f"Report (open in a browser): {page.resolve()}", soft_wrap=True)
     _heading("Next")
@@ -150,19 +150,15 @@ def _results(folder: Path) -> None:
 def findings(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> list[str]:
     """What the numbers show: each run against its start, then one run against the other."""
     from dew.evaluate import compare
+    from dew.report.findings import change_sentence, single_verdict
 
     lines = []
     for name in ALGORITHMS:
         changes = compare(before[name], after[name])
         for score in ("pass@1", f"pass@{after[name].k}"):
-            line = f"{name.upper()}: {score} changed by {signed(changes[score].difference)}"
-            lines.append(f"{line}, which is within noise." if changes[score].within_noise else f"{line}.")
-        if changes[score].difference.high < 0:
-            lines[-1] += " The model has become more certain of fewer ways to answer."
-    change = compare(after["grpo"], after["gtpo"])["pass@1"]
-    ahead = "GTPO" if change.difference.value > 0 else "GRPO"
-    verdict = f"{ahead} is ahead here, in one run each: another seed may reverse it."
-    if change.within_noise:
-        verdict = "That is within noise: this run does not show which of the two is better."
-    gap = f"GTPO − GRPO in pass@1 after training, paired by problem: {signed(change.difference)}."
-    return [*lines, "", f"{gap} {verdict}"]
+            lines.append(change_sentence(name, score, changes[score].difference))
+    return [
+        *lines,
+        "",
+        single_verdict("grpo", "gtpo", "pass@1", compare(after["grpo"], after["gtpo"])["pass@1"].difference),
+    ]

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import compress
 from pathlib import Path
-from statistics import pstdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,15 +90,16 @@ def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
             _recorded("step", step, [g.step for g in groups])
             groups = [g for g in groups if g.step == step]
     if group is None:
-        return max(groups, key=_difference)
+        return max(groups, key=_telling)
     numbers = [g.group for g in groups]
     return groups[numbers.index(_recorded("group", group, numbers))]
 
 
-def _difference(group: "GroupRecord") -> tuple[bool, float]:
-    """How much credit differs within the answers of a group; groups with both outcomes come before all others."""
-    spreads = [pstdev(a.advantage) for a in group.answers if a.advantage]
-    return len({a.correct for a in group.answers}) > 1, max(spreads, default=0.0)
+def _telling(group: "GroupRecord") -> tuple[bool, float]:
+    """As on the page of `dew report`; groups with both outcomes come before all others."""
+    from dew.report.statistics import summary
+
+    return len({a.correct for a in group.answers}) > 1, summary(group)["telling"]
 
 
 def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:

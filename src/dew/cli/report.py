@@ -12,7 +12,7 @@ from dew.errors import ConfigError, Problem
 
 @app.command()
 def report(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Run folders of dew, or of plain TRL.")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Runs, or a folder of several or of a study.")] = None,
     records: Annotated[Path | None, typer.Option(help="A JSONL of token records instead (docs/records.md).")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file to write.")] = None,
 ) -> None:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dew.errors import ConfigError, Problem
+from dew.files import stay_inside
+from dew.records import Json
+from dew.report.arms import settings_of
 from dew.report.content import content_of
-from dew.report.readers import PAGE_TOKENS, Run, read_records_file, read_run
+from dew.report.readers import STUDY, read_comparison, read_records_file, read_run, read_study, run_folders
 from dew.report.write import write_report
 
 __all__ = ["build", "build_from_records"]
@@ -17,27 +20,41 @@ log = logging.getLogger(__name__)
 def build(folders: Sequence[Path], out: Path | None = None, *, tokenizer: str | None = None) -> Path:
     """Write report.html and report.json for the runs in `folders` and return the path of the page.
 
-    Runs may come from dew, plain TRL or prime-rl (token ids; `tokenizer` turns them into text). Default: in the folder
-    of a single run, else in the current folder.
+    Runs may come from dew, plain TRL or prime-rl (token ids; `tokenizer` turns them into text). A folder may also hold
+    several runs, as those of `dew compare` and `dew demo` do. Default: in the given folder, else in the current one.
     """
     folders = [Path(folder) for folder in folders]
-    if not folders:
-        raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
-    runs = [read_run(folder, PAGE_TOKENS // len(folders), tokenizer) for folder in folders]
-    return _write(runs, out, folders[0] if len(folders) == 1 else Path())
+    content = read_content(folders, tokenizer=tokenizer)
+    return _write(content, out, folders[0] if len(folders) == 1 else Path())
 
 
 def build_from_records(file: Path, out: Path | None = None) -> Path:
     """The same for one file of token records (docs/records.md) from any trainer."""
     file = Path(file)
-    return _write([read_records_file(file, PAGE_TOKENS)], out, file.parent)
+    return _write(content_of([read_records_file(file)]), out, file.parent)
 
 
-def _write(runs: list[Run], out: Path | None, folder: Path) -> Path:
-    for notice in (notice for run in runs for notice in run.notices):
+def read_content(folders: Sequence[Path], *, tokenizer: str | None = None) -> Json:
+    """What the page shows, as in report.json."""
+    if not folders:
+        raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
+    if len(folders) == 1 and (folders[0] / STUDY).exists():
+        stay_inside(folders[0])
+        return content_of(*read_study(folders[0]))
+    inner = [run for folder in folders for run in run_folders(folder)]
+    runs = [read_run(folder, len(inner), tokenizer) for folder in inner]
+    compared = read_comparison(folders[0]) if len(folders) == 1 and len(runs) > 1 else []
+    if compared:
+        baseline = compared[0]["baseline"]
+        runs.sort(key=lambda run: settings_of(run)[0].get("algorithm") != baseline)
+    return content_of(runs, differences=compared)
+
+
+def _write(content: Json, out: Path | None, folder: Path) -> Path:
+    for notice in (notice for run in content["runs"] for notice in run["notices"]):
         log.warning(notice)
     if out is None:
         out = folder / "report.html"
     elif out.is_dir():
         out = out / "report.html"
-    return write_report(content_of(runs), Path(out).with_suffix(".html"))
+    return write_report(content, Path(out).with_suffix(".html"))

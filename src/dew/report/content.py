@@ -8,31 +8,59 @@ from typing import Any
 import numpy as np
 
 from dew import __version__
-from dew.alarms import Alarms
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
+from dew.report.arms import arms_of
+from dew.report.findings import findings_of, rows_of, seeds_verdict
 from dew.report.readers import Run, evenly
-from dew.report.statistics import statistics
+from dew.report.statistics import SURE, statistics, summary
 
 SCHEMA = 1
 MAX_STEPS = 4000
 """Points of a curve in the page."""
-MIN_STEPS = 20
-"""Shorter runs are not checked for a flat reward."""
-MAX_CHECKED = 2000
-"""Steps checked again for alarms; of a longer run, the first and the last ones."""
+MAX_POINTS = 40_000
+"""Points of one metric over all runs."""
 
 
-def content_of(runs: Sequence[Run]) -> Json:
+def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: Sequence[Json] = ()) -> Json:
+    """`verdicts` of a study and `differences` of `dew compare` are shown as they are."""
+    arms, settings = arms_of(runs)
+    rows = rows_of(runs, arms, differences)
+    summaries = [[summary(group) for group in run.groups] for run in runs]
+    verdicts = verdicts or ([seeds_verdict(differences)] if differences else [])
+    findings = findings_of(runs, arms, rows, [_seen(groups) for groups in summaries], verdicts)
+    points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     return {
         "schema": SCHEMA,
-        "title": " · ".join(run.name for run in runs),
+        "title": _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in arms]),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dew": __version__,
-        "runs": [_run(run) for run in runs],
+        "findings": finite(findings),
+        "rows": finite(rows),
+        "arms": arms,
+        "settings": settings,
+        "runs": [_run(run, groups, points) for run, groups in zip(runs, summaries, strict=True)],
     }
 
 
-def _run(run: Run) -> Json:
+def _title(names: Sequence[str]) -> str:
+    return " · ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _seen(groups: Sequence[Json]) -> Json:
+    """A run's groups together."""
+    tokens = sum(group["trained"] for group in groups)
+    return {
+        "groups": len(groups),
+        "tokens": tokens,
+        "flipped": sum(group["flipped"] for group in groups),
+        "flipped_groups": sum(group["flipped"] > 0 for group in groups),
+        "sure": sum(group["sure"] * group["trained"] for group in groups),
+        "threshold": SURE,
+        "weighted": any(group["spread"] for group in groups),
+    }
+
+
+def _run(run: Run, groups: Sequence[Json], points: int) -> Json:
     return {
         "name": run.name,
         "kind": run.kind,
@@ -40,22 +68,21 @@ def _run(run: Run) -> Json:
         "config": run.config,
         "notices": run.notices,
         "alarms": finite(run.alarms),
-        "remarks": finite(remarks(run.metrics, run.alarms)),
         "scores": finite(run.scores),
-        "metrics": _columns(_thin_steps(run.metrics)),
-        "sample": {**run.sample, "steps": min(len(run.metrics), MAX_STEPS), "steps_of": len(run.metrics)},
+        "metrics": _columns(_thin_steps(run.metrics, points)),
+        "sample": {**run.sample, "steps": min(len(run.metrics), points), "steps_of": len(run.metrics)},
         "credit": finite(statistics(run.groups)),
-        "groups": [_group(group) for group in run.groups],
+        "groups": [_group(group, numbers) for group, numbers in zip(run.groups, groups, strict=True)],
     }
 
 
-def _thin_steps(metrics: Sequence[Json]) -> Sequence[Json]:
-    """At most MAX_STEPS lines, each with the latest value of every metric since the previous one, so none is lost."""
-    if len(metrics) <= MAX_STEPS:
+def _thin_steps(metrics: Sequence[Json], points: int) -> Sequence[Json]:
+    """At most `points` lines, each with the latest value of every metric since the previous one, so none is lost."""
+    if len(metrics) <= points:
         return metrics
     thin: list[Json] = []
     since = 0
-    for i in evenly(len(metrics), MAX_STEPS):
+    for i in evenly(len(metrics), points):
         thin.append({name: value for line in metrics[since : i + 1] for name, value in line.items()})
         since = i + 1
     return thin
@@ -76,15 +103,17 @@ def _six(x: Any) -> float | int | None:
     return (x if isinstance(x, int) else float(f"{x:.6g}")) if _is_number(x) else None
 
 
-def _group(group: GroupRecord) -> Json:
+def _group(group: GroupRecord, numbers: Json) -> Json:
     names = ("step", "group", "prompt", "gold", "algorithm")
-    out = {name: getattr(group, name) for name in names}
+    out = {name: getattr(group, name) for name in names} | {"summary": finite(numbers)}
     return {**out, "settings": finite(dict(group.settings)), "answers": [_answer(a) for a in group.answers]}
 
 
 def _answer(answer: AnswerRecord) -> Json:
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
     out: Json = {name: finite(getattr(answer, name)) for name in names}
+    if rewards := getattr(answer, "rewards", None):
+        out["rewards"] = finite(dict(rewards))
     out["tokens"] = list(answer.tokens)
     if answer.live is not None and not all(answer.live):
         out["live"] = [int(alive) for alive in answer.live]
@@ -97,33 +126,12 @@ def _answer(answer: AnswerRecord) -> Json:
 
 def _short(values: Sequence[float], digits: int) -> list[float | None] | float | None:
     """Rounded to `digits` significant digits; a single number if all are equal, as in GRPO."""
-    short = [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
-    return short[0] if len(short) > 1 and all(x == short[0] for x in short) else short
-
-
-def remarks(metrics: Sequence[Json], alarms: Sequence[Json]) -> list[Json]:
-    """The first alarm of each rule, checked afterwards (other trainers have no alarms), and a flat reward."""
-    rules = Alarms()
-    checked = [*metrics[:MIN_STEPS], *metrics[MIN_STEPS:][-MAX_CHECKED:]]
-    found = [alarm for line in checked for alarm in rules.update(line["step"], line)]
-    raised = {str(alarm.get("alarm")) for alarm in alarms}
-    first: dict[str, Json] = {}
-    for remark in [*found, *_flat_reward(metrics)]:
-        if remark["alarm"] not in raised:
-            first.setdefault(remark["alarm"], remark)
-    return list(first.values())
-
-
-def _flat_reward(metrics: Sequence[Json]) -> list[Json]:
-    """A remark if the last fifth is not above the first by twice the standard error of the difference."""
-    reward = np.array([m["reward"] for m in metrics if isinstance(m.get("reward"), int | float)], float)
-    if len(reward) < MIN_STEPS:
-        return []
-    fifth = len(reward) // 5
-    first, last = reward[:fifth], reward[-fifth:]
-    error = np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / fifth)
-    if last.mean() - first.mean() > max(2 * error, 1e-9):
-        return []
-    message = f"The reward does not rise: {first.mean():.3f} in the first fifth, {last.mean():.3f} in the last."
-    remedy = "Read some answers under Groups: is the reward right, and are answers both correct and wrong?"
-    return [{"alarm": "reward_flat", "message": message, "remedy": remedy}]
+    x = np.asarray(values, float)
+    good = np.isfinite(x) & (x != 0)
+    with np.errstate(all="ignore"):  # denormal numbers have no such scale
+        scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(x, where=good, out=np.ones_like(x)))))
+        rounded = np.round(x * scale) / scale
+    short = np.where(good & np.isfinite(rounded), rounded, x)
+    if len(short) > 1 and (short == short[0]).all():
+        return float(short[0])
+    return short.tolist() if np.isfinite(x).all() else [v if math.isfinite(v) else None for v in short.tolist()]

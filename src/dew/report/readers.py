@@ -9,14 +9,26 @@ from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem, RecordError
 from dew.files import read_whole, stay_inside
-from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json, RunFolder, SchemaError, read_records
+from dew.records import (
+    MAX_FILE,
+    AnswerRecord,
+    GroupRecord,
+    Json,
+    RunFolder,
+    SchemaError,
+    read_records,
+    sample_records,
+    try_json,
+)
 from dew.report import prime_rl
 
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
 PAGE_FILES = 200
 READ_BYTES = 48 << 20
-"""Of compressed records: about half a minute of reading."""
+"""Of compressed records, over all runs: a few seconds of reading."""
+TOKEN_BYTES = 80
+"""JSON of one recorded token, at most: more than a page can hold is not parsed."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +49,32 @@ class Run:
     """How much of the recorded data is included."""
     notices: list[str] = field(default_factory=list)
     """One sentence for each thing that could not be read."""
+    folder: Path | None = None
 
 
-def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
-    """The run in `folder`, with groups of at most `tokens` tokens in total."""
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself, or, if it is not a run, the runs directly inside it (of `dew compare` or `dew demo`)."""
+    if not folder.is_dir() or _is_run(folder):
+        return [folder]
+    return sorted(inner for inner in folder.iterdir() if inner.is_dir() and _is_run(inner)) or [folder]
+
+
+def _is_run(folder: Path) -> bool:
+    known = any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records"))
+    return known or bool(_trl_state(folder) or _trl_completions(folder) or prime_rl.exported_steps(folder))
+
+
+def read_run(folder: Path, share: int = 1, tokenizer: str | None = None) -> Run:
+    """The run in `folder`, one of `share` runs in a page that divide its tokens and its time to read."""
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
     stay_inside(folder)
     if any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records")):
-        return _dew_run(folder, tokens)
+        return _dew_run(folder, share)
     if _trl_state(folder) or _trl_completions(folder):
-        return _trl_run(folder, tokens)
+        return _trl_run(folder, share)
     if prime_rl.exported_steps(folder):
-        return _prime_run(folder, tokens, tokenizer)
+        return _prime_run(folder, share, tokenizer)
     what = f"{folder}: not the folder of a run."
     why = (
         "It has no run.json or metrics.jsonl (dew), no trainer_state.json or completions/*.parquet (TRL), and no "
@@ -59,10 +84,10 @@ def read_run(folder: Path, tokens: int, tokenizer: str | None = None) -> Run:
     raise ConfigError(Problem(what, why, remedy))
 
 
-def read_records_file(path: Path, tokens: int) -> Run:
+def read_records_file(path: Path) -> Run:
     """A single file of token records, from any trainer."""
     groups = read_records(path)
-    kept, sample, _ = read_sample([path], tokens, lambda _: groups)
+    kept, sample, _ = read_sample([path], 1, lambda *_: (groups, len(groups)))
     algorithms = sorted({group.algorithm for group in groups if group.algorithm})
     facts = {"algorithm": {"name": ", ".join(algorithms)}} if algorithms else {}
     return Run(name=path.name, kind="records", facts=facts, groups=kept, sample=sample)
@@ -74,7 +99,7 @@ MAX_CONFIG = 200_000
 """Characters of config.yaml in the page."""
 
 
-def _dew_run(folder: Path, tokens: int) -> Run:
+def _dew_run(folder: Path, share: int) -> Run:
     """The run may still be training; damaged files are reported and skipped."""
     run, config = RunFolder(folder), folder / "config.yaml"
     found: dict[str, Any] = {}
@@ -86,11 +111,84 @@ def _dew_run(folder: Path, tokens: int) -> Run:
             raise
         except RecordError as error:
             notices.append(str(error))
-    found["groups"], found["sample"], unread = read_sample(run.record_files(), tokens)
+    found["groups"], found["sample"], unread = read_sample(run.record_files(), share)
     if config.is_file():
         found["config"] = config.read_text(errors="replace")[:MAX_CONFIG]
     name = str(found.get("facts", {}).get("name") or folder.resolve().name)
-    return Run(name, "dew", notices=[*notices, *unread], **found)
+    return Run(name, "dew", notices=[*notices, *unread], folder=folder, **found)
+
+
+def read_comparison(folder: Path) -> list[Json]:
+    """The differences in compare.json, flat; empty if there is none or it is damaged."""
+    path = folder / "compare.json"
+    content: Any = try_json(read_whole(path, MAX_FILE)) if path.exists() else None
+    try:
+        return [
+            {"arm": str(d["algorithm"]), "baseline": str(d["baseline"]), "score": str(d["score"])}
+            | {name: float(d["difference"][name]) for name in ("value", "low", "high")}
+            | {"pairs": len(d["seeds"]), "unit": "seeds"}
+            | {"within_noise": bool(d["within_noise"]), "verdict": str(d["verdict"])}
+            for d in content["differences"]
+        ]
+    except (TypeError, LookupError, ValueError):
+        return []
+
+
+# ── studies of `dew lab` ────────────────────────────────────────────────────────────────────────────────────
+
+STUDY = "study.json"
+LAB_NAMES = {
+    "accuracy": "accuracy",
+    "entropy": "entropy",
+    "length": "length/mean",
+    "flipped": "credit/flipped_share",
+    "signal": "groups/mixed_share",
+    "gradient": "grad_norm",
+}
+"""The lab's name of a curve -> dew's name of a metric."""
+
+
+def read_study(folder: Path) -> tuple[list[Run], list[str]]:
+    """The runs of a study, the baseline's first, and its verdicts in words."""
+    path, text = folder / STUDY, folder / "summary.md"
+    content = try_json(read_whole(path, MAX_FILE))
+    try:
+        k = f"pass@{content['settings']['eval_k']}"
+        order = {arm: i for i, arm in enumerate(content["arms"])}
+        lines = sorted(content["runs"], key=lambda run: (run["task"], order[run["arm"]], run["learning_rate"]))
+        runs = [_lab_run(line, content, k) for line in lines]
+    except (TypeError, LookupError, AttributeError, ValueError):
+        remedy = "Copy it again, or run the study again."
+        raise RecordError(Problem(f"{path}: not a study of `dew lab`.", remedy=remedy)) from None
+    if not runs:
+        raise RecordError(f"{path}: no run of the study has finished.")
+    summary = read_whole(text, MAX_FILE).decode(errors="replace") if text.exists() else ""
+    return runs, [line.replace("**", "") for line in summary.splitlines() if line.startswith("**Verdict")]
+
+
+def _lab_run(line: Json, content: Json, k: str) -> Run:
+    curves = {LAB_NAMES.get(name, name): values for name, values in line["curves"].items()}
+    length = max(map(len, curves.values()), default=0)
+    metrics = [{"step": g + 1} | {n: v[g] for n, v in curves.items() if g < len(v)} for g in range(length)]
+    by_step = {m["step"]: m for m in metrics}
+    for evaluation in line["evaluations"]:
+        scores = {f"eval/{n.replace('pass@k', k)}": x for n, x in evaluation.items() if n != "generation"}
+        by_step.setdefault(evaluation["generation"], {"step": evaluation["generation"]}).update(scores)
+    names = {"pass@1": "pass@1", "pass@k": k, "area": "area"}
+    scores = {title: {"value": line["scores"][name]} for name, title in names.items() if name in line["scores"]}
+    settings = content["settings"]
+    facts = {
+        "engine": "lab",
+        "algorithm": {"name": line["arm"], "settings": dict(line["algorithm_settings"])},
+        "model": f"width {settings['width']}, depth {settings['depth']}",
+        "data": line["task"],
+        "learning_rate": line["learning_rate"],
+        "seed": line["seed"],
+    }
+    score = {"when": "after", "task": line["task"], "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
+    name = f"{line['arm']}, {line['task']}, {line['learning_rate']:g}, seed {line['seed']}"
+    ordered = [by_step[step] for step in sorted(by_step)]
+    return Run(name, "study", facts, metrics=ordered, scores=[{**score, "scores": scores}])
 
 
 # ── TRL: curves in trainer_state.json, answers in completions/*.parquet, no token signals ───────────────────
@@ -121,7 +219,7 @@ def _trl_completions(folder: Path) -> list[Path]:
     return sorted((folder / "completions").glob("*.parquet"))
 
 
-def _trl_run(folder: Path, tokens: int) -> Run:
+def _trl_run(folder: Path, share: int) -> Run:
     path = _trl_state(folder)
     try:
         state = json.loads(read_whole(path, MAX_FILE)) if path else {}
@@ -130,7 +228,7 @@ def _trl_run(folder: Path, tokens: int) -> Run:
     if not isinstance(state, dict):
         what = f"{path}: not the JSON that TRL writes; it is truncated or damaged."
         raise RecordError(Problem(what, remedy="Copy it again."))
-    groups, sample, notices = read_sample(_trl_completions(folder), tokens, _trl_groups)
+    groups, sample, notices = read_sample(_trl_completions(folder), share, _trl_groups)
     facts = {"engine": "trl", "steps": state.get("global_step"), "train_batch_size": state.get("train_batch_size")}
     metrics = _trl_metrics(state.get("log_history"))
     return Run(folder.resolve().name, "trl", facts, metrics=metrics, groups=groups, sample=sample, notices=notices)
@@ -155,7 +253,7 @@ def _trl_metrics(history: Any) -> list[Json]:
     return [steps[step] for step in sorted(steps)]
 
 
-def _trl_groups(path: Path) -> list[GroupRecord]:
+def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -172,7 +270,7 @@ def _trl_groups(path: Path) -> list[GroupRecord]:
         members = list(rows)
         step = int(members[0].get("step") or 0)
         groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm="grpo"))
-    return groups
+    return groups, len(groups)
 
 
 def _trl_answer(row: Json) -> AnswerRecord:
@@ -189,10 +287,14 @@ def _chat_text(x: Any) -> str:
     return "" if x is None else str(x)
 
 
-def _prime_run(folder: Path, tokens: int, tokenizer: str | None) -> Run:
+def _prime_run(folder: Path, share: int, tokenizer: str | None) -> Run:
     decode = prime_rl.decoder(tokenizer)
-    steps = prime_rl.exported_steps(folder)
-    groups, sample, notices = read_sample(steps, tokens, lambda step: prime_rl.read_step(step, decode))
+
+    def read(step: Path, _: float) -> tuple[list[GroupRecord], int]:
+        found = prime_rl.read_step(step, decode)
+        return found, len(found)
+
+    groups, sample, notices = read_sample(prime_rl.exported_steps(folder), share, read)
     if tokenizer is None:
         notices.append("prime-rl exports token ids: pass the model's tokenizer to see text instead of ⟨ids⟩.")
     facts = {"engine": "prime-rl"}
@@ -228,23 +330,26 @@ def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
 
 
 def read_sample(
-    files: Sequence[Path], tokens: int, read: Callable[[Path], list[GroupRecord]] = read_records
+    files: Sequence[Path],
+    share: int = 1,
+    read: Callable[[Path, float], tuple[list[GroupRecord], int]] = sample_records,
 ) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
     """Groups from evenly spaced files within the budget, how much that is, and what could not be read.
 
     Each file may use its share of the budget plus what previous files left over. If no group fits, the smallest one
     is included anyway.
     """
+    tokens = PAGE_TOKENS // share
     mean = sum(map(_bytes, files)) / max(1, len(files))
-    readable = max(2, int(READ_BYTES / max(1.0, mean)))
-    picked = [files[i] for i in evenly(len(files), min(PAGE_FILES, readable))]
+    readable = max(2, int(READ_BYTES / share / max(1.0, mean)))
+    picked = [files[i] for i in evenly(len(files), min(max(2, PAGE_FILES // share), readable))]
     groups: list[GroupRecord] = []
     smallest: GroupRecord | None = None
     seen, allowance, notices = 0, 0.0, []
     for path in picked:
         allowance += tokens / len(picked)
         try:
-            found = read(path)
+            found, of = read(path, allowance * TOKEN_BYTES)
         except RecordError as error:
             if path.exists():  # else the running job has removed it
                 notices.append(str(error))
@@ -253,7 +358,7 @@ def read_sample(
         allowance -= sum(map(cost, kept))
         groups += kept
         smallest = min([*found, *([smallest] if smallest else [])], key=cost, default=None)
-        seen += len(found)
+        seen += of
     if smallest and not groups:
         groups = [smallest]
     sample = {"groups": len(groups), "of": seen, "files": len(picked), "files_of": len(files)}

@@ -18,8 +18,8 @@ from dew.records import Json
 PAGE = Path(__file__).parent / "page"
 VENDOR = PAGE / "vendor" / "uPlot-1.6.32"
 SCRIPTS = (
-    "dom", "unpack", "credit", "colour", "words", "overview", "series", "chart", "curves", "answers", "columns",
-    "derivation", "compare", "pointer", "picker", "groups", "spread", "main",
+    "dom", "unpack", "state", "credit", "colour", "words", "save", "overview", "series", "chart", "curves", "answers",
+    "columns", "derivation", "compare", "pointer", "tokens", "picker", "groups", "spread", "main",
 )  # fmt: skip
 """Files of page/js, in order of use."""
 
@@ -31,7 +31,8 @@ def write_report(content: Json, out: Path) -> Path:
     return out
 
 
-def page(content: Json) -> str:
+def page(content: Json, live: str = "") -> str:
+    """The page as HTML. `live` is the stamp of the runs if a local server (`dew view`) keeps the page up to date."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined)
@@ -39,7 +40,9 @@ def page(content: Json) -> str:
     return environment.get_template("page.html.j2").render(
         title=content["title"],
         policy=f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; "
-        "base-uri 'none'; form-action 'none'",
+        + ("connect-src 'self'; " if live else "")
+        + "base-uri 'none'; form-action 'none'",
+        live=live,
         style=style,
         script=script,
         blobs=blobs(content),
@@ -50,7 +53,8 @@ def blobs(content: Json) -> list[str]:
     """First everything but the groups' answers, then one blob per group, so that the page opens without them."""
     groups = [group for run in content["runs"] for group in run["groups"]]
     start = _shared({group["prompt"] for group in groups})
-    runs = [{**run, "groups": [_heading(group, start) for group in run["groups"]]} for run in content["runs"]]
+    prompts: dict[str, int] = {}
+    runs = [{**run, "groups": [_heading(group, prompts, start) for group in run["groups"]]} for run in content["runs"]]
     return [_pack({**content, "runs": runs}), *map(_pack, groups)]
 
 
@@ -63,17 +67,11 @@ def _shared(prompts: set[str]) -> int:
     return first.rfind("\n", 0, same) + 1
 
 
-def _heading(group: Json, start: int) -> Json:
-    """The entry in the list of groups."""
-    answers = group["answers"]
-    return {
-        "step": group["step"],
-        "group": group["group"],
-        "prompt": group["prompt"][start : start + 160],
-        "answers": len(answers),
-        "correct": sum(answer["correct"] for answer in answers),
-        "tokens": sum(len(answer["tokens"]) for answer in answers),
-    }
+def _heading(group: Json, prompts: dict[str, int], start: int) -> Json:
+    """The entry in the table of groups. Groups with the same `same` have the same prompt."""
+    same = prompts.setdefault(group["prompt"], len(prompts))
+    prompt = group["prompt"][start : start + 160]
+    return {"step": group["step"], "group": group["group"], "prompt": prompt, "same": same, **group["summary"]}
 
 
 def _dumps(x: Any) -> bytes:
@@ -82,7 +80,7 @@ def _dumps(x: Any) -> bytes:
 
 
 def _pack(x: Any) -> str:
-    return base64.b64encode(gzip.compress(_dumps(x), compresslevel=9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(_dumps(x), compresslevel=6, mtime=0)).decode("ascii")
 
 
 def _script() -> str:

@@ -47,8 +47,12 @@ function strip(answer, longest, signal, scale) {
 }
 
 function facets(answer) {
+  const flips = answer.tokens.filter((_, t) => isFlipped(answer, t)).length;
+  const rewards = Object.entries(answer.rewards || {});
   const facts = [
     `reward ${number(answer.reward)}${answer.extra ? ` ${signed(answer.extra)} charge` : ''}`,
+    rewards.length ? h('span', { class: 'rewards' }, rewards.map(([name, v]) => `${visible(name)} ${number(v)}`).join(' · ')) : null,
+    flips ? h('b', { class: 'flips' }, plural(flips, 'flipped token')) : null,
     onlyText() ? null : plural(answer.tokens.length, 'token'),
     answer.extracted !== null && answer.extracted !== undefined
       ? ['answered ', h('code', {}, brief(answer.extracted))]
@@ -66,18 +70,43 @@ function facets(answer) {
   );
 }
 
+/** Credit of the wrong sign: a penalty in an answer that is better than its group's mean, a reward in a worse one. */
+const isFlipped = (answer, t) => Boolean(answer.advantage && answer.live[t] && answer.advantage[t] * answer.above < 0);
+
+function tokenClass(answer, t, found) {
+  const classes = ['t'];
+  if (isFlipped(answer, t)) classes.push('flip');
+  if (found?.has(t)) classes.push('hit');
+  if (isMarkup(answer.tokens[t])) classes.push('markup');
+  return classes.join(' ');
+}
+
 function tokenSpans(answer, from, to, signal, scale) {
   const spans = [];
+  const found = tokensFound(answer.tokens);
   for (let t = from; t < Math.min(to, answer.tokens.length); t++) {
-    const span = h('span', { class: 't', 'data-t': t }, running(answer.tokens[t]) || '∅');
+    const span = h('span', { class: tokenClass(answer, t, found), 'data-t': t }, running(answer.tokens[t]) || '∅');
     paintToken(span, answer, t, signal, scale);
     spans.push(span);
   }
   return spans;
 }
 
-function answerCard(answer, i, longest) {
-  const body = h('div', { class: 'tokens' }, tokenSpans(answer, 0, FIRST_TOKENS, view.signal, view.scale));
+/** Identical answers together: lists of places, in the order of the first. */
+function folded(group, order) {
+  if (state.fold !== 'yes') return order.map((i) => [i]);
+  const same = new Map();
+  for (const i of order) {
+    const { tokens, correct, reward } = group.answers[i];
+    const key = JSON.stringify([correct, reward, tokens]);
+    same.set(key, [...(same.get(key) || []), i]);
+  }
+  return [...same.values()];
+}
+
+function answerCard(answer, places, longest, scale = view.scale) {
+  const [i] = places;
+  const body = h('div', { class: 'tokens' }, tokenSpans(answer, 0, FIRST_TOKENS, state.signal, scale));
   let shown = FIRST_TOKENS;
   const more = () => {
     const left = answer.tokens.length - shown;
@@ -88,7 +117,7 @@ function answerCard(answer, i, longest) {
         {
           class: 'small more-tokens',
           onclick: (event) => {
-            body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, view.signal, view.scale));
+            body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, state.signal, scale));
             shown += FIRST_TOKENS;
             event.target.replaceWith(more() || '');
           },
@@ -100,8 +129,15 @@ function answerCard(answer, i, longest) {
   return h(
     'article',
     { class: `answer ${answer.correct ? 'right' : 'wrong'}`, 'data-i': i },
-    h('header', {}, outcome(answer), h('span', { class: 'quiet' }, `#${i + 1}`), facets(answer)),
-    strip(answer, longest, view.signal, view.scale),
+    h(
+      'header',
+      {},
+      outcome(answer),
+      places.length > 1 && h('b', { class: 'times', title: `answers ${places.map((k) => k + 1).join(', ')}` }, `× ${places.length}`),
+      h('span', { class: 'quiet' }, places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
+      facets(answer),
+    ),
+    strip(answer, longest, state.signal, scale),
     body,
     more(),
   );
@@ -116,10 +152,10 @@ function orderOf(group) {
     shortest: (a, b) => group.answers[a].tokens.length - group.answers[b].tokens.length,
     reward: (a, b) => group.answers[b].reward - group.answers[a].reward,
     credit: (a, b) => size(b) - size(a),
-  }[view.sort];
+  }[state.sort];
   return group.answers
     .map((_, i) => i)
-    .filter((i) => view.only === 'all' || group.answers[i].correct === (view.only === 'correct'))
+    .filter((i) => state.only === 'all' || group.answers[i].correct === (state.only === 'correct'))
     .sort(by);
 }
 
@@ -130,6 +166,6 @@ function answersView(group) {
   return h(
     'div',
     { class: 'answers' },
-    order.map((i) => answerCard(group.answers[i], i, longest)),
+    folded(group, order).map((places) => answerCard(group.answers[places[0]], places, longest)),
   );
 }

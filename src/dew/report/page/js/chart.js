@@ -1,68 +1,102 @@
 // One chart: uPlot draws the lines; the numbers above them follow the pointer.
 
 const WHOLE_STEPS = [0, 1, 2, 3, 4, 5, 6].flatMap((k) => [1, 2, 5].map((n) => n * 10 ** k));
+const MANY_LINES = 4;
+const HEIGHT = 210;
+const NEAR = 30; // pixels from the pointer to a line
 
 const last = (values) => {
-  for (let i = values.length; i--;) if (values[i] !== null) return values[i];
+  for (let i = values.length; i--; ) if (values[i] !== null) return values[i];
   return null;
 };
+
+/** The place of the logged value that is nearest to step number `at`. */
+function nearest(values, at) {
+  for (let away = 0; away < values.length; away++)
+    for (const i of [at - away, at + away]) if (values[i] !== null && values[i] !== undefined) return i;
+  return null;
+}
 
 const lineMark = ({ colour, dash }) =>
   s(
     'svg',
     { class: 'line-mark', viewBox: '0 0 22 8', 'aria-hidden': 'true' },
-    s('line', {
-      x1: 0,
-      x2: 22,
-      y1: 4,
-      y2: 4,
-      'stroke-dasharray': dash.join(' ') || null,
-      '--stroke': `var(${colour})`,
-    }),
+    s('line', { x1: 0, x2: 22, y1: 4, y2: 4, 'stroke-dasharray': dash.join(' ') || null, '--stroke': `var(${colour})` }),
   );
 
-/** A dotted line where the run raised an alarm. */
+/** A dotted, named line where a run first raised an alarm. */
 function marks(u, runs) {
   const { ctx } = u;
+  const hidden = hiddenRuns();
+  const first = new Map();
+  runs.forEach((run, r) => {
+    if (!hidden.has(r)) for (const { alarm, step } of run.alarms) if (!first.has(alarm)) first.set(alarm, step);
+  });
+  const pixel = window.devicePixelRatio;
   ctx.save();
-  ctx.strokeStyle = css('--alarm');
-  ctx.setLineDash([3, 4]);
-  for (const { step } of runs.flatMap((run) => run.alarms)) {
+  ctx.strokeStyle = ctx.fillStyle = css('--alarm');
+  ctx.setLineDash([3 * pixel, 4 * pixel]);
+  ctx.font = `${11 * pixel}px system-ui, sans-serif`;
+  [...first].forEach(([alarm, step], k) => {
     const x = u.valToPos(step, 'x', true);
-    if (!(x >= u.bbox.left && x <= u.bbox.left + u.bbox.width)) continue;
+    if (!(x >= u.bbox.left && x <= u.bbox.left + u.bbox.width)) return;
     ctx.beginPath();
     ctx.moveTo(x, u.bbox.top);
     ctx.lineTo(x, u.bbox.top + u.bbox.height);
     ctx.stroke();
-  }
+    const name = visible(String(alarm)).replace(/_/g, ' ').slice(0, 30);
+    const left = x + ctx.measureText(name).width + 6 * pixel > u.bbox.left + u.bbox.width;
+    ctx.textAlign = left ? 'right' : 'left';
+    ctx.fillText(name, x + (left ? -4 : 4) * pixel, u.bbox.top + (10 + 13 * (k % 4)) * pixel);
+  });
   ctx.restore();
+}
+
+function chartCsv(runs, names) {
+  const rows = runs.flatMap((run, r) =>
+    (run.metrics.step || []).map((step, i) => [run.name, arms()[armOf(r)].label, step, ...names.map((n) => run.metrics[n]?.[i])]),
+  );
+  return [['run', 'arm', 'step', ...names], ...rows];
 }
 
 function chart(runs, title, names, note, log) {
   const box = h('div', { class: 'plot' });
   const values = h('div', { class: 'plot-lines' });
+  const chartState = { log: false, plot: null, drawn: false };
   const logButton = h(
     'button',
-    { class: 'small', 'aria-pressed': String(Boolean(log)), title: 'Logarithmic axis' },
+    {
+      class: 'small',
+      'aria-pressed': 'false',
+      title: 'Logarithmic axis',
+      onclick: () => {
+        chartState.log = !chartState.log;
+        draw();
+      },
+    },
     'log',
   );
   const frame = h(
     'figure',
-    { class: 'chart' },
-    h('figcaption', {}, h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)), logButton),
+    { class: 'chart', 'data-metrics': names.join(' ') },
+    h(
+      'figcaption',
+      {},
+      h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)),
+      h('span', { class: 'buttons' }, logButton, saveButtons(title, () => chartCsv(runs, names), () => box.querySelector('canvas'))),
+    ),
     values,
     box,
   );
-  const state = {
-    log: Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0))),
-    plot: null,
-  };
+  chartState.log = Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0)));
 
   function draw() {
-    const zoom = state.plot && state.plot.scales.x;
-    state.plot?.destroy();
+    const zoom = chartState.plot && chartState.plot.scales.x;
+    chartState.plot?.destroy();
+    chartState.drawn = true;
+    logButton.setAttribute('aria-pressed', String(chartState.log));
     const [steps, found] = linesOf(runs, names);
-    const fit = (ys) => (state.log ? ys.map((y) => (y > 0 ? y : null)) : ys);
+    const fit = (ys) => (chartState.log ? ys.map((y) => (y > 0 ? y : null)) : ys);
     const data = [steps];
     const series = [{}];
     const bands = [];
@@ -73,7 +107,7 @@ function chart(runs, title, names, note, log) {
         series.push({ ...edge }, { ...edge });
         bands.push({ series: [series.length - 2, series.length - 1], fill: `${css(line.colour)}33` });
       }
-      if (line.values !== line.raw && !line.low) {
+      if (line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES) {
         data.push(fit(line.raw));
         series.push({ stroke: `${css(line.colour)}40`, width: 1, spanGaps: true, points: { show: false } });
       }
@@ -94,52 +128,78 @@ function chart(runs, title, names, note, log) {
       ticks: { show: false },
       font: '12px system-ui, sans-serif',
     };
-    const show = (at) =>
+    let near = null; // the line nearest to the pointer
+    const metrics = found.length > MANY_LINES && names.length > 1 ? names : [];
+    const key = metrics.map((name, d) =>
+      h('span', { class: 'plot-key' }, lineMark({ colour: '--quiet', dash: DASHES[d % DASHES.length] }), visible(name.split('/').pop())),
+    );
+    const show = (at) => {
+      const chosen = found.length <= MANY_LINES ? found : found.filter((line) => line === near);
       values.replaceChildren(
         h('span', { class: 'quiet' }, at === null ? 'last' : `step ${whole(steps[at])}`),
-        ...found.map((line) =>
-          h(
+        ...(chosen.length || !found.length ? [] : [...key, h('span', { class: 'quiet' }, `${found.length} lines: point at one`)]),
+        ...chosen.map((line) => {
+          const i = at === null ? null : nearest(line.raw, at);
+          const off = i !== null && i !== at ? ` (step ${whole(steps[i])})` : '';
+          return h(
             'span',
             { class: 'plot-line' },
             lineMark(line),
-            `${line.label} `,
-            h('b', {}, number(at === null ? last(line.raw) : line.raw[at])),
-          ),
-        ),
+            `${visible(line.label)} `,
+            h('b', {}, number(at === null ? last(line.raw) : i === null ? null : line.raw[i])),
+            off && h('span', { class: 'quiet' }, off),
+          );
+        }),
       );
-    state.plot = new uPlot(
+    };
+    const point = (u) => {
+      const at = u.cursor.idx ?? null;
+      const away = (line) => {
+        const i = nearest(line.values, at);
+        return i === null ? Infinity : Math.abs(u.valToPos(line.values[i], 'y') - u.cursor.top);
+      };
+      const before = near;
+      near = at === null ? null : found.reduce((best, line) => (!best || away(line) < away(best) ? line : best), null);
+      if (near && away(near) > NEAR) near = null;
+      if (near !== before && found.length > 1) u.setSeries(near ? near.index : null, { focus: true });
+      show(at);
+    };
+    chartState.plot = new uPlot(
       {
         width: Math.max(260, box.clientWidth || 420),
-        height: 210,
+        height: HEIGHT,
         legend: { show: false },
         series,
         bands,
+        focus: { alpha: 0.3 },
         cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: { size: 7 } },
-        scales: { x: { time: false }, y: state.log ? { distr: 3 } : {} },
+        scales: {
+          x: { time: false },
+          y: chartState.log ? { distr: 3 } : names.every((n) => shares(n) && !n.startsWith('clip/')) ? { range: [0, 1] } : {},
+        },
         axes: [
           { ...axis, size: 30, incrs: WHOLE_STEPS },
           { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
         ],
-        hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)], draw: [(u) => marks(u, runs)] },
+        hooks: { setCursor: [point], draw: [(u) => marks(u, runs)] },
       },
       data,
       box,
     );
     show(null);
-    if (zoom && curvesState.zoomed) state.plot.setScale('x', { min: zoom.min, max: zoom.max });
-    const lastValues = found.map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');
+    if (zoom && curvesState.zoomed) chartState.plot.setScale('x', { min: zoom.min, max: zoom.max });
+    const lastValues = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`);
     box.setAttribute('role', 'img');
-    box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues}`);
+    box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues.join(', ')}`);
   }
-  logButton.addEventListener('click', () => {
-    state.log = !state.log;
-    logButton.setAttribute('aria-pressed', String(state.log));
-    draw();
-  });
   curvesState.plots.push({
     draw,
-    box,
-    resize: () => box.offsetParent && state.plot?.setSize({ width: Math.max(260, box.clientWidth), height: 210 }),
+    frame,
+    stale: () => {
+      chartState.drawn = false;
+    },
+    ensure: () => chartState.drawn || draw(),
+    resize: () => box.offsetParent && chartState.plot?.setSize({ width: Math.max(260, box.clientWidth), height: HEIGHT }),
   });
   return frame;
 }

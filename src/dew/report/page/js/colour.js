@@ -106,7 +106,7 @@ function paint(element, [hue, deep]) {
   element.style.setProperty('--deep', `${deep.toFixed(1)}%`);
 }
 
-function legend(scale, note) {
+function legend(scale, note, flips) {
   const bars = scale.legend.map(({ hue, from, to }) =>
     h(
       'span',
@@ -121,5 +121,6 @@ function legend(scale, note) {
     { class: 'legend', role: 'img', 'aria-label': `Colour scale. ${note}` },
     bars,
     h('span', { class: 'quiet' }, note),
+    flips && h('span', { class: 'quiet' }, h('span', { class: 't flip' }, 'underlined'), ': flipped, credit of the wrong sign'),
   );
 }

@@ -24,10 +24,18 @@ function sideRow(group, places, correct) {
   );
 }
 
-function columnCell(answer, t) {
+const SURE = 0.01;
+
+/** Whether the policy was certain everywhere at this position: weights there compare rounding noise. */
+function isSure(group, t) {
+  const values = known(group.answers.map((a) => (t < a.tokens.length && a.live[t] && a.entropy ? a.entropy[t] : null)));
+  return values.length > 0 && values.every((H) => H < SURE);
+}
+
+function columnCell(answer, t, sure) {
   if (t >= answer.tokens.length) return h('td', { class: 'over' });
-  const box = h('td', { class: 't', 'data-t': t }, brief(answer.tokens[t]));
-  paintToken(box, answer, t, view.signal, view.scale);
+  const box = h('td', { class: `${tokenClass(answer, t)}${sure ? ' sure' : ''}`, 'data-t': t }, brief(answer.tokens[t]));
+  paintToken(box, answer, t, state.signal, view.scale);
   return box;
 }
 
@@ -36,6 +44,7 @@ function columnsView(group) {
   const from = Math.min(view.column, Math.max(0, longest - 1));
   const to = Math.min(longest, from + COLUMNS);
   const places = Array.from({ length: to - from }, (_, k) => from + k);
+  const sures = new Set(places.filter((t) => isSure(group, t)));
   const order = orderOf(group).sort((a, b) => group.answers[b].correct - group.answers[a].correct);
   const turn = (start) => {
     view.column = Math.max(0, start);
@@ -54,7 +63,7 @@ function columnsView(group) {
       ),
     h(
       'div',
-      { class: 'scroll-x', tabindex: 0, 'aria-label': 'Answers by position' },
+      { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Answers by position' },
       h(
         'table',
         { class: 'grid' },
@@ -65,7 +74,11 @@ function columnsView(group) {
             'tr',
             {},
             h('th', {}, 'position'),
-            places.map((t) => h('th', { scope: 'col' }, String(t + 1))),
+            places.map((t) => {
+              const sure = sures.has(t);
+              const title = sure ? `every entropy at position ${t + 1} is below ${SURE} nats` : null;
+              return h('th', { scope: 'col', class: sure ? 'sure' : null, title }, String(t + 1));
+            }),
           ),
           sideRow(group, places, true),
           sideRow(group, places, false),
@@ -78,7 +91,7 @@ function columnsView(group) {
               'tr',
               { 'data-i': i, class: group.answers[i].correct ? 'right' : 'wrong' },
               h('th', { scope: 'row' }, outcome(group.answers[i]), ` #${i + 1}`),
-              places.map((t) => columnCell(group.answers[i], t)),
+              places.map((t) => columnCell(group.answers[i], t, sures.has(t))),
             ),
           ),
         ),
@@ -87,7 +100,8 @@ function columnsView(group) {
     h(
       'p',
       { class: 'quiet' },
-      'A token is compared with the tokens in its column that belong to answers of the same outcome.',
+      'A token is compared with the tokens in its column that belong to answers of the same outcome. ',
+      `Hatched positions: every entropy is below ${SURE} nats, so the weights there compare rounding noise.`,
     ),
   );
 }

@@ -109,12 +109,23 @@ function compareControls(settings) {
     choice(
       'Pool',
       [
-        ['group', 'group (default)'],
+        ['group', 'group'],
         ['joint', 'joint'],
         ['sign', 'sign (unlearns)'],
+        ['outcome', 'outcome (keeps signs)'],
       ],
       settings.pool,
       (v) => set('pool', v),
+    ),
+    choice(
+      'Spread',
+      [
+        ['both', 'both outcomes'],
+        ['correct', 'correct only'],
+        ['wrong', 'wrong only'],
+      ],
+      settings.spread,
+      (v) => set('spread', v),
     ),
     h(
       'button',

@@ -3,11 +3,21 @@
 //   x = H on O⁺, 1/H on O⁻      weight = x / mean(x over its comparison set)
 //   r̃ = ±(α1 + α2 · weight) + charge      A = (r̃ − mean) / (std + 1e-4)
 //
+// With pool 'outcome', A = GRPO's advantage of the answer · |r̃| / (α1 + α2), and its sign takes the place of the outcome.
+//
 // The same as dew.credit computes; tests hold the two together.
 
 const FLOOR = 1e-6;
 const STD_EPS = 1e-4;
-const PAPER = { alpha1: 1, alpha2: 0.1, compare: 'column', average: 'arithmetic', pool: 'group', entropy_clip: null };
+const PAPER = {
+  alpha1: 1,
+  alpha2: 0.1,
+  compare: 'column',
+  average: 'arithmetic',
+  pool: 'group',
+  spread: 'both',
+  entropy_clip: null,
+};
 
 const sum = (xs) => xs.reduce((a, b) => a + b, 0);
 
@@ -53,8 +63,13 @@ function shape(entries, one, two, settings, signal) {
   for (const entry of entries) {
     entry.peers = sets.get(entry.set).length;
     entry.mean = means.get(entry.set);
-    entry.weight = entry.x / entry.mean;
+    const spreads = settings.spread === 'both' || (settings.spread === 'correct') === entry.correct;
+    entry.weight = spreads ? entry.x / entry.mean : 1;
     entry.reward = (entry.correct ? 1 : -1) * (one + two * entry.weight) + entry.charge;
+  }
+  if (settings.pool === 'outcome') {
+    for (const entry of entries) entry.advantage = (entry.relative * Math.abs(entry.reward)) / (one + two);
+    return entries;
   }
   const pool = pools(entries, settings.pool);
   for (const entry of entries) {
@@ -68,24 +83,36 @@ const hasSignal = (group) => new Set(group.answers.map((a) => a.correct)).size >
 const hasEntropy = (group) =>
   group.answers.every((a) => a.entropy && a.entropy.every((x, t) => x !== null || !a.live[t]));
 
+/** Each answer's side, GRPO advantage and charge. With pool 'outcome', answers at the group's mean have no side. */
+function sidesOf(group, settings) {
+  const relative = grpo(group);
+  const size = Math.max(...relative.map(({ reward }) => Math.abs(reward)));
+  return group.answers.map((answer, i) => {
+    if (settings.pool !== 'outcome') return { correct: answer.correct, charge: answer.extra || 0 };
+    const { reward, pool, advantage } = relative[i];
+    const differs = Math.abs(reward - pool.mean) > 1e-5 * size;
+    return { correct: advantage > 0, relative: differs ? advantage : 0, outcome: relative[i], charge: 0, none: !differs };
+  });
+}
+
+const entryOf = (side, H, place) => ({ ...side, H, x: side.correct ? H : 1 / H, set: `${side.correct}${place}` });
+const nothing = (side, H) => ({ ...side, H, weight: 0, reward: 0, advantage: 0 });
+
 /** One entry per live token: entries[i][t], undefined where a token does not train. */
 function gtpo(group, settings) {
   const table = group.answers.map(() => []);
   const flat = [];
+  const sides = sidesOf(group, settings);
   group.answers.forEach((answer, i) =>
     answer.tokens.forEach((_, t) => {
       if (!answer.live[t]) return;
       const H = floored(answer.entropy[t], settings.entropy_clip);
-      const place = { column: t, row: i, matrix: 0 }[settings.compare];
-      const entry = {
-        correct: answer.correct,
-        H,
-        x: answer.correct ? H : 1 / H,
-        set: `${answer.correct}${place}`,
-        charge: answer.extra || 0,
-      };
-      table[i][t] = entry;
-      flat.push(entry);
+      if (sides[i].none) {
+        table[i][t] = nothing(sides[i], H);
+        return;
+      }
+      table[i][t] = entryOf(sides[i], H, { column: t, row: i, matrix: 0 }[settings.compare]);
+      flat.push(table[i][t]);
     }),
   );
   shape(flat, settings.alpha1, settings.alpha2, settings, hasSignal(group));
@@ -94,22 +121,17 @@ function gtpo(group, settings) {
 
 /** One entry per answer, undefined where no token of it trains. */
 function grpoS(group, settings) {
-  const entries = group.answers.map((answer) => {
+  const sides = sidesOf(group, settings);
+  const entries = group.answers.map((answer, i) => {
     const live = answer.tokens.map((_, t) => t).filter((t) => answer.live[t]);
     if (!live.length) return undefined;
     const H = mean(
       live.map((t) => floored(answer.entropy[t], settings.entropy_clip)),
       settings.average,
     );
-    return {
-      correct: answer.correct,
-      H,
-      x: answer.correct ? H : 1 / H,
-      set: answer.correct,
-      charge: answer.extra || 0,
-    };
+    return sides[i].none ? nothing(sides[i], H) : entryOf(sides[i], H, '');
   });
-  shape(entries.filter(Boolean), settings.alpha1, settings.alpha2, settings, hasSignal(group));
+  shape(entries.filter((entry) => entry && !entry.none), settings.alpha1, settings.alpha2, settings, hasSignal(group));
   return entries;
 }
 
@@ -152,5 +174,5 @@ function methodOf(group) {
   const name = String(group.algorithm || '')
     .toLowerCase()
     .replace(/[^a-z]/g, '');
-  return { gtpo: 'GTPO', grpos: 'GRPO-S', grpo: 'GRPO', dapo: 'GRPO' }[name] || null;
+  return { gtpo: 'GTPO', dew: 'GTPO', grpos: 'GRPO-S', grpo: 'GRPO', dapo: 'GRPO' }[name] || null;
 }

@@ -1,9 +1,10 @@
-// Curves: one chart per question. One run: a colour per metric. Several: a colour per run, a dash per metric.
+// Curves: one chart per question. One run: a colour per metric. Several: a colour per arm, a dash per metric.
 
 const CHARTS = [
   ['Reward', /^(reward|accuracy)$/, 'mean reward, and the share of correct answers'],
   ['Parts of the reward', /^reward\/(?!.*\/std$)/, 'each reward function separately'],
   ['Pass@k', /^eval\/(pass|mean)@/, 'on held-out problems'],
+  ['Flipped tokens', /^credit\/flipped_share$/, 'share of tokens with credit of the wrong sign'],
   ['Entropy', /^entropy(\/(correct|wrong))?$/, 'a slow decrease is normal; near 0 all answers are the same'],
   ['Length', /^length\/(mean|correct|wrong)$/, 'tokens per answer'],
   ['Truncated answers', /^length\/truncated_share$/, 'share that reached the length limit'],
@@ -23,50 +24,106 @@ const CHARTS = [
   ['Gradient norm', /^grad_norm$/, '0 means that nothing is learned', true],
 ];
 
-const redraw = () => curvesState.plots.filter(({ box }) => box.offsetParent).forEach(({ draw }) => draw());
+/** Draw the charts that can be seen, and the others when they come into view. */
+function redraw() {
+  for (const plot of curvesState.plots) plot.stale();
+  drawVisible();
+}
+
+function drawVisible() {
+  for (const { frame, ensure } of curvesState.plots) {
+    const { top, bottom, width } = frame.getBoundingClientRect();
+    if (width && bottom > -200 && top < window.innerHeight + 200) ensure();
+  }
+}
 
 function curvesNote(runs) {
   const thinned = runs.filter((run) => run.sample.steps < run.sample.steps_of);
-  const sample = thinned.map((run) => ` ${whole(run.sample.steps)} of ${whole(run.sample.steps_of)} steps are shown.`);
-  return `Faint lines and numbers are not smoothed. Drag to zoom, double-click to reset. Dotted vertical lines are alarms.${sample.join('')}`;
+  const sample = thinned.length
+    ? ` ${whole(thinned[0].sample.steps)} of ${whole(thinned[0].sample.steps_of)} steps are shown.`
+    : '';
+  const band = isMerged() ? ' Lines are means over the seeds of an arm, bands one standard deviation.' : '';
+  return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${band}${sample}`;
 }
 
-function curveControls(runs) {
+/** One entry per line; a click hides it or shows it again. */
+function runLegend(redo) {
+  const hidden = hiddenRuns();
+  const sets = lineSets();
+  if (sets.length < 2) return null;
+  const toggle = (members) => {
+    const now = hiddenRuns();
+    for (const r of members) if (!now.delete(r)) now.add(r);
+    set({ hide: [...now].sort((a, b) => a - b).join('.') });
+    redo();
+  };
+  return h(
+    'div',
+    { class: 'run-key', role: 'group', 'aria-label': 'Show or hide runs' },
+    sets.map((members) =>
+      h(
+        'button',
+        { class: 'chip', 'aria-pressed': String(!hidden.has(members[0])), onclick: () => toggle(members) },
+        h('span', { class: 'dot', '--mark': `var(${colourOf(members[0])})` }),
+        visible(setName(members)),
+        members.length > 1 && h('span', { class: 'quiet' }, ` × ${members.length}`),
+      ),
+    ),
+  );
+}
+
+function curveControls(runs, bar) {
+  const redo = () => {
+    const at = bar.contains(document.activeElement) ? [...bar.querySelectorAll('button')].indexOf(document.activeElement) : -1;
+    bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
+    if (at >= 0) bar.querySelectorAll('button')[at]?.focus();
+    redraw();
+  };
   const smoothing = h('input', {
     type: 'range',
     min: 0,
-    max: 0.98,
-    step: 0.02,
-    value: curvesState.smooth,
+    max: 1,
+    step: 0.05,
+    value: state.smooth,
     id: 'smooth',
+    oninput: (event) => {
+      set({ smooth: event.target.value });
+      redraw();
+    },
   });
-  smoothing.addEventListener('input', () => {
-    curvesState.smooth = Number(smoothing.value);
-    redraw();
-  });
-  const merge = (value) => {
-    curvesState.merge = value === 'merge';
-    redraw();
-  };
   const ways = [
     ['each', 'each run'],
-    ['merge', 'mean ± standard deviation'],
+    ['mean', 'mean ± standard deviation'],
   ];
-  const key = runs.map((run, r) => h('span', {}, runMark(r), visible(run.name)));
-  return h(
-    'div',
-    { class: 'controls' },
+  const several = arms().some((arm) => arm.runs.length > 1);
+  return [
     h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), smoothing),
-    seedSets(runs).some((set) => set.length > 1) && choice('Seeds', ways, 'each', merge),
-    runs.length > 1 && h('div', { class: 'run-key' }, key),
+    several &&
+      choice('Seeds', ways, isMerged() ? 'mean' : 'each', (value) => {
+        set({ seeds: value, hide: '' });
+        redo();
+      }),
+    runLegend(redo),
     h('span', { class: 'quiet' }, curvesNote(runs)),
+  ];
+}
+
+/** Metrics without those that repeat an earlier one in every run, as the only part of a reward does. */
+function distinct(runs, names) {
+  const equal = (a, b) => a === b || (a && b && a.length === b.length && a.every((v, i) => v === b[i]));
+  return names.filter(
+    (name, k) => !names.slice(0, k).some((other) => runs.every((run) => equal(run.metrics[name], run.metrics[other]))),
   );
 }
 
 function curves({ runs }) {
-  const all = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter(
-    (name) => name !== 'step' && name !== 'time',
+  const all = distinct(
+    runs,
+    [...new Set(['accuracy', ...runs.flatMap((run) => Object.keys(run.metrics))])].filter(
+      (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]),
+    ),
   );
+  curvesState.plots = [];
   if (!all.length)
     return h(
       'div',
@@ -80,7 +137,7 @@ function curves({ runs }) {
   });
   const more = h(
     'details',
-    { class: 'more', ontoggle: redraw },
+    { class: 'more', ontoggle: () => drawVisible() },
     h('summary', {}, `Other metrics (${rest.length})`),
     h(
       'div',
@@ -88,16 +145,26 @@ function curves({ runs }) {
       rest.map((name) => chart(runs, name, [name], '')),
     ),
   );
-  const page = h(
-    'div',
-    { class: 'page wide' },
-    curveControls(runs),
-    h('div', { class: 'charts' }, main),
-    rest.length > 0 && more,
-  );
-  page.shown = redraw;
+  const bar = h('div', { class: 'controls' });
+  bar.append(...curveControls(runs, bar).filter(Boolean));
+  const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
+  page.shown = () => {
+    bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
+    redraw();
+    const wanted = state.chart && curvesState.plots.find(({ frame }) => frame.dataset.metrics.split(' ').some((n) => n.startsWith(state.chart)));
+    for (const { frame } of curvesState.plots) frame.classList.toggle('wanted', frame === wanted?.frame);
+    if (!wanted) return;
+    if (more.contains(wanted.frame)) more.open = true;
+    wanted.frame.scrollIntoView({ block: 'center' });
+    drawVisible();
+  };
   page.addEventListener('mouseup', () => (curvesState.zoomed = true));
   page.addEventListener('dblclick', () => (curvesState.zoomed = false));
-  window.addEventListener('resize', () => curvesState.plots.forEach(({ resize }) => resize()));
   return page;
 }
+
+window.addEventListener('scroll', drawVisible, { passive: true });
+window.addEventListener('resize', () => {
+  for (const { resize } of curvesState.plots) resize();
+  drawVisible();
+});

@@ -27,6 +27,19 @@ function signalTable(answer, t) {
 }
 
 function poolSteps(entry, settings, things) {
+  if (settings.pool === 'outcome') {
+    const { reward, pool } = entry.outcome;
+    const total = settings.alpha1 + settings.alpha2;
+    return [
+      step(
+        'Advantage of the answer',
+        `(${number(reward)} − ${bracketed(pool.mean)}) / (${number(pool.std)} + 0.0001)`,
+        entry.relative,
+        `its reward, relative to the ${plural(pool.count, 'answer')} of the group`,
+      ),
+      step('Advantage', `${number(entry.relative)} · ${number(Math.abs(entry.reward))} / ${number(total)}`, entry.advantage),
+    ];
+  }
   const { mean: m, std, count } = entry.pool;
   const over = {
     group: `over all ${plural(count, things)} of the group, those of the other outcome counted as 0`,
@@ -44,6 +57,9 @@ function poolSteps(entry, settings, things) {
 }
 
 function weightSteps(entry, settings, [one, two, H], peers) {
+  if (entry.none) return [step('Reward', 'equal to the mean of the group', null, 'so it gets no credit')];
+  if (settings.spread !== 'both' && (settings.spread === 'correct') !== entry.correct)
+    return [step('Weight', 'not distributed by entropy on this side', 1)];
   const sign = entry.correct ? '' : '−';
   const charge = entry.charge ? [' + charge', ` ${signed(entry.charge)}`] : ['', ''];
   const put = `${sign}(${number(settings.alpha1)} + ${number(settings.alpha2)} · ${number(entry.weight)})${charge[1]}`;
@@ -148,8 +164,9 @@ function derivation(group, i, t) {
   return [
     ...head,
     h('h4', {}, method ? `${visible(String(group.algorithm)).toUpperCase()}, step by step` : 'With GTPO'),
-    hasSignal(group) ? h('ol', { class: 'steps' }, steps) : h('ol', { class: 'steps' }, steps.slice(0, -1)),
+    hasSignal(group) || settings.pool === 'outcome' ? h('ol', { class: 'steps' }, steps) : h('ol', { class: 'steps' }, steps.slice(0, -1)),
     !hasSignal(group) &&
+      settings.pool !== 'outcome' &&
       h(
         'p',
         {},

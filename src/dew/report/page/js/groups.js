@@ -1,46 +1,4 @@
-// Choose a step and a prompt; read its answers. Owns the address: #step=120&group=3.
-
-const view = {
-  report: null,
-  all: [], // every group of the page, and the place of the open one
-  n: 0,
-  group: null, // the open group itself
-  mode: 'text', // or columns, methods
-  signal: 'advantage',
-  scale: null, // its colours over the open group
-  stretched: true,
-  only: 'all', // which answers, in which order
-  sort: 'given',
-  column: 0, // first position of the column view
-  compared: {}, // answers chosen for the view of the three methods, and its settings if changed
-  what: null,
-  pinned: null, // the token that was clicked, and the one under the pointer
-  hovered: null,
-  search: '', // what the list of groups is narrowed to
-  hits: null,
-  outcomes: 'all',
-  parts: {},
-};
-
-/** Every group of every run: {run, r, head, n}; n counts over all runs, as the packed lines do. */
-function allGroups(report) {
-  let n = 0;
-  return report.runs.flatMap((run, r) => run.groups.map((head) => ({ run, r, head, n: n++ })));
-}
-
-const addressOf = ({ r, head }) =>
-  `#step=${head.step}&group=${head.group}${view.report.runs.length > 1 ? `&run=${r + 1}` : ''}`;
-
-/** The group that an address names; where the page lacks that step, one of the nearest step. */
-function findAddress(hash) {
-  const wish = new URLSearchParams(hash.replace(/^#/, ''));
-  if (!wish.has('step')) return null;
-  const run = view.all.filter((g) => g.r === Number(wish.get('run') || 1) - 1);
-  const away = (g) => Math.abs(g.head.step - Number(wish.get('step')));
-  const least = Math.min(...run.map(away));
-  const near = run.filter((g) => away(g) === least);
-  return near.find((g) => g.head.group === Number(wish.get('group') || 0)) || near[0] || null;
-}
+// Choose a group in the table; read its answers, by position, by method, or beside the same prompt elsewhere.
 
 const available = (group) => Object.keys(SIGNALS).filter((name) => group.answers.some((answer) => answer[name]));
 
@@ -50,13 +8,16 @@ async function openGroup(place) {
   const group = await groupAt(place.n);
   if (view.n !== place.n) return;
   view.group = group;
-  if (other) {
-    Object.assign(view, { column: 0, compared: {}, what: null });
-    pin(null);
-  }
-  if (!available(group).includes(view.signal)) view.signal = available(group)[0] || 'advantage';
-  showGroup();
-  markCurrent();
+  if (other) Object.assign(view, { column: 0, compared: {}, what: null });
+  if (!available(group).includes(state.signal)) state.signal = available(group)[0] || 'advantage';
+  const [i, t] = state.token.split('.').map((k) => Number(k) - 1);
+  view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
+  if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
+  else markCurrent();
+  await showGroup();
+  tell(view.pinned);
+  if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
+  remember();
 }
 
 /** Mean |r̃| of both sides, beside the α₁ + α₂ that weighting must keep. */
@@ -86,13 +47,31 @@ function massLine(group) {
   );
 }
 
+/** The prompt by turns; system turns and the raw text with its markup are folded. */
+function promptBlock(prompt) {
+  const turns = turnsOf(prompt);
+  const markup = turns.some(({ role }) => role) || plain(prompt) !== prompt.trim();
+  const body = turns.map(({ role, text }) =>
+    role === 'system'
+      ? h('details', {}, h('summary', {}, `system (${plural(text.length, 'character')})`), marked(visible(text)))
+      : h('div', {}, role && role !== 'user' ? h('span', { class: 'role' }, `${role} `) : null, marked(visible(text))),
+  );
+  return h(
+    'div',
+    { class: 'prompt', tabindex: 0, role: 'region', 'aria-label': 'Prompt' },
+    body.length ? body : '(the prompt was not recorded)',
+    markup && h('details', { class: 'raw' }, h('summary', {}, 'with chat markup'), visible(prompt)),
+  );
+}
+
 function groupHeading(group) {
   const right = group.answers.filter((a) => a.correct).length;
+  const { head, r } = view.all[view.n];
   return h(
     'header',
     { class: 'group-title' },
-    h('h2', {}, `Step ${whole(group.step)}, group ${group.group}`),
-    h('p', { class: 'prompt' }, visible(group.prompt) || '(the prompt was not recorded)'),
+    h('h2', {}, view.report.runs.length > 1 && runMark(r), `Step ${whole(group.step)}, group ${group.group}`),
+    promptBlock(group.prompt),
     h(
       'p',
       { class: 'facets' },
@@ -100,22 +79,30 @@ function groupHeading(group) {
         group.gold !== null ? h('span', {}, 'gold answer ', h('code', {}, brief(group.gold))) : null,
         h('span', {}, h('b', {}, `${right} of ${group.answers.length}`), ' correct'),
         group.algorithm ? h('span', {}, visible(String(group.algorithm))) : null,
+        head.flipped ? h('b', { class: 'flips' }, plural(head.flipped, 'flipped token')) : null,
+        head.sure > 0.005 ? h('span', {}, `${percent(head.sure)} of the tokens with entropy near 0`) : null,
         massLine(group),
       ]),
     ),
   );
 }
 
+function answersCsv(group) {
+  const names = available(group);
+  const rows = group.answers.flatMap((answer, i) =>
+    answer.tokens.map((token, t) => [
+      i + 1, answer.correct, answer.reward, t + 1, token, isFlipped(answer, t), ...names.map((name) => answer[name]?.[t]),
+    ]),
+  );
+  return [['answer', 'correct', 'reward', 'position', 'token', 'flipped', ...names], ...rows];
+}
+
 function groupControls(group) {
   const change = (name) => (value) => {
-    view[name] = value;
+    set({ [name]: value });
     showGroup();
   };
-  const modes = [
-    ['text', 'Answers'],
-    ['columns', 'Columns'],
-    ['methods', 'GRPO · GRPO-S · GTPO'],
-  ];
+  const modes = MODES.filter(([mode]) => mode !== 'same' || sameGroups().length > 1);
   const segments = (label, key, entries, current, act) =>
     h(
       'div',
@@ -131,13 +118,13 @@ function groupControls(group) {
   return h(
     'div',
     { class: 'controls', id: 'group-controls' },
-    segments('View', 'data-mode', modes, view.mode, change('mode')),
-    view.mode !== 'methods' && [
+    segments('View', 'data-mode', modes, state.mode, change('mode')),
+    state.mode !== 'methods' && [
       segments(
         'Colour by',
         'data-signal',
         available(group).map((name) => [name, SIGNALS[name].label, SIGNALS[name].note]),
-        view.signal,
+        state.signal,
         change('signal'),
       ),
       choice(
@@ -147,7 +134,7 @@ function groupControls(group) {
           ['correct', 'correct only'],
           ['wrong', 'wrong only'],
         ],
-        view.only,
+        state.only,
         change('only'),
       ),
       choice(
@@ -159,35 +146,89 @@ function groupControls(group) {
           ['reward', 'by reward'],
           ['credit', 'by mean |credit|'],
         ],
-        view.sort,
+        state.sort,
         change('sort'),
       ),
-      SIGNALS[view.signal].scale === 'signed' &&
+      SIGNALS[state.signal].scale === 'signed' &&
         choice(
-          'Depth',
+          'Colour',
           [
-            ['yes', 'stretched to the range'],
-            ['no', 'from zero'],
+            ['size', 'proportional'],
+            ['contrast', 'contrast'],
           ],
-          view.stretched ? 'yes' : 'no',
-          (v) => change('stretched')(v === 'yes'),
+          state.depth,
+          change('depth'),
+        ),
+      state.mode === 'text' &&
+        choice(
+          'Identical answers',
+          [
+            ['yes', 'folded'],
+            ['no', 'each'],
+          ],
+          state.fold,
+          change('fold'),
         ),
     ],
+    saveButtons(`step-${group.step}-group-${group.group}`, () => answersCsv(group)),
   );
 }
 
-function showGroup() {
+const MODES = [
+  ['text', 'Answers'],
+  ['columns', 'Columns'],
+  ['methods', 'GRPO · GRPO-S · GTPO'],
+  ['same', 'Same prompt'],
+];
+
+/** Every group of the page with the prompt of the open one, by run and step. */
+const sameGroups = () => view.all.filter((g) => g.head.same === view.all[view.n].head.same);
+
+/** The same prompt in other runs and steps, side by side. */
+async function sameView() {
+  const places = sameGroups();
+  const loaded = await Promise.all(places.slice(0, 6).map(({ n }) => groupAt(n)));
+  const columns = loaded.map((group, k) => {
+    const place = places[k];
+    const longest = Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
+    const scale = scaleOf(group, state.signal, state.depth === 'contrast');
+    return h(
+      'section',
+      { class: 'same-column' },
+      h('h3', {}, view.report.runs.length > 1 && runMark(place.r), h('a', { href: addressOf(place) }, `step ${whole(group.step)}, group ${group.group}`)),
+      h('p', { class: 'quiet' }, `${place.head.correct} of ${place.head.answers} correct`),
+      folded(group, orderOf(group)).map((members) => {
+        const card = answerCard(group.answers[members[0]], members, longest, scale);
+        card.removeAttribute('data-i'); // tokens of other groups have no derivation here
+        return card;
+      }),
+    );
+  });
+  const left = places.length - loaded.length;
+  return h(
+    'div',
+    {},
+    h('div', { class: 'same scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Groups with the same prompt' }, columns),
+    left > 0 && h('p', { class: 'quiet' }, `${plural(left, 'more group')} with this prompt.`),
+  );
+}
+
+async function showGroup() {
   const { group, parts } = view;
   if (!group) return;
-  const signal = SIGNALS[view.signal];
-  view.scale = scaleOf(group, view.signal, view.stretched);
-  const body = { text: answersView, columns: columnsView, methods: compareView }[view.mode](group);
+  if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
+  const signal = SIGNALS[state.signal];
+  view.scale = scaleOf(group, state.signal, state.depth === 'contrast');
+  const views = { text: answersView, columns: columnsView, methods: compareView, same: sameView };
+  let body = (views[state.mode] || answersView)(group);
+  if (body instanceof Promise) body = await body;
+  if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
-  parts.group.parentElement?.classList.toggle('compares', view.mode === 'methods');
+  parts.group.closest('.groups')?.classList.toggle('compares', ['methods', 'same'].includes(state.mode));
   parts.group.replaceChildren(
     groupHeading(group),
     groupControls(group),
-    view.mode === 'methods' ? '' : legend(view.scale, `${signal.label}: ${signal.note}`),
+    state.mode === 'methods' ? '' : legend(view.scale, `${signal.label}: ${signal.note}`, view.all[view.n].head.flipped > 0),
     body,
   );
   const scroll = parts.group.querySelector('.scroll-x');
@@ -196,7 +237,6 @@ function showGroup() {
 }
 
 function groups(report) {
-  view.report = report;
   view.all = allGroups(report);
   if (!view.all.length)
     return h(
@@ -204,7 +244,6 @@ function groups(report) {
       { class: 'page' },
       h('p', { class: 'calm' }, 'This run recorded no answers, so there are no groups.'),
     );
-  const wide = window.matchMedia('(min-width: 60rem)').matches;
   const parts = (view.parts = {
     list: h('div', { class: 'group-list' }),
     count: h('summary', {}),
@@ -212,9 +251,17 @@ function groups(report) {
     panel: h('aside', { class: 'panel', 'aria-label': 'How the credit was computed' }),
     tip: h('div', { class: 'tip', hidden: true, role: 'tooltip' }),
   });
-  const page = h('div', { class: 'groups' }, picker(report, wide), parts.group, parts.panel, parts.tip);
-  watchTokens(parts, wide);
+  const page = h('div', { class: 'groups' }, h('div', { class: 'group-side' }, picker(report), parts.group), parts.panel, parts.tip);
+  watchTokens(parts);
   tell(null);
-  groupList();
+  let listedFor = null;
+  page.shown = () => {
+    const wanted = JSON.stringify([state.with, state.in, state.by, state.q]);
+    if (wanted === listedFor) return;
+    listedFor = wanted;
+    parts.fillFilters();
+    if (state.q && !view.hits) search(state.q);
+    else groupList();
+  };
   return page;
 }

@@ -9,7 +9,7 @@ const VIEWS = {
 const KEYS = [
   ['j  k', 'next and previous group'],
   ['1 … 6', 'colour by advantage, shaped reward, entropy, …'],
-  ['v', 'answers, columns, methods'],
+  ['v', 'answers, columns, methods, same prompt'],
   ['p', 'select the first token (or click any)'],
   ['← → ↑ ↓', 'move the selection'],
   ['Esc', 'clear the selection'],
@@ -20,6 +20,7 @@ const KEYS = [
 const sections = {};
 
 function openView(name, place = null) {
+  viewName = name;
   for (const [key, section] of Object.entries(sections)) {
     section.hidden = key !== name;
     const tab = document.getElementById(`tab-${key}`);
@@ -27,15 +28,20 @@ function openView(name, place = null) {
     tab.tabIndex = key === name ? 0 : -1;
   }
   sections[name].firstChild.shown?.();
-  if (name !== 'groups' || !view.all.length) return;
-  if (place || !view.group) openGroup(place || view.all.find(isMixed) || view.all[0]);
-  else markCurrent();
+  if (name === 'groups' && view.all.length) openGroup(place || (view.group && view.all[view.n]) || firstGroup());
+  else remember();
+}
+
+/** Where the groups open: at the first of a filtered or sorted table, else at the most telling one. */
+function firstGroup() {
+  const narrowed = ['with', 'in', 'by', 'q'].some((name) => state[name] !== DEFAULTS[name]);
+  return (narrowed && listed()[0]) || mostTelling();
 }
 
 function follow() {
-  const place = findAddress(location.hash);
-  if (place) openView('groups', place);
-  else openView(Object.keys(VIEWS).find((name) => location.hash === `#${name}`) || 'overview');
+  const [name, place] = readAddress();
+  if (!place && name === 'groups' && location.hash.includes('&')) view.group = null; // a link to a filter opens its first
+  openView(place ? 'groups' : name || 'overview', place);
 }
 
 const isDark = () =>
@@ -63,7 +69,7 @@ function helpBox() {
       {},
       KEYS.flatMap(([key, what]) => [h('dt', {}, key), h('dd', {}, what)]),
     ),
-    h('p', { class: 'quiet' }, 'The address contains the step and the group: copy it to share this view.'),
+    h('p', { class: 'quiet' }, 'The address contains the view, the filters and the selected token: copy it to share what you see.'),
     h('button', { onclick: () => box.close() }, 'Close'),
   );
   document.body.append(box);
@@ -77,11 +83,11 @@ function focusSearch() {
 }
 
 function groupKey(event) {
-  const modes = ['text', 'columns', 'methods'];
+  const modes = MODES.map(([mode]) => mode).filter((mode) => mode !== 'same' || sameGroups().length > 1);
   const signal = /^[1-9]$/.test(event.key) && available(view.group)[Number(event.key) - 1];
   if (signal)
     return () => {
-      view.signal = signal;
+      set({ signal });
       showGroup();
     };
   if (event.key.startsWith('Arrow') && (!view.pinned || event.target.matches('[role=tab]'))) return null;
@@ -92,7 +98,7 @@ function groupKey(event) {
     Escape: () => pin(null),
     p: () => pin({ i: orderOf(view.group)[0] ?? 0, t: 0 }),
     v: () => {
-      view.mode = modes[(modes.indexOf(view.mode) + 1) % modes.length];
+      set({ mode: modes[(modes.indexOf(state.mode) + 1) % modes.length] });
       showGroup();
     },
     ArrowLeft: () => movePin(-1, 0),
@@ -104,7 +110,7 @@ function groupKey(event) {
 
 function listen(help) {
   document.addEventListener('keydown', (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector('dialog[open]')) return;
     if (event.target.matches('input, select, textarea')) {
       if (event.key === 'Escape') event.target.blur();
       return;
@@ -135,20 +141,56 @@ function tabs() {
   });
 }
 
-async function start() {
+/** Draw all views from the packed lines; again when a running job has written more. */
+async function draw() {
   const main = document.getElementById('content');
   const report = await unpack(lines[0]);
-  main.replaceChildren();
-  tabs();
-  for (const [name, [, draw]] of Object.entries(VIEWS)) {
+  unpacked.clear();
+  Object.assign(view, { report, group: null, hits: null });
+  for (const [name, [, make]] of Object.entries(VIEWS)) {
+    const old = sections[name];
     sections[name] = h(
       'section',
-      { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}` },
-      draw(report),
+      { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}`, hidden: old ? old.hidden : true },
+      make(report),
     );
-    main.append(sections[name]);
+    if (old) old.replaceWith(sections[name]);
+    else main.append(sections[name]);
   }
+  window.dew = { report, view, state, groupAt, gtpo, grpoS, grpo, advantages, settingsOf };
+}
+
+/** `dew view` serves this page: ask whether the runs have changed, and draw what is new in place. */
+async function refresh() {
+  if (document.activeElement?.matches('input, select') || document.querySelector('dialog[open]')) return; // in use
+  try {
+    const answer = await fetch('stamp', { cache: 'no-store' });
+    const { stamp } = await answer.json();
+    if (stamp === live.stamp) return;
+    const text = await (await fetch('data', { cache: 'no-store' })).text();
+    const [x, y] = [window.scrollX, window.scrollY];
+    lines = text.trim().split('\n');
+    await draw();
+    live.stamp = stamp;
+    follow();
+    window.scrollTo(x, y);
+    live.sign.textContent = `live · ${new Date().toLocaleTimeString()}`;
+  } catch {
+    live.sign.textContent = 'not connected';
+  }
+}
+const live = { stamp: document.documentElement.dataset.live, sign: h('span', { class: 'quiet live' }, 'live') };
+
+async function start() {
+  document.getElementById('content').replaceChildren();
+  tabs();
+  await draw();
   const help = helpBox();
+  document.body.append(h('dialog', { id: 'tokens', class: 'tokens-box', 'aria-label': 'Tokens' }));
+  if (live.stamp) {
+    document.getElementById('tools').append(live.sign);
+    setInterval(refresh, 5000);
+  }
   document
     .getElementById('tools')
     .append(
@@ -167,7 +209,6 @@ async function start() {
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', repaint);
   window.addEventListener('hashchange', follow);
   follow();
-  window.dew = { report, view, groupAt, gtpo, grpoS, grpo, advantages, settingsOf };
   document.documentElement.dataset.ready = 'yes';
 }
 

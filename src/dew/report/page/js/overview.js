@@ -1,46 +1,20 @@
-// What was run, what came of it, and what to worry about.
+// What came of the runs: findings in words, one row per metric with all arms on one axis, the settings that differ.
 
-const ends = (values) => {
-  const known = (values || []).filter((v) => v !== null);
-  const tenth = Math.max(1, Math.round(known.length / 10));
-  return known.length ? [mean(known.slice(0, tenth)), mean(known.slice(-tenth)), known.length] : null;
-};
+const arms = () => view.report.arms;
+const armOf = (r) => arms().findIndex((arm) => arm.runs.includes(r));
 
-function tile(label, main, note) {
-  return h(
+/** Runs of one arm share a colour; with a single arm, each run has its own. */
+const colourOf = (r) => `--run-${(arms().length > 1 ? armOf(r) : r) % COLOURS}`;
+const runMark = (r) => h('span', { class: 'run-mark', '--mark': `var(${colourOf(r)})` }, String(r + 1));
+
+const tile = (label, main, note) =>
+  h(
     'div',
     { class: 'tile' },
     h('span', { class: 'tile-label' }, label),
     h('span', { class: 'tile-main' }, main),
     note && h('span', { class: 'tile-note' }, note),
   );
-}
-
-function tiles(run) {
-  const change = (label, name, show = number) => {
-    const pair = ends(run.metrics[name]);
-    return (
-      pair &&
-      tile(
-        label,
-        pair[2] > 1 ? `${show(pair[0])} → ${show(pair[1])}` : show(pair[1]),
-        pair[2] > 1 ? 'first to last tenth of the run' : null,
-      )
-    );
-  };
-  const steps = run.metrics.step || [];
-  const kept = ends(run.metrics['groups/mixed_share']);
-  return h(
-    'div',
-    { class: 'tiles' },
-    steps.length ? tile('Steps', whole(steps[steps.length - 1]), run.facts.status || null) : null,
-    change('Reward', 'reward', (x) => x.toFixed(3)),
-    change('Entropy', 'entropy', (x) => x.toFixed(3)),
-    change('Tokens per answer', 'length/mean', whole),
-    kept && tile('Groups with signal', percent(kept[1]), 'with correct and wrong answers, last tenth'),
-    run.groups.length ? tile('Recorded groups', whole(run.groups.length), sampled(run)) : null,
-  );
-}
 
 function sampled(run) {
   const { groups, of, files, files_of: filesOf } = run.sample;
@@ -48,125 +22,163 @@ function sampled(run) {
   return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all recorded groups';
 }
 
-const spoken = (name) => visible(String(name || 'alarm')).replace(/_/g, ' ');
+const SIGNS = { bad: '▲', good: '✓', note: '●' };
 
-function warningCard(kind, sign, title, text, remedy) {
-  const todo = remedy && h('p', { class: 'remedy' }, h('b', {}, 'Remedy: '), visible(String(remedy)));
+function finding({ kind, text, remedy, link }) {
   return h(
     'li',
-    { class: `warning ${kind}` },
-    h('span', { class: 'warning-sign', 'aria-hidden': 'true' }, sign),
-    h('div', {}, h('strong', {}, title), h('p', {}, visible(String(text || ''))), todo),
-  );
-}
-
-/** One card per alarm, with how often it fired and when last. */
-function alarmCards(alarms) {
-  const byName = new Map();
-  for (const alarm of alarms) byName.set(alarm.alarm, [...(byName.get(alarm.alarm) || []), alarm]);
-  return [...byName.values()].map((same) => {
-    const again =
-      same.length > 1
-        ? `, and ${same.length - 1} more ${same.length > 2 ? 'times' : 'time'}, last at step ${same[same.length - 1].step}`
-        : '';
-    return warningCard(
-      'alarm',
-      '▲',
-      `${spoken(same[0].alarm)} · step ${same[0].step}${again}`,
-      same[0].message,
-      same[0].remedy,
-    );
-  });
-}
-
-function warnings(run) {
-  const since = (remark) => (remark.step === undefined ? '' : ` from step ${remark.step}`);
-  const items = [
-    ...run.notices.map((text) => warningCard('notice', '!', 'Note', text)),
-    ...alarmCards(run.alarms),
-    ...run.remarks.map((r) =>
-      warningCard('remark', '●', `${spoken(r.alarm)} · found in the curves${since(r)}`, r.message, r.remedy),
-    ),
-  ];
-  if (items.length) return h('ul', { class: 'warnings' }, items);
-  return h(
-    'p',
-    { class: 'calm' },
-    run.metrics.step
-      ? '✓ No alarms, and nothing unusual in the curves.'
-      : 'No metrics were recorded, so alarms cannot be checked.',
-  );
-}
-
-/** Before and after on one line from 0 to 100 %, intervals as bars: hollow before, solid after. */
-function scorePlot(rows) {
-  const x = (v) => 8 + 284 * Math.min(1, Math.max(0, v));
-  return s(
-    'svg',
-    { viewBox: `0 0 300 ${22 * rows.length + 4}`, class: 'scores-plot', 'aria-hidden': 'true' },
-    [0, 0.25, 0.5, 0.75, 1].map((v) =>
-      s('line', { x1: x(v), x2: x(v), y1: 0, y2: 22 * rows.length + 4, class: 'grid' }),
-    ),
-    rows.map(({ when, score }, i) => {
-      const y = 13 + 22 * i;
-      const known = typeof score.low === 'number' && typeof score.high === 'number';
-      return s(
-        'g',
-        { class: when },
-        known && s('line', { x1: x(score.low), x2: x(score.high), y1: y, y2: y, class: 'interval' }),
-        s('circle', { cx: x(score.value), cy: y, r: 5 }),
-      );
-    }),
-  );
-}
-
-function scores(run) {
-  const rows = new Map();
-  for (const entry of run.scores) {
-    for (const [name, score] of Object.entries(entry.scores || {})) {
-      const key = `${entry.task}\n${name}`;
-      if (!rows.has(key)) rows.set(key, { task: entry.task, name, n: entry.n_problems, k: entry.k, found: [] });
-      rows.get(key).found.push({ when: entry.when === 'before' ? 'before' : 'after', score });
-    }
-  }
-  if (!rows.size) return null;
-  const said = ({ when, score }) =>
+    { class: `finding ${kind}` },
+    h('span', { class: 'finding-sign', 'aria-hidden': 'true' }, SIGNS[kind]),
     h(
       'div',
-      { class: `said ${when}` },
-      `${when} `,
-      h('b', {}, percent(score.value, 1)),
-      typeof score.low === 'number'
-        ? h('span', { class: 'quiet' }, ` [${percent(score.low, 1)}, ${percent(score.high, 1)}]`)
-        : null,
-    );
+      {},
+      h('p', {}, visible(text), ' ', link && h('a', { href: link, 'aria-label': `Show: ${visible(text)}` }, 'show')),
+      remedy && h('p', { class: 'remedy quiet' }, h('b', {}, 'Remedy: '), visible(remedy)),
+    ),
+  );
+}
+
+function findings(report) {
+  const known = report.runs.some((run) => run.metrics.step || run.groups.length);
+  const calm = known
+    ? '✓ No alarms, and nothing unusual in the curves or in the recorded tokens.'
+    : 'No metrics and no tokens were recorded, so there is nothing to check.';
   return h(
     'section',
     {},
-    h('h3', {}, 'Scores before and after'),
-    h(
+    h('h2', {}, 'Findings'),
+    report.findings.length
+      ? h('ul', { class: 'findings' }, report.findings.map(finding))
+      : h('p', { class: 'calm' }, calm),
+  );
+}
+
+/** A score or a share is shown in percent. */
+const shares = (name) => /@|_share$|^accuracy$|^clip\//.test(name);
+const shownAs = (name) => (shares(name) ? (x) => percent(x, 1) : number);
+
+/** One arm's values on the row's axis: hollow before, solid after, small dots for single runs, a bar for the interval. */
+function valuePlot(row, arm, [low, high]) {
+  const x = (v) => 8 + (284 * (v - low)) / (high - low || 1);
+  const of = (list) => arm.runs.map((r) => list[r]).filter((v) => v !== null);
+  const [before, after] = [of(row.before), of(row.after)];
+  const colour = { '--mark': `var(${colourOf(arm.runs[0])})` };
+  const r = arm.runs[0];
+  return s(
+    'svg',
+    { viewBox: '0 0 300 22', class: 'row-plot', 'aria-hidden': 'true', ...colour },
+    [0, 0.25, 0.5, 0.75, 1].map((v) => s('line', { x1: 8 + 284 * v, x2: 8 + 284 * v, y1: 0, y2: 22, class: 'grid' })),
+    arm.runs.length === 1 &&
+      row.low[r] !== null &&
+      s('line', { x1: x(row.low[r]), x2: x(row.high[r]), y1: 11, y2: 11, class: 'interval' }),
+    before.length && after.length
+      ? s('line', { x1: x(mean(before)), x2: x(mean(after)), y1: 11, y2: 11, class: 'path' })
+      : null,
+    arm.runs.length > 1 && after.map((v) => s('circle', { cx: x(v), cy: 11, r: 2.5, class: 'one' })),
+    before.length ? s('circle', { cx: x(mean(before)), cy: 11, r: 4, class: 'before' }) : null,
+    after.length ? s('circle', { cx: x(mean(after)), cy: 11, r: 5, class: 'after' }) : null,
+  );
+}
+
+/** A difference and its interval beside the line of no difference. */
+function forest(difference, reach) {
+  const x = (v) => 100 + (92 * Math.max(-reach, Math.min(reach, v))) / reach;
+  const { value, low, high } = difference;
+  return s(
+    'svg',
+    { viewBox: '0 0 200 22', class: 'row-plot forest', 'aria-hidden': 'true' },
+    s('line', { x1: 100, x2: 100, y1: 0, y2: 22, class: 'zero' }),
+    s('line', { x1: x(low), x2: x(high), y1: 11, y2: 11, class: 'interval' }),
+    s('rect', { x: x(value) - 4, y: 7, width: 8, height: 8, class: difference.within_noise ? 'noise' : 'clear' }),
+  );
+}
+
+const judged = ({ within_noise: noise, verdict, value }) => (noise ? verdict : value > 0 ? 'higher' : 'lower');
+
+function axisOf(row) {
+  const known = [...row.before, ...row.after, ...row.low, ...row.high].filter((v) => v !== null);
+  if (shares(row.name)) return [0, 1];
+  return [Math.min(0, ...known), Math.max(...known, 1e-9)];
+}
+
+function rowCard(row) {
+  const show = shownAs(row.name);
+  const axis = axisOf(row);
+  const reach = Math.max(1e-9, ...row.differences.flatMap((d) => [Math.abs(d.low), Math.abs(d.high)]).filter((v) => v < 1));
+  const points = (v) => (shares(row.name) ? minus((100 * v).toFixed(1)) : number(v));
+  const lines = arms().map((arm) => {
+    const of = (list) => arm.runs.map((r) => list[r]).filter((v) => v !== null);
+    const [before, after] = [of(row.before), of(row.after)];
+    if (!after.length && !before.length) return null;
+    const difference = row.differences.find((d) => d.arm === arm.label);
+    const r = arm.runs[0];
+    const single = arm.runs.length === 1 && row.low[r] !== null;
+    return h(
       'div',
-      { class: 'scores' },
-      [...rows.values()].map((row) =>
-        h(
-          'div',
-          { class: 'score' },
-          h(
-            'div',
-            {},
-            h('strong', {}, `${visible(String(row.task))} · ${row.name}`),
-            h('div', { class: 'quiet' }, `${plural(row.n || 0, 'problem')}${row.k ? ` × ${row.k} answers` : ''}`),
-          ),
-          scorePlot(row.found),
-          h('div', {}, row.found.map(said)),
-        ),
+      { class: 'row-line', 'data-arm': arm.label },
+      h('span', { class: 'row-arm' }, armChip(arm), arm.runs.length > 1 && h('span', { class: 'quiet' }, ` × ${arm.runs.length}`)),
+      valuePlot(row, arm, axis),
+      h(
+        'span',
+        { class: 'row-values' },
+        before.length ? [show(mean(before)), ' → '] : '',
+        h('b', {}, after.length ? show(mean(after)) : '–'),
+        single && h('span', { class: 'quiet' }, ` [${points(row.low[r])}, ${points(row.high[r])}]`),
+        after.length > 1 && h('span', { class: 'quiet' }, ` ± ${points(spread(after))}`),
       ),
-    ),
+      difference ? forest(difference, reach) : h('span'),
+      h(
+        'span',
+        { class: 'row-difference' },
+        difference && [
+          h('b', {}, `${difference.value > 0 ? '+' : ''}${points(difference.value)}`),
+          ` [${points(difference.low)}, ${points(difference.high)}] `,
+          h('span', { class: 'quiet' }, difference.score === 'area' && row.name !== 'area' ? 'area, ' : '', judged(difference)),
+        ],
+      ),
+    );
+  });
+  return h(
+    'section',
+    { class: 'row', 'data-metric': row.name },
     h(
-      'p',
-      { class: 'quiet' },
-      '○ before, ● after; bars are the 95 % intervals of the evaluation. The axis runs from 0 to 100 %.',
+      'h3',
+      {},
+      row.link.startsWith('#curves') ? h('a', { href: row.link }, visible(row.name)) : visible(row.name),
+      h('span', { class: 'quiet' }, ` ${visible(row.note)}`),
     ),
+    lines,
+  );
+}
+
+const armChip = (arm) =>
+  h('span', { class: 'arm' }, h('span', { class: 'dot', '--mark': `var(${colourOf(arm.runs[0])})` }), visible(arm.label));
+
+function rowsCsv({ rows, runs }) {
+  const head = ['metric', 'run', 'arm', 'before', 'after', 'low', 'high'];
+  const body = rows.flatMap((row) =>
+    runs.map((run, r) => [row.name, run.name, arms()[armOf(r)].label, row.before[r], row.after[r], row.low[r], row.high[r]]),
+  );
+  return [head, ...body];
+}
+
+function rowsSection(report) {
+  if (!report.rows.length) return null;
+  const paired = report.rows.flatMap((row) => row.differences)[0];
+  const many = report.runs.length > 1;
+  const text = [
+    '○ before or first tenth, ● after or last tenth of training',
+    many && report.runs.length > arms().length ? '· single runs' : '',
+    paired
+      ? `■ difference from ${visible(paired.baseline)}, paired by ${paired.unit === 'seeds' ? 'seed' : 'problem'}, with its 95 % interval`
+      : '',
+  ];
+  return h(
+    'section',
+    {},
+    h('div', { class: 'head' }, h('h2', {}, 'Results'), saveButtons('results', () => rowsCsv(report))),
+    h('p', { class: 'quiet' }, text.filter(Boolean).join('; '), '. Bars are 95 % intervals.'),
+    h('div', { class: `rows${paired ? ' paired' : ''}` }, report.rows.map(rowCard)),
   );
 }
 
@@ -182,38 +194,21 @@ function said(value) {
   return visible(String(value));
 }
 
-function facts(runs) {
-  const hidden = new Set(['schema', 'name']);
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.facts)))].filter((name) => !hidden.has(name));
-  const value = (run, name) => {
-    if (name !== 'algorithm' || typeof run.facts.algorithm !== 'object') return said(run.facts[name]);
-    return [
-      String(run.facts.algorithm.name),
-      run.facts.algorithm.settings && h('div', { class: 'quiet' }, said(run.facts.algorithm.settings)),
-    ];
-  };
+/** A table with one column per run, or per arm where there are many runs. */
+function settingsTable(title, names, value, columns) {
   if (!names.length) return null;
   return h(
     'section',
     {},
-    h('h3', {}, 'Run'),
+    h('h2', {}, title),
     h(
       'div',
-      { class: 'scroll-x' },
+      { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': title },
       h(
         'table',
         { class: 'facts' },
-        runs.length > 1 &&
-          h(
-            'thead',
-            {},
-            h(
-              'tr',
-              {},
-              h('th', {}),
-              runs.map((run, r) => h('th', { scope: 'col' }, runMark(r), visible(run.name))),
-            ),
-          ),
+        columns.length > 1 &&
+          h('thead', {}, h('tr', {}, h('td', {}), columns.map(({ head }) => h('th', { scope: 'col' }, head())))),
         h(
           'tbody',
           {},
@@ -221,8 +216,8 @@ function facts(runs) {
             h(
               'tr',
               {},
-              h('th', { scope: 'row' }, name.replace(/_/g, ' ')),
-              runs.map((run) => h('td', {}, value(run, name))),
+              h('th', { scope: 'row' }, visible(name).replace(/_/g, ' ')),
+              columns.map(({ r }) => h('td', {}, value(name, r))),
             ),
           ),
         ),
@@ -231,32 +226,79 @@ function facts(runs) {
   );
 }
 
-function overview(report) {
+const columnsFor = ({ runs }) =>
+  runs.length <= 8
+    ? runs.map((run, r) => ({ r, head: () => [runMark(r), visible(run.name)] }))
+    : arms().map((arm) => ({ r: arm.runs[0], head: () => armChip(arm) }));
+
+function differing(report) {
+  const rows = report.settings.filter((row) => row.name !== 'seed' || report.runs.length <= 8);
+  const title = 'Settings that differ';
+  return report.runs.length > 1
+    ? settingsTable(title, rows.map((row) => row.name), (name, r) => said(rows.find((row) => row.name === name).values[r]), columnsFor(report))
+    : null;
+}
+
+function facts(report) {
+  const runs = report.runs.slice(0, 8);
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.facts)))].filter((name) => !['schema', 'name'].includes(name));
+  const value = (name, r) => {
+    const fact = report.runs[r].facts[name];
+    if (name !== 'algorithm' || fact === null || typeof fact !== 'object') return said(fact);
+    return [said(fact.name), fact.settings && h('div', { class: 'quiet' }, said(fact.settings))];
+  };
   return h(
-    'div',
-    { class: 'page' },
-    report.runs.map((run, r) =>
-      h(
-        'section',
-        { class: 'run' },
-        h('h2', {}, report.runs.length > 1 && runMark(r), visible(run.name)),
-        tiles(run),
-        warnings(run),
-        scores(run),
-        run.config &&
-          h(
-            'details',
-            {},
-            h('summary', {}, 'Configuration (config.yaml)'),
-            h('pre', { class: 'config' }, visible(run.config)),
-          ),
-      ),
-    ),
-    facts(report.runs),
+    'details',
+    { class: 'all-facts' },
+    h('summary', {}, 'Everything about the runs'),
+    settingsTable('Runs', names, value, columnsFor(report)),
+    runs
+      .filter((run) => run.config)
+      .map((run) => [h('h3', {}, `config.yaml of ${visible(run.name)}`), h('pre', { class: 'config', tabindex: 0 }, visible(run.config))]),
+  );
+}
+
+function heading({ runs, title }) {
+  const steps = runs.map((run) => last(run.metrics.step || []) || 0);
+  const status = [...new Set(runs.map((run) => run.facts.status).filter(Boolean))].map(said).join(', ');
+  const groups = sum(runs.map((run) => run.groups.length));
+  return h(
+    'header',
+    { class: 'report-title' },
+    h('h1', {}, visible(title)),
     h(
       'p',
       { class: 'quiet' },
-      `Made ${report.made} by dew ${report.dew}. This file is self-contained: it works offline and makes no network requests.`,
+      [
+        runs.length > 1 && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
+        Math.max(...steps) > 0 && plural(Math.max(...steps), 'step'),
+        groups > 0 && plural(groups, 'recorded group'),
+        status,
+      ]
+        .filter(Boolean)
+        .join(' · '),
     ),
   );
+}
+
+function overview(report) {
+  const page = h(
+    'div',
+    { class: 'page' },
+    heading(report),
+    findings(report),
+    rowsSection(report),
+    differing(report),
+    facts(report),
+    h(
+      'p',
+      { class: 'quiet' },
+      `Made ${report.made} by dew ${report.dew}. This page is self-contained: it makes no network requests.`,
+    ),
+  );
+  page.shown = () => {
+    const row = state.chart && page.querySelector(`.row[data-metric="${CSS.escape(state.chart)}"]`);
+    if (row) row.scrollIntoView({ block: 'center' });
+  };
+  return page;
 }

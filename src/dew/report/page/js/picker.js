@@ -1,43 +1,111 @@
-// The list of groups: narrowed by outcome and by text, walked through by keys.
+// The table of groups: sorted, narrowed by run, outcome and text, walked through by keys.
+
+const MOST_ROWS = 200;
 
 const isMixed = ({ head }) => head.correct > 0 && head.correct < head.answers;
+const share = ({ head }) => head.correct / Math.max(1, head.answers);
 
-const listed = () =>
-  view.all.filter((g) => {
-    const fits = {
-      all: true,
-      mixed: isMixed(g),
-      right: g.head.correct === g.head.answers,
-      wrong: g.head.correct === 0,
-    }[view.outcomes];
-    return fits && (!view.hits || view.hits.has(g.n));
-  });
+const COLUMNS_OF_GROUPS = [
+  ['run', 'run', (g) => g.r, 'the run'],
+  ['step', 'step', (g) => g.head.step * 1e6 + g.head.group, 'training step and group'],
+  ['correct', 'correct', share, 'correct answers: the difficulty for this policy'],
+  ['spread', 'credit spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
+  ['flipped', 'flipped', (g) => g.head.flipped, 'tokens with credit of the wrong sign: rewarded in a wrong answer or penalised in a correct one'],
+  ['sure', 'H ≈ 0', (g) => g.head.sure, 'share of tokens with an entropy below 0.01 nats'],
+];
 
-function groupLink(g) {
+/** Every group of every run: {run, r, head, n}; n counts over all runs, as the packed lines do. */
+function allGroups(report) {
+  let n = 0;
+  return report.runs.flatMap((run, r) => run.groups.map((head) => ({ run, r, head, n: n++ })));
+}
+
+/** The group that shows most of what entropy weighting does; without any, a mixed one. */
+const mostTelling = () =>
+  view.all.reduce((best, g) => (g.head.telling > best.head.telling ? g : best), view.all.find(isMixed) || view.all[0]);
+
+function listed() {
+  const fits = {
+    all: () => true,
+    mixed: isMixed,
+    right: (g) => g.head.correct === g.head.answers,
+    wrong: (g) => g.head.correct === 0,
+    flipped: (g) => g.head.flipped > 0,
+  }[state.with];
+  const found = view.all.filter(
+    (g) => (!fits || fits(g)) && (!state.in || g.r === Number(state.in) - 1) && (!view.hits || view.hits.has(g.n)),
+  );
+  const up = state.by.startsWith('-');
+  const column = COLUMNS_OF_GROUPS.find(([key]) => key === state.by.replace('-', ''));
+  return column ? found.sort((a, b) => (up ? 1 : -1) * (column[2](a) - column[2](b))) : found;
+}
+
+function groupRow(g) {
+  const { head } = g;
+  const many = view.report.runs.length > 1;
   return h(
-    'a',
-    {
-      class: 'group-link',
-      href: addressOf(g),
-      'data-n': g.n,
-      '--right': `${(100 * g.head.correct) / Math.max(1, g.head.answers)}%`,
-    },
+    'tr',
+    { 'data-n': g.n },
+    many && h('td', {}, runMark(g.r)),
+    h('td', {}, h('a', { class: 'group-link', href: addressOf(g), tabindex: -1 }, `${whole(head.step)} · ${head.group}`)),
     h(
-      'span',
-      { class: 'group-head' },
-      view.report.runs.length > 1 && runMark(g.r),
-      h('span', {}, h('b', {}, `step ${whole(g.head.step)}`), ` · group ${g.head.group}`),
-      h('span', { class: 'quiet' }, `${g.head.correct}/${g.head.answers} ✓`),
+      'td',
+      { '--right': `${100 * share(g)}%` },
+      `${head.correct}/${head.answers}`,
+      h('span', { class: 'share', 'aria-hidden': 'true' }),
     ),
-    h('span', { class: 'share', 'aria-hidden': 'true' }),
-    h('span', { class: 'group-prompt' }, visible(g.head.prompt)),
+    h('td', {}, head.spread ? head.spread.toFixed(2) : '–'),
+    h('td', { class: head.flipped ? 'has-flips' : null }, head.flipped ? whole(head.flipped) : '–'),
+    h('td', {}, percent(head.sure)),
+    h('td', { class: 'group-prompt', title: visible(head.prompt) }, visible(plain(head.prompt)).slice(0, 160)),
+  );
+}
+
+/** A column's head: a click sorts by it, largest first; a second click reverses. */
+function columnHead([key, label, , note]) {
+  const now = state.by.replace('-', '') === key;
+  const up = now && state.by.startsWith('-');
+  return h(
+    'th',
+    { scope: 'col', 'aria-sort': now ? (up ? 'ascending' : 'descending') : null },
+    h(
+      'button',
+      {
+        class: 'sort',
+        title: note,
+        'data-by': key,
+        onclick: () => {
+          set({ by: now && !up ? `-${key}` : key });
+          groupList();
+          view.parts.list.querySelector(`[data-by="${key}"]`)?.focus();
+        },
+      },
+      label,
+      now ? (up ? ' ↑' : ' ↓') : '',
+    ),
   );
 }
 
 function groupList() {
   const found = listed();
+  const many = view.report.runs.length > 1;
+  const at = found.findIndex(({ n }) => n === view.n);
+  const from = Math.max(0, Math.min(at - MOST_ROWS / 2, found.length - MOST_ROWS));
+  const rows = found.slice(from, from + MOST_ROWS);
   view.parts.list.replaceChildren(
-    ...(found.length ? found.map(groupLink) : [h('p', { class: 'quiet' }, 'No matching groups.')]),
+    h(
+      'table',
+      { class: 'group-table' },
+      h('thead', {}, h('tr', {}, COLUMNS_OF_GROUPS.slice(many ? 0 : 1).map(columnHead), h('th', { scope: 'col' }, 'prompt'))),
+      h('tbody', { onclick: ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click() }, rows.map(groupRow)),
+    ),
+    h(
+      'p',
+      { class: 'quiet', hidden: found.length > 0 && found.length === rows.length },
+      found.length
+        ? `Rows ${from + 1} to ${from + rows.length} of ${whole(found.length)}; j and k move on.`
+        : 'No matching groups.',
+    ),
   );
   view.parts.count.textContent =
     found.length === view.all.length
@@ -48,27 +116,32 @@ function groupList() {
 
 function markCurrent() {
   const { list } = view.parts;
-  list.querySelector('[aria-current]')?.removeAttribute('aria-current');
-  const current = list.querySelector(`[data-n="${view.n}"]`);
+  const old = list.querySelector('[aria-current]');
+  old?.removeAttribute('aria-current');
+  old?.querySelector('a').setAttribute('tabindex', -1);
+  const current = list.querySelector(`tr[data-n="${view.n}"]`) || list.querySelector('tbody tr');
   if (!current) return;
+  current.querySelector('a').setAttribute('tabindex', 0); // one tab stop for the whole table
+  if (Number(current.dataset.n) !== view.n) return;
   current.setAttribute('aria-current', 'true');
   list.scrollTop = current.offsetTop - list.clientHeight / 2;
 }
 
 /** Text search through prompts and answers: unpacks group after group and keeps those that hold the words. */
 async function search(words) {
-  view.search = words;
+  set({ q: words });
   const wanted = words.trim().toLowerCase();
   const hits = new Set();
   if (wanted) view.parts.count.textContent = 'Searching …';
   for (const { n } of wanted ? view.all : []) {
     const group = await groupAt(n);
-    if (view.search !== words) return;
+    if (state.q !== words) return;
     const texts = [group.prompt, group.gold || '', ...group.answers.map((a) => a.tokens.join(''))];
     if (texts.some((text) => text.toLowerCase().includes(wanted))) hits.add(n);
   }
   view.hits = wanted ? hits : null;
   groupList();
+  if (view.group) showGroup();
 }
 
 function turnGroup(by) {
@@ -78,7 +151,17 @@ function turnGroup(by) {
   if (next) location.hash = addressOf(next);
 }
 
-function picker(report, wide) {
+function groupsCsv() {
+  const head = ['run', 'step', 'group', 'answers', 'correct', 'tokens', 'spread', 'flipped', 'near_zero_share', 'prompt'];
+  return [
+    head,
+    ...listed().map(({ run, head: g }) => [
+      run.name, g.step, g.group, g.answers, g.correct, g.tokens, g.spread, g.flipped, g.sure, g.prompt,
+    ]),
+  ];
+}
+
+function picker(report) {
   const { parts } = view;
   let waiting = 0;
   const box = h('input', {
@@ -86,6 +169,7 @@ function picker(report, wide) {
     id: 'search',
     placeholder: 'Search prompts and answers ( / )',
     'aria-label': 'Search prompts and answers',
+    value: state.q,
     oninput: (event) => {
       clearTimeout(waiting);
       waiting = setTimeout(() => search(event.target.value), 200);
@@ -96,31 +180,34 @@ function picker(report, wide) {
     ['mixed', 'correct and wrong answers'],
     ['right', 'all correct'],
     ['wrong', 'all wrong'],
+    ['flipped', 'flipped tokens'],
   ];
-  return h(
-    'aside',
-    { class: 'picker' },
-    h(
-      'div',
-      { class: 'turn' },
-      h('button', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
-      h('button', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
-    ),
-    h(
-      'details',
-      { open: wide },
-      parts.count,
+  const change = (name) => (value) => {
+    set({ [name]: value });
+    groupList();
+  };
+  const runs = [['', 'all runs'], ...report.runs.map((run, r) => [String(r + 1), `${r + 1} ${visible(run.name)}`])];
+  parts.filters = h('div', { class: 'controls' });
+  parts.fillFilters = () => {
+    box.value = state.q;
+    parts.filters.replaceChildren(
       box,
-      choice('With', outcomes, 'all', (v) => {
-        view.outcomes = v;
-        groupList();
-      }),
-      parts.list,
-      h(
-        'p',
-        { class: 'quiet' },
-        report.runs.map((run) => `${plural(run.groups.length, 'group')}: ${sampled(run)}.`).join(' '),
-      ),
-    ),
+      choice('With', outcomes, state.with, change('with')),
+      report.runs.length > 1 ? choice('Run', runs, state.in, change('in')) : '',
+      h('button', { class: 'small', onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
+      h('button', { class: 'small', onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
+      ...saveButtons('groups', groupsCsv).filter(Boolean),
+    );
+  };
+  parts.fillFilters();
+  const samples = report.runs.filter((run) => run.groups.length);
+  const note = samples.length === 1 ? `${plural(samples[0].groups.length, 'group')}: ${sampled(samples[0])}.` : '';
+  return h(
+    'details',
+    { class: 'picker', open: isWide() },
+    parts.count,
+    parts.filters,
+    parts.list,
+    note && h('p', { class: 'quiet' }, note),
   );
 }

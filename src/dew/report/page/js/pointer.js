@@ -20,7 +20,7 @@ function tell(place) {
       h(
         'p',
         { class: 'quiet' },
-        'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then walk from token to token.',
+        'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then move from token to token.',
       ),
     );
 }
@@ -29,13 +29,21 @@ function markPinned() {
   for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
   if (!view.pinned) return;
   const { i, t } = view.pinned;
-  for (const token of view.parts.group.querySelectorAll(`[data-i="${i}"] .t[data-t="${t}"]`))
+  const card = foldedInto(i);
+  for (const token of view.parts.group.querySelectorAll(`[data-i="${card}"] .t[data-t="${t}"]`))
     token.classList.add('pinned');
+}
+
+/** The answer under which answer i is shown: identical ones share a card. */
+function foldedInto(i) {
+  if (state.mode !== 'text') return i;
+  return folded(view.group, orderOf(view.group)).find((places) => places.includes(i))?.[0] ?? i;
 }
 
 function pin(place) {
   if (place && !view.group.answers[place.i]?.tokens.length) return;
   view.pinned = place;
+  set({ token: place ? `${place.i + 1}.${place.t + 1}` : '' });
   markPinned();
   tell(place);
   view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
@@ -44,8 +52,8 @@ function pin(place) {
 /** Move the kept token along its answer (dt) or to another answer at the same position (di). */
 function movePin(dt, di) {
   const { group, pinned } = view;
-  const order = orderOf(group);
-  const i = order[Math.min(order.length - 1, Math.max(0, order.indexOf(pinned.i) + di))] ?? pinned.i;
+  const order = state.mode === 'text' ? folded(group, orderOf(group)).map(([i]) => i) : orderOf(group);
+  const i = order[Math.min(order.length - 1, Math.max(0, order.indexOf(foldedInto(pinned.i)) + di))] ?? pinned.i;
   pin({ i, t: Math.min(group.answers[i].tokens.length - 1, Math.max(0, pinned.t + dt)) });
 }
 
@@ -88,18 +96,19 @@ function showTip(place, event) {
   tip.style.top = `${event.clientY + 22 + height > window.innerHeight ? Math.max(4, event.clientY - height - 14) : event.clientY + 22}px`;
 }
 
-function watchTokens({ group, tip }, wide) {
+const isWide = () => window.matchMedia('(min-width: 60rem)').matches;
+
+function watchTokens({ group, tip }) {
   group.addEventListener('mousemove', (event) => {
     const place = placeOf(event.target);
     showTip(place, event);
     const same = view.hovered && place && view.hovered.i === place.i && view.hovered.t === place.t;
-    if (place && wide && !same) tell(place);
+    if (place && isWide() && !same && !view.pinned) tell(place);
     view.hovered = place;
   });
   group.addEventListener('mouseleave', () => {
     tip.hidden = true;
     view.hovered = null;
-    if (view.pinned) tell(view.pinned);
   });
   group.addEventListener('click', (event) => {
     const place = placeOf(event.target);

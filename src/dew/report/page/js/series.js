@@ -1,38 +1,41 @@
-// A chart's lines: metrics of all runs on one axis of steps, smoothed, and merged over seeds if asked.
+// A chart's lines: metrics of all runs on one axis of steps, smoothed, and averaged over the seeds of an arm if asked.
 
 const COLOURS = 8; // --run-0 … --run-7 in the style sheet
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
-const FEW_POINTS = 60; // too few to need smoothing
-const curvesState = { smooth: 0.8, merge: false, zoomed: false, plots: [] };
+const curvesState = { zoomed: false, plots: [] };
 
-const runMark = (r) => h('span', { class: 'run-mark', '--mark': `var(--run-${r % COLOURS})` }, String(r + 1));
+const isMerged = () => (state.seeds || (arms().some((arm) => arm.runs.length > 1) ? 'mean' : 'each')) === 'mean';
+const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
 
-/** Exponential average that starts unbiased; gaps stay gaps. */
-function smoothed(values, keep) {
-  if (!keep || values.filter((v) => v !== null).length < FEW_POINTS) return values;
-  let average = 0;
-  let weight = 0;
-  return values.map((v) => {
-    if (v === null) return null;
-    average = keep * average + (1 - keep) * v;
-    weight = keep * weight + (1 - keep);
-    return average / weight;
+/** What has a line of its own: arms if their seeds are averaged, else runs. Each is a list of runs. */
+const lineSets = () => (isMerged() ? arms().map((arm) => arm.runs) : view.report.runs.map((_, r) => [r]));
+const setName = (members) =>
+  isMerged() ? arms()[armOf(members[0])].label : view.report.runs[members[0]].name;
+
+/** Mean over a window of points, twice; the window grows with their number, so it works for few and many. */
+function smoothed(values, amount) {
+  const at = values.map((_, i) => i).filter((i) => values[i] !== null);
+  const wide = Math.floor(amount ** 2 * Math.max(4, 0.15 * at.length));
+  if (!wide || at.length < 3) return values;
+  let current = at.map((i) => values[i]);
+  for (let pass = 0; pass < 2; pass++) {
+    const sums = [0];
+    for (const v of current) sums.push(sums[sums.length - 1] + v);
+    current = current.map((_, k) => {
+      const reach = Math.min(wide, k, current.length - 1 - k); // as far to the left as to the right
+      return (sums[k + reach + 1] - sums[k - reach]) / (2 * reach + 1);
+    });
+  }
+  const out = values.map(() => null);
+  at.forEach((i, k) => {
+    out[i] = current[k];
   });
-}
-
-/** Runs that differ by their seed alone stand together. */
-function seedSets(runs) {
-  const sets = new Map();
-  runs.forEach((run, r) => {
-    const key = JSON.stringify([run.facts.algorithm, run.facts.model, run.facts.data, run.facts.algorithm ? '' : r]);
-    if (!sets.has(key)) sets.set(key, []);
-    sets.get(key).push(r);
-  });
-  return [...sets.values()];
+  return out;
 }
 
 /** All lines of one chart on a common axis of steps: {label, colour, dash, raw, values (smoothed), low?, high?}. */
 function linesOf(runs, names) {
+  const hidden = hiddenRuns();
   const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, i) => [step, i]));
   const aligned = (run, name) => {
@@ -42,34 +45,28 @@ function linesOf(runs, names) {
     });
     return out;
   };
-  const sets = curvesState.merge ? seedSets(runs) : runs.map((_, r) => [r]);
+  const smooth = (values) => smoothed(values, Number(state.smooth));
   const found = [];
-  sets.forEach((members, c) =>
+  for (const members of lineSets())
     names.forEach((name, d) => {
-      const rows = members.filter((r) => runs[r].metrics[name]).map((r) => aligned(runs[r], name));
+      const rows = members.filter((r) => runs[r].metrics[name] && !hidden.has(r)).map((r) => aligned(runs[r], name));
       if (!rows.length) return;
       const many = runs.length > 1;
-      const who = members.map((r) => r + 1).join(', ');
       const line = {
-        label: many ? `${who} · ${name}` : name,
-        colour: `--run-${(many ? c : d) % COLOURS}`,
+        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name}` : ''}` : name,
+        colour: many ? colourOf(members[0]) : `--run-${d % COLOURS}`,
         dash: DASHES[d % DASHES.length],
         raw: rows[0],
       };
       if (rows.length > 1) {
-        const at = (i) => rows.map((row) => row[i]).filter((v) => v !== null);
-        line.raw = steps.map((_, i) => (at(i).length ? mean(at(i)) : null));
-        const wide = steps.map((_, i) => (at(i).length > 1 ? spread(at(i)) : 0));
+        const at = steps.map((_, i) => rows.map((row) => row[i]).filter((v) => v !== null));
+        line.raw = at.map((values) => (values.length ? mean(values) : null));
         const edge = (sign) =>
-          smoothed(
-            line.raw.map((m, i) => (m === null ? null : m + sign * wide[i])),
-            curvesState.smooth,
-          );
+          smooth(at.map((values, i) => (values.length ? line.raw[i] + sign * (values.length > 1 ? spread(values) : 0) : null)));
         Object.assign(line, { low: edge(-1), high: edge(1) });
       }
-      line.values = smoothed(line.raw, curvesState.smooth);
+      line.values = smooth(line.raw);
       found.push(line);
-    }),
-  );
+    });
   return [steps, found];
 }

@@ -1,52 +1,88 @@
-// Where entropy and credit lie over all groups of the page: pictures, words and one number.
+// Where entropy and credit lie over the groups of one run, and over its training. Every mark opens its tokens.
 
 const WIDE = 420;
 const HIGH = 170;
+const SIDES = ['correct', 'wrong'];
+const sideSign = { correct: '✓ correct', wrong: '✗ wrong' };
+const isSide = (name) => (answer) => answer.correct === (name === 'correct');
 
-/** Two outlines over one axis: correct solid and blue, wrong dashed and orange. */
-function histogram(title, data, note) {
-  if (!data) return null;
-  const top = Math.max(...data.correct, ...data.wrong, 1e-9);
-  const x = (k) => 10 + ((WIDE - 20) * k) / data.correct.length;
-  const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
-  const outline = (shares) =>
-    `M${x(0)},${y(0)}${shares.map((v, k) => `L${x(k)},${y(v)}L${x(k + 1)},${y(v)}`).join('')}L${x(shares.length)},${y(0)}`;
-  const end = (v) => number(Number(v.toPrecision(3)));
+/** A mark that opens its tokens: `shape` is its tag, `look` its attributes. */
+const openMark = (shape, look, label, act) => {
+  const attributes = opens(label, act);
+  return s(shape, { ...attributes, ...look, class: `opens ${look.class}` }, s('title', {}, label));
+};
+
+/** A figure with a title, downloads and a key. */
+function figure(title, note, svg, rows, key) {
+  oneStop(svg);
   return h(
     'figure',
     { class: 'chart' },
-    h('figcaption', {}, h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note))),
-    s(
-      'svg',
-      {
-        viewBox: `0 0 ${WIDE} ${HIGH}`,
-        role: 'img',
-        'aria-label': `${title}: mean ${number(data.mean_correct)} in correct answers, ${number(data.mean_wrong)} in wrong ones`,
-      },
-      s('path', { d: outline(data.correct), class: 'side-right' }),
-      s('path', { d: outline(data.wrong), class: 'side-wrong' }),
-      s('line', { x1: 10, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
-      s('text', { x: 10, y: HIGH - 6 }, end(data.low)),
-      s('text', { x: WIDE - 10, y: HIGH - 6, 'text-anchor': 'end' }, end(data.high)),
-    ),
     h(
-      'div',
-      { class: 'key' },
-      h('span', { class: 'key-right' }, `✓ correct, mean ${number(data.mean_correct)}`),
-      h('span', { class: 'key-wrong' }, `✗ wrong, mean ${number(data.mean_wrong)}`),
+      'figcaption',
+      {},
+      h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)),
+      h('span', { class: 'buttons' }, saveButtons(title, rows, () => svg)),
     ),
+    svg,
+    key && h('div', { class: 'key' }, key),
   );
 }
 
-function deciles(data) {
+const drawing = (label, ...marks) => s('svg', { viewBox: `0 0 ${WIDE} ${HIGH}`, role: 'group', 'aria-label': label }, marks);
+const below = (text, x, anchor = 'start') => s('text', { x, y: HIGH - 6, 'text-anchor': anchor }, text);
+const short = (v) => number(Number(v.toPrecision(3)));
+
+/** Two outlines over one axis: correct solid and blue, wrong dashed and orange. Each bin opens its tokens. */
+function histogram(r, title, data, note, signal) {
   if (!data) return null;
-  const sides = ['correct', 'wrong'].filter((name) => data[name]);
-  const top = Math.max(0.14, ...sides.flatMap((name) => data[name]));
+  const bins = data.correct.length;
+  const log = signal === 'entropy';
+  const top = Math.max(...data.correct, ...data.wrong, 1e-9);
+  const x = (k) => 10 + ((WIDE - 20) * k) / bins;
+  const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
+  const outline = (parts) =>
+    `M${x(0)},${y(0)}${parts.map((v, k) => `L${x(k)},${y(v)}L${x(k + 1)},${y(v)}`).join('')}L${x(parts.length)},${y(0)}`;
+  const edge = (k) => (log ? data.low * (data.high / data.low) ** (k / bins) : data.low + ((data.high - data.low) * k) / bins);
+  const inBin = (k) => (answer, t, group) => {
+    const v = answer[signal]?.[t];
+    if (v === null || v === undefined || (signal === 'advantage' && !hasCredit(group))) return false;
+    return (k === 0 || v >= edge(k)) && (k === bins - 1 || v < edge(k + 1));
+  };
+  const marks = data.correct.map((_, k) => {
+    const label = `${title} ${short(edge(k))} to ${short(edge(k + 1))}: ${percent(data.correct[k], 1)} of the tokens of correct answers, ${percent(data.wrong[k], 1)} of wrong ones`;
+    return openMark('rect', { x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32, class: 'bin' }, label, () =>
+      openTokens(`${title} ${short(edge(k))} to ${short(edge(k + 1))}`, r, inBin(k)),
+    );
+  });
+  const svg = drawing(
+    `${title}: mean ${number(data.mean_correct)} in correct answers, ${number(data.mean_wrong)} in wrong ones`,
+    s('path', { d: outline(data.correct), class: 'side-right' }),
+    s('path', { d: outline(data.wrong), class: 'side-wrong' }),
+    s('line', { x1: 10, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
+    below(short(data.low), 10),
+    below(short(data.high), WIDE - 10, 'end'),
+    marks,
+  );
+  const rows = () => [['from', 'to', ...SIDES], ...data.correct.map((v, k) => [edge(k), edge(k + 1), v, data.wrong[k]])];
+  return figure(title, note, svg, rows, [
+    h('span', { class: 'key-right' }, `✓ correct, mean ${number(data.mean_correct)}`),
+    h('span', { class: 'key-wrong' }, `✗ wrong, mean ${number(data.mean_wrong)}`),
+  ]);
+}
+
+const hasCredit = (group) => group.answers.some((answer) => answer.advantage?.some((v) => v));
+const hasBoth = (answer, t) => Number.isFinite(answer.entropy?.[t]) && Number.isFinite(answer.advantage?.[t]);
+
+function deciles(r, data) {
+  if (!data) return null;
+  const sides = SIDES.filter((name) => data[name]);
+  const top = Math.max(0.14, ...sides.flatMap((name) => data[name].shares));
   const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
   const wide = (WIDE - 20) / 10;
   const bars = sides.flatMap((name, k) =>
-    data[name].map((v, d) =>
-      s(
+    data[name].shares.map((v, d) =>
+      openMark(
         'rect',
         {
           x: 10 + wide * d + 4 + (k * (wide - 8)) / sides.length,
@@ -55,74 +91,233 @@ function deciles(data) {
           height: y(0) - y(v),
           class: name === 'correct' ? 'bar-right' : 'bar-wrong',
         },
-        s('title', {}, `${name}, tenth ${d + 1}: ${percent(v, 1)}`),
+        `${name}, tenth ${d + 1} (entropy up to ${short(data[name].tops[d])}): ${percent(v, 1)} of the credit`,
+        () =>
+          openTokens(
+            `${sideSign[name]}: tenth ${d + 1} by entropy`,
+            r,
+            (answer, t, group) => isSide(name)(answer) && hasBoth(answer, t) && hasCredit(group),
+            d,
+          ),
       ),
     ),
   );
-  return h(
-    'figure',
-    { class: 'chart' },
-    h(
-      'figcaption',
-      {},
+  const svg = drawing(
+    sides.map((name) => `${name}: ${data[name].shares.map((v) => percent(v, 1)).join(', ')}`).join('; '),
+    bars,
+    s('line', { x1: 10, x2: WIDE - 10, y1: y(0.1), y2: y(0.1), class: 'even' }),
+    s('line', { x1: 10, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
+    below('sure', 10),
+    below('unsure', WIDE - 10, 'end'),
+  );
+  const rows = () => [
+    ['outcome', 'tenth', 'highest_entropy', 'share_of_credit'],
+    ...sides.flatMap((name) => data[name].shares.map((v, d) => [name, d + 1, data[name].tops[d], v])),
+  ];
+  return figure('Share of |credit| by entropy', 'tokens in ten equal parts, by increasing entropy', svg, rows, [
+    sides.map((name) =>
       h(
         'span',
-        {},
-        h('strong', {}, 'Share of |credit| by entropy'),
-        ' ',
-        h('span', { class: 'quiet' }, 'tokens in ten equal parts, by increasing entropy'),
+        { class: name === 'correct' ? 'key-right' : 'key-wrong' },
+        `${sideSign[name]}: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`,
       ),
     ),
-    s(
-      'svg',
-      {
-        viewBox: `0 0 ${WIDE} ${HIGH}`,
-        role: 'img',
-        'aria-label': sides.map((name) => `${name}: ${data[name].map((v) => percent(v, 1)).join(', ')}`).join('; '),
-      },
-      bars,
-      s('line', { x1: 10, x2: WIDE - 10, y1: y(0.1), y2: y(0.1), class: 'even' }),
-      s('line', { x1: 10, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
-      s('text', { x: 10, y: HIGH - 6 }, 'sure'),
-      s('text', { x: WIDE - 10, y: HIGH - 6, 'text-anchor': 'end' }, 'unsure'),
+    h('span', { class: 'quiet' }, 'dotted: 10 % each, as GRPO gives'),
+  ]);
+}
+
+/** Entropy against credit: the more tokens in a cell, the deeper. */
+function creditMap(r, data) {
+  if (!data) return null;
+  const { entropy, credit, counts } = data;
+  const most = Math.max(...counts.flat());
+  const [wide, high] = [(WIDE - 50) / (entropy.length - 1), (HIGH - 34) / (credit.length - 1)];
+  const x = (k) => 40 + wide * k;
+  const y = (k) => HIGH - 22 - high * (k + 1);
+  const inCell = (c, e) => (answer, t, group) => {
+    if (!hasBoth(answer, t) || !hasCredit(group)) return false;
+    const inside = (v, edges, k) => (k === 0 || v >= edges[k]) && (k === edges.length - 2 || v < edges[k + 1]);
+    return inside(answer.entropy[t], entropy, e) && inside(answer.advantage[t], credit, c);
+  };
+  const cells = counts.flatMap((row, c) =>
+    row.map((n, e) => {
+      if (!n) return null;
+      const where = `entropy ${short(entropy[e])} to ${short(entropy[e + 1])}, credit ${short(credit[c])} to ${short(credit[c + 1])}`;
+      const deep = 15 + (85 * Math.log1p(n)) / Math.log1p(most);
+      return openMark(
+        'rect',
+        { x: x(e), y: y(c), width: wide, height: high, class: 'cell', '--deep': `${deep}%` },
+        `${where}: ${plural(n, 'token')}`,
+        () => openTokens(where, r, inCell(c, e)),
+      );
+    }),
+  );
+  const zero = credit[0] < 0 && credit[credit.length - 1] > 0 ? HIGH - 22 - ((HIGH - 34) * -credit[0]) / (credit[credit.length - 1] - credit[0]) : null;
+  const svg = drawing(
+    'Entropy against credit',
+    cells,
+    zero && s('line', { x1: 40, x2: WIDE - 10, y1: zero, y2: zero, class: 'even' }),
+    s('text', { x: 36, y: 20, 'text-anchor': 'end' }, short(credit[credit.length - 1])),
+    zero && s('text', { x: 36, y: zero + 4, 'text-anchor': 'end' }, '0'),
+    s('text', { x: 36, y: HIGH - 24, 'text-anchor': 'end' }, short(credit[0])),
+    below(short(entropy[0]), 40),
+    below(short(entropy[entropy.length - 1]), WIDE - 10, 'end'),
+  );
+  const rows = () => [
+    ['entropy_from', 'entropy_to', 'credit_from', 'credit_to', 'tokens'],
+    ...counts.flatMap((row, c) => row.map((n, e) => [entropy[e], entropy[e + 1], credit[c], credit[c + 1], n])),
+  ];
+  return figure('Entropy against credit', 'across: entropy in nats, logarithmic; up: credit', svg, rows);
+}
+
+const stepsOf = ({ from, to }) => (from === to ? `step ${whole(from)}` : `steps ${whole(from)} to ${whole(to)}`);
+const inPeriod = ({ from, to }) => (group) => group.step >= from && group.step <= to;
+
+/** Deciles over training: a column per period, a row per tenth of entropy, depth for its share of the credit. */
+function decileMap(r, periods, name) {
+  const some = periods.filter((p) => p.deciles[name]);
+  if (some.length < 2) return null;
+  const values = some.flatMap((p) => p.deciles[name]);
+  const [low, top] = [Math.min(0.08, ...values), Math.max(0.12, ...values)];
+  const [wide, high] = [(WIDE - 70) / periods.length, (HIGH - 34) / 10];
+  const cells = periods.flatMap((p, k) =>
+    (p.deciles[name] || []).map((v, d) =>
+      openMark(
+        'rect',
+        {
+          x: 60 + wide * k,
+          y: HIGH - 22 - high * (d + 1),
+          width: wide,
+          height: high,
+          class: `cell ${name}`,
+          '--deep': `${5 + (95 * (v - low)) / (top - low)}%`,
+        },
+        `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`,
+        () =>
+          openTokens(
+            `${sideSign[name]}, ${stepsOf(p)}: tenth ${d + 1} by entropy`,
+            r,
+            (answer, t, group) => isSide(name)(answer) && hasBoth(answer, t) && inPeriod(p)(group) && hasCredit(group),
+            d,
+          ),
+      ),
     ),
+  );
+  const svg = drawing(
+    `Share of credit by entropy over training, ${name} answers`,
+    cells,
+    s('text', { x: 54, y: 22, 'text-anchor': 'end' }, 'unsure'),
+    s('text', { x: 54, y: HIGH - 26, 'text-anchor': 'end' }, 'sure'),
+    below(stepsOf(periods[0]), 60),
+    below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end'),
+  );
+  const rows = () => [
+    ['from_step', 'to_step', 'tenth', 'share_of_credit'],
+    ...some.flatMap((p) => p.deciles[name].map((v, d) => [p.from, p.to, d + 1, v])),
+  ];
+  return figure(`Credit by entropy over training, ${name}`, `from ${percent(low)} to ${percent(top)}, deepest; each tenth has 10 % with GRPO`, svg, rows);
+}
+
+/** A share per period as bars. */
+function periodBars(r, periods, key, title, note, test) {
+  const values = periods.map((p) => p[key] || 0);
+  if (periods.length < 2 || periods.every((p) => p[key] === null)) return null;
+  const top = Math.max(...values, 1e-4);
+  const wide = (WIDE - 70) / periods.length;
+  const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
+  const bars = periods.map((p, k) =>
+    openMark(
+      'rect',
+      { x: 60 + wide * k + 1, width: Math.max(1, wide - 2), y: y(values[k]), height: y(0) - y(values[k]), class: `bar-${key}` },
+      `${stepsOf(p)}: ${percent(values[k], 2)}`,
+      () => openTokens(`${title}, ${stepsOf(p)}`, r, (answer, t, group) => inPeriod(p)(group) && test(answer, t)),
+    ),
+  );
+  const svg = drawing(
+    title,
+    bars,
+    s('line', { x1: 60, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
+    s('text', { x: 54, y: y(top) + 4, 'text-anchor': 'end' }, percent(top, 1)),
+    s('text', { x: 54, y: y(0), 'text-anchor': 'end' }, '0'),
+    below(stepsOf(periods[0]), 60),
+    below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end'),
+  );
+  const rows = () => [['from_step', 'to_step', key], ...periods.map((p) => [p.from, p.to, p[key]])];
+  return figure(title, note, svg, rows);
+}
+
+/** Whether token t belongs to an occurrence of the word in its answer. */
+function inWord(word) {
+  return (answer, t) => {
+    let from = t;
+    const letters = (text) => /^\p{L}/u.test(text);
+    while (from > 0 && letters(answer.tokens[from]) && /\p{L}$/u.test(answer.tokens[from - 1])) from--;
+    let text = answer.tokens[from];
+    for (let k = from + 1; k < answer.tokens.length && letters(answer.tokens[k]) && /\p{L}$/u.test(text); k++) text += answer.tokens[k];
+    return from === t && text.trim() === word;
+  };
+}
+
+const wordButton = (r, side, word, extra = () => true) =>
+  h(
+    'button',
+    {
+      class: 'word',
+      onclick: () => {
+        const test = inWord(word);
+        openTokens(`“${brief(word)}” in ${side} answers`, r, (answer, t, group) => isSide(side)(answer) && extra(group) && hasCredit(group) && test(answer, t));
+      },
+    },
+    h('code', {}, brief(word)),
+  );
+
+/** The words with the most credit in each period. */
+function wordsOverTraining(r, periods) {
+  const some = periods.filter((p) => SIDES.some((side) => p.words[side]?.length));
+  if (some.length < 2) return null;
+  const every = Math.ceil(some.length / 8);
+  return h(
+    'div',
+    { class: 'chart' },
+    h('h3', {}, 'Words with the most credit over training'),
     h(
       'div',
-      { class: 'key' },
-      sides.map((name) =>
+      { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Words over training' },
+      h(
+        'table',
+        { class: 'period-words' },
+        h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'steps'), SIDES.map((side) => h('th', { scope: 'col' }, sideSign[side])))),
         h(
-          'span',
-          { class: name === 'correct' ? 'key-right' : 'key-wrong' },
-          `${name === 'correct' ? '✓ correct' : '✗ wrong'}: tenth with the highest entropy ${percent(data[name][9], 1)}`,
+          'tbody',
+          {},
+          some
+            .filter((_, k) => k % every === 0 || k === some.length - 1)
+            .map((p) =>
+              h(
+                'tr',
+                {},
+                h('th', { scope: 'row' }, stepsOf(p).replace(/^steps? /, '')),
+                SIDES.map((side) => h('td', {}, (p.words[side] || []).map((word) => wordButton(r, side, word, inPeriod(p))))),
+              ),
+            ),
         ),
       ),
-      h('span', { class: 'quiet' }, 'dotted: 10 % each, as GRPO gives'),
     ),
   );
 }
 
-function wordTable(title, note, words, kind) {
+function wordTable(r, side, title, note, words) {
   const top = Math.max(...words.map((w) => Math.abs(w.extra)), 1e-9);
   return h(
     'div',
-    { class: `chart words ${kind}` },
+    { class: `chart words ${side === 'correct' ? 'right' : 'wrong'}` },
     h('h3', {}, title),
     h('p', { class: 'quiet' }, note),
     words.length
       ? h(
           'table',
           {},
-          h(
-            'thead',
-            {},
-            h(
-              'tr',
-              {},
-              h('th', { scope: 'col' }, 'word'),
-              h('th', { scope: 'col' }, 'uses'),
-              h('th', { scope: 'col' }, 'relative to the mean'),
-            ),
-          ),
+          h('thead', {}, h('tr', {}, ['word', 'uses', 'relative to the mean'].map((name) => h('th', { scope: 'col' }, name)))),
           h(
             'tbody',
             {},
@@ -130,7 +325,7 @@ function wordTable(title, note, words, kind) {
               h(
                 'tr',
                 {},
-                h('th', { scope: 'row' }, h('code', {}, brief(w.word))),
+                h('th', { scope: 'row' }, wordButton(r, side, w.word)),
                 h('td', {}, whole(w.uses)),
                 h(
                   'td',
@@ -170,62 +365,79 @@ function massCard(mass) {
   );
 }
 
-function spreadOf(run, r, many) {
+function spreadOf(run, r) {
   const { credit } = run;
-  const head = h('h2', {}, many && runMark(r), visible(run.name));
   if (!credit.entropy && !credit.credit)
-    return h(
-      'section',
-      { class: 'run' },
-      head,
-      h('p', { class: 'calm' }, 'No entropy or credit was recorded, so there is nothing to show here.'),
-    );
-  return h(
-    'section',
-    { class: 'run' },
-    head,
+    return [h('p', { class: 'calm' }, 'No entropy or credit was recorded, so there is nothing to show here.')];
+  const { periods } = credit;
+  const overTraining = [
+    ...SIDES.map((side) => decileMap(r, periods, side)),
+    periodBars(r, periods, 'flipped', 'Flipped tokens over training', 'share of tokens with credit of the wrong sign', isFlipped),
+    periodBars(r, periods, 'sure', 'Near-zero entropy over training', `share of tokens below ${SURE} nats`, (answer, t) => answer.entropy?.[t] < SURE),
+  ].filter(Boolean);
+  return [
     h(
       'p',
       { class: 'quiet' },
-      `Over the ${whole(credit.tokens)} trained tokens of the ${plural(run.groups.length, 'group')} in this page. Credit is the advantage used in training.`,
+      `Over the ${whole(credit.tokens)} trained tokens of the ${plural(run.groups.length, 'group')} in this page. Credit is the advantage used in training. Click a bar, a cell or a word to see its tokens.`,
     ),
     massCard(credit.mass),
     h(
       'div',
-      { class: 'charts three' },
-      histogram('Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis'),
-      histogram('Credit', credit.credit, 'advantage of tokens, without groups that have no signal'),
-      deciles(credit.deciles),
+      { class: 'charts' },
+      histogram(r, 'Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis', 'entropy'),
+      histogram(r, 'Credit', credit.credit, 'advantage of tokens, without groups that have no signal', 'advantage'),
+      deciles(r, credit.deciles),
+      creditMap(r, credit.map),
     ),
+    overTraining.length > 0 && [h('h2', {}, 'Over training'), h('div', { class: 'charts' }, overTraining)],
+    wordsOverTraining(r, periods),
     credit.words
       ? h(
           'div',
           { class: 'charts two' },
           wordTable(
+            r,
+            'correct',
             'Words with the most credit',
             'in correct answers: |advantage| relative to the mean token of the same answer',
             credit.words.correct,
-            'right',
           ),
           wordTable(
+            r,
+            'wrong',
             'Words with the most penalty',
             'in wrong answers: |advantage| relative to the mean token of the same answer',
             credit.words.wrong,
-            'wrong',
           ),
         )
       : credit.credit &&
-          h(
-            'p',
-            { class: 'calm' },
-            'Every token of an answer got the same credit (as with GRPO), so no word stands out.',
-          ),
-  );
+        h('p', { class: 'calm' }, 'Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
+  ];
 }
 
-const spreadView = (report) =>
-  h(
-    'div',
-    { class: 'page wide' },
-    report.runs.map((run, r) => spreadOf(run, r, report.runs.length > 1)),
-  );
+function spreadView({ runs }) {
+  const page = h('div', { class: 'page wide' });
+  page.shown = () => {
+    const recorded = runs.map((_, r) => r).filter((r) => runs[r].groups.length);
+    const told = Number(state.shown) - 1;
+    const r = recorded.includes(told) ? told : view.all.length ? mostTelling().r : 0;
+    if (page.dataset.run === String(r)) return;
+    page.dataset.run = r;
+    const options = recorded.map((k) => [String(k + 1), `${k + 1} ${visible(runs[k].name)}`]);
+    page.replaceChildren(
+      h(
+        'div',
+        { class: 'head' },
+        h('h2', {}, runs.length > 1 && runMark(r), visible(runs[r].name)),
+        recorded.length > 1 &&
+          choice('Run', options, String(r + 1), (value) => {
+            set({ shown: value });
+            page.shown();
+          }),
+      ),
+      ...[spreadOf(runs[r], r)].flat(Infinity).filter(Boolean),
+    );
+  };
+  return page;
+}

@@ -1,6 +1,6 @@
 // The page carries its data as lines of gzip in base64: first everything but the answers, then one line per group.
 
-const lines = document.getElementById('data').textContent.trim().split('\n');
+let lines = document.getElementById('data').textContent.trim().split('\n');
 
 async function unpack(line) {
   const bytes = Uint8Array.from(atob(line), (character) => character.charCodeAt(0));
@@ -25,5 +25,10 @@ function widen(group) {
     }
     answer.live = answer.live ? answer.live.map(Boolean) : Array(length).fill(true);
   }
+  const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
+  const graded = new Set(rewards).size > 1;
+  group.answers.forEach((answer, i) => {
+    answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1; // the sign that its credit should have
+  });
   return group;
 }

@@ -1,0 +1,55 @@
+"""Make the screenshots of docs/report.md from synthetic runs, in a headless Chromium.
+
+    PYTHONPATH=src:tests/support python scripts/screenshots.py [FOLDER]        # default: docs/images
+
+Needs Playwright and Chromium, as the browser tests do. Nothing in the pictures was measured.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from dew.report import build
+from make_run import make_run, make_study
+
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+SHOTS = {  # name: page, address, size, theme
+    "report-overview": ("runs", "#overview", DESKTOP, "light"),
+    "report-study": ("study", "#overview", DESKTOP, "light"),
+    "report-curves": ("study", "#curves", DESKTOP, "light"),
+    "report-groups": ("runs", "#groups&token=1.5", DESKTOP, "light"),
+    "report-columns-dark": ("runs", "#groups&mode=columns", DESKTOP, "dark"),
+    "report-methods": ("runs", "#groups&mode=methods", DESKTOP, "light"),
+    "report-credit-dark": ("runs", "#credit", DESKTOP, "dark"),
+    "report-phone": ("runs", "#groups", PHONE, "light"),
+}
+
+
+def main(out: Path) -> None:
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        runs = Path(folder) / "runs"
+        for algorithm in ("grpo", "gtpo"):
+            for seed in range(5):
+                name = f"{algorithm}-seed{seed}"
+                make_run(runs / name, steps=200, groups=24, size=8, seed=seed, name=name, algorithm=algorithm)
+        pages = {"runs": build([runs]), "study": build([make_study(Path(folder) / "study", arms=6)])}
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, (page, address, size, theme) in SHOTS.items():
+            tab = browser.new_page(viewport=size, color_scheme=theme)
+            tab.goto(f"{pages[page].as_uri()}{address}")
+            tab.wait_for_selector("html[data-ready]")
+            if "groups" in address:
+                tab.wait_for_selector(".group-title")
+            tab.wait_for_timeout(500)
+            tab.screenshot(path=out / f"{name}.png")
+            tab.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images"))

@@ -1,0 +1,61 @@
+// Downloads: tables as CSV, charts as PNG.
+
+function download(name, blob) {
+  const link = h('a', { href: URL.createObjectURL(blob), download: name.replace(/[^\w.@-]+/g, '-') });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** A cell of text cannot start a formula in a spreadsheet. */
+const cell = (value) => {
+  if (value === null || value === undefined) return '';
+  const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+};
+
+const saveCsv = (name, rows) =>
+  download(`${name}.csv`, new Blob([rows.map((row) => row.map(cell).join(',')).join('\n') + '\n'], { type: 'text/csv' }));
+
+const STYLES = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'fill-opacity', 'opacity', 'font-size', 'font-family'];
+
+/** A picture of an SVG with the styles it has on the page. */
+function svgImage(svg) {
+  const copy = svg.cloneNode(true);
+  const box = svg.getBoundingClientRect();
+  const from = [svg, ...svg.querySelectorAll('*')];
+  [copy, ...copy.querySelectorAll('*')].forEach((element, k) => {
+    const style = getComputedStyle(from[k]);
+    for (const name of STYLES) element.setAttribute(name, style.getPropertyValue(name));
+  });
+  copy.setAttribute('width', box.width);
+  copy.setAttribute('height', box.height);
+  const image = new Image();
+  image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+  return image.decode().then(() => [image, box.width, box.height]);
+}
+
+/** The chart with its title on the page's background. */
+async function savePng(name, title, drawing) {
+  const isCanvas = drawing instanceof HTMLCanvasElement;
+  const scale = isCanvas ? window.devicePixelRatio : 2;
+  const [image, width, height] = isCanvas
+    ? [drawing, drawing.width / scale, drawing.height / scale]
+    : await svgImage(drawing);
+  const canvas = h('canvas', { width: (width + 20) * scale, height: (height + 40) * scale });
+  const pen = canvas.getContext('2d');
+  pen.scale(scale, scale);
+  pen.fillStyle = css('--card');
+  pen.fillRect(0, 0, width + 20, height + 40);
+  pen.fillStyle = css('--ink');
+  pen.font = '600 14px system-ui, sans-serif';
+  pen.fillText(title, 10, 22);
+  pen.drawImage(image, 10, 32, width, height);
+  canvas.toBlob((blob) => download(`${name}.png`, blob));
+}
+
+/** Buttons for a figure: `rows` gives the table, `drawing` the canvas or SVG. */
+const saveButtons = (name, rows, drawing) => [
+  h('button', { class: 'small', title: 'Download the numbers', onclick: () => saveCsv(name, rows()) }, 'CSV'),
+  drawing &&
+    h('button', { class: 'small', title: 'Download a picture', onclick: () => savePng(name, name, drawing()) }, 'PNG'),
+];

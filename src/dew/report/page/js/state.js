@@ -1,0 +1,77 @@
+// What the address remembers: the view, the open group, filters, the pinned token. Defaults are left out.
+
+const view = {
+  report: null,
+  all: [], // every group of the page
+  n: 0, // the place of the open one
+  group: null, // the open group itself
+  scale: null, // the colours of its signal
+  column: 0, // first position of the column view
+  compared: {}, // answers chosen for the view of the three methods, and its settings if changed
+  what: null,
+  pinned: null, // the token that was clicked, and the one under the pointer
+  hovered: null,
+  hits: null, // groups that the search found
+  parts: {},
+};
+
+const DEFAULTS = {
+  mode: 'text', // or columns, methods, same
+  signal: 'advantage',
+  depth: 'size', // colour in proportion to the size, or contrast
+  only: 'all', // which answers, in which order, folded or not
+  sort: 'given',
+  fold: 'yes',
+  with: 'all', // which groups, of which run, in which order
+  in: '',
+  by: '',
+  q: '',
+  token: '', // answer.position of the pinned token
+  chart: '', // the metric to scroll to
+  smooth: '0.3',
+  seeds: '', // each, mean; empty: mean if an arm has several runs
+  hide: '', // runs that are hidden in the curves
+  shown: '', // the run of the credit view
+};
+const state = { ...DEFAULTS };
+let viewName = 'overview';
+
+const groupPlace = ({ r, head }) =>
+  `step=${head.step}&group=${head.group}${view.report.runs.length > 1 ? `&run=${r + 1}` : ''}`;
+const addressOf = (place) => `#${groupPlace(place)}`;
+
+function fullAddress() {
+  const open = viewName === 'groups' && view.group;
+  const rest = Object.keys(DEFAULTS)
+    .filter((name) => state[name] !== DEFAULTS[name])
+    .map((name) => `&${name}=${encodeURIComponent(state[name])}`);
+  return `#${open ? groupPlace(view.all[view.n]) : viewName}${rest.join('')}`;
+}
+
+/** Keep the address in step with the page. */
+const remember = () => history.replaceState({ full: true }, '', fullAddress());
+
+/** Set entries of the state and remember them. */
+function set(changes) {
+  Object.assign(state, changes);
+  remember();
+}
+
+/** The group that an address names; where the page lacks that step, one of the nearest step. */
+function findAddress(wish) {
+  if (!wish.has('step')) return null;
+  const run = view.all.filter((g) => g.r === Number(wish.get('run') || 1) - 1);
+  const away = (g) => Math.abs(g.head.step - Number(wish.get('step')));
+  const least = Math.min(...run.map(away));
+  const near = run.filter((g) => away(g) === least);
+  return near.find((g) => g.head.group === Number(wish.get('group') || 0)) || near[0] || null;
+}
+
+/** Read the address into the state; a link changes only what it names, a remembered address everything. */
+function readAddress() {
+  const wish = new URLSearchParams(location.hash.replace(/^#/, ''));
+  if (history.state?.full) Object.assign(state, DEFAULTS);
+  else Object.assign(state, { token: '', chart: '' });
+  for (const name of Object.keys(DEFAULTS)) if (wish.has(name)) state[name] = wish.get(name);
+  return [Object.keys(VIEWS).find((name) => wish.has(name)), findAddress(wish)];
+}

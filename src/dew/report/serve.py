@@ -1,0 +1,110 @@
+"""`dew view`: the page from a local server, which rebuilds it while the runs are written.
+
+The server listens on 127.0.0.1 only, and its addresses start with a random token, so that no other user of the machine
+and no web page can read the runs. It answers GET and nothing else:
+
+    /TOKEN/        the page        /TOKEN/stamp   changes whenever the runs do        /TOKEN/data   the page's new data
+"""
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from dew.errors import ConfigError, DewError, Problem
+from dew.records import Json
+from dew.report import read_content
+from dew.report.readers import run_folders
+from dew.report.write import blobs, page
+
+PAUSE = 4.0
+"""Rebuilding takes at most one part in this many of the time."""
+
+
+class View:
+    """The page of some runs, rebuilt when their files have changed."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = [Path(folder) for folder in folders]
+        self.stamp, self.content = self._files(), read_content(self.folders)
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def _files(self) -> str:
+        """The names, sizes and times of the files that the page is made of."""
+        inner = [run for folder in self.folders for run in (folder, *run_folders(folder))]
+        kinds = (
+            "*.json",
+            "*.jsonl",
+            "records/*",
+            "completions/*",
+            "token_exports/*/*",
+            "checkpoint-*/trainer_state.json",
+        )
+        paths = {path for folder in inner for kind in kinds for path in folder.glob(kind) if path.name != "report.json"}
+        found = []
+        for path in paths:
+            try:
+                stat = path.stat()
+            except OSError:  # not there, or just removed
+                continue
+            found.append((str(path), stat.st_size, stat.st_mtime_ns))
+        return str(hash(tuple(sorted(found))))
+
+    def update(self) -> tuple[str, Json]:
+        """The newest stamp and content. A run that cannot be read at the moment keeps its last page."""
+        with self._lock:
+            start = time.monotonic()
+            if start >= self._next and (stamp := self._files()) != self.stamp:
+                with suppress(DewError, OSError):
+                    self.content, self.stamp = read_content(self.folders), stamp
+                self._next = time.monotonic() + PAUSE * (time.monotonic() - start)
+            return self.stamp, self.content
+
+
+def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPServer, str]:
+    """A server for the runs in `folders`, not yet serving, and the address of its page. Port 0: any free port."""
+    view, token = View(folders), secrets.token_urlsafe(24)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            _, given, *rest = self.path.split("?", maxsplit=1)[0].split("/", maxsplit=2)
+            known = secrets.compare_digest(given.encode(errors="replace"), token.encode())
+            name = rest[0] if rest else None
+            if not known or name not in ("", "stamp", "data"):
+                self.send_error(404)
+                return
+            stamp, content = view.update()
+            kind, body = {
+                "": lambda: ("text/html; charset=utf-8", page(content, live=stamp)),
+                "stamp": lambda: ("application/json", json.dumps({"stamp": stamp})),
+                "data": lambda: ("text/plain", "\n".join(blobs(content))),
+            }[name]()
+            sent = body.encode(errors="replace")
+            self.send_response(200)
+            for header, value in (
+                ("Content-Type", kind),
+                ("Content-Length", str(len(sent))),
+                ("Cache-Control", "no-store"),
+                ("Referrer-Policy", "no-referrer"),
+                ("X-Content-Type-Options", "nosniff"),
+                ("X-Frame-Options", "DENY"),
+            ):
+                self.send_header(header, value)
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: the terminal belongs to the user, and addresses contain the token."""
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        what = f"port: {port} cannot be used ({error.strerror})."
+        raise ConfigError(Problem(what, remedy="Choose another port, or leave --port out.")) from None
+    server.daemon_threads = True
+    return server, f"http://127.0.0.1:{server.server_address[1]}/{token}/"
