@@ -127,6 +127,19 @@ class Algorithm:
             found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
         return found
 
+    def warnings(self) -> list[str]:
+        """What is allowed and seldom wanted, each with a remedy."""
+        return []
+
+    @property
+    def uses_threshold(self) -> bool:
+        """Whether credit depends on which answers are above `threshold`: such a rule cannot read graded rewards."""
+        return self.dynamic_sampling or self.overlong == "group"
+
+    def control(self) -> "Algorithm | None":
+        """The same algorithm with its entropy weighting off, to tell the weighting from everything else it changes."""
+        return None
+
     def correct(self, rollouts: Rollouts) -> Tensor:
         """(P, G) verdicts: O⁺ by the outcome reward alone."""
         return rollouts.correct(self.threshold)
