@@ -25,7 +25,7 @@ TASKS: dict[str, list[tuple[Task, int, int]]] = {  # task, problems, maximum ans
         (Chain(steps=(8, 12)), 256, 112),
         (Chain(), 256, 160),
     ],
-    "tiny6": [(Countdown(numbers=6), 512, 56)],
+    "tiny6": [(Countdown(numbers=6, largest=9), 512, 48)],
 }
 K = 16
 
@@ -35,7 +35,7 @@ GAMES = """| game | prompt | answer |
 | chain: apply the operations to a value | `17;+38;-9;*2:` | `17+38=55;55-9=46;46*2=92` |"""
 SIX = """| game | prompt | answer |
 |---|---|---|
-| countdown: reach the target, every number once | `11,8,7,9,4,10>5:` | `9+8=17;11+7=18;17+10=27;18+4=22;27-22=5` |"""
+| countdown: reach the target, every number once | `3,3,2,3,5,7>74:` | `3*2=6;7*3=21;21*3=63;63+6=69;69+5=74` |"""
 
 
 def measure(name: str, folder: Path) -> list[tuple[Task, Scores]]:
@@ -97,8 +97,8 @@ The combinations of numbers in held-out countdown problems occur in no demonstra
 
 def both_data(recipe: Recipe) -> str:
     (countdown, _), (chain, _) = recipe.streams
-    return f"""`scripts/make_tiny.py tiny`, seed {recipe.seed}: supervised fine-tuning on answers only; {recipe.stop:,} AdamW
-steps of {countdown} countdown demonstrations (50,000 of four numbers, 3,000 of three) and
+    return f"""`scripts/make_tiny.py tiny`, seed {recipe.seed}: supervised fine-tuning on answers only;
+{recipe.stop:,} AdamW steps of {countdown} countdown demonstrations (50,000 of four numbers, 3,000 of three) and
 {chain} chain demonstrations (40,000 of 8 to 12 operations, 20,000 of 2 to 7), peak learning rate
 {recipe.learning_rate}. It stops at step {recipe.stop:,} of a schedule of {recipe.steps:,} on purpose."""
 

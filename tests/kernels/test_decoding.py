@@ -324,7 +324,13 @@ def test_models_without_fast_decoding_on_a_cpu():
     from transformers import GemmaConfig, GemmaForCausalLM
 
     assert decoder_for(trl_tiny.model()) is CpuDecoder
-    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 9,
+    }
     assert "GemmaForCausalLM" in decoder_for(GemmaForCausalLM(GemmaConfig(**small, num_key_value_heads=2, head_dim=4)))
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert "dynamic" in decoder_for(trl_tiny.model(rope_parameters=dynamic))

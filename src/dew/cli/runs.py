@@ -34,7 +34,9 @@ POLL = 0.5
 PATIENCE = 60.0
 """Seconds a child may take to write its checkpoint after it was asked to stop."""
 LAST_LINES = 6
-DEMO_FILES = {"report.html", "report.json", "grpo", "gtpo", "grpo.log", "gtpo.log"}
+DEMO_RUNS = ("dapo", "dew")
+"""The demo's algorithms: the baseline, then the rule that is compared with it."""
+DEMO_FILES = {"report.html", "report.json", *DEMO_RUNS, *(f"{name}.log" for name in DEMO_RUNS)}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),

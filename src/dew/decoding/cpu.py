@@ -36,26 +36,43 @@ def cpu_refusal(model: Any) -> str | None:
 
 
 class Layer(NamedTuple):
-    """The weights of one layer, with those that read the same input joined: (weight, bias) each."""
+    """The weights of one layer as `(weight, bias)`, with matrices that read the same input joined.
 
-    before_attention: Tensor
+    Folded into them: the weights of the norms, the scale of the attention scores, and the order of a head's
+    components, which lets a rotation be one product of complex numbers.
+    """
+
     query_key_value: tuple[Tensor, Tensor | None]
     out: tuple[Tensor, Tensor | None]
-    before_mlp: Tensor
     gate_up: tuple[Tensor, Tensor | None]
     down: tuple[Tensor, Tensor | None]
 
     @classmethod
-    def of(cls, layer: Any) -> "Layer":
-        a, m = layer.self_attn, layer.mlp
-        joined = _join(a.q_proj, a.k_proj, a.v_proj), _join(a.o_proj), _join(m.gate_proj, m.up_proj), _join(m.down_proj)
-        norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        return cls(norms[0], joined[0], joined[1], norms[1], joined[2], joined[3])
+    def of(cls, layer: Any, head: int, dtype: torch.dtype) -> "Layer":
+        attention, mlp = layer.self_attn, layer.mlp
+        normed, normed_again = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        query, key = (_join([proj], normed, dtype) for proj in (attention.q_proj, attention.k_proj))
+        query, key = ([None if x is None else _paired(x, head) for x in part] for part in (query, key))
+        query = [None if x is None else x * head**-0.5 for x in query]
+        joined = zip(query, key, _join([attention.v_proj], normed, dtype), strict=True)
+        weight, bias = (None if parts[0] is None else torch.cat(parts) for parts in joined)
+        return cls(
+            (weight, bias),
+            _join([attention.o_proj], None, dtype),
+            _join([mlp.gate_proj, mlp.up_proj], normed_again, dtype),
+            _join([mlp.down_proj], None, dtype),
+        )
 
 
-def _join(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts])
-    return torch.cat([p.weight for p in parts]), bias
+def _join(parts: list[nn.Linear], norm: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    weight = torch.cat([p.weight for p in parts]).to(dtype)
+    bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts]).to(dtype)
+    return (weight if norm is None else weight * norm.to(dtype)), bias
+
+
+def _paired(x: Tensor, head: int) -> Tensor:
+    """Rows of each head in the order 0, head/2, 1, head/2 + 1, ...: the pairs that are rotated."""
+    return x.unflatten(0, (-1, 2, head // 2)).transpose(1, 2).flatten(0, 2)
 
 
 class CpuDecoder:
@@ -67,7 +84,9 @@ class CpuDecoder:
         config = model.config
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._buffer = torch.empty(0)
+        self.act, self.eps = model.model.layers[0].mlp.act_fn, config.rms_norm_eps
+        self.dtype = torch.promote_types(model.dtype, torch.float32)
+        self._buffer = torch.empty(0, dtype=self.dtype)
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """One answer per prompt, up to and including the end token."""
@@ -94,9 +113,12 @@ class CpuDecoder:
     def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) tokens, log-probabilities and entropies; what follows an end token has no meaning."""
         inner, width = self.model.model, max(map(len, prompts))
-        layers = [Layer.of(layer) for layer in inner.layers]
+        layers = [Layer.of(layer, self.head, self.dtype) for layer in inner.layers]
+        embedding, output = inner.embed_tokens.weight.to(self.dtype), self.model.lm_head.weight.to(self.dtype)
+        output = output * inner.norm.weight.to(self.dtype)
         logits, cache, bias, position = self._prefill(prompts, width, width + max_new_tokens)
-        cosine, sine = (x[0] for x in inner.rotary_emb(logits, torch.arange(width + max_new_tokens)[None]))
+        cosine, sine = inner.rotary_emb(embedding, torch.arange(width + max_new_tokens)[None])
+        turns = torch.complex(cosine[0, :, : self.head // 2], sine[0, :, : self.head // 2])[:, None]
         tokens = torch.zeros(max_new_tokens, len(prompts), dtype=torch.long)
         logp, entropy = torch.zeros(2, *tokens.shape)
         row = torch.arange(len(prompts))  # the prompt of each answer that is still in the batch
@@ -111,44 +133,40 @@ class CpuDecoder:
                 break
             if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
                 left = (~ended).nonzero()[:, 0]
-                for layer_cache in cache.flatten(0, 1):
-                    layer_cache[: len(left), :, : width + n] = layer_cache[:, :, : width + n].index_select(0, left)
+                for part in cache.flatten(0, 1):
+                    part[: len(left), :, : width + n] = part[:, :, : width + n].index_select(0, left)
                 cache = cache[:, :, : len(left)]
                 row, token, ended, bias, position = (x[left] for x in (row, token, ended, bias, position))
-            x = inner.embed_tokens.weight[token]
-            rope = cosine[position, None], sine[position, None]
+            x, turn, hidden = embedding[token], turns[position], bias.flatten(0, 1)[:, :, : width + n + 1]
             for layer, keys_values in zip(layers, cache, strict=True):
-                x = self._layer(x, layer, keys_values, bias, rope, width + n)
-            x = F.rms_norm(x, x.shape[-1:], inner.norm.weight, self.model.config.rms_norm_eps)
-            logits = F.linear(x, self.model.lm_head.weight)
+                x = self._layer(x, layer, keys_values, hidden, turn, width + n)
+            logits = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), output)
             position = position + 1
         return tokens.T, logp.T, entropy.T
 
-    def _layer(
-        self, x: Tensor, layer: Layer, cache: Tensor, bias: Tensor, rope: tuple[Tensor, Tensor], slot: int
-    ) -> Tensor:
+    def _layer(self, x: Tensor, layer: Layer, cache: Tensor, bias: Tensor, turn: Tensor, slot: int) -> Tensor:
         """One layer's output (B, D) for one token per row, whose keys and values go to `slot` of the cache."""
-        config, rows = self.model.config, len(x)
-        read = F.rms_norm(x, x.shape[-1:], layer.before_attention, config.rms_norm_eps)
-        states = F.linear(read, *layer.query_key_value).view(rows, -1, self.head)
-        rotated, value = rotate(states[:, : -self.key_heads], *rope), states[:, -self.key_heads :]
-        cache[0, :, :, slot], cache[1, :, :, slot] = rotated[:, self.heads :], value
-        # Query heads that share a key head are the rows of one matrix: (B · key heads, heads per key head, slots).
+        rows = len(x)
+        states = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
+        pairs = states[:, : -self.key_heads].unflatten(-1, (-1, 2))
+        rotated = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
+        cache[0, :, :, slot], cache[1, :, :, slot] = rotated[:, self.heads :], states[:, -self.key_heads :]
+        # Query heads that share a key head are the rows of one matrix: (B · key heads, heads per key head, head).
         query = rotated[:, : self.heads].reshape(rows * self.key_heads, -1, self.head)
         keys, values = (c.flatten(0, 1)[:, : slot + 1] for c in cache)
-        scores = torch.bmm(query, keys.mT).view(rows, self.heads, slot + 1)
-        share = (scores * self.head**-0.5 + bias[:, None, : slot + 1]).softmax(-1)
-        mixed = torch.bmm(share.view(rows * self.key_heads, -1, slot + 1), values)
-        x = x + F.linear(mixed.view(rows, -1), *layer.out)
-        read = F.rms_norm(x, x.shape[-1:], layer.before_mlp, config.rms_norm_eps)
-        gate, up = F.linear(read, *layer.gate_up).chunk(2, -1)
-        act = self.model.model.layers[0].mlp.act_fn
-        return x + F.linear(act(gate) * up, *layer.down)
+        scores = torch.baddbmm(bias.expand(-1, query.shape[1], -1), query, keys.mT)
+        x = x + F.linear(torch.bmm(scores.softmax(-1), values).view(rows, -1), *layer.out)
+        gate, up = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
+        return x + F.linear(self.act(gate) * up, *layer.down)
 
     def _prefill(
         self, prompts: Sequence[Sequence[int]], width: int, slots: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """First logits (B, V), the cache (layers, 2, B, key heads, slots, head), its bias (B, slots), positions (B,)."""
+        """Every distinct prompt once, through the model itself.
+
+        Returns the first logits (B, V), the cache (layers, 2, B, key heads, slots, head), a bias of −∞ for padding
+        (B, key heads, 1, slots), and the position of the next token (B,).
+        """
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
         which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
         ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in distinct])
@@ -156,23 +174,18 @@ class CpuDecoder:
         filled = DynamicCache(config=self.model.config)
         positions = (live.cumsum(1) - 1).clamp_min(0)
         inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": filled}
-        logits = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].to(self.dtype)
         shape = len(filled.layers), 2, len(prompts), self.key_heads, slots, self.head
         size = torch.Size(shape).numel()
-        if self._buffer.numel() < size or self._buffer.dtype != logits.dtype:
-            self._buffer = torch.empty(size, dtype=logits.dtype)
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=self.dtype)
         cache = self._buffer[:size].view(shape)
         for ours, theirs in zip(cache, filled.layers, strict=True):
-            ours[0, :, :, :width], ours[1, :, :, :width] = theirs.keys[which], theirs.values[which]
-        bias = torch.zeros(len(prompts), slots, dtype=logits.dtype)
-        bias[:, :width].masked_fill_(live[which] == 0, -torch.inf)
+            ours[0, :, :, :width] = theirs.keys.unflatten(-1, (2, -1)).mT.flatten(-2)[which]
+            ours[1, :, :, :width] = theirs.values[which]
+        bias = torch.zeros(len(prompts), self.key_heads, 1, slots, dtype=self.dtype)
+        bias[..., :width].masked_fill_(live[which][:, None, None] == 0, -torch.inf)
         return logits[which], cache, bias, live.sum(1)[which]
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding of (B, heads, width)."""
-    first, second = x.chunk(2, -1)
-    return x * cosine + torch.cat((-second, first), -1) * sine
 
 
 def score(logits: Tensor, token: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
