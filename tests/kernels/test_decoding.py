@@ -249,8 +249,8 @@ def qwen2(seed, **settings):
     return model
 
 
-def on_cpu(model, draw=Draw(greedy=True)):
-    return CpuDecoder(model, draw, ends=[EOS], pad=PAD)
+def on_cpu(model, draw=None):
+    return CpuDecoder(model, draw or Draw(greedy=True), ends=[EOS], pad=PAD)
 
 
 @pytest.mark.parametrize("seed", range(2))
