@@ -106,7 +106,7 @@ def both_data(recipe: Recipe) -> str:
 def six_data(recipe: Recipe) -> str:
     ((batch, _),) = recipe.streams
     return f"""`scripts/make_tiny.py tiny6`, seed {recipe.seed}: the bundled `tiny`, then {recipe.stop:,} AdamW steps of
-{batch} demonstrations with six numbers (60,000 in all), on answers only, peak learning rate {recipe.learning_rate}.
+{batch} of 60,000 demonstrations with six numbers, on answers only, peak learning rate {recipe.learning_rate}.
 It stops early on purpose."""
 
 
