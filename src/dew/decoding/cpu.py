@@ -5,6 +5,7 @@ reads the weights directly and writes into buffers that are allocated once; answ
 the batch. The prompts go through the model itself, each distinct prompt once.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ LOOK = 4
 """Steps between checks for answers that have ended."""
 WORTHWHILE = 1 / 4
 """Remove the answers that have ended once they are this share of the batch: it copies the cache."""
+BLOCK = 16
+"""Answers that read the keys and values of their common prompt in one product."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that do not depend on the length of the text."""
 
@@ -48,19 +51,15 @@ class Layer(NamedTuple):
     down: tuple[Tensor, Tensor | None]
 
     @classmethod
-    def of(cls, layer: Any, head: int, dtype: torch.dtype) -> "Layer":
+    def of(cls, layer: Any, order: Tensor, scale: Tensor) -> "Layer":
         attention, mlp = layer.self_attn, layer.mlp
-        normed, normed_again = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        query, key = (_join([proj], normed, dtype) for proj in (attention.q_proj, attention.k_proj))
-        query, key = ([None if x is None else _paired(x, head) for x in part] for part in (query, key))
-        query = [None if x is None else x * head**-0.5 for x in query]
-        joined = zip(query, key, _join([attention.v_proj], normed, dtype), strict=True)
-        weight, bias = (None if parts[0] is None else torch.cat(parts) for parts in joined)
+        first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        weight, bias = _join([attention.q_proj, attention.k_proj, attention.v_proj], first, scale.dtype)
         return cls(
-            (weight, bias),
-            _join([attention.o_proj], None, dtype),
-            _join([mlp.gate_proj, mlp.up_proj], normed_again, dtype),
-            _join([mlp.down_proj], None, dtype),
+            (weight[order] * scale[:, None], None if bias is None else bias[order] * scale),
+            _join([attention.o_proj], None, scale.dtype),
+            _join([mlp.gate_proj, mlp.up_proj], second, scale.dtype),
+            _join([mlp.down_proj], None, scale.dtype),
         )
 
 
@@ -68,11 +67,6 @@ def _join(parts: list[nn.Linear], norm: Tensor | None, dtype: torch.dtype) -> tu
     weight = torch.cat([p.weight for p in parts]).to(dtype)
     bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts]).to(dtype)
     return (weight if norm is None else weight * norm.to(dtype)), bias
-
-
-def _paired(x: Tensor, head: int) -> Tensor:
-    """Rows of each head in the order 0, head/2, 1, head/2 + 1, ...: the pairs that are rotated."""
-    return x.unflatten(0, (-1, 2, head // 2)).transpose(1, 2).flatten(0, 2)
 
 
 class CpuDecoder:
@@ -86,6 +80,12 @@ class CpuDecoder:
         self.head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.act, self.eps = model.model.layers[0].mlp.act_fn, config.rms_norm_eps
         self.dtype = torch.promote_types(model.dtype, torch.float32)
+        # Rows of the joined matrix: a query's and a key's components 0, head/2, 1, head/2 + 1, ..., then the values.
+        rows = torch.arange((self.heads + 2 * self.key_heads) * self.head).view(-1, self.head)
+        turned = rows[: -self.key_heads].unflatten(-1, (2, -1)).mT.flatten()
+        self.order = torch.cat((turned, rows[-self.key_heads :].flatten()))
+        self.scale = torch.ones(len(self.order), dtype=self.dtype)
+        self.scale[: self.heads * self.head] = self.head**-0.5
         self._buffer = torch.empty(0, dtype=self.dtype)
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
@@ -112,17 +112,18 @@ class CpuDecoder:
 
     def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) tokens, log-probabilities and entropies; what follows an end token has no meaning."""
-        inner, width = self.model.model, max(map(len, prompts))
-        layers = [Layer.of(layer, self.head, self.dtype) for layer in inner.layers]
+        inner, width, count = self.model.model, max(map(len, prompts)), len(prompts)
+        layers = [Layer.of(layer, self.order, self.scale) for layer in inner.layers]
         embedding, output = inner.embed_tokens.weight.to(self.dtype), self.model.lm_head.weight.to(self.dtype)
         output = output * inner.norm.weight.to(self.dtype)
-        logits, cache, bias, position = self._prefill(prompts, width, width + max_new_tokens)
         cosine, sine = inner.rotary_emb(embedding, torch.arange(width + max_new_tokens)[None])
         turns = torch.complex(cosine[0, :, : self.head // 2], sine[0, :, : self.head // 2])[:, None]
-        tokens = torch.zeros(max_new_tokens, len(prompts), dtype=torch.long)
+        logits, shared, bias, place, position = self._prefill(prompts, width)
+        cache = self._cache(len(layers), count, max_new_tokens)
+        tokens = torch.zeros(max_new_tokens, count, dtype=torch.long)
         logp, entropy = torch.zeros(2, *tokens.shape)
-        row = torch.arange(len(prompts))  # the prompt of each answer that is still in the batch
-        ended = torch.zeros(len(prompts), dtype=torch.bool)
+        row = torch.arange(count)  # the prompt of each answer that is still in the batch
+        ended = torch.zeros(count, dtype=torch.bool)
         for n in range(max_new_tokens):
             token = self.draw(logits)
             new_logp, new_entropy = score(logits, token, self.draw.temperature)
@@ -134,58 +135,107 @@ class CpuDecoder:
             if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
                 left = (~ended).nonzero()[:, 0]
                 for part in cache.flatten(0, 1):
-                    part[: len(left), :, : width + n] = part[:, :, : width + n].index_select(0, left)
+                    part[: len(left), :, :n] = part[:, :, :n].index_select(0, left)
                 cache = cache[:, :, : len(left)]
-                row, token, ended, bias, position = (x[left] for x in (row, token, ended, bias, position))
-            x, turn, hidden = embedding[token], turns[position], bias.flatten(0, 1)[:, :, : width + n + 1]
-            for layer, keys_values in zip(layers, cache, strict=True):
-                x = self._layer(x, layer, keys_values, hidden, turn, width + n)
+                row, token, ended, bias, place, position = (x[left] for x in (row, token, ended, bias, place, position))
+            x, turn = embedding[token], turns[position]
+            for layer, prompt, answer in zip(layers, shared, cache, strict=True):
+                x = self._layer(x, layer, prompt, place, bias, answer, turn, n)
             logits = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), output)
             position = position + 1
         return tokens.T, logp.T, entropy.T
 
-    def _layer(self, x: Tensor, layer: Layer, cache: Tensor, bias: Tensor, turn: Tensor, slot: int) -> Tensor:
+    def _layer(
+        self,
+        x: Tensor,
+        layer: Layer,
+        prompt: "Prompts",
+        place: Tensor,
+        bias: Tensor,
+        cache: Tensor,
+        turn: Tensor,
+        slot: int,
+    ) -> Tensor:
         """One layer's output (B, D) for one token per row, whose keys and values go to `slot` of the cache."""
-        rows = len(x)
+        rows, heads, key_heads = len(x), self.heads, self.key_heads
         states = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
-        pairs = states[:, : -self.key_heads].unflatten(-1, (-1, 2))
-        rotated = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
-        cache[0, :, :, slot], cache[1, :, :, slot] = rotated[:, self.heads :], states[:, -self.key_heads :]
-        # Query heads that share a key head are the rows of one matrix: (B · key heads, heads per key head, head).
-        query = rotated[:, : self.heads].reshape(rows * self.key_heads, -1, self.head)
+        pairs = torch.view_as_complex(states[:, : heads + key_heads].unflatten(-1, (-1, 2)))
+        rotated = torch.view_as_real(pairs * turn).flatten(-2)
+        cache[0, :, :, slot], cache[1, :, :, slot] = rotated[:, heads:], states[:, heads + key_heads :]
         keys, values = (c.flatten(0, 1)[:, : slot + 1] for c in cache)
-        scores = torch.baddbmm(bias.expand(-1, query.shape[1], -1), query, keys.mT)
-        x = x + F.linear(torch.bmm(scores.softmax(-1), values).view(rows, -1), *layer.out)
+        # Query heads that share a key head are rows of one matrix.
+        query = rotated[:, :heads].reshape(rows * key_heads, heads // key_heads, self.head)
+        to_answer = torch.bmm(query, keys.mT).view(rows, key_heads, -1, slot + 1)
+        to_prompt = prompt.times(query.view(rows, key_heads, -1, self.head), prompt.keys.mT, place).add_(bias)
+        share = torch.cat((to_prompt, to_answer), -1).softmax(-1)
+        from_prompt, from_answer = share.split([to_prompt.shape[-1], slot + 1], -1)
+        mixed = torch.bmm(from_answer.flatten(0, 1), values).view(rows, key_heads, -1, self.head)
+        mixed += prompt.times(from_prompt, prompt.values, place)
+        x = x + F.linear(mixed.view(rows, -1), *layer.out)
         gate, up = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
         return x + F.linear(self.act(gate) * up, *layer.down)
 
-    def _prefill(
-        self, prompts: Sequence[Sequence[int]], width: int, slots: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Every distinct prompt once, through the model itself.
-
-        Returns the first logits (B, V), the cache (layers, 2, B, key heads, slots, head), a bias of −∞ for padding
-        (B, key heads, 1, slots), and the position of the next token (B,).
-        """
-        distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
-        ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in distinct])
-        live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in distinct])
-        filled = DynamicCache(config=self.model.config)
-        positions = (live.cumsum(1) - 1).clamp_min(0)
-        inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": filled}
-        logits = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].to(self.dtype)
-        shape = len(filled.layers), 2, len(prompts), self.key_heads, slots, self.head
+    def _cache(self, layers: int, rows: int, slots: int) -> Tensor:
+        """(layers, 2, B, key heads, slots, head) for keys and values of the answers, reused by later calls."""
+        shape = layers, 2, rows, self.key_heads, slots, self.head
         size = torch.Size(shape).numel()
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=self.dtype)
-        cache = self._buffer[:size].view(shape)
-        for ours, theirs in zip(cache, filled.layers, strict=True):
-            ours[0, :, :, :width] = theirs.keys.unflatten(-1, (2, -1)).mT.flatten(-2)[which]
-            ours[1, :, :, :width] = theirs.values[which]
-        bias = torch.zeros(len(prompts), self.key_heads, 1, slots, dtype=self.dtype)
-        bias[..., :width].masked_fill_(live[which][:, None, None] == 0, -torch.inf)
-        return logits[which], cache, bias, live.sum(1)[which]
+        return self._buffer[:size].view(shape)
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], width: int
+    ) -> tuple[Tensor, list["Prompts"], Tensor, Tensor, Tensor]:
+        """Every distinct prompt once, left-padded, through the model itself.
+
+        Returns the first logits (B, V), each layer's `Prompts`, their bias (B, 1, 1, width) with −∞ on padding, and
+        each answer's place in `Prompts` and position in the text (B,).
+        """
+        answered: Counter[tuple[int, ...]] = Counter()
+        blocks: dict[tuple[tuple[int, ...], int], int] = {}
+        place = []
+        for ids in map(tuple, prompts):
+            block = blocks.setdefault((ids, answered[ids] // BLOCK), len(blocks))
+            place.append((block, answered[ids] % BLOCK))
+            answered[ids] += 1
+        size = min(BLOCK, max(answered.values()))
+        texts = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in answered])
+        live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in answered])
+        filled = DynamicCache(config=self.model.config)
+        inputs = {"input_ids": texts, "attention_mask": live, "position_ids": (live.cumsum(1) - 1).clamp_min(0)}
+        logits = self.model(**inputs, past_key_values=filled, use_cache=True, logits_to_keep=1).logits[:, -1]
+        distinct = {ids: i for i, ids in enumerate(answered)}
+        of_block = torch.tensor([distinct[ids] for ids, _ in blocks])
+        shared = []
+        for layer in filled.layers:
+            keys, values = (x.to(self.dtype)[of_block].flatten(0, 1) for x in (layer.keys, layer.values))
+            keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)
+            shared.append(Prompts(keys, values, len(blocks), size))
+        which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
+        bias = torch.zeros(live.shape, dtype=self.dtype).masked_fill_(live == 0, -torch.inf)[which][:, None, None]
+        places = torch.tensor([block * size + nth for block, nth in place])
+        return logits.to(self.dtype)[which], shared, bias, places, live.sum(1)[which]
+
+
+class Prompts(NamedTuple):
+    """One layer's keys and values of the prompts. Up to `size` answers to a prompt form a block and read them together.
+
+    A place is `size · block + number in the block`.
+    """
+
+    keys: Tensor
+    """(blocks · key heads, width, head)"""
+    values: Tensor
+    blocks: int
+    size: int
+
+    def times(self, x: Tensor, matrices: Tensor, place: Tensor) -> Tensor:
+        """x (B, key heads, queries, n) times the matrix (n, m) of its prompt and key head."""
+        _, key_heads, queries, n = x.shape
+        placed = x.new_zeros(self.blocks * self.size, key_heads, queries, n).index_copy_(0, place, x)
+        stacked = placed.unflatten(0, (-1, self.size)).transpose(1, 2).reshape(len(matrices), self.size * queries, n)
+        product = torch.bmm(stacked, matrices).view(self.blocks, key_heads, self.size, queries, -1)
+        return product.transpose(1, 2).flatten(0, 1).index_select(0, place)
 
 
 def score(logits: Tensor, token: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
