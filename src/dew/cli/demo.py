@@ -31,7 +31,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps per run (default: the recipe's).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
-    """Train with DAPO and with dew's rule side by side on a CPU, and compare them. Takes minutes, downloads nothing."""
+    """Train DAPO and dew side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
     from dew.report import build
 
     began, run = time.monotonic(), read_run(get(RECIPE))
