@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, decoder, decoder_for, refusal
+from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, cpu, decoder, decoder_for, refusal
 from dew.engines.trl import DewTrainer, rollout
 
 PAD, EOS = 0, 1
@@ -320,7 +320,7 @@ def test_training_mode_is_restored():
     assert model.training and all(p.requires_grad for p in model.parameters())
 
 
-def test_models_without_fast_decoding_on_a_cpu():
+def test_models_without_fast_decoding_on_a_cpu(monkeypatch):
     from transformers import GemmaConfig, GemmaForCausalLM
 
     assert decoder_for(trl_tiny.model()) is CpuDecoder
@@ -338,3 +338,5 @@ def test_models_without_fast_decoding_on_a_cpu():
     replaced.lm_head = type("Adapter", (torch.nn.Linear,), {})(32, 25)
     assert "replaced" in decoder_for(replaced)
     assert "meta" in decoder_for(trl_tiny.model().to("meta"))
+    monkeypatch.setattr(cpu, "LARGEST", 1000)
+    assert "more than 1,000 parameters" in decoder_for(trl_tiny.model())

@@ -22,6 +22,8 @@ WORTHWHILE = 1 / 4
 """Remove the answers that have ended once they are this share of the batch: it copies the cache."""
 BLOCK = 16
 """Answers that read the keys and values of their common prompt in one product."""
+LARGEST = 50_000_000
+"""Parameters of the largest model: every call copies the weights, and a larger one spends its time in arithmetic."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that do not depend on the length of the text."""
 
@@ -34,6 +36,8 @@ def cpu_refusal(model: Any) -> str | None:
         return f"a {type(model).__name__} has no fast decoding on a CPU"
     if any(type(m) is not nn.Linear for m in model.modules() if hasattr(m, "in_features")):
         return "some of its linear layers were replaced"
+    if model.num_parameters() > LARGEST:
+        return f"it has more than {LARGEST:,} parameters"
     rope = model.model.rotary_emb.rope_type
     return None if rope in STATIC_ROPE else f"its rotary embeddings are of type {rope}"
 
