@@ -104,7 +104,7 @@ MUTANTS = [
     ("credit/covariance.py", "(cov > low) & (cov < high)", "(cov > low)", "Clip-Cov without an upper bound"),
     ("credit/covariance.py", "torch.randperm(len(candidates), generator=generator)", "torch.randperm(len(candidates))", "every process draws its own tokens"),
     ("credit/covariance.py", "max(1, int(share * live + 1e-9))", "int(share * live + 1e-9)", "short batches choose no token"),
-    ("credit/covariance.py", "torch.where(mask, covariance(advantages, logp, mask), -torch.inf)", "covariance(advantages, logp, mask)", "padding is penalised"),
+    ("credit/covariance.py", "covariance(advantages, logp, mask)[mask]", "-covariance(advantages, logp, mask)[mask]", "KL-Cov takes the smallest covariances"),
     ("credit/token_baseline.py", "1 - 2 * at_least_float32(logp).exp()", "1 - at_least_float32(logp).exp()", "another energy"),
     ("credit/token_baseline.py", ".clamp_min(0).cumsum(-1)", ".clamp_min(0)", "energy of one token only"),
     ("credit/token_baseline.py", "torch.where(alone, 0, B)", "B", "a lone answer is its own baseline"),

@@ -69,6 +69,9 @@ def test_golden_qae():
     close(qae_advantages(double([few, many, limit])), [[a, 0, 0, 0, 0], [0, 0, 0, 0, -a], [b, b, b, 0, 0]])
     close(qae_advantages(double(limit), quantile=0.5), [0.0, 0, 0, -b, -b])  # the third smallest, 1
 
+    batch = rollouts(([0] * 5, limit, [[1.0]] * 5))
+    close(get_algorithm("qae", quantile=0.5).advantages(batch).flatten(), [0.0, 0, 0, -b, -b])
+
 
 def test_golden_w_reinforce():
     assert w_reinforce_advantages(torch.tensor([True, False])).tolist() == pytest.approx([0.1, -1])
@@ -119,6 +122,12 @@ def test_golden_otb():
     logp, mask = pad([[LN(0.5), 0.0], [LN(0.25)], [LN(0.5), LN(0.5)]])
     A = token_baseline_advantages(double([1.0, 0, 0.5]), logp, logp.exp(), mask)
     torch.testing.assert_close(A[:, 1], double([1 / 3, 0, 0.5 - 2 / 3]), rtol=0, atol=1e-7)
+
+
+def test_otb_gives_groups_of_equal_rewards_nothing():
+    """Not even the end of the longest answer, whose baseline is 0."""
+    assert not get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 1.0], [[1.0, 2.0], [1.0]]))).any()
+    assert get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 0.0], [[1.0, 2.0], [1.0]]))).all(-1)[0, 0]
 
 
 def test_golden_steer():
@@ -247,8 +256,8 @@ def test_token_rules_never_flip_a_sign(batch):
     assert (A[won] >= -1e-6).all() and (A[~won] <= 1e-6).all()
 
 
-@given(batches(), st.randoms(use_true_random=False), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb"]))
-def test_padding_does_not_matter(batch, random, name):
+@given(batches(), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb"]))
+def test_padding_does_not_matter(batch, name):
     """Wider rows with NaN beyond the mask give the same credit and penalties."""
     narrow, algorithm = rollouts(batch), get_algorithm(name)
     wide = {
@@ -339,6 +348,13 @@ def test_every_combination_can_be_written(name, credit, surrogate):
     loss, _ = algorithm.loss(part.old_logp + 0.5, part, A)
     expected, _ = policy_loss(part.old_logp + 0.5, part.old_logp, A, part.mask, surrogate=surrogate)
     torch.testing.assert_close(loss, expected)
+
+
+def test_penalties_are_part_of_the_algorithms_loss():
+    # w = 2 everywhere, A = 1, no clip: −2, and 3 · log 2 on one of two tokens
+    part = Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2), penalty=torch.tensor([[3.0, 0.0]]))
+    loss, _ = get_algorithm("kl_cov").loss(torch.full((1, 2), LN(2)), part, torch.ones(1, 2))
+    assert loss.item() == pytest.approx(-2 + 3 * LN(2) / 2)
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "gspo"])

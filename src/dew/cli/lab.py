@@ -78,7 +78,7 @@ def lab(
             progress=(lambda _: None) if as_json else _show,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("Stopped; finished runs are kept. Re-run the same command to resume.") from None
+        raise typer.Abort("Interrupted; finished runs are kept. Re-run the same command to resume.") from None
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:

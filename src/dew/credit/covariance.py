@@ -61,9 +61,9 @@ def kl_cov_mask(
 ) -> Bool[Tensor, "*shape"]:
     """KL-Cov: True on the max(1, ⌊share · N⌋) of the N live tokens that have the largest covariance."""
     _check_share(share)
-    cov = torch.where(mask, covariance(advantages, logp, mask), -torch.inf).flatten()
-    live = int(mask.sum())
-    return _only(cov.topk(min(_count(share, live), live)).indices, mask)
+    live = mask.flatten().nonzero()[:, 0]
+    cov = covariance(advantages, logp, mask)[mask]
+    return _only(live[cov.topk(min(_count(share, len(live)), len(live))).indices], mask)
 
 
 def _count(share: float, live: int) -> int:

@@ -20,7 +20,8 @@ from dew.lab.train import held_out, solve
 TARGET = 0.12
 """Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""
 MAX_STEPS, CHECK, BATCH, RATE = 4000, 100, 256, 1e-3
-DEMONSTRATIONS = 100_000
+DEMONSTRATIONS, PROBED, TESTED = 100_000, 128, 256
+"""Problems to train on, to decide when to stop, and to report pass@1 and pass@16 on."""
 FORMAT = 2
 """Changes with everything that changes the policy: tasks, sizes, training."""
 
@@ -74,7 +75,7 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
     problems = task.problems(DEMONSTRATIONS, generator("demonstrations"), device=device)[0]
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
     order = generator(task.name, "order", device=device)
-    probe, test = task.problems(128, generator("probe"), device=device)[0], held_out(task, 256, device)
+    probe, test = task.problems(PROBED, generator("probe"), device=device)[0], held_out(task, TESTED, device)
 
     def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
         random = generator(task.name, purpose, number, device=device)
