@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of the bundled tiny model, a small Llama, on both games. Used by make_tiny.py.
+"""Supervised fine-tuning of the bundled tiny models, small Llamas, on the games. Used by make_tiny.py.
 
 It stops early on purpose: the model knows the format of an answer and most of the arithmetic, so some answers are
 correct and some are not, and reinforcement learning can improve it.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dew.tasks import Chain, Countdown, Row, Task
+from dew.tasks import Chain, Countdown, Row, Task, model_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,10 +21,34 @@ POSITIONS = 512
 IGNORED = -100
 
 
+def demonstrations(task: Task, n: int, *, seed: int = 0) -> list[Row]:
+    """Training problems with their worked solutions as {prompt, completion}."""
+    return [{"prompt": row["prompt"], "completion": row["solution"]} for row in task.rows(n, seed=seed)]
+
+
+def short_countdowns(seed: int) -> list[Row]:
+    """Mostly four numbers, some three."""
+    return demonstrations(Countdown(), 50_000, seed=seed) + demonstrations(Countdown(numbers=3), 3_000, seed=seed) * 3
+
+
+def chains(seed: int) -> list[Row]:
+    """Up to twelve steps, so longer ones remain to be learned."""
+    return demonstrations(Chain(steps=(8, 12)), 40_000, seed=seed) + demonstrations(
+        Chain(steps=(2, 7)), 20_000, seed=seed
+    )
+
+
+def six_numbers(seed: int) -> list[Row]:
+    """Up to 9, where the tiny model makes fewer mistakes."""
+    return demonstrations(Countdown(numbers=6, largest=9), 60_000, seed=seed)
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines the result, except for the library versions."""
+    """Everything that determines the result, except for the library versions. The defaults made `tiny`."""
 
+    start: str | None = None
+    """The model to continue from; None: random weights of the size below."""
     layers: int = 3
     width: int = 128
     heads: int = 4
@@ -35,9 +59,15 @@ class Recipe:
     """Step at which training stops."""
     learning_rate: float = 2e-3
     warmup: int = 100
-    countdown_batch: int = 256
-    chain_batch: int = 64
+    streams: tuple[tuple[int, Callable[[int], list[Row]]], ...] = ((256, short_countdowns), (64, chains))
+    """Demonstrations per step and where they come from; the loss is the mean over the streams."""
     seed: int = 0
+
+
+RECIPES = {
+    "tiny": Recipe(),
+    "tiny6": Recipe(start="tiny", steps=600, stop=600, learning_rate=1.5e-3, warmup=30, streams=((64, six_numbers),)),
+}
 
 
 def tiny_tokenizer() -> "PreTrainedTokenizerFast":
@@ -86,16 +116,17 @@ def warm_start(
     device: str = "cpu",
     on_step: Callable[[int, "Tensor"], None] | None = None,
 ) -> tuple["LlamaForCausalLM", "PreTrainedTokenizerFast"]:
-    """Train a tiny model on demonstrations of both games, with the loss on completions only."""
+    """Train a tiny model on demonstrations, with the loss on completions only."""
     import torch
+    from transformers import LlamaForCausalLM
 
     torch.manual_seed(recipe.seed)
     tokenizer = tiny_tokenizer()
-    model = tiny_model(recipe, tokenizer).to(device)
-    streams = [
-        _batches(_encode(tokenizer, rows), size, recipe.seed)
-        for rows, size in zip(_demonstrations(recipe.seed), (recipe.countdown_batch, recipe.chain_batch), strict=True)
-    ]
+    model = tiny_model(recipe, tokenizer)
+    if recipe.start is not None:
+        model = LlamaForCausalLM.from_pretrained(model_folder(recipe.start))
+    model.to(device).train()
+    streams = [_batches(_encode(tokenizer, rows(recipe.seed)), size, recipe.seed) for size, rows in recipe.streams]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.01, betas=(0.9, 0.98))
     for step in range(recipe.stop):
         for group in optimizer.param_groups:
@@ -110,21 +141,6 @@ def warm_start(
         if on_step:
             on_step(step + 1, loss.detach())
     return model.eval(), tokenizer
-
-
-def demonstrations(task: Task, n: int, *, seed: int = 0) -> list[Row]:
-    """Training problems with their worked solutions as {prompt, completion}."""
-    return [{"prompt": row["prompt"], "completion": row["solution"]} for row in task.rows(n, seed=seed)]
-
-
-def _demonstrations(seed: int) -> tuple[list[Row], list[Row]]:
-    """Mostly four numbers, some three; chains of up to twelve steps, so longer ones remain to be learned."""
-    countdown = demonstrations(Countdown(), 50_000, seed=seed)
-    countdown += demonstrations(Countdown(numbers=3), 3_000, seed=seed) * 3
-    chain = demonstrations(Chain(steps=(8, 12)), 40_000, seed=seed) + demonstrations(
-        Chain(steps=(2, 7)), 20_000, seed=seed
-    )
-    return countdown, chain
 
 
 def _learning_rate(recipe: Recipe, step: int) -> float:

@@ -38,24 +38,56 @@ HALF = scores_of([[RIGHT, WRONG]] * 40)
 # Findings
 
 
-def test_both_improved_and_nobody_is_ahead():
-    *lines, blank, verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": HALF})
-    assert lines[0].startswith("grpo: pass@1 rose by 50.0 points") and "noise" not in lines[0]
-    assert not blank and "+0.0 points (" in verdict and "do not show which of the two is better" in verdict
+START = {"dapo": NONE, "dew": NONE}
+
+
+def test_each_run_is_compared_with_its_start():
+    lines = demo.changes(START, {"dapo": HALF, "dew": NONE})
+    assert lines[0].startswith("dapo: pass@1 rose by 50.0 points") and "noise" not in lines[0]
+    assert lines[2].startswith("dew: pass@1 rose by 0.0 points") and "within noise" in lines[2]
 
 
 def test_one_run_ahead_is_not_called_better():
-    verdict = demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": HALF, "gtpo": ALL})[-1]
-    assert "gtpo is ahead here" in verdict and "another seed may reverse it" in verdict
-    assert "grpo is ahead here" in demo.findings({"grpo": NONE, "gtpo": NONE}, {"grpo": ALL, "gtpo": HALF})[-1]
+    line = demo.this_run(0.25, {"dapo": HALF, "dew": ALL})
+    assert "over training: +0.250" in line and "dew is ahead here" in line and "another seed may reverse it" in line
+    assert "dapo is ahead here" in demo.this_run(0.0, {"dapo": ALL, "dew": HALF})
+    assert "do not show which of the two is better" in demo.this_run(0.0, {"dapo": HALF, "dew": HALF})
 
 
 def test_a_falling_pass_at_k_is_reported():
     varied = scores_of([[RIGHT, WRONG]] * 40)
     narrow = scores_of([[RIGHT, RIGHT]] * 20 + [[WRONG, WRONG]] * 20)
-    lines = demo.findings({"grpo": varied, "gtpo": varied}, {"grpo": narrow, "gtpo": varied})
+    lines = demo.changes({"dapo": varied, "dew": varied}, {"dapo": narrow, "dew": varied})
     assert "pass@2 fell by 50.0 points" in lines[1] and "fewer ways" in lines[1]
     assert "within noise" in lines[3] and "fewer ways" not in lines[3]
+
+
+def measured(what, dapo, dew):
+    pairs = [("dapo", seed, x) for seed, x in enumerate(dapo)] + [("dew", seed, x) for seed, x in enumerate(dew)]
+    return {"what": what, "runs": [{"algorithm": a, "seed": seed, "scores": {"area": x}} for a, seed, x in pairs]}
+
+
+def test_what_many_seeds_say_is_read_from_the_file():
+    one, many = measured("One", [0.1], [0.2]), measured("Three seeds", [0.1, 0.2, 0.3], [0.2, 0.2, 0.5])
+    (line,) = demo.many_seeds([one, many])  # (0.1 + 0 + 0.2) / 3 = 0.1; a single seed says nothing
+    assert line.startswith("Three seeds: +0.100 [") and line.endswith("dew ahead in 2 of 3.")
+    assert demo.many_seeds([]) == []
+
+
+def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():
+    from dataclasses import asdict
+
+    from dew.algorithms import get_algorithm
+    from dew.cli.recipes import get
+    from dew.config import read_run
+
+    settings = read_run(get(demo.RECIPE)).settings["algorithm_kwargs"]
+    baseline, rule = (get_algorithm(name, **settings) for name in demo.DEMO_RUNS)
+    assert not baseline.dynamic_sampling  # else one of them could see more answers
+    assert (baseline.ratio, baseline.reduce) == (rule.ratio, rule.reduce)
+    ours, theirs = asdict(rule), asdict(baseline)
+    shared = ours.keys() & theirs.keys()
+    assert {"clip_low", "clip_high", "overlong"} <= shared and all(ours[key] == theirs[key] for key in shared)
 
 
 def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
@@ -70,7 +102,7 @@ def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
 def test_only_an_earlier_demo_is_replaced(tmp_path):
     folder = tmp_path / "demo"
     claim(folder, overwrite=False, demo=True)
-    (folder / "grpo").mkdir(parents=True)
+    (folder / "dapo").mkdir(parents=True)
     with pytest.raises(ConfigError, match="--overwrite"):
         claim(folder, overwrite=False, demo=True)
     for other in ("thesis.tex", "config.yaml"):  # a run of the user's own has a config
@@ -198,7 +230,7 @@ def test_the_demo_as_a_newcomer_types_it(tmp_path):
     words = [sys.executable, "-m", "dew.cli", "demo", "--steps", "8", "--out", "out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("Before training", "grpo: step 8/8", "gtpo: step 8/8", "paired by problem", "dew compare"):
+    for said in ("Before training", "dapo: step 8/8", "dew: step 8/8", "paired by problem", "dew compare"):
         assert said in done.stdout
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

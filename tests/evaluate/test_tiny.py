@@ -119,6 +119,17 @@ def test_bundled_model_matches_its_card(tiny):
     assert scores.statuses["unparsable"] < 0.02 * 64 * 16 and scores.truncated_share < 0.02
 
 
+def test_the_model_of_six_numbers_matches_its_card():
+    folder = model_folder("tiny6")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    task = Countdown(numbers=6, largest=9)
+    scores = evaluate(model, tokenizer, task, n_problems=48, k=16, max_new_tokens=48)
+    assert 0.05 < scores["pass@1"].value < 0.20
+    assert scores["pass@16"].value > 0.50
+    assert scores.truncated_share < 0.02
+
+
 def test_tokenizer_covers_every_problem_and_solution(tiny):
     _, tokenizer = tiny
     for row in Countdown().rows(20) + Chain().rows(20):

@@ -1,4 +1,4 @@
-"""Captured decoding matches `generate`. On a CPU the same steps run without graphs."""
+"""Both decoders match `generate`. On a CPU the captured steps run without graphs."""
 
 import functools
 
@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import Decoder, Draw, SamplingCopy, decoder, refusal
+from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, cpu, decoder, decoder_for, refusal
 from dew.engines.trl import DewTrainer, rollout
 
 PAD, EOS = 0, 1
@@ -157,15 +157,14 @@ def test_model_of_the_right_dtype_is_not_copied():
 # ── in the trainer ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("kind", [Decoder, CpuDecoder])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, monkeypatch, bf16):
-    inner = rollout.why_not_captured
-    monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)  # pretend that there is a GPU
+def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, monkeypatch, bf16, kind):
+    monkeypatch.setattr(rollout, "decoder_for", lambda model: kind)
     args = trl_tiny.config(tmp_path, max_steps=3, bf16=bf16, learning_rate=1e-2)
     trainer = DewTrainer(
         trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
     )
-    assert inner(trainer) == "there is no GPU"
     monkeypatch.setattr(trainer.model, "generate", None)  # nobody may call it
     trainer.train()
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -174,12 +173,10 @@ def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, 
 
 
 def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)
-
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(Decoder, "answers", fails)
+    monkeypatch.setattr(CpuDecoder, "answers", fails)
     args = trl_tiny.config(tmp_path, max_steps=2)
     trainer = DewTrainer(
         trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
@@ -232,3 +229,114 @@ def test_unsupported_models():
     assert "sliding_attention" in refusal(Qwen2ForCausalLM(Qwen2Config(**small, **sliding)))
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=8))
     assert refusal(model) is None or "static cache" in refusal(model)
+
+
+# ── CpuDecoder ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def qwen2(seed, **settings):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    llama = trl_tiny.model(**settings).config
+    torch.manual_seed(seed)
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "max_position_embeddings", "pad_token_id", "eos_token_id", "initializer_range",
+            "tie_word_embeddings")  # fmt: skip
+    model = Qwen2ForCausalLM(Qwen2Config(**{key: getattr(llama, key) for key in keys}))
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p)
+    return model
+
+
+def on_cpu(model, draw=None):
+    return CpuDecoder(model, draw or Draw(greedy=True), ends=[EOS], pad=PAD)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("build", [trl_tiny.model, qwen2])
+@pytest.mark.parametrize("settings", [{}, GROUPED, {"head_dim": 8, "tie_word_embeddings": True}])
+def test_cpu_decoder_matches_generate(build, settings, seed):
+    model = build(seed, **settings).double()
+    ours, expected = on_cpu(model), generated(model, PROMPTS * 3, 30)
+    assert ours.answers(PROMPTS * 3, 30) == expected
+    assert ours.answers(PROMPTS[1:], 30) == expected[1:5]
+    model.load_state_dict(build(seed + 10, **settings).state_dict())
+    assert ours.answers(PROMPTS, 30) == generated(model, PROMPTS, 30) != expected[:5]
+    assert on_cpu(model).answers(PROMPTS, 1) == [row[:1] for row in generated(model, PROMPTS, 1)]
+    assert on_cpu(model).answers([], 5) == []
+
+
+def test_answers_that_end_early_do_not_disturb_the_others():
+    model = trl_tiny.model(3).double()
+    torch.manual_seed(0)
+    answers = on_cpu(model, Draw()).answers(PROMPTS * 20, 40)
+    assert min(map(len, answers)) < 10 and max(map(len, answers)) > 20  # some were removed while others went on
+    _, logp, entropy = scored(model, PROMPTS * 20, answers)
+    torch.manual_seed(0)
+    again, ours_logp, ours_entropy = on_cpu(model, Draw()).scored(PROMPTS * 20, 40)
+    assert again == answers  # the same seed
+    for ours, theirs in ((ours_logp, logp), (ours_entropy, entropy)):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(torch.tensor(a), torch.tensor(b), atol=1e-5, rtol=1e-5)
+
+
+def scored(model, prompts, answers, temperature=1.0):
+    """Log-probability and entropy of each answer from one forward pass of the model, without padding."""
+    logp, entropy = [], []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        logs = (logits / temperature).log_softmax(-1)
+        logp.append(logs.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist())
+        entropy.append((-logs.exp() * logs).sum(-1).tolist())
+    return answers, logp, entropy
+
+
+def test_scores_are_at_the_sampling_temperature_and_before_filters():
+    model = trl_tiny.model(1).double()
+    answers, *ours = on_cpu(model, Draw(temperature=0.7, top_k=3)).scored(PROMPTS, 8)
+    for mine, theirs in zip(ours, scored(model, PROMPTS, answers, 0.7)[1:], strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(torch.tensor(a), torch.tensor(b), atol=1e-5, rtol=1e-5)
+
+
+def test_second_tokens_are_sampled_from_the_softmax():
+    # The first token is drawn in the prefill, the second by a step: its frequencies after each common first token.
+    model = trl_tiny.model(0)
+    torch.manual_seed(0)
+    answers = on_cpu(model, Draw(temperature=2.0)).answers([PROMPTS[0]] * 20_000, 2)
+    first = max(range(3, 25), key=[a[0] for a in answers].count)
+    seconds = torch.tensor([a[1] for a in answers if a[0] == first])
+    with torch.no_grad():
+        p = (model(torch.tensor([[*PROMPTS[0], first]])).logits[0, -1].double() / 2.0).softmax(-1)
+    counts = torch.bincount(seconds, minlength=len(p)).double()
+    assert p.min() * len(seconds) > 5 and chisquare(counts.numpy(), (p * len(seconds)).numpy()).pvalue > 1e-4
+
+
+def test_training_mode_is_restored():
+    model = trl_tiny.model().train()
+    on_cpu(model).answers(PROMPTS, 3)
+    assert model.training and all(p.requires_grad for p in model.parameters())
+
+
+def test_models_without_fast_decoding_on_a_cpu(monkeypatch):
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    assert decoder_for(trl_tiny.model()) is CpuDecoder
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 9,
+    }
+    assert "GemmaForCausalLM" in decoder_for(GemmaForCausalLM(GemmaConfig(**small, num_key_value_heads=2, head_dim=4)))
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert "dynamic" in decoder_for(trl_tiny.model(rope_parameters=dynamic))
+    replaced = trl_tiny.model()
+    replaced.lm_head = type("Adapter", (torch.nn.Linear,), {})(32, 25)
+    assert "replaced" in decoder_for(replaced)
+    assert "meta" in decoder_for(trl_tiny.model().to("meta"))
+    monkeypatch.setattr(cpu, "LARGEST", 1000)
+    assert "more than 1,000 parameters" in decoder_for(trl_tiny.model())

@@ -60,10 +60,10 @@ def test_learning_rate_warms_up_and_decays_to_a_tenth():
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[1000] == pytest.approx(0.1)
 
 
-def test_training_is_reproducible_and_learns(monkeypatch, tmp_path):
+def test_training_is_reproducible_and_learns(tmp_path):
     few = [{"prompt": "1,2>3:", "completion": "1+2=3"}, {"prompt": "1,3>3:", "completion": "1*3=3"}]
-    monkeypatch.setattr(ws, "_demonstrations", lambda seed: (few, few))
-    recipe = ws.Recipe(layers=1, width=16, heads=2, inner=16, stop=30, warmup=1, countdown_batch=2, chain_batch=2)
+    streams = ((2, lambda seed: few),) * 2
+    recipe = ws.Recipe(layers=1, width=16, heads=2, inner=16, stop=30, warmup=1, streams=streams)
     losses: list[list[float]] = [[], []]
     for run in losses:
         model, tokenizer = ws.warm_start(recipe, on_step=lambda step, loss, run=run: run.append(loss.item()))
@@ -74,3 +74,6 @@ def test_training_is_reproducible_and_learns(monkeypatch, tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = AutoTokenizer.from_pretrained(tmp_path)("1,2>3:", return_tensors="pt")
     assert torch.equal(again(**ids).logits, model(**ids).logits)
+    more = ws.Recipe(start=str(tmp_path), stop=1, steps=1, streams=streams)
+    ws.warm_start(more, on_step=lambda step, loss: losses[0].append(loss.item()))
+    assert losses[0][-1] < losses[0][-2]  # continues from the saved weights

@@ -1,42 +1,44 @@
-"""`dew demo`: a first run that learns, on a CPU, in minutes, without downloads."""
+"""`dew demo`: a baseline and an entropy-weighted rule, on a CPU, in minutes, without downloads."""
 
+import json
 import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
-from dew.cli.console import by_credit, out
+from dew.cli.console import by_credit, out, signed
 from dew.cli.recipes import get
-from dew.cli.runs import Child, claim, clock, live, lock, run_all
+from dew.cli.runs import DEMO_RUNS, Child, claim, clock, live, lock, run_all
 from dew.config import Run, Scoring, read_run
 from dew.rewards.process import cores
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
 
-RECIPE = "tiny/countdown"
-ALGORITHMS = ("grpo", "gtpo")
+RECIPE = "tiny/countdown6"
+BASELINE, RULE = DEMO_RUNS
 
 
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and report.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps per run.")] = 160,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps per run (default: the recipe's).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
-    """Train GRPO and GTPO side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
+    """Train DAPO and dew side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
     from dew.report import build
 
-    began = time.monotonic()
+    began, run = time.monotonic(), read_run(get(RECIPE))
+    steps = steps or int(run.settings["max_steps"])
     claim(folder, overwrite, demo=True)
     _announce(steps, folder)
-    _evaluate_untrained(read_run(get(RECIPE)))
+    _evaluate_untrained(run)
     with lock(folder) as held:
         _train(folder, steps, held)
         _results(folder)
@@ -45,11 +47,11 @@ def demo(
     out.print(f"Report (open in a browser): {page.resolve()}", soft_wrap=True)
     _heading("Next")
     for words, what in (
-        (f"dew explain {folder / 'gtpo'}", "the credit of one group, token by token, with the formula"),
-        (f"dew compare {RECIPE} --seeds 5", "is one better? Several seeds, paired (30 minutes on two idle cores)"),
+        (f"dew explain {folder / RULE}", "the credit of one group, token by token, with the formula"),
+        (f"dew compare {RECIPE} --algorithms {BASELINE},{RULE}", "five seeds of each, paired"),
         (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
     ):
-        out.print(f"  {words:40} {what}", soft_wrap=True)
+        out.print(f"  {words:52} {what}", soft_wrap=True)
 
 
 def _heading(text: str) -> None:
@@ -62,10 +64,11 @@ def _announce(steps: int, folder: Path) -> None:
     _heading("What this does")
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
     out.print(
-        "A language model with 0.6 million parameters, which comes with dew, plays countdown: reach a target from four "
-        "numbers.\nIt learns only from right or wrong, twice: with GRPO, which gives all tokens of an answer the same "
-        f"credit,\nand with GTPO, which weights them by the policy's entropy. {steps} steps each, side by side.\n"
-        "On two idle cores this takes two to three minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
+        "A language model with 0.6 million parameters, which comes with dew, plays countdown: reach a target from six "
+        "numbers.\nIt learns only from right or wrong, twice: with DAPO, which gives all tokens of an answer the same "
+        "credit,\nand with dew, which gives more of a correct answer's credit to tokens where the policy was uncertain."
+        f"\nAll else is equal: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n"
+        "On two idle cores this takes three to four minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
         f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; into {folder}",
         soft_wrap=True,
     )
@@ -121,44 +124,74 @@ def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:
 def _train(folder: Path, steps: int, held: int) -> None:
     _heading("Training")
     children = []
-    for name in ALGORITHMS:
+    for name in DEMO_RUNS:
         flags = ["--algorithm", name, "--max_steps", str(steps), "--output_dir", str(folder / name)]
         children.append(Child(["train", str(get(RECIPE)), *flags], folder / name))
-    views = [child.view for child in children][::-1]  # the screen shows answers of the first: GTPO's
+    views = [child.view for child in children][::-1]  # the screen shows answers of the first: the rule's
     with live(lambda: views, every=max(steps // 6, 1)):
         advice = f"To start again: dew demo --overwrite --out {folder}"
         run_all(children, parallel=len(children), keep_open=[held], advice=advice)
 
 
 def _results(folder: Path) -> None:
-    from dew.evaluate import Scores
+    from dew.evaluate import Scores, compare_runs, read_result
 
     before, after = (
-        {name: Scores.read(folder / name / f"answers-{when}.json") for name in ALGORITHMS}
+        {name: Scores.read(folder / name / f"answers-{when}.json") for name in DEMO_RUNS}
         for when in ("before", "after")
     )
     _heading("After training")
     grid = Table("", "before", "after", show_edge=False, pad_edge=False)
-    for name in ALGORITHMS:
+    for name in DEMO_RUNS:
         for score in ("pass@1", f"pass@{after[name].k}"):
-            grid.add_row(f"{name.upper()} {score}", str(before[name][score]), str(after[name][score]))
+            grid.add_row(f"{name} {score}", str(before[name][score]), str(after[name][score]))
     out.print(grid)
     out.print("95 % intervals over held-out problems.\n")
-    out.print("\n".join(findings(before, after)), soft_wrap=True)
+    out.print("\n".join(changes(before, after)), soft_wrap=True)
+    _heading(f"{RULE} against {BASELINE}")
+    runs = compare_runs([read_result(folder / name, name, 0) for name in DEMO_RUNS], BASELINE)
+    area = next(d.difference.value for d in runs.differences if d.score == "area")
+    out.print("\n".join([this_run(area, after), *many_seeds(evidence())]), soft_wrap=True)
 
 
-def findings(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> list[str]:
-    """What the numbers show: each run against its start, then one run against the other."""
+def changes(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> list[str]:
+    """Each run against its start."""
     from dew.evaluate import compare
-    from dew.report.findings import change_sentence, single_verdict
+    from dew.report.findings import change_sentence
 
     lines = []
-    for name in ALGORITHMS:
-        changes = compare(before[name], after[name])
+    for name in DEMO_RUNS:
+        found = compare(before[name], after[name])
         for score in ("pass@1", f"pass@{after[name].k}"):
-            lines.append(change_sentence(name, score, changes[score].difference))
-    return [
-        *lines,
-        "",
-        single_verdict("grpo", "gtpo", "pass@1", compare(after["grpo"], after["gtpo"])["pass@1"].difference),
-    ]
+            lines.append(change_sentence(name, score, found[score].difference))
+    return lines
+
+
+def this_run(area: float, after: dict[str, "Scores"]) -> str:
+    """One run against the other."""
+    from dew.evaluate import compare
+    from dew.report.findings import single_verdict
+
+    verdict = single_verdict(BASELINE, RULE, "pass@1", compare(after[BASELINE], after[RULE])["pass@1"].difference)
+    return f"This run: {RULE} − {BASELINE} in accuracy, averaged over training: {area:+.3f}. {verdict}"
+
+
+def evidence() -> list[dict[str, Any]]:
+    """What was measured over many seeds; scripts/quickstart_evidence.py writes the file beside the recipe."""
+    path = get(RECIPE).with_suffix(".json")
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
+    """A line for each measurement of several seeds."""
+    from dew.evaluate import compare_runs
+    from dew.evaluate.comparison import Result
+
+    lines = []
+    for one in measured:
+        runs = [Result(r["algorithm"], r["seed"], 0, {"area": {"": r["scores"]["area"]}}) for r in one["runs"]]
+        found = compare_runs(runs, BASELINE).differences[0]
+        if len(found.seeds) > 1:
+            ahead = f"{RULE} ahead in {sum(x > 0 for x in found.by_seed)} of {len(found.seeds)}"
+            lines.append(f"{one['what']}: {signed(found.difference)} in the same average, {ahead}.")
+    return lines

@@ -34,7 +34,13 @@ POLL = 0.5
 PATIENCE = 60.0
 """Seconds a child may take to write its checkpoint after it was asked to stop."""
 LAST_LINES = 6
-DEMO_FILES = {"report.html", "report.json", "grpo", "gtpo", "grpo.log", "gtpo.log"}
+DEMO_RUNS = ("dapo", "dew")
+"""The demo's algorithms: the baseline, then the rule that is compared with it."""
+DEMO_FILES = {"report.html", "report.json"} | {
+    f"{name}{end}"
+    for name in (*DEMO_RUNS, "grpo", "gtpo")
+    for end in ("", ".log")  # the latter two in version 0.1
+}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),

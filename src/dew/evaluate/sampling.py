@@ -109,13 +109,14 @@ def _batches(ids: list[list[int]], sampling: Sampling, on_gpu: bool) -> Iterator
 
 
 def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Drawing:
-    """Captured decoding on a GPU; `generate` on a CPU and for models that do not support it."""
-    from dew.decoding import Decoder, Draw, refusal
+    """One of dew's decoders; `generate` for models that they do not support."""
+    from dew.decoding import Draw, decoder_for
 
-    if model.device.type != "cuda" or refusal(model) is not None:
+    kind = decoder_for(model)
+    if isinstance(kind, str):
         return lambda ids, k: _generate(model, tokenizer, ids, k, sampling)
     draw = Draw(temperature=sampling.temperature, top_p=sampling.top_p, greedy=sampling.greedy)
-    decoder = Decoder(model, draw, ends=ends, pad=tokenizer.pad_token_id)
+    decoder = kind(model, draw, ends=ends, pad=tokenizer.pad_token_id)
     return lambda ids, k: decoder.answers([row for row in ids for _ in range(k)], sampling.max_new_tokens)
 
 

@@ -1,4 +1,4 @@
-"""The built-in games, whose problems are generated, and the bundled tiny model that was fine-tuned on them.
+"""The built-in games, whose problems are generated, and the bundled tiny models that were fine-tuned on them.
 
 countdown   reach a target from a few numbers with + - *     `2,3,5>16:`       `3+5=8;8*2=16`
 chain       apply a list of operations to one value          `17;+38;-9;*2:`   `17+38=55;55-9=46;46*2=92`
@@ -12,15 +12,16 @@ from random import Random
 from dew.errors import ConfigError, Problem
 from dew.tasks.base import Row, Split, check_split, split_of
 
-TINY = Path(__file__).parent / "data" / "tiny"
-"""The bundled model; data/tiny/README.md describes it."""
+BUNDLED = {name: Path(__file__).parent / "data" / name for name in ("tiny", "tiny6")}
+"""The bundled models; the README.md in each folder describes it."""
+TINY = BUNDLED["tiny"]
 MAX_MISSES = 20_000
 """Stop generating after this many draws in a row without a new problem."""
 
 
 def model_folder(name: str) -> str:
-    """The argument for `from_pretrained`: the bundled folder for "tiny", any other name unchanged."""
-    return str(TINY) if name == "tiny" else name
+    """The argument for `from_pretrained`: the folder of a bundled model, any other name unchanged."""
+    return str(BUNDLED.get(name, name))
 
 
 class _Game:

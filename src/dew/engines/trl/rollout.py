@@ -1,4 +1,4 @@
-"""Sampling: dynamic sampling, rollout functions, and captured steps instead of `generate`.
+"""Sampling: dynamic sampling, rollout functions, and dew's decoders instead of `generate`.
 
 Dynamic sampling (DAPO) replaces groups without signal by further prompts, until the batch is full. Signal is decided
 by the outcome reward alone: a shaped or summed reward always varies, and a filter on it keeps noise. Every process
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dew.decoding import Decoder, Draw, SamplingCopy, refusal
+from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, decoder_for
 from dew.engines.recording import Columns
 from dew.engines.trl.batch import Batch, gather_columns, join_columns, local_rows, select_rows
 from dew.errors import ConfigError, Problem
@@ -165,7 +165,7 @@ def without_empty(rollout: Callable[..., Columns], end: int) -> Callable[..., Co
 
 
 class CapturedSampling:
-    """Samples by replaying captured one-token steps (`dew.decoding`), from a copy in the sampling precision.
+    """Samples with one of dew's decoders (`dew.decoding`), from a copy in the sampling precision.
 
     Starts at the first call, when the model is in its place. Where it cannot be used, the log says why.
     """
@@ -173,7 +173,7 @@ class CapturedSampling:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._copy: SamplingCopy | None = None
-        self._decoder: Decoder | None = None
+        self._decoder: Decoder | CpuDecoder | None = None
         self._started = False
 
     def generate(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
@@ -199,9 +199,9 @@ class CapturedSampling:
 
     def _start(self, policy: Any) -> None:
         trainer, args = self._trainer, self._trainer.args
-        reason = why_not_captured(trainer) or refusal(policy)
-        if reason is not None:
-            logger.info("Captured sampling is off: %s.", reason)
+        kind = why_not_captured(trainer) or decoder_for(policy)
+        if isinstance(kind, str):
+            logger.info("Captured sampling is off: %s.", kind)
             return
         self._copy = SamplingCopy(policy, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
         draw = Draw(
@@ -211,8 +211,8 @@ class CapturedSampling:
             min_p=trainer.min_p or 0.0,
         )
         pad = trainer._tokenizer.pad_token_id
-        self._decoder = Decoder(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
-        logger.info("Sampling with captured one-token steps in %s.", next(self._copy.model.parameters()).dtype)
+        self._decoder = kind(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
+        logger.info("Sampling with %s in %s.", kind.__name__, next(self._copy.model.parameters()).dtype)
 
 
 def why_not_captured(trainer: Any) -> str | None:
@@ -220,7 +220,6 @@ def why_not_captured(trainer: Any) -> str | None:
     reasons = (
         (not args.captured_sampling, "captured_sampling is false"),
         (trainer.use_vllm, "vLLM samples"),
-        (trainer.accelerator.device.type != "cuda", "there is no GPU"),
         (trainer.use_transformers_continuous_batching, "continuous batching is on"),
         (bool(args.generation_kwargs) or args.cache_implementation is not None, "generation settings are given"),
         (trainer.repetition_penalty not in (None, 1.0), "repetition_penalty is set"),
