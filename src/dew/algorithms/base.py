@@ -127,6 +127,11 @@ class Algorithm:
             found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
         return found
 
+    @property
+    def no_loss_without_advantage(self) -> bool:
+        """Whether answers whose advantages are all 0 have no loss, so that an engine may leave them out."""
+        return not self.kl_coef and type(self).loss is Algorithm.loss
+
     def correct(self, rollouts: Rollouts) -> Tensor:
         """(P, G) verdicts: O⁺ by the outcome reward alone."""
         return rollouts.correct(self.threshold)

@@ -16,9 +16,15 @@ PACKED = "dew_packed"
 
 
 def packed_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **rest: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Query (1, heads, N, width) -> (1, N, heads, width); `cu_seq_lens_q` has the N at which sequences begin and end."""
+    """Query (1, heads, N, width) -> (1, N, heads, width); `cu_seq_lens_q` has the places where sequences begin."""
     ends = rest.get("cu_seq_lens_q")
     if ends is None:
         found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **rest)
@@ -33,9 +39,8 @@ def packed_attention(
             q, k, v, ends, ends, longest, longest, 0.0, True, False, scale=scaling
         )[0]
         return out[None], None
-    pieces = []
-    for q, k, v in zip(*(x.split(rest["lengths"], dim=2) for x in (query, key, value)), strict=True):
-        pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True))
+    parts = zip(*(x.split(ends.diff().tolist(), dim=2) for x in (query, key, value)), strict=True)
+    pieces = [scaled_dot_product_attention(*part, is_causal=True, scale=scaling, enable_gqa=True) for part in parts]
     return torch.cat(pieces, dim=2).transpose(1, 2), None
 
 
