@@ -106,7 +106,7 @@ def test_filters_match_transformers(settings, warper, temperature):
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"tie_word_embeddings": True}])
 def test_scores_are_those_of_a_pass_over_the_answers(settings):
-    """Log-probability and entropy at the temperature, before filters, as a forward pass over prompt and answer gives."""
+    """Log-probability and entropy at the temperature, before filters, as of a pass over prompt and answer."""
     torch.manual_seed(0)
     draw = Draw(temperature=0.7, top_k=settings.pop("top_k", 0))
     model = trl_tiny.model(3, **GROUPED, **settings)
