@@ -12,6 +12,7 @@ captured as a CUDA graph and replayed. Weights may be updated in place between c
 import copy
 import functools
 import importlib.util
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ VISIBLE = 256
 PREFILL = 65_536
 """Prompt tokens in one pass."""
 KEEP = 1 / 16
-"""Buffers above this share of the device's memory are released after each call."""
+"""A cache above this share of the device's memory is released after each call."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ class Decoder:
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         """Memory that all graphs share: they run one after the other, and results are copied out."""
         self._kept: dict[int, _Buffers] = {}
+        self._storage = torch.empty(0)
+        """Keys and values of whichever buffers are in use."""
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """One answer per prompt, up to and including the end token."""
@@ -229,17 +232,30 @@ class Decoder:
         made = (buffers.tokens, buffers.logp, buffers.entropy)
         tokens, logp, entropy = (x[: len(prompts), :max_new_tokens].clone() for x in made)
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
-        if sum(kept.bytes for kept in self._kept.values()) > KEEP * memory:
-            self._kept.clear()
+        if self._storage.nbytes > KEEP * memory:
+            self._release()
         return tokens, logp, entropy
 
     def _fitting(self, rows: int, slots: int) -> "_Buffers":
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
         capacity = _capacity(rows)
         if capacity not in self._kept or self._kept[capacity].slots < slots:
-            self._kept.pop(capacity, None)  # release them before allocating larger ones
-            self._kept[capacity] = _Buffers(self.model, capacity, -(-slots // VISIBLE) * VISIBLE, self.pad)
+            self._kept.pop(capacity, None)
+            slots = -(-slots // VISIBLE) * VISIBLE
+            shape = _cache_shape(self.model, capacity, slots)
+            if self._storage.numel() < math.prod(shape):
+                self._release()  # before allocating larger ones
+                # zeros: masked slots must still be finite
+                dtype = self.model.get_input_embeddings().weight.dtype
+                self._storage = torch.zeros(math.prod(shape), dtype=dtype, device=self.device)
+            cache = self._storage[: math.prod(shape)].view(shape)
+            self._kept[capacity] = _Buffers(cache, self.pad)
         return self._kept[capacity]
+
+    def _release(self) -> None:
+        """Graphs refer to the storage's address, so they go with it."""
+        self._kept.clear()
+        self._storage = torch.empty(0)
 
     def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
         """Process every distinct prompt once, and sample the first token of each answer."""
@@ -263,22 +279,22 @@ class Decoder:
         buffers.ended[:n] = torch.isin(tokens, self.ends)
 
 
+def _cache_shape(model: Any, rows: int, slots: int) -> tuple[int, ...]:
+    """Layers, keys and values, rows, heads, slots, width."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, 2, rows, heads, slots, width
+
+
 class _Buffers:
     """What a step reads and writes, at fixed addresses: cache, last tokens, position of each row."""
 
-    def __init__(self, model: Any, rows: int, slots: int, pad: int) -> None:
-        config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
-        device, self.dtype = weight.device, weight.dtype
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.slots, self.pad = slots, pad
+    def __init__(self, cache: Tensor, pad: int) -> None:
+        _, _, rows, _, slots, _ = cache.shape
+        device, self.dtype, self.slots, self.pad = cache.device, cache.dtype, slots, pad
         self.slot = torch.zeros(1, dtype=torch.long, device=device)
-        layers = [  # zeros: masked slots must still be finite
-            FixedLayer(torch.zeros(2, rows, heads, slots, head, dtype=self.dtype, device=device), self.slot)
-            for _ in range(config.num_hidden_layers)
-        ]
-        self.cache = Cache(layers=layers)
-        self.bytes = 2 * sum(layer.keys.nbytes for layer in layers)
+        self.cache = Cache(layers=[FixedLayer(layer, self.slot) for layer in cache])
         self.hidden = torch.empty(rows, slots, dtype=torch.bool, device=device)
         self.tokens = torch.empty(rows, slots, dtype=torch.long, device=device)
         self.logp, self.entropy = torch.zeros(2, rows, slots, device=device)

@@ -302,6 +302,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self, inner: Any, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
     ) -> tuple[Tensor, Tensor, Any]:
         """The same in parts with as many tokens as `batch_size` padded rows; in one part without it."""
+
         def one_pass(rows: Any) -> tuple[Tensor, Tensor, Any]:
             if joined:
                 with self.accelerator.autocast():
