@@ -3,6 +3,7 @@
 transformers finds it under the name PACKED. Calls without `cu_seq_lens_q` are those of "sdpa".
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ def packed_attention(
         )[0]
         return out[None], None
     parts = zip(*(x.split(ends.diff().tolist(), dim=2) for x in (query, key, value)), strict=True)
-    pieces = [scaled_dot_product_attention(*part, is_causal=True, scale=scaling, enable_gqa=True) for part in parts]
+    attend = partial(scaled_dot_product_attention, is_causal=True, scale=scaling, enable_gqa=True)
+    pieces = [attend(q, k, v) for q, k, v in parts]
     return torch.cat(pieces, dim=2).transpose(1, 2), None
 
 

@@ -332,7 +332,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_entropy(self, inputs: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+    def _old_entropy(self, inputs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
         """Entropy and log-probability under the sampling policy: from TRL's scoring pass, the sampler, or our pass."""
         old = inputs.get("old_per_token_logps")
         for logp, entropy in self._capture.passes:
@@ -376,7 +376,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             done += loss.detach()
         return self._loss(model, last) + done
 
-    def _loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         logp, entropy, aux = self._forward(model, inputs, compute_aux_loss=self.aux_loss_enabled)
         # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
