@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart install test lint types layers unit slow test-vllm test-verl mutants clean
+.PHONY: quickstart install test lint types layers unit slow test-vllm test-verl docs mutants clean
 
 # Replaces an earlier demo in runs/demo.
 quickstart: install
@@ -58,6 +58,15 @@ test-vllm: $(VENV)-vllm/.installed
 test-verl: $(VENV)-verl/.installed
 	$(VENV)-verl/bin/pytest tests/verl tests/preflight/test_verl.py
 	$(VENV)-verl/bin/pytest -m slow tests/verl
+
+# The docs site, in build/site. Builds without a network once the environment is there.
+docs: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build
+
+$(VENV)-docs/.installed: locks/docs.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r locks/docs.txt
+	touch $@
 
 mutants: install
 	$(BIN)/python tests/mutants.py

@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from dew.algorithms import (
         DAPO,
+        DEW,
         GRPO,
         GRPOS,
         GSPO,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DAPO",
+    "DEW",
     "GRPO",
     "GRPOS",
     "GSPO",

@@ -101,12 +101,16 @@ def _not_finite(history: History) -> Crossed:
 # fmt: off
 RULES = (
     Rule("never_correct", partial(_stays_below, "accuracy", 0.0, 10),
-         "No answer was correct for 10 steps, so there is nothing to learn from.",
+         "No answer was correct for 10 steps: the outcome reward was never above the threshold.",
          "Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
-         "correctness, or start with easier problems."),
+         "correctness, set threshold or pool='outcome' if the reward is graded, or start with easier problems."),
     Rule("no_signal", partial(_stays_below, "groups/mixed_share", 0.1, 10),
-         "For 10 steps at most {value:.1%} of the groups had both correct and wrong answers; only those train.",
+         "For 10 steps at most {value:.1%} of the groups had answers with different outcomes to learn from.",
          "Choose problems that the model solves sometimes, raise num_generations, or enable dynamic_sampling."),
+    Rule("wrong_sign", partial(_above, "credit/flipped_share", 0.01),
+         "{value:.1%} of the tokens have credit of the wrong sign: rewarded in a wrong answer or penalised in a "
+         "correct one.",
+         "Set pool='outcome', which cannot flip a sign. It happens in groups that are nearly all correct or wrong."),
     Rule("truncated", partial(_above, "length/truncated_share", 0.3),
          "{value:.0%} of the answers were truncated at the length limit.",
          "Raise max_completion_length, or set overlong='soft' so that the model learns to finish."),

@@ -5,12 +5,15 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from dew import __version__
 from dew.cli import console, main, runs
+from dew.cli.app import app
 from dew.config import read_run
 from dew.errors import Problem as Trouble
 from dew.evaluate.sampling import Sampled, Sampling
@@ -54,11 +57,11 @@ def test_help_needs_neither_torch_nor_an_engine():
         "finally: print([m for m in ('torch', 'transformers', 'trl', 'numpy', 'scipy') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout
-    assert "Commands:" in out and out.strip().endswith("[]")
+    assert "Train:" in out and out.strip().endswith("[]")
 
 
 COMMANDS = [
-    "demo", "train", "resume", "export", "preflight", "doctor", "eval", "compare", "report", "explain", "recipes",
+    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "report", "explain", "doctor",
 ]  # fmt: skip
 
 
@@ -72,6 +75,8 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
     done = subprocess.run([sys.executable, "-m", "dew.cli"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr
     assert re.findall(r"^  (\w+)  .*[^.]\.$", done.stdout, flags=re.MULTILINE) == COMMANDS
+    group = typer.main.get_command(app)
+    assert set(group.commands) == set(COMMANDS), "every command is in a section of the help"
 
 
 def test_version(dew):
@@ -185,12 +190,17 @@ def test_every_recipe_opens_with_what_it_needs(path):
         assert f"# {word}" in text
 
 
+def luminance(rgb):
+    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 # ---- explain -----------------------------------------------------------------------------------
 def test_explain_shows_a_group_and_how_its_credit_was_made(dew, tmp_path):
     write_records(tmp_path, 3, [group()])
     code, out, _ = dew("explain", tmp_path)
     assert code == 0 and "✓ correct" in out and "✗ wrong" in out and out.count("3+5=8") == 1
-    assert "grpo +0.707   grpo_s" in out  # r = 1, 0: (1 - .5) / (√½ + 1e-4); the same for all tokens of an answer
+    assert "grpo +0.707   gtpo" in out  # r = 1, 0: (1 - .5) / (√½ + 1e-4); the same for all tokens of an answer
     assert "\x1b[31m" not in out and "\u202e" not in out  # what a model wrote reaches the terminal as plain text
     _, rows, _ = dew("explain", tmp_path, "--settings", "{compare: row}")
     assert re.search(r"✗ wrong +grpo -0\.707 .* gtpo -\d\.\d{3} to -\d\.\d{3}", rows)
@@ -204,7 +214,36 @@ def test_explain_gives_the_same_numbers_as_json(dew, tmp_path):
     answers = json.loads(out)["answers"]
     # ✓ mean(1, 3) = 2 -> 1 + .1/2, 1 + .3/2
     assert answers[0]["shaped"] == pytest.approx([1.05, 1.15])
-    assert all(x > 0 for x in answers[0]["gtpo"]) and all(x < 0 for x in answers[1]["gtpo"])
+    assert all(x > 0 for x in answers[0]["advantage"]) and all(x < 0 for x in answers[1]["advantage"])
+
+
+def test_explain_shows_what_the_run_recorded(dew, tmp_path):
+    """Its own algorithm, settings and advantages; the group in which credit differs most; tokens of the wrong sign."""
+    dull, telling = group(), group(number=1)
+    recorded = [replace(telling.answers[0], advantage=[0.9, 0.1]), replace(telling.answers[1], advantage=[-0.5, 0.25])]
+    telling = replace(telling, answers=recorded, algorithm="gtpo", settings={"alpha2": 0.5, "pool": "joint"})
+    write_records(tmp_path / "mine", 3, [dull, telling])
+    code, out, _ = dew("explain", tmp_path / "mine")
+    assert code == 0 and "group 1" in out and "gtpo(pool=joint, alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
+    assert "1 of the wrong sign" in out and "±0.900" in out
+    _, other, _ = dew("explain", tmp_path / "mine", "--algorithm", "dew")
+    assert "advantages of dew:" in other and "wrong sign" not in other
+    _, own, _ = dew("explain", tmp_path / "mine", "--answer", 2)
+    assert "r̃ = −(1.0 + 0.5 · x / mean(x))" in own and "wrong sign" in own
+    RunFolder(tmp_path / "mine").write_run({"name": "mine"})
+    code, _, err = dew("explain", tmp_path)
+    assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
+
+
+def test_text_is_readable_on_every_credit():
+    for credit in [x / 20 for x in range(-20, 21)]:
+        style = console.by_credit(["a"], [credit], 1.0).spans[0].style if abs(credit) > 0.02 else None
+        if style is not None:
+            ink, ground = re.fullmatch(r"#(\w{6}) on rgb\((.+)\)", str(style)).groups()
+            light, dark = sorted((luminance([int(x) for x in ground.split(",")]), 1.0 if ink == "ffffff" else 0.0))[
+                ::-1
+            ]
+            assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 @pytest.mark.parametrize(

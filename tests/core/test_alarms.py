@@ -13,6 +13,7 @@ HEALTHY = {
     "entropy": 0.5,
     "credit/top1_share": 0.02,
     "credit/tokens": 200.0,
+    "credit/flipped_share": 0.0,
     "ratio/abs_log": 0.01,
     "clip/low": 0.01,
     "clip/high": 0.02,
@@ -27,6 +28,7 @@ HEALTHY = {
 BAD = {
     "never_correct": (10, {"accuracy": 0.0}),
     "no_signal": (10, {"groups/mixed_share": 0.05}),
+    "wrong_sign": (1, {"credit/flipped_share": 0.02}),
     "truncated": (1, {"length/truncated_share": 0.31}),
     "entropy_collapse": (5, {"entropy": 0.09}),
     "entropy_explosion": (5, {"entropy": 1.6}),

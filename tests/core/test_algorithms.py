@@ -15,7 +15,7 @@ from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
 from groups import batches, pad
 
-NAMES = ["gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage"]
+NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage"]
 
 
 def rollouts(batch, extra=None):
@@ -43,7 +43,7 @@ def test_names_and_defaults_match_the_papers():
     clips = {n: (get_algorithm(n).clip_low, get_algorithm(n).clip_high) for n in NAMES}
     higher = (0.2, 0.28)
     assert clips == {
-        **dict.fromkeys(("gtpo", "grpo_s", "dapo", "forking_tokens", "entropy_advantage"), higher),
+        **dict.fromkeys(("dew", "gtpo", "grpo_s", "dapo", "forking_tokens", "entropy_advantage"), higher),
         **dict.fromkeys(("grpo", "dr_grpo"), (0.2, 0.2)),
         "gspo": (3e-4, 4e-4),
     }
@@ -54,7 +54,12 @@ def test_names_and_defaults_match_the_papers():
     }
     by_sequence = {n for n in NAMES if get_algorithm(n).reduce == "sequences"}
     assert by_sequence == {"grpo_s", "grpo", "gspo"}
-    assert {n for n in NAMES if get_algorithm(n).dynamic_sampling} == {"dapo", "forking_tokens", "entropy_advantage"}
+    assert {n for n in NAMES if get_algorithm(n).dynamic_sampling} == {
+        "dew",
+        "dapo",
+        "forking_tokens",
+        "entropy_advantage",
+    }
     assert get_algorithm("grpo_s", average="geometric").ratio == "sequence_geometric"
 
 
@@ -233,7 +238,7 @@ def test_all_problems_are_listed():
     ("name", "settings", "says"),
     [
         ("gtop", {}, "Did you mean 'gtpo'"),
-        ("ppo", {}, "Known: gtpo"),
+        ("ppo", {}, "Known: dew, gtpo"),
         ("gtpo", {"alpah2": 0.2}, "Did you mean 'alpha2'"),
         ("gtpo", {"scope": "world"}, "group, batch"),
         ("gtpo", {"average": "median"}, "arithmetic, geometric"),

@@ -1,4 +1,4 @@
-"""Every entry of golden.json, in float64 to 1e-6 and in float32 to 1e-4."""
+"""Every entry of golden.json and golden_outcome.json, in float64 to 1e-6 and in float32 to 1e-4."""
 
 import json
 from pathlib import Path
@@ -18,13 +18,16 @@ from dew.credit import (
 from dew.losses import policy_loss
 from groups import pad
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
+SUPPORT = Path(__file__).parents[1] / "support"
+GOLDEN = json.loads((SUPPORT / "golden.json").read_text())
+OUTCOME = json.loads((SUPPORT / "golden_outcome.json").read_text())
 PRECISIONS = [(torch.float64, 1e-6), (torch.float32, 1e-4)]
 
-pytestmark = [
-    pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN]),
-    pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS, ids=["float64", "float32"]),
-]
+pytestmark = pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS, ids=["float64", "float32"])
+
+
+def entries(golden):
+    return pytest.mark.parametrize("entry", golden, ids=[f"{len(e['input']['reward'])} answers" for e in golden])
 
 
 def rollouts(entry, dtype):
@@ -38,6 +41,7 @@ def close(actual, expected, rtol):
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-9 if actual.dtype == torch.float64 else 1e-5)
 
 
+@entries(GOLDEN + OUTCOME)
 def test_gtpo(entry, dtype, rtol):
     batch, mask = rollouts(entry, dtype)
     for case in entry["gtpo"]:
@@ -46,6 +50,7 @@ def test_gtpo(entry, dtype, rtol):
         close(batch.to_rows(algorithm.advantages(batch))[mask], pad(case["advantage"])[0][mask], rtol)
 
 
+@entries(GOLDEN + OUTCOME)
 def test_grpo_s(entry, dtype, rtol):
     batch, _ = rollouts(entry, dtype)
     for case in entry["grpo_s"]:
@@ -54,6 +59,7 @@ def test_grpo_s(entry, dtype, rtol):
         close(batch.to_rows(algorithm.advantages(batch))[:, 0], case["advantage"], rtol)
 
 
+@entries(GOLDEN)
 def test_grpo_and_dr_grpo(entry, dtype, rtol):
     batch, _ = rollouts(entry, dtype)
     for key, scale in (("grpo", True), ("dr_grpo", False)):
@@ -61,6 +67,7 @@ def test_grpo_and_dr_grpo(entry, dtype, rtol):
         close(batch.to_rows(advantages), entry[key]["advantage"], rtol)
 
 
+@entries(GOLDEN)
 def test_losses(entry, dtype, rtol):
     batch, mask = rollouts(entry, dtype)
     logp, _ = pad(entry["input"]["logp"], dtype=dtype)
@@ -79,6 +86,7 @@ def test_losses(entry, dtype, rtol):
     close(geometric, expected["grpo_s_geometric_ratio"], rtol)
 
 
+@entries(GOLDEN)
 def test_entropy_peers(entry, dtype, rtol):
     batch, mask = rollouts(entry, dtype)
     kept = batch.to_rows(forking_mask(batch.entropy, batch.mask))
@@ -87,6 +95,7 @@ def test_entropy_peers(entry, dtype, rtol):
     close(batch.to_rows(shaped)[mask], pad(entry["entropy_advantage"])[0][mask], rtol)
 
 
+@entries(GOLDEN)
 def test_overlong(entry, dtype, rtol):
     batch, mask = rollouts(entry, dtype)
     charge = group_overlong(batch.lengths, batch.correct(), batch.live, gamma=entry["grop"]["gamma"])
@@ -95,6 +104,7 @@ def test_overlong(entry, dtype, rtol):
     close(soft_overlong(mask.sum(-1), limit=soft["l_max"], buffer=soft["l_cache"]), soft["penalty"], rtol)
 
 
+@entries(GOLDEN)
 def test_groups_without_signal_have_zero_advantage(entry, dtype, rtol):
     batch, _ = rollouts(entry, dtype)
     dead = ~has_signal(batch.correct(), batch.live)

@@ -66,6 +66,8 @@ def test_public_names_keep_their_signatures():
         "group_overlong": "lengths correct present gamma",
         "forking_mask": "entropy mask keep",
         "entropy_advantages": "advantages entropy mask alpha kappa",
+        "group_relative": "rewards present",
+        "wrong_sign": "advantages rewards present",
     }
     assert set(fixed) == set(dew.credit.__all__)
     for name, parameters in fixed.items():

@@ -149,12 +149,14 @@ def test_an_indivisible_batch_fails_with_the_nearest_that_fit(settings):
 def test_a_filter_on_a_shaped_reward_fails(settings):
     shaped = {"reward_funcs": ["preflight_rewards.shaped"], "outcome_reward": "shaped", "algorithm": "dapo"}
     found = look({**settings, **shaped}, answers=16)["filter"]
-    assert found.status == "failed" and "4 of 4 groups look mixed" in found.says
-    assert "outcome_reward" in found.remedy
+    assert found.status == "failed" and "different values (0.45, " in found.says
+    assert all(word in found.remedy for word in ("outcome_reward", "threshold", 'pool="outcome"'))
     alone = look({**settings, **shaped, "algorithm": "gtpo"})["filter"]
     assert alone.status == "warning", "without dynamic sampling nothing is filtered"
     chosen = look({**settings, **shaped, "algorithm_kwargs": {"threshold": 0.6}})["filter"]
-    assert chosen.status == "warning" and "correct above 0.6" in chosen.says
+    assert chosen.status == "warning" and "Nothing to change if" in chosen.remedy
+    graded = look({**settings, **shaped, "algorithm_kwargs": {"pool": "outcome"}, "algorithm": "gtpo"})["filter"]
+    assert graded.status == "ok" and "every group whose rewards differ" in graded.says
 
 
 def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):

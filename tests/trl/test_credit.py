@@ -8,6 +8,7 @@ import torch
 import trl_tiny as tiny
 from dew import GTPO, Rollouts, get_algorithm
 from dew.engines.credit import Rows, give_credit
+from dew.engines.metrics import credit_metrics
 
 
 def outcome(completions, **_):
@@ -37,7 +38,7 @@ def entropy_by_hand(trainer, batch):
 # oracle
 
 
-@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s"])
+@pytest.mark.parametrize("algorithm", ["dew", "gtpo", "grpo_s"])
 @pytest.mark.parametrize("iterations", [1, 2], ids=["our pass", "TRL's pass"])
 def test_advantages_are_the_algorithms_on_whole_groups(algorithm, iterations, tmp_path):
     trainer = scripted(
@@ -171,6 +172,23 @@ def test_only_the_outcome_reward_decides_correctness(tmp_path):
     assert 0 < batch["verdict"].float().mean() < 1
 
 
+def graded(completions, **_):
+    return [0.01 * (len(set(text)) % 5) for text in completions]
+
+
+@pytest.mark.parametrize(("rule", "trains"), [({}, False), ({"pool": "outcome"}, True)], ids=["paper", "outcome"])
+def test_graded_rewards_train_with_the_outcome_pool_and_warn_without(rule, trains, tmp_path, caplog):
+    trainer = scripted(tmp_path, graded, algorithm="gtpo", algorithm_kwargs=rule)
+    with caplog.at_level("WARNING", logger="dew"):
+        batches = [trainer._generate_and_score_completions(tiny.rows(trainer)) for _ in range(2)]
+    assert bool(batches[0]["advantages"].any()) == trains
+    warned = [r.getMessage() for r in caplog.records if "different values" in r.getMessage()]
+    assert len(warned) == (0 if trains else 1), "once, in the first generation"
+    if not trains:
+        assert "all at or below the threshold of 0.5" in warned[0] and 'pool="outcome"' in warned[0]
+        assert [alarm["alarm"] for alarm in trainer._recorder.folder.alarms()] == ["graded_reward"]
+
+
 def test_evaluation_computes_credit_too(tmp_path):
     data = tiny.prompts(4)
     trainer = tiny.trainer(
@@ -204,6 +222,26 @@ def test_rows_of_a_group_need_not_be_contiguous():
 
 
 # records
+
+
+@pytest.mark.parametrize(("pool", "flips"), [("group", True), ("outcome", False)])
+def test_flipped_tokens_are_counted(pool, flips):
+    """One correct answer of 16: under the paper's pool most wrong tokens are rewarded."""
+    torch.manual_seed(0)
+    none = torch.zeros(16, dtype=torch.long)
+    rows = Rows(
+        group=none,
+        mask=torch.rand(16, 30) < 0.9,
+        outcome=(torch.arange(16) == 0).float(),
+        extra=torch.zeros(16),
+        entropy=torch.rand(16, 30).pow(4),
+        guided=none.bool(),
+    )
+    credit = give_credit(GTPO(pool=pool), rows)
+    by_hand = (credit.advantages * (2 * rows.outcome - 1)[:, None] < 0) & rows.mask
+    assert (by_hand == credit.flipped).all()
+    share = credit_metrics(rows, credit)["credit/flipped_share"]
+    assert share == pytest.approx(float(by_hand.sum() / rows.mask.sum())) and (share > 0.5) == flips
 
 
 def test_shaping_is_repeated_only_for_records():

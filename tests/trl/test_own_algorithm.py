@@ -123,7 +123,8 @@ def mentions(path):
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            found += [word for word in re.findall(r"\w+", node.value.lower()) if word in list_algorithms()]
+            words = set(list_algorithms()) - {"dew"}  # also the name of the package
+            found += [word for word in re.findall(r"\w+", node.value.lower()) if word in words]
         names = [getattr(node, "id", None), getattr(node, "attr", None)]
         names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
         found += [name for name in names if name in classes()]

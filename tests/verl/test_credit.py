@@ -99,7 +99,7 @@ def test_neither_padding_rows_nor_the_order_of_rows_matter(batch, random):
     assert not back[len(plain) :].any()
 
 
-@pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
+@pytest.mark.parametrize("name", ["dew", "gtpo", "grpo_s"])
 def test_the_rows_of_a_conversation_are_one_answer(name):
     whole = [[1.0, 2.0, 3.0, 4.0], [2.0, 1.0], [0.5, 0.5, 2.5]]
     split = [[1.0, 2.0], [3.0, 4.0], [2.0, 1.0], [0.5], [0.5, 2.5]]

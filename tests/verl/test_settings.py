@@ -86,7 +86,7 @@ def test_verls_own_estimator_is_only_recorded():
 
 
 def test_which_algorithms_get_an_estimator_of_dews():
-    assert dew_estimators() == ["gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
+    assert dew_estimators() == ["dew", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
     stock = {name: stock_estimator(cls) for name, cls in algorithm_classes().items() if stock_estimator(cls)}
     assert stock == dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo"), "grpo")
     assert {*dew_estimators(), *stock} == set(list_algorithms())

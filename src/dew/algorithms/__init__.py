@@ -6,12 +6,13 @@ from typing import Any
 from dew.algorithms.base import Algorithm
 from dew.algorithms.baselines import DAPO, GRPO, GSPO, DrGRPO
 from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
-from dew.algorithms.entropy_weighted import GRPOS, GTPO
+from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
 from dew.errors import ConfigError, Problem, did_you_mean
 
 __all__ = [
     "DAPO",
     "DEFAULT_ALGORITHM",
+    "DEW",
     "GRPO",
     "GRPOS",
     "GSPO",
@@ -76,5 +77,5 @@ def _unknown(what: str, word: str, known: list[str]) -> Problem:
     return Problem(what, remedy=f"{did_you_mean(word, known)} Known: {', '.join(known)}.".lstrip())
 
 
-for _cls in (GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage):
+for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage):
     register_algorithm(_cls)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dew.credit import group_overlong, has_signal, soft_overlong
-from dew.errors import ConfigError, ShapeError
+from dew.errors import ConfigError, Problem, ShapeError
 from dew.losses import Ratio, Reduce, policy_loss
 from dew.rollouts import Rollouts
 
@@ -131,6 +131,36 @@ class Algorithm:
     def no_loss_without_advantage(self) -> bool:
         """Whether answers whose advantages are all 0 have no loss, so that an engine may leave them out."""
         return not self.kl_coef and type(self).loss is Algorithm.loss
+
+    def warnings(self) -> list[str]:
+        """What is allowed and seldom wanted, each with a remedy."""
+        return []
+
+    @property
+    def uses_threshold(self) -> bool:
+        """Whether credit depends on which answers are above `threshold`: such a rule cannot read graded rewards."""
+        return self.dynamic_sampling or self.overlong == "group"
+
+    def graded(self, outcomes: Tensor) -> Problem | None:
+        """What is lost if these outcome rewards are graded, or all on one side of `threshold`; None if nothing is."""
+        values = outcomes[~outcomes.isnan()].double().round(decimals=5).unique()
+        crossed = bool((values > self.threshold).any() and (values <= self.threshold).any())
+        if not self.uses_threshold or len(values) < 2 or (len(values) == 2 and crossed):
+            return None
+        shown = ", ".join(f"{x:g}" for x in values[:4].tolist()) + (", ..." if len(values) > 4 else "")
+        side = "at or below" if values[0] <= self.threshold else "above"
+        return Problem(
+            f"The outcome reward has {len(values)} different values ({shown})"
+            + ("." if crossed else f", all {side} the threshold of {self.threshold:g}."),
+            f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones"
+            + (": the other differences are lost." if crossed else ", so that no group has both."),
+            "Set outcome_reward to a reward of 1 for correct and 0 for wrong answers, or `threshold` to a value in "
+            'between. To train on the differences themselves use pool="outcome" (gtpo, grpo_s) or the algorithm dew.',
+        )
+
+    def control(self) -> "Algorithm | None":
+        """The same algorithm with its entropy weighting off, to tell the weighting from everything else it changes."""
+        return None
 
     def correct(self, rollouts: Rollouts) -> Tensor:
         """(P, G) verdicts: O⁺ by the outcome reward alone."""

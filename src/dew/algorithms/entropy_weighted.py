@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from dew.algorithms.base import Algorithm, Whose, choice, sampling_entropy, spread
-from dew.credit import grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
+from dew.credit import (
+    group_relative,
+    grpo_s_advantages,
+    grpo_s_rewards,
+    gtpo_advantages,
+    gtpo_rewards,
+)
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -31,9 +37,13 @@ class EntropyWeighted(Algorithm):
     scope: Literal["group", "batch"] = "group"
     """Compare and normalise within a group (the equations) or across the batch (the paper's discussion)."""
 
-    pool: Literal["group", "joint", "sign"] = "group"
-    """What mean and std are taken over. "sign" takes them over one polarity only: it removes the difference between
-    correct and wrong answers and unlearns the task; for comparison only."""
+    pool: Literal["group", "joint", "sign", "outcome"] = "group"
+    """What mean and std are taken over. "outcome" multiplies the answer's GRPO advantage by the weight instead: no sign
+    can flip, and graded rewards train. "sign" takes them over one polarity only, which unlearns the task; for
+    comparison only."""
+
+    spread: Literal["both", "correct", "wrong"] = "both"
+    """The side whose credit is distributed by entropy; on the other side every weight is 1."""
 
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
@@ -42,26 +52,70 @@ class EntropyWeighted(Algorithm):
         found = super().problems()
         found += choice("average", self.average, ("arithmetic", "geometric"))
         found += choice("scope", self.scope, ("group", "batch"))
-        found += choice("pool", self.pool, ("group", "joint", "sign"))
+        found += choice("pool", self.pool, ("group", "joint", "sign", "outcome"))
+        found += choice("spread", self.spread, ("both", "correct", "wrong"))
         clip = self.entropy_clip
         if clip is not None and not (len(clip) == 2 and 0 <= clip[0] <= clip[1]):
             found.append(f"entropy_clip={clip}: give (low, high) in nats with 0 <= low <= high, or leave it out.")
         return found
+
+    @property
+    def uses_threshold(self) -> bool:
+        return self.pool != "outcome" or self.overlong == "group"
+
+    def warnings(self) -> list[str]:
+        if self.average == "arithmetic" or self.entropy_clip is not None:
+            return super().warnings()
+        return [
+            *super().warnings(),
+            "average='geometric' without entropy_clip: one token's weight can reach 10,000 and break learning. "
+            "Set entropy_clip, e.g. (0.01, 5).",
+        ]
+
+    def signal(self, rollouts: Rollouts) -> Tensor:
+        """(P,) with pool="outcome": groups with answers of different reward, whether or not one is correct."""
+        if self.pool != "outcome":
+            return super().signal(rollouts)
+        return ((self._relative(rollouts) != 0) & rollouts.live).any(-1)
 
     def rewards(self, rollouts: Rollouts) -> Tensor:
         scoped = self._scoped(rollouts)
         return self._to_tokens(self._shaped(scoped), scoped).reshape(rollouts.mask.shape)
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        """(P, G, T), 0 in groups of one outcome: shaping those would train on entropy noise."""
+        """(P, G, T), 0 in groups without signal: shaping those would train on entropy noise."""
         scoped = self._scoped(rollouts)
-        advantages = self._to_tokens(self._standardised(self._shaped(scoped), scoped), scoped)
+        shaped = self._shaped(scoped)
+        if self.pool == "outcome":
+            weight = self._to_tokens(shaped, scoped).abs() / self._weights()
+            return scoped.reward.unsqueeze(-1).mul(weight).reshape(rollouts.mask.shape)
+        advantages = self._to_tokens(self._standardised(shaped, scoped), scoped)
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
 
+    def _relative(self, rollouts: Rollouts) -> Tensor:
+        """(P, G) GRPO advantages, exactly 0 for answers at the mean of their group."""
+        return group_relative(rollouts.reward + self.extra(rollouts), rollouts.present)
+
     def _scoped(self, rollouts: Rollouts) -> Rollouts:
-        """The groups, or the batch as one group. Overlong penalties are always computed per group."""
-        charged = replace(rollouts, extra=self.extra(rollouts))
-        return charged if self.scope == "group" else charged.as_one_group()
+        """The groups, or the batch as one group. Penalties and the outcome pool's advantages are always per group.
+
+        With pool="outcome" an answer's reward is its advantage, whose sign is the polarity; answers at the mean of
+        their group have none and are left out.
+        """
+        if self.pool == "outcome":
+            relative = self._relative(rollouts)
+            scoped = replace(rollouts, reward=relative, extra=None, mask=rollouts.mask & (relative != 0).unsqueeze(-1))
+        else:
+            scoped = replace(rollouts, extra=self.extra(rollouts))
+        return scoped if self.scope == "group" else scoped.as_one_group()
+
+    def _won(self, scoped: Rollouts) -> Tensor:
+        """(P, G) the polarity of each answer: O⁺."""
+        return scoped.correct(0.0) if self.pool == "outcome" else self.correct(scoped)
+
+    def _weights(self) -> float:
+        """α₁ + α₂, the mean of |r̃|."""
+        raise NotImplementedError
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
@@ -93,21 +147,52 @@ class GTPO(EntropyWeighted):
         found = super().problems() + weights(alpha1=self.alpha1, alpha2=self.alpha2)
         return found + choice("compare", self.compare, ("column", "row", "matrix"))
 
+    def control(self) -> "GTPO":
+        return replace(self, alpha1=self.alpha1 + self.alpha2, alpha2=0.0)
+
+    def _weights(self) -> float:
+        return self.alpha1 + self.alpha2
+
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         return gtpo_rewards(
-            self.correct(rollouts),
+            self._won(rollouts),
             sampling_entropy(self.name, rollouts),
             rollouts.mask,
             alpha1=self.alpha1,
             alpha2=self.alpha2,
             compare=self.compare,
             average=self.average,
+            spread=self.spread,
             entropy_clip=self.entropy_clip,
             extra=rollouts.extra,
         )
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
+        assert self.pool != "outcome"
         return gtpo_advantages(rewards, rollouts.mask, pool=self.pool, correct=self.correct(rollouts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DEW(GTPO):
+    """The recommended rule: DAPO's advantage, spread over the tokens of correct answers in proportion to their entropy.
+    Not a published algorithm; docs/papers.md says how it differs from GTPO (arXiv:2508.04349) and why."""
+
+    name: ClassVar[str] = "dew"
+
+    alpha1: float = 0.0
+    """α₁: weight of the plain outcome."""
+
+    alpha2: float = 1.0
+    """α₂: weight of the part that is distributed by entropy. 0 (with alpha1 above 0) is DAPO."""
+
+    pool: Literal["group", "joint", "sign", "outcome"] = "outcome"
+    """The answer's DAPO advantage times the weight: no sign can flip, and graded rewards train."""
+
+    spread: Literal["both", "correct", "wrong"] = "correct"
+    """The side whose credit is distributed by entropy: wrong answers are penalised evenly."""
+
+    dynamic_sampling: bool = True
+    """As in DAPO: groups without signal are replaced by new prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,19 +216,27 @@ class GRPOS(EntropyWeighted):
     def problems(self) -> list[str]:
         return super().problems() + weights(beta1=self.beta1, beta2=self.beta2)
 
+    def control(self) -> "GRPOS":
+        return replace(self, beta1=self.beta1 + self.beta2, beta2=0.0)
+
+    def _weights(self) -> float:
+        return self.beta1 + self.beta2
+
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         return grpo_s_rewards(
-            self.correct(rollouts),
+            self._won(rollouts),
             sampling_entropy(self.name, rollouts),
             rollouts.mask,
             beta1=self.beta1,
             beta2=self.beta2,
             average=self.average,
+            spread=self.spread,
             entropy_clip=self.entropy_clip,
             extra=rollouts.extra,
         )
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
+        assert self.pool != "outcome"
         return grpo_s_advantages(rewards, rollouts.live, pool=self.pool, correct=self.correct(rollouts))
 
     def _to_tokens(self, x: Tensor, rollouts: Rollouts) -> Tensor:

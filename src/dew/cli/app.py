@@ -4,16 +4,39 @@ import logging
 import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from dew.cli.console import LogToConsole, err, show_error
 from dew.errors import DewError, Problem
 
-app = typer.Typer(name="dew", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+SECTIONS = {
+    "Start": ("demo", "recipes"),
+    "Train": ("train", "resume", "preflight", "export"),
+    "Compare": ("eval", "compare", "lab"),
+    "Look": ("report", "view", "explain"),
+    "Help": ("doctor",),
+}
+"""The help text's headings, and the commands below each."""
 
-COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "report", "recipes")
+
+class Commands(typer.core.TyperGroup):
+    """Lists the commands by what they are for."""
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        for heading, names in SECTIONS.items():
+            found = {name: self.get_command(ctx, name) for name in names}
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(80)) for name, command in found.items() if command]
+                )
+
+
+app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "explain", "recipes")
 """The modules that define the commands, in the order of the help text."""
 
 

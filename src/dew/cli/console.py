@@ -98,13 +98,27 @@ BLUE, ORANGE = (40, 100, 220), (215, 95, 0)
 """Positive and negative credit, which colour-blind readers can distinguish too."""
 
 
-def by_credit(tokens: Sequence[str], credit: Sequence[float]) -> Text:
-    """Tokens coloured by credit: blue positive, orange negative, the deeper the larger within the answer."""
-    least, largest = min(map(abs, credit), default=0.0), max(map(abs, credit), default=0.0)
+def by_credit(
+    tokens: Sequence[str], credit: Sequence[float], scale: float | None = None, marked: Sequence[bool] | None = None
+) -> Text:
+    """Tokens coloured by credit: blue positive, orange negative, in proportion to `scale` (default: the largest).
+
+    Text is black or white, whichever is easier to read on the colour; `marked` tokens are underlined.
+    """
+    scale = scale or max(map(abs, credit), default=0.0)
     line = Text()
-    for token, x in zip(tokens, credit, strict=True):
-        alike = largest - least <= 0.01 * largest
-        depth = 0.5 * bool(largest) if alike else 0.2 + 0.8 * (abs(x) - least) / (largest - least)
-        r, g, b = (round(255 - (255 - c) * depth) for c in (BLUE if x >= 0 else ORANGE))
-        line.append(printable(token), style=f"{'white' if depth > 0.6 else 'black'} on rgb({r},{g},{b})")
+    for i, (token, x) in enumerate(zip(tokens, credit, strict=True)):
+        style = "underline " if marked is not None and marked[i] else ""
+        depth = min(1.0, abs(x) / scale) if scale else 0.0
+        if depth > 0.02:
+            rgb = [round(255 - (255 - c) * depth) for c in (BLUE if x > 0 else ORANGE)]
+            ink = "#000000" if _luminance(rgb) > 0.179 else "#ffffff"  # where both have the same contrast
+            style += f"{ink} on rgb({rgb[0]},{rgb[1]},{rgb[2]})"
+        line.append(printable(token), style=style.strip())
     return line
+
+
+def _luminance(rgb: Sequence[int]) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.console import out
@@ -35,7 +37,8 @@ def ls(context: typer.Context) -> None:
     """List, show or copy bundled recipes."""
     if context.invoked_subcommand is None:
         for name, path in names().items():
-            out.print(f"{name:32} {path.read_text().splitlines()[0].removeprefix('# ')}", soft_wrap=True)
+            out.print(Text(name, style="bold"))
+            out.print(Padding(path.read_text().splitlines()[0].removeprefix("# "), (0, 0, 0, 2), expand=False))
 
 
 @recipes.command()

@@ -4,7 +4,7 @@ from dew.credit.dapo import has_signal, soft_overlong
 from dew.credit.entropy_shaped import entropy_advantages
 from dew.credit.forking import forking_mask
 from dew.credit.group_overlong import group_overlong
-from dew.credit.grpo import grpo_advantages
+from dew.credit.grpo import group_relative, grpo_advantages, wrong_sign
 from dew.credit.grpo_s import grpo_s_advantages, grpo_s_rewards
 from dew.credit.gtpo import gtpo_advantages, gtpo_rewards
 
@@ -12,6 +12,7 @@ __all__ = [
     "entropy_advantages",
     "forking_mask",
     "group_overlong",
+    "group_relative",
     "grpo_advantages",
     "grpo_s_advantages",
     "grpo_s_rewards",
@@ -19,4 +20,5 @@ __all__ = [
     "gtpo_rewards",
     "has_signal",
     "soft_overlong",
+    "wrong_sign",
 ]

@@ -15,7 +15,7 @@ from dew.credit.checks import (
     check_tokens,
     check_weight,
 )
-from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, mean_over, pooled, shaped
+from dew.credit.weighting import AVERAGES, POOLS, SIDES, Average, Pool, Side, floored, mean_over, pooled, shaped
 from dew.ops import at_least_float32
 
 
@@ -28,6 +28,7 @@ def grpo_s_rewards(
     beta2: float = 0.1,
     average: Average = "arithmetic",
     entropy_clip: tuple[float, float] | None = None,
+    spread: Side = "both",
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G"]:
     """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome.
@@ -43,11 +44,12 @@ def grpo_s_rewards(
     check_weight("beta1", beta1, 1.0, "a wrong answer would be rewarded")
     check_weight("beta2", beta2, 0.1, "a wrong answer would be rewarded for being sure")
     check_choice("average", average, AVERAGES)
+    check_choice("spread", spread, SIDES)
     check_entropy_clip(entropy_clip)
 
     live = mask.any(-1)
     H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
-    rewards = shaped(torch.where(live, H, 1), correct, live, -1, average, beta1, beta2)
+    rewards = shaped(torch.where(live, H, 1), correct, live, -1, average, beta1, beta2, spread)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")

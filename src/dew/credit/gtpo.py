@@ -18,7 +18,7 @@ from dew.credit.checks import (
     check_tokens,
     check_weight,
 )
-from dew.credit.weighting import AVERAGES, POOLS, Average, Pool, floored, pooled, shaped
+from dew.credit.weighting import AVERAGES, POOLS, SIDES, Average, Pool, Side, floored, pooled, shaped
 from dew.ops import Dims, at_least_float32
 
 Compare = Literal["column", "row", "matrix"]
@@ -35,6 +35,7 @@ def gtpo_rewards(
     compare: Compare = "column",
     average: Average = "arithmetic",
     entropy_clip: tuple[float, float] | None = None,
+    spread: Side = "both",
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G T"]:
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them.
@@ -55,6 +56,7 @@ def gtpo_rewards(
             across answers (published). "row": the same answer. "matrix": all of them.
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
+        spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
@@ -66,11 +68,12 @@ def gtpo_rewards(
     check_weight("alpha2", alpha2, 0.1, "a wrong answer would be rewarded for being sure")
     check_choice("compare", compare, tuple(COMPARED_WITH))
     check_choice("average", average, AVERAGES)
+    check_choice("spread", spread, SIDES)
     check_entropy_clip(entropy_clip)
 
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
-    rewards = shaped(H, won, mask, COMPARED_WITH[compare], average, alpha1, alpha2)
+    rewards = shaped(H, won, mask, COMPARED_WITH[compare], average, alpha1, alpha2, spread)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")

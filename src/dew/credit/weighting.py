@@ -15,8 +15,10 @@ from dew.ops import Dims, at_least_float32, masked_mean, standardize
 
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
+Side = Literal["both", "correct", "wrong"]
 AVERAGES = ("arithmetic", "geometric")
 POOLS = ("group", "joint", "sign")
+SIDES = ("both", "correct", "wrong")
 
 H_FLOOR = 1e-6
 """Minimum entropy. Below it 1/H explodes and a single confident token gets all the penalty."""
@@ -43,17 +45,21 @@ def shaped(
     live: Bool[Tensor, "*shape"],
     dim: Dims,
     average: Average,
-    outcome: float,
-    spread: float,
+    alpha1: float,
+    alpha2: float,
+    spread: Side,
 ) -> Float[Tensor, "*shape"]:
-    """r̃ = ±(outcome + spread · x / mean(x over its comparison set)), + on O⁺ and − on O⁻; 0 where not live.
+    """r̃ = ±(α₁ + α₂ · x / mean(x over its comparison set)), + on O⁺ and − on O⁻; 0 where not live.
 
     x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along `dim`. The paper
-    writes the weight as xᵢ / Σₖ xₖ · #alive.
+    writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
     """
     x = torch.where(correct, H, 1 / H)
     mean_won, mean_lost = (mean_over(x, live & side, dim, average) for side in (correct, ~correct))
-    r = outcome + spread * x / torch.where(correct, mean_won, mean_lost)
+    weight = x / torch.where(correct, mean_won, mean_lost)
+    if spread != "both":
+        weight = torch.where(correct == (spread == "correct"), weight, 1)
+    r = alpha1 + alpha2 * weight
     return torch.where(live, torch.where(correct, r, -r), 0)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
+from dew.credit import wrong_sign
 from dew.rollouts import Rollouts
 
 
@@ -41,6 +42,8 @@ class Credit:
     """(N, T) token rewards before they are compared with the group; only computed for records."""
     extra: Tensor | None = None
     """(N,) everything added to the outcome: other rewards and overlong penalties; only computed for records."""
+    flipped: Tensor | None = None
+    """(N, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
     correct: Tensor
     """(N,) True on O⁺."""
     scored: Tensor
@@ -77,15 +80,19 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
     """
     credit = outcomes(algorithm, rows)
     advantages, shaped = credit.advantages, torch.zeros_like(credit.advantages)
-    extra = torch.zeros_like(rows.extra)
+    extra, flipped = torch.zeros_like(rows.extra), torch.zeros_like(rows.mask)
     for part in (credit.scored & ~credit.failed, credit.scored & credit.failed):
         if not part.any():
             continue
         index, rollouts = _rollouts(rows, part)
-        advantages[index] = rollouts.to_rows(algorithm.advantages(rollouts)).to(advantages.dtype)
+        token_advantages, added = algorithm.advantages(rollouts), algorithm.extra(rollouts)
+        advantages[index] = rollouts.to_rows(token_advantages).to(advantages.dtype)
+        wrong = wrong_sign(token_advantages, rollouts.reward + added, rollouts.present)
+        flipped[index] = rollouts.to_rows(wrong & rollouts.mask)
         if for_records:
             shaped[index] = rollouts.to_rows(algorithm.rewards(rollouts)).to(shaped.dtype)
-            extra[index] = rollouts.to_rows(algorithm.extra(rollouts)).to(extra.dtype)
+            extra[index] = rollouts.to_rows(added).to(extra.dtype)
+    credit = replace(credit, flipped=flipped)
     return replace(credit, shaped=shaped, extra=extra) if for_records else credit
 
 

@@ -36,6 +36,8 @@ def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
     total = size.sum(-1)
     if (total > 0).any():
         numbers["credit/tokens"] = (size[total > 0] > 0).sum(-1).float().mean()
+        if credit.flipped is not None:
+            numbers["credit/flipped_share"] = credit.flipped.sum() / mask.sum()
         numbers["credit/top1_share"] = (size.amax(-1)[total > 0] / total[total > 0]).mean()
         if rows.entropy is not None:
             top = forking_mask(rows.entropy, mask, keep=0.2)

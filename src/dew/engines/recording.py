@@ -36,14 +36,28 @@ class RunLog:
         self.folder = RunFolder(folder)
         self.alarms = Alarms()
         self._writes = writes
+        self._rewards_seen = False
+
+    def check_rewards(self, step: int, algorithm: Algorithm, outcomes: Tensor) -> None:
+        """Warn in the first generation if the algorithm cannot use these outcome rewards as they are."""
+        if self._rewards_seen or not self._writes:
+            return
+        self._rewards_seen = True
+        problem = algorithm.graded(outcomes)
+        if problem is not None:
+            self._warn({"step": step, "alarm": "graded_reward", "message": f"{problem.what} {problem.why}",
+                        "remedy": problem.remedy, "value": None, "threshold": algorithm.threshold})  # fmt: skip
 
     def write(self, step: int, numbers: dict[str, Any]) -> None:
         if not self._writes:
             return
         self.folder.append_metrics({"step": step, "time": time.time(), **numbers})
         for alarm in self.alarms.update(step, numbers):
-            self.folder.append_alarm(alarm)
-            logger.warning("step %d: %s %s", step, alarm["message"], alarm["remedy"])
+            self._warn(alarm)
+
+    def _warn(self, alarm: dict[str, Any]) -> None:
+        self.folder.append_alarm(alarm)
+        logger.warning("step %d: %s %s", alarm["step"], alarm["message"], alarm["remedy"])
 
     def resume(self, step: int) -> None:
         """Continue after `step`: alarms are restored from the metrics of the steps before it."""
@@ -70,6 +84,8 @@ class RunLog:
             "status": "running",
         }
         self.folder.write_run({**run, **facts})
+        for warning in algorithm.warnings():
+            logger.warning("%s: %s", algorithm.name, warning)
 
     def end(self, status: str) -> None:
         if self._writes:

@@ -97,10 +97,13 @@ def check_length(answers: Answers, limit: int) -> Check:
 def check_groups(answers: Answers) -> Check:
     n, mixed = len(answers.signal), sum(answers.signal)
     facts = {"groups": n, "mixed": mixed, "answers_per_group": answers.outcome.shape[1]}
-    says = f"{mixed} of {n} groups have both a correct and a wrong answer; only these groups train."
+    says = f"{mixed} of {n} groups have answers with different outcomes to learn from."
     solved = np.nan_to_num(answers.outcome).mean() > 0.5
     change = "harder problems" if solved else "easier problems, a model that knows the answer format"
     remedy = f"Use {change}, or more answers per prompt (num_generations). Raise --answers for a larger sample."
+    differ = sum(len(_distinct(group)) > 1 for group in answers.outcome)
+    if differ > mixed:
+        remedy = f"The reward differs within {differ} groups but not across the threshold: see the check `filter`."
     few, none = mixed < max(1, MIXED_WARNING * n), mixed == 0 and n >= CONCLUSIVE
     return graded("groups", says, remedy, warn=few, fail=none, **facts)
 
@@ -177,34 +180,28 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
 
 
 def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:
-    """Whether dynamic sampling filters by correctness.
+    """Whether the outcome reward tells correct from wrong answers where the algorithm depends on it.
 
-    A shaped or summed reward differs between almost any two answers: a filter on it keeps every group, also those
-    without a correct answer, and the policy trains on noise.
+    A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group, also
+    those without a correct answer.
     """
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
+    probes = probe(reward, data) if callable(reward) else ()
+    different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
+    facts = {"values": different[:20], "different": len(different), "dynamic_sampling": algorithm.dynamic_sampling}
+    if not algorithm.uses_threshold:
+        return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.", **facts)
     if keeps_noise(algorithm):
         says = f"{algorithm.name} keeps a group of wrong answers if another reward differs between them."
         return failed("filter", says, "Base Algorithm.signal on the outcome reward alone.")
-    probes = probe(reward, data) if callable(reward) else ()
-    values = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
-    facts = {"values": values[:20], "different": len(values), "dynamic_sampling": algorithm.dynamic_sampling}
-    if len(values) <= 2:
-        active = "uses" if algorithm.dynamic_sampling else "is off; it would use"
-        return ok("filter", f"Dynamic sampling {active} {name} alone, a binary reward.", **facts)
-    shown = ", ".join(f"{value:g}" for value in values[:4])
-    says = f"{name} decides, but is not binary: it returned {len(values)} different values ({shown}, ...)"
-    if answers:
-        mixed = sum(len(_distinct(group)) > 1 for group in answers.outcome)
-        says += f", and {mixed} of {len(answers.signal)} groups look mixed by it"
+    problem = algorithm.graded(torch.tensor(different))
+    if problem is None:
+        return ok("filter", f"{name} decides which answers are correct, a binary reward.", **facts)
+    says = f"{name}: {problem.what} {problem.why}"
     if isinstance(args.algorithm_kwargs, dict) and "threshold" in args.algorithm_kwargs:
         remedy = "Nothing to change if answers above your threshold are the correct ones."
-        return warning("filter", f"{says}; correct above {algorithm.threshold:g}.", remedy, **facts)
-    remedy = (
-        "Set outcome_reward to a reward that is 1 for correct and 0 for wrong answers and keep this one as an "
-        "addition; or set algorithm_kwargs {threshold: ...}, above which an answer is correct."
-    )
-    return graded("filter", f"{says}.", remedy, warn=True, fail=algorithm.dynamic_sampling, **facts)
+        return warning("filter", says, remedy, **facts)
+    return graded("filter", says, problem.remedy, warn=True, fail=algorithm.dynamic_sampling, **facts)
 
 
 def _distinct(*values: np.ndarray) -> list[float]:

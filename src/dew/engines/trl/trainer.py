@@ -198,6 +198,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         batch = replace(batch, inputs=trained, credit=credit)
         seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
         self._put(generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds))
+        if self.model.training:
+            self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
         show_trained(self._logs, batch, self.args.generation_batch_size)
         if self._record_due:
             self._recorder.record(batch, self)

@@ -48,6 +48,7 @@ class Recorder(RunLog):
     def add(self, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
+        self.check_rewards(1, self.algorithm, batch.rows.outcome)
         self._batches.append((len(batch.rows.group), numbers))
         return numbers
 

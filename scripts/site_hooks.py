@@ -1,0 +1,35 @@
+"""Adds to the docs site the pages that docs/ links to outside of itself, and points the links at them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/dew/tasks/data/tiny/README.md"]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path in [*map(ROOT.joinpath, OUTSIDE), *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]:
+        uri = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, uri, content=path.read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """docs/ is the root of the site: ../benchmarks/x.md becomes benchmarks/x.md, docs/trl.md becomes trl.md."""
+    uri, pages = page.file.src_uri, {"README.md": "index.md"}
+    if (ROOT / "docs" / uri).exists():
+        return re.sub(r"\]\(\.\./", "](", markdown)
+    up = "../" * uri.count("/")
+
+    def link(match: re.Match[str]) -> str:
+        target, _, anchor = match.group(1).partition("#")
+        if ":" in match.group(1) or not target:
+            return match.group(0)
+        absolute = (ROOT / uri).parent.joinpath(target).resolve().relative_to(ROOT).as_posix()
+        site = pages.get(absolute, absolute.removeprefix("docs/"))
+        return f"]({up}{site}{'#' + anchor if anchor else ''})"
+
+    return re.sub(r"\]\(([^)\s]+)\)", link, markdown)

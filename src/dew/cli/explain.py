@@ -1,0 +1,262 @@
+"""`dew explain`: the credit of every token of one recorded group, in the terminal."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import compress
+from pathlib import Path
+from statistics import pstdev
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dew.cli.app import app
+from dew.cli.console import by_credit, out, print_json, printable
+from dew.config import parse_yaml
+from dew.errors import ConfigError, DewError, Problem
+
+if TYPE_CHECKING:
+    from dew import Algorithm, Rollouts
+    from dew.records import AnswerRecord, GroupRecord
+
+Rows = list[list[float]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A group's credit: as it was recorded, or computed with other settings."""
+
+    label: str
+    """The algorithm and the settings that differ from its defaults."""
+    algorithm: "Algorithm | None"
+    """None: of a name that is not registered here; then only recorded values can be shown."""
+    advantage: Rows
+    shaped: Rows | None
+    grpo: Rows
+    flipped: list[list[bool]]
+
+
+@app.command()
+def explain(
+    source: Annotated[Path, typer.Argument(help="A run folder, a records file, or a JSONL of groups.")],
+    step: Annotated[int | None, typer.Option(help="Step (default: the last recorded one).")] = None,
+    group: Annotated[int | None, typer.Option(help="Group (default: where credit differs most).")] = None,
+    answer: Annotated[int | None, typer.Option(help="Show one answer, counted from 1, with the formula.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Compute with this algorithm (default: the run's).")] = None,
+    settings: Annotated[str, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = "{}",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Explain the credit of every token in a recorded group."""
+    chosen = _choose(source, step, group)
+    own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
+    credit = _credit(chosen, algorithm, own)
+    if answer is not None and not 1 <= answer <= len(chosen.answers):
+        raise ConfigError(f"answer: {answer} is not between 1 and {len(chosen.answers)}.")
+    if json:
+        answers = []
+        for i, a in enumerate(chosen.answers):
+            entry: dict[str, Any] = {"correct": a.correct, "tokens": a.tokens, "entropy": a.entropy}
+            entry |= {"advantage": credit.advantage[i], "grpo": credit.grpo[i], "flipped": credit.flipped[i]}
+            answers.append(entry if credit.shaped is None else entry | {"shaped": credit.shaped[i]})
+        head = {name: getattr(chosen, name) for name in ("step", "group", "prompt", "gold")}
+        print_json({**head, "algorithm": credit.label, "answers": answers})
+    elif answer is None:
+        _show_group(chosen, credit)
+    else:
+        _show_answer(chosen, answer - 1, credit)
+
+
+# ── which group ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
+    from dew.files import stay_inside
+    from dew.records import RunFolder, read_records
+
+    if source.is_dir():
+        stay_inside(source)
+        files = {int(f.name.split("-")[1].split(".")[0]): f for f in RunFolder(source).record_files()}
+        if not files:
+            runs = sorted(f.parent for f in source.glob("*/run.json"))
+            remedy = (
+                f"Give one of its runs: {', '.join(map(str, runs))}." if runs else "Train with records_every above 0."
+            )
+            raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
+        groups = read_records(files[max(files) if step is None else _recorded("step", step, files)])
+    else:
+        groups = read_records(source)
+        if step is not None:
+            _recorded("step", step, [g.step for g in groups])
+            groups = [g for g in groups if g.step == step]
+    if group is None:
+        return max(groups, key=_difference)
+    numbers = [g.group for g in groups]
+    return groups[numbers.index(_recorded("group", group, numbers))]
+
+
+def _difference(group: "GroupRecord") -> tuple[bool, float]:
+    """How much credit differs within the answers of a group; groups with both outcomes come before all others."""
+    spreads = [pstdev(a.advantage) for a in group.answers if a.advantage]
+    return len({a.correct for a in group.answers}) > 1, max(spreads, default=0.0)
+
+
+def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:
+    if wanted not in recorded:
+        listed = ", ".join(map(str, dict.fromkeys(recorded)))
+        raise ConfigError(Problem(f"{name}: {wanted} was not recorded.", remedy=f"Choose one of: {listed}."))
+    return wanted
+
+
+# ── its credit ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> Shown:
+    """As recorded, unless another algorithm or other settings are given or nothing was recorded."""
+    import torch
+
+    from dew import get_algorithm
+    from dew.credit import wrong_sign
+
+    own: dict[str, Any] = dict(group.settings) if name in (None, group.algorithm) else {}
+    try:
+        algorithm = get_algorithm(name or group.algorithm or "gtpo", **own, **changed)
+    except (DewError, TypeError):
+        if name or changed or any(a.advantage is None for a in group.answers):
+            raise
+        algorithm = None  # somebody's own: what it gave is recorded
+    recorded = not (name or changed)
+
+    def values(field: str, compute: Any) -> Rows:
+        if recorded and all(getattr(a, field) is not None for a in group.answers):
+            return [list(getattr(a, field)) for a in group.answers]
+        rows = compute(rollouts)[0].tolist()
+        return [row[: len(a.tokens)] for row, a in zip(rows, group.answers, strict=True)]
+
+    needs = algorithm is not None and algorithm.needs_entropy == "old"
+    rollouts = _rollouts(group, needs and not (recorded and all(a.advantage for a in group.answers)))
+    advantage = values("advantage", algorithm and algorithm.advantages)
+    padded = torch.zeros(rollouts.mask.shape)
+    for i, row in enumerate(advantage):
+        padded[0, i, : len(row)] = torch.tensor(row)
+    total = rollouts.reward if rollouts.extra is None else rollouts.reward + rollouts.extra
+    flips = (wrong_sign(padded, total) & rollouts.mask)[0].tolist()
+    return Shown(
+        _label(group.algorithm or "?", algorithm),
+        algorithm,
+        advantage,
+        values("shaped", algorithm.rewards) if algorithm is not None and needs else None,
+        values("grpo", get_algorithm("grpo").advantages),
+        [row[: len(a.tokens)] for row, a in zip(flips, group.answers, strict=True)],
+    )
+
+
+def _label(recorded: str, algorithm: "Algorithm | None") -> str:
+    if algorithm is None:
+        return recorded
+    changed = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    changed = {f.name: changed[f.name] for f in fields(algorithm) if changed[f.name] != f.default}
+    return f"{algorithm.name}({', '.join(f'{name}={value}' for name, value in changed.items())})".removesuffix("()")
+
+
+def _rollouts(group: "GroupRecord", needs_entropy: bool) -> "Rollouts":
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from dew import Rollouts
+
+    missing = [i + 1 for i, a in enumerate(group.answers) if a.entropy is None]
+    if missing and needs_entropy:
+        raise ConfigError(f"answers {missing} have no recorded entropy, which this algorithm needs (docs/records.md).")
+    if not any(a.tokens for a in group.answers):
+        raise ConfigError(f"group {group.group} of step {group.step} has no tokens.")
+    entropy = [torch.tensor(a.entropy or [0.0] * len(a.tokens), dtype=torch.float32) for a in group.answers]
+    mask = [torch.tensor(_live(a), dtype=torch.bool) for a in group.answers]
+    return Rollouts.from_rows(
+        [0] * len(group.answers),
+        mask=pad_sequence(mask, batch_first=True),
+        reward=torch.tensor([float(a.reward) for a in group.answers]),
+        entropy=pad_sequence(entropy, batch_first=True),
+        extra=torch.tensor([a.extra for a in group.answers]),
+    )
+
+
+def _live(answer: "AnswerRecord") -> Sequence[bool]:
+    return answer.live or [True] * len(answer.tokens)
+
+
+# ── on the screen ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show_group(group: "GroupRecord", credit: Shown) -> None:
+    out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
+    if group.gold is not None:
+        out.print(f"gold: {printable(group.gold)}")
+    scale = max((abs(x) for row in credit.advantage for x in row), default=0.0)
+    flipped = sum(map(sum, credit.flipped))
+    legend = f"advantages of {credit.label}: blue positive, orange negative, full colour = ±{scale:.3f}"
+    out.print(Text(legend + ("; underlined: the wrong sign for its answer\n" if flipped else "\n"), style="dim"))
+    for i, a in enumerate(group.answers):
+        ranges = ""
+        for name, rows in (("grpo", credit.grpo), (credit.label.split("(")[0], credit.advantage)):
+            values = list(compress(rows[i], _live(a)))
+            low, high = (f"{end(values, default=0.0):+.3f}" for end in (min, max))
+            ranges += f"   {name} {low if low == high else f'{low} to {high}'}"
+        marked = f"   {sum(credit.flipped[i])} of the wrong sign" if any(credit.flipped[i]) else ""
+        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{ranges}{marked}")
+        out.print(Padding(by_credit(a.tokens, credit.advantage[i], scale, credit.flipped[i]), (0, 0, 1, 2)))
+    out.print("For one answer with the formula and its numbers, add --answer N.")
+
+
+def _show_answer(group: "GroupRecord", i: int, credit: Shown) -> None:
+    """r̃ and A of every token of one answer, with the numbers they are computed from."""
+    a, rule = group.answers[i], credit.algorithm
+    weighted = credit.shaped is not None and hasattr(rule, "alpha2")
+    out.print(
+        f"answer {i + 1}, {'correct' if a.correct else 'wrong'}, in a group of {len(group.answers)}: {credit.label}"
+    )
+    if weighted:
+        out.print(_formula(rule, a.correct))
+    if not any(any(row) for row in credit.advantage):
+        out.print("The answers of this group do not differ, so every advantage is 0.")
+    table = Table(show_edge=False)
+    for head in ("token", "H", *(("x", "x / mean", "r̃") if weighted else ()), "A", "A grpo", ""):
+        table.add_column(head, justify="left" if head == "token" else "right")
+    scale = max((abs(x) for row in credit.advantage for x in row), default=0.0)
+    for t, (token, live) in enumerate(zip(a.tokens, _live(a), strict=True)):
+        H = None if a.entropy is None else a.entropy[t]
+        cells: list[Any] = [printable(token), "" if H is None else f"{H:.3f}"]
+        if live:
+            if weighted:
+                cells += _weight_cells(rule, a, H, credit.shaped[i][t])  # type: ignore[index]
+            A = credit.advantage[i][t]
+            flip = "wrong sign" if credit.flipped[i][t] else ""
+            cells += [by_credit([f"{A:+.3f}"], [A], scale), f"{credit.grpo[i][t]:+.3f}", flip]
+        table.add_row(*cells)
+    out.print(table)
+
+
+def _formula(rule: Any, correct: bool) -> str:
+    side, value, sign = ("O⁺", "H", "+") if correct else ("O⁻", "1/H", "−")
+    over = {"column": "with a token there", "row": "this answer alone", "matrix": "all their tokens"}[rule.compare]
+    if rule.spread not in ("both", "correct" if correct else "wrong"):
+        shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2}) on every token: entropy weights the other side alone"
+    else:
+        shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2} · x / mean(x)), x = {value}, mean over {side}: {over}"
+    pools = {
+        "group": "A = (r̃ − mean)/(std + 1e-4) over the group's tokens, tokens of the other outcome counting as 0",
+        "joint": "A = (r̃ − mean)/(std + 1e-4) over the group's tokens",
+        "sign": "A = (r̃ − mean)/(std + 1e-4) over the tokens of the same outcome",
+        "outcome": "A = GRPO's advantage of the answer · |r̃| / (α₁ + α₂)",
+    }
+    return f"{shaped}\n{pools[rule.pool]}"
+
+
+def _weight_cells(rule: Any, a: "AnswerRecord", H: float | None, r: float) -> list[str]:
+    if H is None:
+        return ["", "", f"{r:+.3f}"]
+    x = max(H, 1e-6) if a.correct else 1 / max(H, 1e-6)
+    extra = 0.0 if rule.pool == "outcome" else a.extra
+    share = (abs(r - extra) - rule.alpha1) / rule.alpha2 if rule.alpha2 else 1.0
+    return [f"{x:.3g}", f"{share:.3f}", f"{r:+.3f}"]

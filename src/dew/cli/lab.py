@@ -1,0 +1,95 @@
+"""`dew lab`: does a credit rule help? Many small paired runs at once."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dew.cli.app import app
+from dew.cli.console import out, print_json
+from dew.errors import ConfigError, Problem
+from dew.files import write_atomically
+
+if TYPE_CHECKING:
+    from dew.lab import Progress
+
+QUICK_ARMS = ["dapo", "gtpo"]
+
+
+@app.command()
+def lab(
+    arms: Annotated[
+        list[str] | None,
+        typer.Argument(help="dapo, gtpo(alpha2=0.5), module:Class, rules.py:Class; @3e-5 sets a learning rate."),
+    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Task; may be repeated (default countdown-4).")] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds per arm; fewer than 5 cannot show a difference.")] = 8,
+    first_seed: Annotated[int, typer.Option(help="The first seed: others confirm a result.")] = 0,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 1e-4).")
+    ] = None,
+    group_size: Annotated[int | None, typer.Option(help="Answers per problem (default 16).")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Problems per generation (default 32).")] = None,
+    optimizer_steps: Annotated[int | None, typer.Option(help="Optimizer steps per generation (default 4).")] = None,
+    generations: Annotated[int | None, typer.Option(help="Generations per run (default 120).")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the policy (default 128).")] = None,
+    depth: Annotated[int | None, typer.Option(help="Layers of the policy (default 3).")] = None,
+    eval_problems: Annotated[int | None, typer.Option(help="Held-out problems (default 256).")] = None,
+    eval_k: Annotated[int | None, typer.Option(help="Answers per held-out problem (default 16).")] = None,
+    evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder (default runs/lab).")] = None,
+    warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
+    no_controls: Annotated[bool, typer.Option("--no-controls", help="Without the arms with weighting off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
+) -> None:
+    """Compare credit rules over many small training runs, paired by seed; the first arm is the baseline.
+
+    Re-run the same command to resume; other arms, tasks and seeds are added to the folder.
+    """
+    from dataclasses import asdict, replace
+
+    from dew.lab import QUICK, QUICK_TASK, Settings, differences, markdown, study
+
+    if not arms and not quick:
+        raise ConfigError(Problem("no arms.", remedy="Name the baseline first, then the others: dew lab dapo gtpo"))
+    given = {
+        "group_size": group_size, "prompts": prompts, "optimizer_steps": optimizer_steps, "generations": generations,
+        "width": width, "depth": depth, "eval_problems": eval_problems, "eval_k": eval_k, "evaluations": evaluations,
+    }  # fmt: skip
+    settings = replace(QUICK if quick else Settings(), **{k: v for k, v in given.items() if v is not None})
+    folder = output or Path("runs") / ("lab-quick" if quick else "lab")
+    found = study(
+        arms or QUICK_ARMS,
+        output=folder,
+        tasks=task or ([QUICK_TASK] if quick else ["countdown-4"]),
+        seeds=2 if quick and seeds == 8 else seeds,
+        first_seed=first_seed,
+        learning_rates=learning_rate or [1e-4],
+        settings=settings,
+        controls=not no_controls and not (quick and not arms),
+        device=device,
+        warm_starts=warm_starts,
+        say=(lambda _: None) if as_json else lambda text: out.print(text, soft_wrap=True),
+        progress=(lambda _: None) if as_json else _show,
+    )
+    text = markdown(found)
+    write_atomically(folder / "summary.md", f"{text}\n".encode())
+    if as_json:
+        print_json([asdict(d) | {"verdict": d.verdict} for name in found.tasks for d in differences(found, name)])
+        return
+    out.print(f"\n{text}\n\n{folder / 'study.json'}\n{folder / 'summary.md'}", soft_wrap=True)
+
+
+def _show(now: "Progress") -> None:
+    """One line: on a terminal it is overwritten, elsewhere it is printed at every quarter."""
+    line = (
+        f"{now.task}: {now.finished} of {now.total} runs finished; {now.runs} at generation {now.generation} of "
+        f"{now.generations}, accuracy {now.accuracy:.3f}, about {now.seconds_left:.0f} s left"
+    )
+    ended = now.generation == now.generations
+    if out.is_terminal:
+        out.print(line, end="\n" if ended else "\r", soft_wrap=True)
+    elif ended or now.generation * 4 // now.generations > (now.generation - 5) * 4 // now.generations:
+        out.print(line, soft_wrap=True)

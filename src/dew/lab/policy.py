@@ -1,0 +1,194 @@
+"""Many small transformers at once: every parameter has a leading replica axis R, so one batched product serves them all.
+
+Axes besides those of the library: R replicas, B answers of a replica, L prompt tokens, S = L + T positions.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dew.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
+
+Parameters = dict[str, Tensor]
+HEAD = 32
+"""Width of an attention head."""
+
+
+def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
+    """One untrained policy, R = 1: pre-norm, without biases, and with norms that have no parameters."""
+
+    def normal(*shape: int, std: float = 0.02) -> Tensor:
+        return torch.randn(1, *shape, generator=generator) * std
+
+    found = {"embed": normal(VOCABULARY, width), "position": normal(positions, width), "out": normal(width, OUTPUTS)}
+    for i in range(depth):
+        found[f"{i}.qkv"] = normal(width, 3 * width)
+        found[f"{i}.project"] = normal(width, width, std=0.02 / math.sqrt(2 * depth))
+        found[f"{i}.up"] = normal(width, 4 * width)
+        found[f"{i}.down"] = normal(4 * width, width, std=0.02 / math.sqrt(2 * depth))
+    return found
+
+
+def forward(
+    parameters: Mapping[str, Tensor],
+    ids: Tensor,
+    *,
+    last: int,
+    cache: list[tuple[Tensor, Tensor]] | None = None,
+    start: int = 0,
+) -> Tensor:
+    """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
+
+    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it.
+    """
+    R, B, S = ids.shape
+    D = parameters["embed"].shape[-1]
+    heads = max(1, D // HEAD)
+    one_hot = F.one_hot(ids.reshape(R, B * S), VOCABULARY).to(
+        torch.float32
+    )  # a product's gradient is faster than a lookup's
+    x = torch.bmm(one_hot, parameters["embed"]).view(R, B, S, D) + parameters["position"][:, None, start : start + S]
+    x = x.reshape(R, B * S, D)
+    for i in range(sum(name.endswith("qkv") for name in parameters)):
+        qkv = torch.bmm(F.layer_norm(x, (D,)), parameters[f"{i}.qkv"])
+        q, k, v = qkv.view(R * B, S, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            keys, values = cache[i]
+            keys[:, :, start : start + S], values[:, :, start : start + S] = k, v
+            k, v = keys[:, :, : start + S], values[:, :, : start + S]
+        mixed = _attend(q, k, v)
+        x = torch.baddbmm(x, mixed.transpose(1, 2).reshape(R, B * S, D), parameters[f"{i}.project"])
+        inner = torch.bmm(F.layer_norm(x, (D,)), parameters[f"{i}.up"]).relu_()
+        x = torch.baddbmm(x, inner, parameters[f"{i}.down"])
+    x = F.layer_norm(x.view(R, B, S, D)[:, :, S - last :].reshape(R, B * last, D), (D,))
+    return torch.bmm(x, parameters["out"]).view(R, B, last, OUTPUTS)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if q.shape[2] > 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1) @ v  # one query: four times faster on an H200
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log π of each token. PAD, which has none, counts as token 0: mask it."""
+    target = torch.where(tokens < OUTPUTS, tokens, 0)
+    return -F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none").view_as(tokens)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    logp = logits.log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the policies sampled, (R, B, T) each."""
+
+    tokens: Tensor
+    """PAD after EOS."""
+    signals: dict[str, Tensor]
+    """Of the sampling policy at each token: its log-probability `logp`, the `entropy`, and Σπ² `sum_sq`."""
+
+    @property
+    def mask(self) -> Tensor:
+        return self.tokens != PAD
+
+
+@torch.no_grad()
+def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) -> Answers:
+    """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
+
+    Policies that agree and read the same uniforms write the same answers, which is what pairs the arms of a study.
+    """
+    R, P, L = prompts.shape
+    B, T = uniforms.shape[1:]
+    G, width, embed = B // P, parameters["embed"].shape[-1], parameters["embed"]
+    heads, depth = max(1, width // HEAD), sum(name.endswith("qkv") for name in parameters)
+    prefix = [tuple(embed.new_empty(R * P, heads, L, width // heads) for _ in "kv") for _ in range(depth)]
+    logits = forward(parameters, prompts, last=1, cache=prefix)[:, :, 0].repeat_interleave(G, 1)  # type: ignore[arg-type]
+    cache = []
+    for layer in prefix:
+        both = tuple(embed.new_empty(R * B, heads, L + T, width // heads) for _ in "kv")
+        for whole, part in zip(both, layer, strict=True):
+            whole.view(R * P, G, heads, L + T, -1)[:, :, :, :L] = part[:, None]
+        cache.append(both)
+    tokens = torch.full((R, B, T), PAD, device=prompts.device)
+    signals = {name: uniforms.new_zeros(R, B, T) for name in ("logp", "entropy", "sum_sq")}
+    done = torch.zeros(R, B, dtype=torch.bool, device=prompts.device)
+    for t in range(T):
+        logp = logits.log_softmax(-1)
+        p = logp.exp()
+        token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
+        signals["logp"][:, :, t] = logp.gather(-1, token[..., None])[..., 0]
+        signals["entropy"][:, :, t] = -(p * logp).sum(-1)
+        signals["sum_sq"][:, :, t] = p.square().sum(-1)
+        tokens[:, :, t] = torch.where(done, PAD, token)
+        done |= token == EOS
+        if t == T - 1 or (t % 16 == 15 and bool(done.all())):
+            break
+        logits = forward(parameters, tokens[:, :, t, None], last=1, cache=cache, start=L + t)[:, :, 0]  # type: ignore[arg-type]
+    return Answers(tokens, signals)
+
+
+class Adam:
+    """Adam with a learning rate and a gradient clip per replica; a replica without a gradient stands still."""
+
+    def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        self.parameters, self.rates, self.betas = list(parameters.values()), rates, betas
+        self.steps = torch.zeros_like(rates)
+        self.first = [torch.zeros_like(p) for p in self.parameters]
+        self.second = [torch.zeros_like(p) for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self, max_norm: float) -> Tensor:
+        """Take a step; return (R,) gradient norms before clipping."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        active = (norm > 0).float()
+        scale = (max_norm / (norm + 1e-6)).clamp_max(1)
+        self.steps += active
+        (b1, b2), each = self.betas, (-1, 1, 1)
+        count = self.steps.clamp_min(1)
+        rate = (self.rates * active / (1 - b1**count)).view(each)
+        correction = (1 - b2**count).sqrt().view(each)
+        w1, w2 = ((1 - b1) * active).view(each), ((1 - b2) * active).view(each)
+        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
+            g.mul_(scale.view(each))
+            m.lerp_(g, w1)
+            v.lerp_(g.square_(), w2)
+            p.sub_(m / (v.sqrt() / correction).add_(1e-8) * rate)
+            p.grad = None
+        return norm
+
+
+@contextmanager
+def numerics() -> Iterator[None]:
+    """Products in TF32 on a GPU, added up in a fixed order."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """The backward pass of attention adds up in a fixed order, so that the same seed gives the same numbers."""
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False  # a debugging aid that writes every tensor twice
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        settings.fill_uninitialized_memory = before[1]

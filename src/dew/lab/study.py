@@ -1,0 +1,350 @@
+"""A study: arms × learning rates × seeds × tasks, trained in stacks that fit the device, kept in one folder.
+
+The folder holds `study.json`, rewritten after each stack of runs, and `summary.md`:
+
+    format      1
+    settings    what all runs share: group_size, prompts, optimizer_steps, generations, width, depth, eval_problems,
+                eval_k, evaluations
+    arms        the labels in the order they were given, the baseline first
+    tasks       task -> {"warm_start": digest, "pass@1", "pass@16", "steps"}: the policy that its runs started from
+    versions    dew, torch, python, device
+    runs        one object per finished run:
+        task, arm, learning_rate, seed
+        algorithm, algorithm_settings   the registered name, and all settings
+        control                         the label of the same arm without entropy weighting, or null
+        source                          digest of the file of a user's rule, or ""
+        warm_start                      digest of the policy it started from
+        scores      {"area", "final", "pass@1", "pass@k", "entropy", "length", "flipped"}; docs/lab.md defines them
+        curves      {"accuracy", "entropy", "length", "flipped", "signal", "gradient"}: a number per generation
+        evaluations [{"generation", "pass@1", "pass@k"}, ...] on held-out problems
+
+The same settings, other arms, tasks, rates or seeds: the runs are added to the folder. `load_study` merges folders.
+"""
+
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from dew import __version__
+from dew.errors import ConfigError, Problem, RecordError
+from dew.files import read_whole, write_atomically
+from dew.lab.arms import Arm, parse_arms
+from dew.lab.policy import numerics
+from dew.lab.tasks import VOCABULARY, Task, get_task
+from dew.lab.train import Replica, Settings, Stack
+from dew.lab.warm_start import WarmStart, cache_folder, warm_start
+
+FORMAT = 1
+FILE = "study.json"
+MAX_FILE = 1 << 30
+MEMORY_SHARE = 0.8
+"""Share of the free memory that a stack may take."""
+QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
+QUICK_TASK = "countdown-3"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Settings and runs, as in study.json."""
+
+    settings: Settings
+    arms: list[str] = field(default_factory=list)
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is."""
+
+    task: str
+    runs: int
+    """Runs that train at the moment."""
+    generation: int
+    generations: int
+    accuracy: float
+    """Mean over the runs."""
+    finished: int
+    total: int
+    seconds_left: float
+
+
+Say = Callable[[str], None]
+
+
+def study(
+    arms: Sequence[str],
+    *,
+    output: Path | str,
+    tasks: Sequence[str] = ("countdown-4",),
+    seeds: int = 8,
+    first_seed: int = 0,
+    learning_rates: Sequence[float] = (1e-4,),
+    settings: Settings = Settings(),  # noqa: B008
+    controls: bool = True,
+    device: str = "auto",
+    warm_starts: Path | str | None = None,
+    say: Say = print,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Study:
+    """Train every arm at every learning rate with every seed on every task; the first arm is the baseline.
+
+    Finished runs of the folder are kept, so the same call resumes a study that was interrupted.
+    """
+    chosen = parse_arms(arms, learning_rates, controls=controls)
+    kinds = [get_task(name) for name in dict.fromkeys(tasks)]
+    _check(seeds, first_seed, chosen)
+    device = _device(device)
+    folder = Path(output)
+    found = _open(folder, settings)
+    found.arms[:] = dict.fromkeys([*found.arms, *(arm.label for arm in chosen)])
+    found.versions.update(_versions(device))
+    replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
+    with numerics():
+        for task in kinds:
+            start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
+            _same_start(found, task, start, folder)
+            done = {_key(run) for run in found.runs}
+            todo = [
+                x for x in replicas if (task.name, x.arm.label, x.arm.learning_rate, x.seed, x.arm.source) not in done
+            ]
+            if not todo:
+                say(f"{task.name}: all {len(replicas)} runs are finished.")
+                continue
+            for stack, curves in _train(task, start, todo, settings, device, say, progress, len(replicas)):
+                found.runs[:] = [
+                    *found.runs,
+                    *(_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True)),
+                ]
+                write_atomically(folder / FILE, json.dumps(found.to_json()).encode())
+    return found
+
+
+def load_study(*folders: Path | str) -> Study:
+    """The study in a folder, or several studies with the same settings as one."""
+    found: Study | None = None
+    for folder in folders:
+        path = Path(folder) / FILE
+        if not path.exists():
+            raise ConfigError(Problem(f"{folder}: holds no study.", remedy=f"Give a folder with {FILE}."))
+        try:
+            content = json.loads(read_whole(path, MAX_FILE))
+            version = content.pop("format")
+            one = Study(**{**content, "settings": Settings(**content["settings"])})
+        except (ValueError, KeyError, TypeError):
+            raise RecordError(Problem(f"{path}: not a study; it is damaged.", remedy="Delete it.")) from None
+        if version != FORMAT:
+            raise RecordError(Problem(f"{path}: format {version}, expected {FORMAT}.", remedy="Update dew."))
+        if found is None:
+            found = one
+            continue
+        _same_settings(found.settings, one.settings, str(folder))
+        known = {_key(run) for run in found.runs}
+        found.runs.extend(run for run in one.runs if _key(run) not in known)
+        found.arms[:] = dict.fromkeys([*found.arms, *one.arms])
+        found.tasks.update({name: facts for name, facts in one.tasks.items() if name not in found.tasks})
+    if found is None:
+        raise ConfigError("load_study needs at least one folder.")
+    return found
+
+
+# ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check(seeds: int, first_seed: int, arms: Sequence[Arm]) -> None:
+    problems = []
+    if seeds < 1:
+        problems.append(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 8 or more to see a difference."))
+    if first_seed < 0:
+        problems.append(Problem(f"first_seed={first_seed}: seeds are counted from 0."))
+    wrong = sorted({a.learning_rate for a in arms if not 0 < a.learning_rate < 1})
+    problems += [Problem(f"learning rate {x:g}.", remedy="Give a number between 0 and 1, e.g. 1e-4.") for x in wrong]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(Problem(f"device {name!r}: PyTorch sees no GPU.", remedy="Leave --device out, or give cpu."))
+    try:
+        torch.empty(0, device=name)
+    except RuntimeError:
+        raise ConfigError(Problem(f"device {name!r} is not known.", remedy="Give cpu, cuda or cuda:1.")) from None
+    return name
+
+
+def _open(folder: Path, settings: Settings) -> Study:
+    """The study in the folder, which must have the same settings, or a new one in an empty folder."""
+    if (folder / FILE).exists():
+        found = load_study(folder)
+        _same_settings(found.settings, settings, str(folder))
+        return found
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = f"{folder} is not empty and holds no study."
+        raise ConfigError(Problem(what, remedy="Choose another folder with --output."))
+    return Study(settings)
+
+
+def _same_settings(old: Settings, new: Settings, folder: str) -> None:
+    was, now = asdict(old), asdict(new)
+    changed = ", ".join(f"{name} {was[name]} and {now[name]}" for name in was if was[name] != now[name])
+    if changed:
+        what = f"{folder} holds a study with other settings ({changed})."
+        raise ConfigError(Problem(what, remedy="Choose another folder with --output."))
+
+
+def _same_start(found: Study, task: Task, start: WarmStart, folder: Path) -> None:
+    old = found.tasks.setdefault(task.name, {"warm_start": start.digest, **start.scores})
+    if old["warm_start"] != start.digest:
+        what = (
+            f"{folder}: its runs of {task.name} started from another policy ({old['warm_start']}, now {start.digest})."
+        )
+        raise ConfigError(Problem(what, "They cannot be paired.", "Choose another folder, or restore the warm start."))
+
+
+def _key(run: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(run[name] for name in ("task", "arm", "learning_rate", "seed", "source"))
+
+
+def _versions(device: str) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+    return {"dew": __version__, "torch": torch.__version__, "python": platform.python_version(), "device": name}
+
+
+# ── training ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _train(
+    task: Task, start: WarmStart, todo: list[Replica], settings: Settings, device: str, say: Say,
+    progress: Callable[[Progress], None], total: int,
+) -> Iterator[tuple[list[Replica], list[dict[str, Any]]]]:  # fmt: skip
+    """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split."""
+    each = memory(task, settings)
+    room = max(1, int(MEMORY_SHARE * _free(device) / each))
+    size = math.ceil(len(todo) / math.ceil(len(todo) / room))
+    say(
+        f"{task.name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}. "
+        f"{len(todo)} of {total} runs to train, {min(size, len(todo))} at a time, about {min(size, len(todo)) * each / 1e9:.1f} GB."
+    )
+    seconds: float | None = None
+    while todo:
+        stack = sorted(todo[:size], key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
+        try:
+            if seconds is None:
+                seconds = _time(task, start, stack, settings, device) / len(stack)
+                say(f"About {_duration(seconds * len(todo))}. Ctrl-C stops; the same command resumes.")
+            began = time.perf_counter()
+            yield stack, _train_stack(task, start, stack, settings, device, progress, total - len(todo), total, seconds)
+            seconds = (time.perf_counter() - began) / len(stack)
+        except torch.OutOfMemoryError:
+            if len(stack) == 1:
+                remedy = "Lower --prompts, --group-size or --width, or raise --optimizer-steps."
+                raise ConfigError(
+                    Problem("A single run does not fit into the device's memory.", remedy=remedy)
+                ) from None
+            size = math.ceil(len(stack) / 2)
+            torch.cuda.empty_cache()
+            say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
+            continue
+        todo = todo[size:]
+
+
+def _train_stack(
+    task: Task, start: WarmStart, stack: list[Replica], settings: Settings, device: str,
+    progress: Callable[[Progress], None], finished: int, total: int, seconds: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    runs, began, left = Stack(task, start.parameters, stack, settings, device), time.perf_counter(), total - finished
+    for number in range(settings.generations):
+        runs.generation(number)
+        if settings.evaluated(number + 1):
+            runs.evaluate(number + 1)
+        if number % 5 == 4 or number + 1 == settings.generations:  # reading the accuracy waits for the device
+            accuracy = runs.history["accuracy"][-1].mean().item()
+            share = (number + 1) / settings.generations
+            spent = time.perf_counter() - began
+            rest = spent / share - spent + max(0.0, seconds * (left - len(stack)))
+            progress(Progress(task.name, len(stack), number + 1, settings.generations, accuracy, finished, total, rest))
+    return runs.results()
+
+
+def _time(task: Task, start: WarmStart, stack: list[Replica], settings: Settings, device: str) -> float:
+    """Seconds that the stack will take, from its first generations, which are trained and thrown away."""
+    runs = Stack(task, start.parameters, stack, settings, device)
+    runs.generation(0)
+    runs.history["accuracy"][-1].sum().item()  # waits for the device
+    began = time.perf_counter()
+    runs.generation(0)
+    runs.history["accuracy"][-1].sum().item()
+    sampled = settings.evaluations * settings.eval_problems * settings.eval_k / settings.answers
+    return (time.perf_counter() - began) * (settings.generations + 0.4 * sampled)
+
+
+def memory(task: Task, settings: Settings) -> float:
+    """Bytes that one run needs at its peak: weights with Adam's state, and sampling or updating, whichever is larger."""
+    D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
+    weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
+    cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
+    rows = math.ceil(settings.answers / settings.optimizer_steps)
+    update = rows * S * (16 * D * layers + 12 * D + 4 * VOCABULARY)
+    return 4.0 * (6 * weights + max(cache, update))
+
+
+def _free(device: str) -> float:
+    return float(torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else psutil.virtual_memory().available)
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _run(task: Task, start: WarmStart, x: Replica, curves: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """A finished run, as in study.json."""
+    last = max(1, settings.generations // 6)
+
+    def mean(values: list[float]) -> float:
+        return round(sum(values) / len(values), 6)
+
+    evaluated = [g for g in range(1, settings.generations + 1) if settings.evaluated(g)]
+    passes = {name: curves.pop(name) for name in ("pass@1", "pass@k")}
+    scores = {"area": mean(curves["accuracy"]), "final": mean(curves["accuracy"][-last:])}
+    scores |= {name: values[-1] for name, values in passes.items()}
+    scores |= {name: mean(curves[name][-last:]) for name in ("entropy", "length")} | {
+        "flipped": mean(curves["flipped"])
+    }
+    return {
+        "task": task.name,
+        "arm": x.arm.label,
+        "learning_rate": x.arm.learning_rate,
+        "seed": x.seed,
+        "algorithm": x.arm.algorithm.name,
+        "algorithm_settings": asdict(x.arm.algorithm),
+        "control": x.arm.control,
+        "source": x.arm.source,
+        "warm_start": start.digest,
+        "scores": scores,
+        "curves": curves,
+        "evaluations": [
+            {"generation": g, "pass@1": one, "pass@k": k}
+            for g, one, k in zip(evaluated, passes["pass@1"], passes["pass@k"], strict=True)
+        ],
+    }

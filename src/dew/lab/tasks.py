@@ -1,0 +1,246 @@
+"""Generated problems whose answers are written out in steps, with problems and verdicts computed for all rows at once.
+
+    countdown-4, -6, -8   reach a target with some of the numbers: 03,07,02,11:36> 7+2=9;11-3=8;...
+    addition-8, -14       sum the numbers one after the other: 47,85,12,...> 47+85=132;132+12=144;...
+
+A problem is a function of uniform random numbers, so a seed gives the same problems whatever else runs beside it.
+Countdown is hard to plan. Addition is hard to carry through: demonstrations contain slips, which a warm start copies, so
+that a correct answer needs every one of many steps to be right.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dew.errors import ConfigError, Problem, did_you_mean
+
+CHARACTERS = "0123456789+-*=,:>;"
+PLUS, MINUS, TIMES, EQUALS, COMMA, COLON, ASK, NEXT = range(10, len(CHARACTERS))
+EOS = len(CHARACTERS)
+OUTPUTS = EOS + 1
+"""The tokens a policy can sample: the characters and EOS. PAD and BOS are only read."""
+PAD, BOS = OUTPUTS, OUTPUTS + 1
+VOCABULARY = OUTPUTS + 2
+MAX_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Problems:
+    """N problems. Leading axes may be split: (S, N, ...) for S seeds."""
+
+    prompt: Tensor
+    """(N, L) token ids, all of the same length."""
+    demonstration: Tensor
+    """(N, T) a way to answer, PAD after EOS."""
+    facts: Tensor
+    """(N, F) integers that the verdict reads."""
+
+    def __getitem__(self, index: object) -> "Problems":
+        return Problems(self.prompt[index], self.demonstration[index], self.facts[index])  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A family of problems of one size."""
+
+    name: str
+    prompt_length: int
+    tokens: int
+    """Maximum length of an answer."""
+    draws: int
+    """Uniform numbers that make one candidate problem."""
+    build: Callable[[Tensor], tuple[Problems, Tensor]]
+    """(N, draws) uniforms -> N candidates, and which of them are problems."""
+    verdict: Callable[[Tensor, Tensor], Tensor]
+    """(N, T) answers and (N, F) facts -> (N,) True where correct."""
+
+    def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
+        """The first n candidates of each of S generators that are problems: (S, n, ...). More than half of them are."""
+        candidates = 3 * n + 64
+        u = torch.stack([torch.rand(candidates, self.draws, generator=g, dtype=torch.float64) for g in generators])
+        built, valid = self.build(u.to(device).flatten(0, 1))
+        first = (~valid).view(-1, candidates).long().argsort(dim=1, stable=True)[:, :n]
+        return built[first + candidates * torch.arange(len(generators), device=device)[:, None]]
+
+
+def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """Random numbers that belong to `key` alone, e.g. (seed, "answers", generation)."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def get_task(name: str) -> Task:
+    if name not in TASKS:
+        remedy = f"{did_you_mean(name, TASKS)} Choose one of: {', '.join(TASKS)}.".lstrip()
+        raise ConfigError(Problem(f"task {name!r} is not known.", remedy=remedy))
+    return TASKS[name]
+
+
+class Writer:
+    """Rows of tokens of different lengths, written side by side."""
+
+    def __init__(self, like: Tensor, width: int) -> None:
+        """As many rows as `like`, on its device."""
+        self.width, self.at = width, torch.zeros(len(like), dtype=torch.long, device=like.device)
+        self.tokens = torch.full((len(like), width + 1), PAD, device=like.device)  # the last column: what does not fit
+
+    def put(self, token: Tensor | int, where: Tensor | None = None) -> None:
+        where = torch.ones_like(self.at, dtype=torch.bool) if where is None else where
+        to = torch.where(where, self.at, self.width).clamp_max(self.width)
+        token = token if isinstance(token, Tensor) else torch.full_like(self.at, token)
+        self.tokens.scatter_(1, to[:, None], token[:, None])
+        self.at += where
+
+    def number(self, value: Tensor, padded: int = 1) -> None:
+        """In decimal, with at least `padded` digits."""
+        for place in reversed(range(4)):
+            digit = value // 10**place
+            self.put(digit % 10, (digit > 0) | (place < padded))
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The tokens, and which rows were not cut off."""
+        return self.tokens[:, : self.width], self.at <= self.width
+
+
+def _prompt(numbers: Tensor, target: Tensor | None = None) -> Tensor:
+    writer = Writer(numbers, 1 + 3 * numbers.shape[1] + (0 if target is None else 3))
+    writer.put(BOS)
+    for i, column in enumerate(numbers.T):
+        writer.number(column, padded=2)
+        last = COLON if target is not None else ASK
+        writer.put(COMMA if i < numbers.shape[1] - 1 else last)
+    if target is not None:
+        writer.number(target, padded=2)
+        writer.put(ASK)
+    return writer.rows()[0]
+
+
+# ── countdown ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _countdown(k: int, largest: int, tokens: int) -> Task:
+    def build(u: Tensor) -> tuple[Problems, Tensor]:
+        """Random steps until one number is left: the target, if it has one or two digits."""
+        numbers = 1 + (u[:, :k] * largest).long()
+        pool, valid, writer = numbers.clone(), numbers[:, 0] > 0, Writer(u, tokens)
+        value = pool[:, 0]
+        for left, (first, second, kind) in zip(range(k, 1, -1), u[:, k:].T.split(3), strict=True):
+            i, j = (first * left).long()[:, None], (second * (left - 1)).long()[:, None]
+            a = pool.gather(1, i)
+            pool.scatter_(1, i, pool[:, left - 1 : left])
+            b, op = pool.gather(1, j), (kind * 3).long()[:, None] + PLUS
+            swap = (op == MINUS) & (a < b)
+            a, b = torch.where(swap, b, a), torch.where(swap, a, b)
+            value = _apply(op, a, b)
+            pool.scatter_(1, j, value)
+            value = value[:, 0]
+            valid &= value < 1000
+            writer.number(a[:, 0])
+            writer.put(op[:, 0])
+            writer.number(b[:, 0])
+            writer.put(EQUALS)
+            writer.number(value)
+            writer.put(NEXT if left > 2 else EOS)
+        answer, whole = writer.rows()
+        valid &= whole & (value > 0) & (value < 100)
+        return Problems(_prompt(numbers, value), answer, torch.cat([numbers, value[:, None]], 1)), valid
+
+    return Task(f"countdown-{k}", 3 * k + 4, tokens, k + 3 * (k - 1), build, _countdown_verdict)
+
+
+def _apply(op: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(op == PLUS, a + b, torch.where(op == MINUS, a - b, a * b))
+
+
+def _countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
+    """True where every step a∘b=c; is right, uses numbers that are there, and the last one gives the target.
+
+    One pass over the positions; each row is in the first (0), second (1) or third (2) number of a step.
+    """
+    pool, target = facts[:, :-1].clone(), facts[:, -1]
+    zero = torch.zeros_like(target)
+    fine, correct, part = zero == 0, zero == 1, zero
+    number, digits, a, op, b = zero, zero, zero, zero, zero
+    for token in answers.T:
+        digit = token < 10
+        is_op, equals, ends = (token >= PLUS) & (token <= TIMES), token == EQUALS, (token == NEXT) | (token == EOS)
+        separator = (is_op & (part == 0)) | (equals & (part == 1)) | (ends & (part == 2))
+        fine = fine & ((digit & (digits < MAX_DIGITS)) | (separator & (digits > 0)))
+        a, b, op = torch.where(is_op, number, a), torch.where(equals, number, b), torch.where(is_op, token, op)
+        without_a, has_a = _remove(pool, a)
+        without_b, has_b = _remove(without_a, b)
+        step = has_a & has_b & (_apply(op, a, b) == number)
+        done = fine & ends
+        fine = fine & (step | ~ends)
+        slot = without_b.argmin(1, keepdim=True)
+        pool = torch.where(done[:, None], without_b.scatter(1, slot, number[:, None]), pool)
+        stop = done & (token == EOS)
+        correct = correct | (stop & step & (number == target))
+        fine = fine & ~stop
+        number = torch.where(digit, number * 10 + token, 0)
+        digits = torch.where(digit, digits + 1, 0)
+        part = torch.where(ends, 0, torch.where(digit, part, part + 1))
+    return correct
+
+
+def _remove(pool: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The pool with one `value` replaced by −1, and whether it was there."""
+    match = pool == value[:, None]
+    first = match & (match.cumsum(1) == 1)
+    return torch.where(first, -1, pool), match.any(1)
+
+
+# ── addition ────────────────────────────────────────────────────────────────────────────────────────────────
+
+FAULTLESS = 0.3
+"""Share of demonstrations without a slip."""
+
+
+def _addition(n: int, tokens: int) -> Task:
+    slip = 1 - FAULTLESS ** (1 / (n - 1))
+
+    def build(u: Tensor) -> tuple[Problems, Tensor]:
+        numbers = 1 + (u[:, :n] * 99).long()
+        writer, total = Writer(u, tokens), numbers[:, 0]
+        for i, (slips, size) in enumerate(u[:, n:].T.split(2), start=1):
+            writer.number(total)
+            writer.put(PLUS)
+            writer.number(numbers[:, i])
+            writer.put(EQUALS)
+            wrong = torch.tensor([1, -1, 10, -10], device=u.device)[(size * 4).long()]
+            total = (total + numbers[:, i] + torch.where(slips < slip, wrong, 0)).clamp_min(0)
+            writer.number(total)
+            writer.put(NEXT if i < n - 1 else EOS)
+        answer, whole = writer.rows()
+        return Problems(_prompt(numbers), answer, numbers.sum(1, keepdim=True)), whole
+
+    return Task(f"addition-{n}", 3 * n + 1, tokens, n + 2 * (n - 1), build, _last_number_verdict)
+
+
+def _last_number_verdict(answers: Tensor, facts: Tensor) -> Tensor:
+    """True where the number between the last = and EOS is the sum."""
+    at = torch.arange(answers.shape[1], device=answers.device)
+    is_end = answers == EOS
+    end = torch.where(is_end.any(1), is_end.long().argmax(1), -1)[:, None]
+    equals = torch.where((answers == EQUALS) & (at < end), at, -1).amax(1, keepdim=True)
+    inside = (at > equals) & (at < end)
+    digits = inside.sum(1)
+    plain = (equals[:, 0] >= 0) & (digits > 0) & (digits <= MAX_DIGITS) & ((answers < 10) | ~inside).all(1)
+    power = (10 ** torch.arange(MAX_DIGITS, device=answers.device))[(end - 1 - at).clamp(0, MAX_DIGITS - 1)]
+    return plain & (torch.where(inside, answers * power, 0).sum(1) == facts[:, 0])
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        _countdown(3, 13, 20),
+        _countdown(4, 13, 28),
+        _countdown(6, 13, 46),
+        _countdown(8, 9, 58),
+        _addition(8, 76),
+        _addition(14, 146),
+    )
+}

@@ -1,0 +1,321 @@
+"""Train a stack of runs: sample, judge, give credit, update. Credit and loss are the algorithm's own, as in the engines.
+
+Runs with the same seed get the same problems and the same random numbers, whatever their arm. A run's numbers do not
+depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number of
+replicas, or of rows that train, is another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dew.algorithms import Algorithm
+from dew.algorithms.base import Part
+from dew.errors import ConfigError
+from dew.lab.arms import Arm
+from dew.lab.policy import Adam, Answers, Parameters, deterministic, entropy, forward, log_probabilities, sample
+from dew.lab.tasks import Problems, Task, generator
+from dew.rollouts import Rollouts
+
+MAX_GRADIENT_NORM = 1.0
+SIGNALS = {f.name for f in fields(Rollouts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all runs of a study share."""
+
+    group_size: int = 16
+    """Answers per problem (G)."""
+    prompts: int = 32
+    """Problems per generation (P)."""
+    optimizer_steps: int = 4
+    """Optimizer steps per generation."""
+    generations: int = 120
+    width: int = 128
+    depth: int = 3
+    """Layers of the policy."""
+    eval_problems: int = 256
+    eval_k: int = 16
+    """Answers per held-out problem."""
+    evaluations: int = 3
+    """Evaluations on held-out problems, evenly spaced, the last one at the end."""
+
+    def __post_init__(self) -> None:
+        least = {"group_size": 2, "width": 8}
+        wrong = [
+            f"{f.name}={getattr(self, f.name)}: give at least {least.get(f.name, 1)}."
+            for f in fields(self)
+            if getattr(self, f.name) < least.get(f.name, 1)
+        ]
+        if self.width > 32 and self.width % 32:
+            wrong.append(f"width={self.width}: give a multiple of 32, the width of an attention head.")
+        if self.optimizer_steps > self.answers:
+            wrong.append(f"optimizer_steps={self.optimizer_steps}: there are only {self.answers} answers a generation.")
+        if wrong:
+            raise ConfigError(wrong)
+
+    @property
+    def answers(self) -> int:
+        """Answers per generation (B)."""
+        return self.prompts * self.group_size
+
+    def evaluated(self, generation: int) -> bool:
+        """Whether there is an evaluation after this generation (counted from 1)."""
+        n, total = min(self.evaluations, self.generations), self.generations
+        return generation * n // total > (generation - 1) * n // total
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One run of the stack."""
+
+    arm: Arm
+    seed: int
+
+
+class Team:
+    """Neighbouring replicas with the same algorithm, whose credit and loss are computed in one call where possible.
+
+    That is tried once, on the first batch: a rule that looks at the whole batch, or that cannot be vectorised, is
+    called for each replica.
+    """
+
+    def __init__(self, algorithm: Algorithm, rows: slice) -> None:
+        self.algorithm, self.rows = algorithm, rows
+        self.penalties: Any = getattr(algorithm, "penalties", None) if getattr(algorithm, "penalises", False) else None
+        self.stacked: bool | None = None  # not tried yet
+        self.vectorised: bool | None = None
+
+    def credit(self, rollouts: Sequence[Rollouts]) -> tuple[Tensor, Tensor]:
+        """(r, c, P, G, T) credit and (r, P) groups with signal; the others are left out of the update."""
+        whole = Rollouts(**{name: torch.cat([getattr(x, name) for x in rollouts]) for name in _given(rollouts[0])})
+        signal = self.algorithm.signal(whole)
+        kept = signal.view(len(rollouts), -1)
+        together = None
+        if self.stacked is not False:
+            found = torch.where(signal[:, None, None], self._credit(whole), 0)
+            together = found.unflatten(1, kept.shape).transpose(0, 1)
+        if self.stacked:
+            assert together is not None
+            return together, kept
+        apart = torch.zeros(
+            len(rollouts), 1 + (self.penalties is not None), *rollouts[0].mask.shape, device=kept.device
+        )
+        for found, keep, one in zip(apart, kept, rollouts, strict=True):
+            if keep.any():
+                groups = Rollouts(**{name: x[keep] for name, x in _given(one).items()})
+                found[:, keep] = self._credit(groups).to(found.dtype)
+        if together is not None and bool(signal.any()):
+            self.stacked = len(rollouts) > 1 and torch.allclose(together, apart, rtol=1e-4, atol=1e-5)
+        return apart, kept
+
+    def _credit(self, rollouts: Rollouts) -> Tensor:
+        """(c, P, G, T): advantages, and penalties if the algorithm has them."""
+        advantages = self.algorithm.advantages(rollouts)
+        if self.penalties is None:
+            return advantages[None]
+        return torch.stack([advantages, self.penalties(rollouts, advantages)])
+
+    def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:
+        """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
+
+        def one(logp: Tensor, advantages: Tensor, count: Tensor, given: dict[str, Tensor]) -> Tensor:
+            return self.algorithm.loss(logp, Part(**given), advantages, count=count)[0]
+
+        together = None
+        if self.vectorised is not False:
+            try:
+                together = torch.func.vmap(one)(logp, advantages, count, given)
+            except Exception:  # whatever a rule does that vmap cannot: it is called for each replica instead
+                self.vectorised = False
+        if self.vectorised:
+            assert together is not None
+            return together
+        apart = torch.stack(
+            [one(logp[i], advantages[i], count[i], {k: x[i] for k, x in given.items()}) for i in range(len(logp))]
+        )
+        if together is not None:
+            self.vectorised = torch.allclose(together, apart, rtol=1e-4, atol=1e-6)
+        return apart
+
+
+def _given(rollouts: Rollouts) -> dict[str, Tensor]:
+    return {f.name: x for f in fields(Rollouts) if (x := getattr(rollouts, f.name)) is not None}
+
+
+class Stack:
+    """Replicas of one task that train together."""
+
+    def __init__(self, task: Task, start: Parameters, replicas: Sequence[Replica], settings: Settings, device: str):
+        self.task, self.settings, self.device = task, settings, device
+        self.replicas = replicas
+        R = len(replicas)
+        self.parameters = {
+            name: p.to(device).expand(R, *p.shape[1:]).clone().requires_grad_() for name, p in start.items()
+        }
+        rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
+        self.adam = Adam(self.parameters, rates)
+        self.teams = _teams(replicas, task.tokens)
+        self.seeds = sorted({x.seed for x in replicas})
+        self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
+        self.held_out = held_out(task, settings.eval_problems, device)
+        self.history: dict[str, list[Tensor]] = {}
+
+    def generation(self, number: int) -> None:
+        """Sample, judge, give credit and update; `number` counts from 0."""
+        s, R = self.settings, len(self.replicas)
+        random = [generator(seed, "problems", number) for seed in self.seeds]
+        problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
+        answers = sample(
+            self.parameters, problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens)
+        )
+        correct = judge(self.task, answers, problems)
+        mask, G = answers.mask, s.group_size
+        grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in answers.signals.items() if name in SIGNALS}
+        grouped |= {"mask": mask.unflatten(1, (s.prompts, G)), "tokens": answers.tokens.unflatten(1, (s.prompts, G))}
+        grouped |= {"reward": correct.unflatten(1, (s.prompts, G)).float()}
+        rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
+        found = [team.credit(rollouts[team.rows]) for team in self.teams]
+        signal = torch.cat([kept for _, kept in found])
+        advantages = torch.cat([credit[:, 0] for credit, _ in found]).flatten(1, 2)
+        penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in found]
+        live = mask & signal.repeat_interleave(G, 1)[..., None]
+        norm = self._update(problems, answers, advantages, penalties, live, self._uniforms("order", number, s.answers))
+        wrong = (advantages * (2 * correct.float() - 1)[..., None] < 0) & live
+        self._record(
+            accuracy=correct.float().mean(1),
+            entropy=(answers.signals["entropy"] * mask).sum((1, 2)) / mask.sum((1, 2)),
+            length=mask.sum((1, 2)) / s.answers,
+            flipped=wrong.sum((1, 2)) / live.sum((1, 2)).clamp_min(1),
+            signal=signal.float().mean(1),
+            gradient=norm,
+        )
+
+    def _update(
+        self,
+        problems: Problems,
+        answers: Answers,
+        advantages: Tensor,
+        penalties: Sequence[Tensor | None],
+        live: Tensor,
+        noise: Tensor,
+    ) -> Tensor:
+        """The optimizer steps of a generation; (R,) mean gradient norm."""
+        steps, G = self.settings.optimizer_steps, self.settings.group_size
+        trains = live.any(-1)
+        order = (noise + ~trains).argsort(1)  # rows that train come first, and are dealt out to the steps in turn
+        tokens = _take(live.sum(-1), order)
+        most, longest = int(trains.sum(1).max()), int(live.sum(-1).max())
+        divisors = torch.stack([self._divisors(tokens[:, i::steps]) for i in range(steps)])
+        norms = []
+        for i in range(steps):
+            rows = order[:, i:most:steps]
+            if rows.shape[1] == 0:
+                continue
+            prompt = _take(problems.prompt, rows // G)
+            token, old, mask, A = (
+                _take(x, rows)[..., :longest] for x in (answers.tokens, answers.signals["logp"], live, advantages)
+            )
+            logits = forward(self.parameters, torch.cat([prompt, token[..., :-1]], -1), last=longest)
+            logp = log_probabilities(logits, token)
+            total = torch.zeros((), device=live.device)
+            for team, penalty in zip(self.teams, penalties, strict=True):
+                at = team.rows
+                given = {"mask": mask[at], "old_logp": old[at]}
+                if team.algorithm.needs_entropy == "current":
+                    given["entropy"] = entropy(logits[at].detach())
+                if penalty is not None:
+                    given["penalty"] = _take(penalty, rows[at])[..., :longest]
+                total = total + team.loss(logp[at], given, A[at], divisors[i, at]).sum()
+            with deterministic():
+                total.backward()
+            norms.append(self.adam.step(MAX_GRADIENT_NORM))
+        return torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
+
+    def _divisors(self, tokens: Tensor) -> Tensor:
+        """(R,) what the loss is divided by, from (R, b) live tokens of the rows of a step."""
+        sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
+        by_run = [
+            team.algorithm.divisor(*sizes[r]) for team in self.teams for r in range(team.rows.start, team.rows.stop)
+        ]
+        return torch.tensor(by_run, device=tokens.device).clamp_min(1)
+
+    def evaluate(self, number: int) -> None:
+        """pass@1 and pass@k on the held-out problems."""
+        k = self.settings.eval_k
+        solved = solve(self.task, self.parameters, self.held_out, k, self.settings.answers, self._uniforms, number)
+        self._record(**{"pass@1": solved.float().mean((1, 2)), "pass@k": solved.any(2).float().mean(1)})
+
+    def results(self) -> list[dict[str, Any]]:
+        """The curves of each replica: one number per generation or evaluation."""
+        curves = {name: torch.stack(values).T.tolist() for name, values in self.history.items()}
+        return [
+            {name: [round(x, 6) for x in curve[i]] for name, curve in curves.items()} for i in range(len(self.replicas))
+        ]
+
+    def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
+        """(R, *shape) uniform numbers: those of the replica's seed."""
+        drawn = [
+            torch.rand(shape, generator=generator(seed, purpose, number, device=self.device), device=self.device)
+            for seed in self.seeds
+        ]
+        return torch.stack(drawn)[self.seed_of]
+
+    def _record(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.history.setdefault(name, []).append(value)
+
+
+def judge(task: Task, answers: Answers, problems: Problems) -> Tensor:
+    """(R, B) verdicts on answers to (R, P) problems."""
+    R, B = answers.tokens.shape[:2]
+    facts = problems.facts.repeat_interleave(B // problems.facts.shape[1], 1)
+    return task.verdict(answers.tokens.flatten(0, 1), facts.flatten(0, 1)).view(R, B)
+
+
+def solve(
+    task: Task,
+    parameters: Parameters,
+    problems: Problems,
+    k: int,
+    rows: int,
+    uniforms: Callable[..., Tensor],
+    number: int,
+) -> Tensor:
+    """(R, N, k) verdicts on k answers to each of N problems, at most about `rows` answers of a replica at once."""
+    R, found = len(parameters["embed"]), []
+    each = max(1, rows // k)
+    for i in range(0, len(problems.facts), each):
+        part = problems[i : i + each]
+        n = len(part.facts)
+        part = Problems(*(getattr(part, f).expand(R, *getattr(part, f).shape) for f in Problems.__annotations__))
+        answers = sample(parameters, part.prompt, uniforms(f"held-out/{i}", number, n * k, task.tokens))
+        found.append(judge(task, answers, part).view(R, n, k))
+    return torch.cat(found, 1)
+
+
+def held_out(task: Task, n: int, device: str) -> Problems:
+    return task.problems(n, generator("held-out"), device=device)[0]
+
+
+def _teams(replicas: Sequence[Replica], budget: int) -> list[Team]:
+    """Runs of the same algorithm must be neighbours. Engines fill in the generation budget; so does the lab."""
+    teams: list[Team] = []
+    for i, replica in enumerate(replicas):
+        algorithm = replica.arm.algorithm
+        if algorithm.max_tokens is None:
+            algorithm = replace(algorithm, max_tokens=budget)
+        if teams and teams[-1].algorithm == algorithm and type(teams[-1].algorithm) is type(algorithm):
+            teams[-1].rows = slice(teams[-1].rows.start, i + 1)
+        else:
+            teams.append(Team(algorithm, slice(i, i + 1)))
+    return teams
+
+
+def _take(x: Tensor, rows: Tensor) -> Tensor:
+    """(R, B, ...) -> (R, b, ...): the rows of each replica."""
+    return x.gather(1, rows.view(*rows.shape, *[1] * (x.ndim - 2)).expand(*rows.shape, *x.shape[2:]))

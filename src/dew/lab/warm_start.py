@@ -1,0 +1,99 @@
+"""The policy that all runs of a task start from: trained on demonstrations until it solves some problems; cached."""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dew.files import write_atomically
+from dew.lab.policy import Adam, Parameters, deterministic, forward, new_policy
+from dew.lab.tasks import PAD, Task, generator
+from dew.lab.train import held_out, solve
+
+TARGET = 0.12
+"""Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""
+MAX_STEPS, CHECK, BATCH, RATE = 4000, 100, 256, 1e-3
+DEMONSTRATIONS = 100_000
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    parameters: Parameters
+    digest: str
+    """Of the parameters: runs are comparable if they started from the same ones."""
+    scores: dict[str, float]
+    """pass@1 and pass@16 on held-out problems, and the number of supervised steps."""
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dew" / "lab"
+
+
+def warm_start(task: Task, width: int, depth: int, device: str, folder: Path, say: Callable[[str], None]) -> WarmStart:
+    """From the cache, else trained and put there."""
+    path = folder / f"{task.name}-width{width}-depth{depth}-format{FORMAT}.pt"
+    if path.exists():
+        found = _read(path)
+        if found is not None:
+            return found
+        say(f"{path} is damaged (its checksum differs); the warm start is trained again.")
+    found = _train(task, width, depth, device, say)
+    content = io.BytesIO()
+    torch.save(found.parameters, content)
+    write_atomically(path, content.getvalue())
+    facts = {"digest": found.digest, "file": hashlib.sha256(content.getvalue()).hexdigest(), "scores": found.scores}
+    write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
+    return found
+
+
+def _read(path: Path) -> WarmStart | None:
+    """None if anything is wrong with the files."""
+    try:
+        facts, content = json.loads(path.with_suffix(".json").read_text()), path.read_bytes()
+        if facts["file"] != hashlib.sha256(content).hexdigest():
+            return None
+        parameters = torch.load(io.BytesIO(content), weights_only=True)
+        return WarmStart(parameters, facts["digest"], facts["scores"])
+    except (OSError, ValueError, KeyError, RuntimeError):
+        return None
+
+
+def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str], None]) -> WarmStart:
+    parameters = new_policy(width, depth, task.prompt_length + task.tokens, generator(task.name, "weights"))
+    parameters = {name: p.to(device).requires_grad_() for name, p in parameters.items()}
+    adam = Adam(parameters, torch.tensor([RATE], device=device))
+    problems = task.problems(DEMONSTRATIONS, generator("demonstrations"), device=device)[0]
+    rows = torch.cat([problems.prompt, problems.demonstration], 1)
+    order = generator(task.name, "order", device=device)
+    probe, test = task.problems(128, generator("probe"), device=device)[0], held_out(task, 256, device)
+
+    def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
+        random = generator(task.name, purpose, number, device=device)
+        return torch.rand(1, *shape, generator=random, device=device)
+
+    for step in range(1, MAX_STEPS + 1):
+        adam.rates.fill_(RATE * min(1, step / 100))
+        ids = rows[torch.randint(len(rows), (BATCH,), generator=order, device=device)][None]
+        logits = forward(parameters, ids[..., :-1], last=task.tokens)
+        target = ids[..., task.prompt_length :].flatten()
+        with deterministic():
+            F.cross_entropy(logits.flatten(0, 2), torch.where(target == PAD, -100, target)).backward()
+        adam.step(1.0)
+        if step % CHECK == 0:
+            now = solve(task, parameters, probe, 4, 512, uniforms, step).float().mean().item()
+            say(f"warm start of {task.name}: step {step}, pass@1 {now:.3f} (stops at {TARGET})")
+            if now >= TARGET:
+                break
+    solved = solve(task, parameters, test, 16, 512, uniforms, 0)
+    scores = {"pass@1": solved.float().mean().item(), "pass@16": solved.any(2).float().mean().item(), "steps": step}
+    final = {name: p.detach().cpu() for name, p in parameters.items()}
+    digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in final.values())).hexdigest()[:12]
+    return WarmStart(final, digest, scores)

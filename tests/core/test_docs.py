@@ -1,0 +1,91 @@
+"""The documentation: links and anchors lead somewhere, every page can be reached, samples are valid."""
+
+import ast
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+from dew.cli.app import COMMANDS, app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def without_code(text):
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def anchors(path):
+    headings = re.findall(r"^#+ (.+)$", without_code(path.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if re.match(r"\w+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file) if file else page
+        assert path.exists(), f"{target} does not exist"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{target}: no such heading"
+
+
+def test_every_page_is_in_the_site_and_in_the_readme():
+    site, readme = (ROOT / "mkdocs.yml").read_text(), (ROOT / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f": {page.name}\n" in site, f"mkdocs.yml does not list {page.name}"
+        if page.name not in ("index.md", "api.md"):  # the site's own
+            assert f"(docs/{page.name}" in readme, f"README.md does not link to {page.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_samples_are_valid(page):
+    """Python parses; every `dew` command and option exists."""
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        if language == "python":
+            ast.parse(block)
+        elif language in ("console", "bash"):
+            for line in re.sub(r"\\\n", " ", block).splitlines():
+                command = re.match(r"\$? ?dew (.*)", line.split("#")[0].strip())
+                if command:
+                    check_command(command.group(1).split())
+
+
+def check_command(words):
+    for module in COMMANDS:
+        __import__(f"dew.cli.{module}")
+    known = typer.main.get_command(app).commands
+    if words[0].startswith("-"):
+        return
+    assert words[0] in known, f"there is no command dew {words[0]}"
+    command = known[words[0]]
+    if command.context_settings.get("ignore_unknown_options"):
+        return  # any setting of the run may be given as an option
+    options = {o for p in command.params for o in p.opts} | {"--help"}
+    for word in words[1:]:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in options, f"dew {words[0]} has no option {word}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".venv-docs").is_dir(), reason="make docs installs MkDocs into .venv-docs")
+def test_the_site_builds(tmp_path):
+    mkdocs = ROOT / ".venv-docs" / "bin" / "mkdocs"
+    done = subprocess.run([mkdocs, "build", "-d", tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        loaded = re.findall(r'(?:<script[^>]* src|<link[^>]*stylesheet[^>]* href)="(https?:[^"]+)"', page.read_text())
+        assert not loaded, f"{page.name} loads {loaded}"
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,141 @@
+"""pool="outcome", spread, the algorithm named dew, and tokens whose credit has the wrong sign."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dew import DewError, Rollouts, get_algorithm
+from dew.credit import group_relative, wrong_sign
+from groups import batches, pad
+
+
+def rollouts(ids, rewards, entropies, **others):
+    entropy, mask = pad(entropies)
+    return Rollouts.from_rows(
+        ids, mask=mask, reward=torch.tensor(rewards, dtype=torch.float64), entropy=entropy, **others
+    )
+
+
+def signs(batch, x):
+    return batch.to_rows(x).sign()
+
+
+# ---- dew: DAPO's advantage times the column weight of correct answers ---------------------------------------
+def test_dew_by_hand():
+    """Two correct answers with entropies 1 and 3 at the first token (weights 0.5 and 1.5), one alone at the second."""
+    batch = rollouts([0] * 4, [1, 1, 0, 0], [[1.0, 3.0], [3.0], [0.1, 2.0], [3.0]])
+    A = 0.5 / (math.sqrt(1 / 3) + 1e-4)
+    expected = torch.tensor([[0.5 * A, A], [1.5 * A, 0], [-A, -A], [-A, 0]], dtype=torch.float64)
+    torch.testing.assert_close(batch.to_rows(get_algorithm("dew").advantages(batch)), expected)
+
+
+@given(batch=batches(), name=st.sampled_from(["dew", "gtpo", "grpo_s"]), spread=st.sampled_from(["both", "wrong"]))
+def test_without_weighting_it_is_dapo(batch, name, spread):
+    batch = rollouts(*batch)
+    rule = get_algorithm(name, pool="outcome", spread=spread).control()
+    dapo = get_algorithm("dapo").advantages(batch)
+    torch.testing.assert_close(rule.advantages(batch), dapo.expand(rule.advantages(batch).shape), atol=1e-9, rtol=1e-9)
+
+
+def test_the_control_keeps_the_normalisation():
+    gtpo = get_algorithm("gtpo", pool="joint", alpha2=0.4)
+    assert gtpo.control() == get_algorithm("gtpo", pool="joint", alpha1=1.4, alpha2=0.0)
+    assert get_algorithm("dapo").control() is None
+
+
+@given(
+    batch=batches(),
+    rewards=st.lists(st.sampled_from([-1.0, 0.0, 0.2, 0.5, 0.7, 3.0]), min_size=24, max_size=24),
+    name=st.sampled_from(["dew", "gtpo", "grpo_s"]),
+    spread=st.sampled_from(["both", "correct", "wrong"]),
+    scope=st.sampled_from(["group", "batch"]),
+)
+def test_graded_rewards_train_and_no_sign_flips(batch, rewards, name, spread, scope):
+    ids, _, entropies = batch
+    rewards = rewards[: len(ids)]
+    batch = rollouts(ids, rewards, entropies)
+    rule = get_algorithm(name, pool="outcome", spread=spread, scope=scope)
+    A = rule.advantages(batch)
+    assert not wrong_sign(A, batch.reward, batch.present).any()
+    expected = signs(batch, group_relative(batch.reward, batch.present)).unsqueeze(-1)
+    live = batch.to_rows(batch.mask)
+    positive_weight = name != "dew"  # α₁ = 0: a token whose entropy is next to 0 gets next to nothing
+    if positive_weight:
+        assert (signs(batch, A)[live] == expected.expand(live.shape)[live]).all()
+    differ = torch.tensor([len({r for r, i in zip(rewards, ids, strict=True) if i == own}) > 1 for own in ids])
+    assert (batch.to_rows(rule.signal(batch)[:, None].expand_as(batch.reward)) == differ).all()
+
+
+def test_answers_at_the_mean_are_in_no_comparison():
+    """Rewards 0, 0.5 and 1: the middle one has no advantage, and its entropy changes nobody else's."""
+    first = rollouts([0] * 3, [0.0, 0.5, 1.0], [[1.0], [0.01], [2.0]])
+    second = rollouts([0] * 3, [0.0, 0.5, 1.0], [[1.0], [4.0], [2.0]])
+    rule = get_algorithm("gtpo", pool="outcome")
+    torch.testing.assert_close(rule.advantages(first), rule.advantages(second))
+    assert rule.advantages(first)[0, 1, 0] == 0
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.3, 1.0, 100.3, -7e5])
+def test_equal_rewards_are_no_signal_in_any_magnitude(reward):
+    batch = rollouts([0] * 7, [reward] * 7, [[1.0, 2.0]] * 7)
+    batch = Rollouts(mask=batch.mask, reward=batch.reward.float(), entropy=batch.entropy)
+    rule = get_algorithm("dew")
+    assert not rule.advantages(batch).any() and not rule.signal(batch).any()
+
+
+def test_other_rewards_count_in_the_outcome_pool():
+    """All wrong, one well-formed: the paper's pools are silent, the outcome pool rewards the form."""
+    batch = rollouts([0] * 2, [0, 0], [[1.0], [2.0]], extra=torch.tensor([0.1, 0.0]))
+    assert not get_algorithm("gtpo").advantages(batch).any()
+    A = get_algorithm("dew").advantages(batch)
+    assert A[0, 0, 0] > 0 > A[0, 1, 0] and get_algorithm("dew").signal(batch).all()
+
+
+@given(batch=batches(), side=st.sampled_from(["correct", "wrong"]), name=st.sampled_from(["gtpo", "grpo_s"]))
+def test_spread_leaves_the_other_side_even(batch, side, name):
+    batch = rollouts(*batch)
+    shaped, both = (get_algorithm(name, spread=s).rewards(batch) for s in (side, "both"))
+    on_side = batch.mask & (batch.correct() == (side == "correct")).unsqueeze(-1)
+    torch.testing.assert_close(shaped[on_side], both[on_side])
+    other = batch.mask & ~on_side
+    torch.testing.assert_close(shaped[other].abs(), torch.full_like(shaped[other], 1.1))
+
+
+# ---- signs ---------------------------------------------------------------------------------------------------
+def test_the_papers_pool_rewards_wrong_tokens_in_one_sided_groups():
+    """One correct answer of 16: wrong tokens of less than the mean weight are rewarded. The outcome pool has none."""
+    torch.manual_seed(0)
+    batch = rollouts([0] * 16, [1] + [0] * 15, torch.rand(16, 20).pow(4).tolist())
+    flipped = {
+        pool: wrong_sign(get_algorithm("gtpo", pool=pool).advantages(batch), batch.reward).float().mean().item()
+        for pool in ("group", "outcome")
+    }
+    assert flipped["group"] > 0.5 and flipped["outcome"] == 0
+
+
+def test_wrong_sign_by_hand():
+    advantages = torch.tensor([[1.0, -1.0], [0.0, -1.0], [2.0, -2.0]])
+    rewards = torch.tensor([1.0, 0.5, 0.0])  # the middle answer is at the mean: it has no sign
+    assert wrong_sign(advantages, rewards).tolist() == [[False, True], [False, False], [True, False]]
+
+
+# ---- settings ------------------------------------------------------------------------------------------------
+def test_bad_settings_are_one_clear_error():
+    with pytest.raises(DewError, match=r"pool='outcomes' is not known. Choose one of: group, joint, sign, outcome"):
+        get_algorithm("gtpo", pool="outcomes")
+    with pytest.raises(DewError, match=r"spread='right' is not known. Choose one of: both, correct, wrong"):
+        get_algorithm("grpo_s", spread="right")
+
+
+def test_geometric_without_a_clip_warns():
+    assert "entropy_clip" in get_algorithm("gtpo", average="geometric").warnings()[0]
+    assert get_algorithm("gtpo", average="geometric", entropy_clip=(0.01, 5.0)).warnings() == []
+    assert get_algorithm("dew").warnings() == []
+
+
+def test_who_needs_a_threshold():
+    needs = {name: get_algorithm(name).uses_threshold for name in ("gtpo", "grpo_s", "dapo", "grpo", "dew")}
+    assert needs == {"gtpo": True, "grpo_s": True, "dapo": True, "grpo": False, "dew": False}

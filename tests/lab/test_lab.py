@@ -1,0 +1,497 @@
+"""`dew lab`: tasks, stacked training, studies. Runs here have tiny policies and rewards that need no warm start."""
+
+import dataclasses
+import json
+import math
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dew.algorithms import algorithm_classes, get_algorithm
+from dew.algorithms.base import Part
+from dew.cli import main
+from dew.errors import ConfigError
+from dew.lab import Settings, Study, differences, load_study, markdown, study
+from dew.lab import study as run_study
+from dew.lab import warm_start as warm
+from dew.lab.arms import parse_arms
+from dew.lab.policy import Adam, forward, new_policy, sample
+from dew.lab.summary import Difference, difference, holm
+from dew.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task
+from dew.lab.train import Replica, Stack
+from dew.rollouts import Rollouts
+
+TINY = Settings(
+    group_size=4,
+    prompts=4,
+    optimizer_steps=2,
+    generations=5,
+    width=32,
+    depth=2,
+    eval_problems=4,
+    eval_k=2,
+    evaluations=2,
+)
+EASY = dataclasses.replace(get_task("countdown-3"), verdict=lambda answers, facts: (answers == 3).any(1))
+"""Correct is any answer that contains a 3: an untrained policy has groups with signal."""
+START = new_policy(32, 2, EASY.prompt_length + EASY.tokens, generator(0))
+
+
+def stack(arms, seeds=(0,), settings=TINY, rate=1e-3):
+    replicas = [Replica(arm, seed) for arm in parse_arms(arms, [rate], controls=False) for seed in seeds]
+    return Stack(EASY, START, replicas, settings, "cpu")
+
+
+def ids(text, width=None):
+    tokens = [*(CHARACTERS.index(c) for c in text), EOS]
+    return tokens + [PAD] * ((width or len(tokens)) - len(tokens))
+
+
+def text(tokens):
+    return "".join(CHARACTERS[t] if t < EOS else "" for t in tokens.tolist())
+
+
+# ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def countdown_oracle(answer, numbers, target):
+    """Plain Python: replay the steps."""
+    pool, value = list(numbers), None
+    for step in answer.split(";"):
+        left, equals, right = step.partition("=")
+        op = next((c for c in left if c in "+-*"), None)
+        a, _, b = left.partition(op) if op else ("", "", "")
+        if not (equals and a.isdigit() and b.isdigit() and right.isdigit()):
+            return False
+        for used in (int(a), int(b)):
+            if used not in pool:
+                return False
+            pool.remove(used)
+        value = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[op]
+        if value != int(right):
+            return False
+        pool.append(value)
+    return value == target
+
+
+def test_countdown_verdicts_by_hand():
+    cases = [
+        ("3+7=10;10-2=8", True),
+        ("7+3=10;10-2=8;", False),  # nothing after the last step
+        ("3+7=10", False),  # not the target
+        ("3+3=6;6+2=8", False),  # 3 is there once
+        ("3+7=11;11-3=8", False),  # wrong sum
+        ("10-2=8", False),  # 10 is not there
+        ("3+7=10;10-2=8=8", False),
+        ("+3=8", False),
+    ]
+    answers = torch.tensor([ids(answer, 20) for answer, _ in cases])
+    facts = torch.tensor([[3, 7, 2, 8]]).expand(len(cases), -1)
+    assert get_task("countdown-3").verdict(answers, facts).tolist() == [correct for _, correct in cases]
+    cut = torch.tensor([ids("3+7=10;10-2=8")[:-1]])  # without EOS
+    assert not get_task("countdown-3").verdict(cut, facts[:1]).any()
+
+
+def test_countdown_verdicts_equal_a_replay():
+    """Demonstrations with random characters replaced."""
+    task, random = get_task("countdown-4"), generator("oracle")
+    problems = task.problems(300, random)[0]
+    answers = problems.demonstration.clone()
+    at = torch.randint(0, 22, (300, 1), generator=random)
+    changed = torch.where(
+        answers.gather(1, at) < EOS, torch.randint(0, 18, (300, 1), generator=random), answers.gather(1, at)
+    )
+    answers[100:] = answers.scatter(1, at, changed)[100:]
+    found = task.verdict(answers, problems.facts)
+    expected = [
+        countdown_oracle(text(a), facts[:-1].tolist(), facts[-1].item())
+        for a, facts in zip(answers, problems.facts, strict=True)
+    ]
+    assert found.tolist() == expected
+    assert found[:100].all() and 0 < found[100:].float().mean() < 0.5
+
+
+def test_addition_verdicts_by_hand():
+    cases = {"3+7=10;10+2=12": True, "=12": True, "3+7=12;1": False, "12": False, "3+9=": False, "3+9=0000012": False}
+    answers = torch.tensor([ids(answer, 16) for answer in cases])
+    facts = torch.full((len(cases), 1), 12)
+    assert get_task("addition-8").verdict(answers, facts).tolist() == list(cases.values())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_problems_are_well_formed(name):
+    task = get_task(name)
+    problems = task.problems(50, generator(1), generator(2))
+    assert problems.prompt.shape == (2, 50, task.prompt_length) and (problems.prompt[..., 0] == BOS).all()
+    assert problems.demonstration.shape == (2, 50, task.tokens)
+    assert ((problems.demonstration == EOS).sum(-1) == 1).all()
+    alone = task.problems(50, generator(2))
+    assert torch.equal(alone.prompt[0], problems.prompt[1])  # a seed's problems do not depend on other seeds
+    solved = task.verdict(problems.demonstration.flatten(0, 1), problems.facts.flatten(0, 1)).float().mean()
+    assert solved == 1 if name.startswith("countdown") else 0.1 < solved < 0.6
+
+
+# ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_sampling_with_a_cache_equals_the_whole_forward_pass():
+    prompts = EASY.problems(3, generator(5)).prompt
+    answers = sample(START, prompts, torch.rand(1, 6, EASY.tokens, generator=generator(6)))
+    inputs = torch.cat([prompts.repeat_interleave(2, 1), answers.tokens[..., :-1]], -1)
+    logp = forward(START, inputs, last=EASY.tokens).log_softmax(-1)
+    own = logp.gather(-1, answers.tokens.clamp_max(EOS)[..., None])[..., 0]
+    expected = {"logp": own, "entropy": -(logp.exp() * logp).sum(-1), "sum_sq": logp.exp().square().sum(-1)}
+    for name, x in expected.items():
+        torch.testing.assert_close(answers.signals[name][answers.mask], x[answers.mask], rtol=1e-4, atol=1e-5)
+
+
+def test_adam_equals_torch_and_a_replica_without_gradient_stands_still():
+    p = torch.randn(3, 4, 2, generator=generator(1)).requires_grad_()
+    alone = [torch.nn.Parameter(x.detach().clone()) for x in p]
+    rates = torch.tensor([1e-2, 1e-3, 1e-2])
+    ours, theirs = (
+        Adam({"p": p}, rates),
+        [torch.optim.Adam([x], r.item(), betas=(0.9, 0.99)) for x, r in zip(alone, rates, strict=True)],
+    )
+    for step in range(4):
+        g = torch.randn(3, 4, 2, generator=generator("g", step)) * 2
+        g[2] = 0 if step == 1 else g[2]
+        p.grad = g.clone()
+        norms = ours.step(1.0)
+        for i, (x, adam) in enumerate(zip(alone, theirs, strict=True)):
+            x.grad = g[i].clone()
+            assert torch.nn.utils.clip_grad_norm_([x], 1.0).item() == pytest.approx(norms[i].item(), rel=1e-5)
+            if i != 2 or step != 1:
+                adam.step()
+    torch.testing.assert_close(p.detach(), torch.stack([x.detach() for x in alone]), rtol=1e-5, atol=1e-6)
+
+
+class Ordinary(torch.nn.Module):
+    """One policy written the usual way: no replica axis, no cache."""
+
+    def __init__(self):
+        super().__init__()
+        for name, p in START.items():
+            self.register_parameter(name.replace(".", "_"), torch.nn.Parameter(p[0].clone()))
+
+    def forward(self, tokens):
+        n = tokens.shape[1]
+        x = self.embed[tokens] + self.position[:n]
+        for i in range(2):
+            q, k, v = (F.layer_norm(x, (32,)) @ getattr(self, f"{i}_qkv")).chunk(3, -1)
+            scores = (q @ k.mT / math.sqrt(32)).masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf)
+            x = x + scores.softmax(-1) @ v @ getattr(self, f"{i}_project")
+            x = x + F.relu(F.layer_norm(x, (32,)) @ getattr(self, f"{i}_up")) @ getattr(self, f"{i}_down")
+        return (F.layer_norm(x, (32,)) @ self.out).log_softmax(-1)
+
+
+def ordinary_run(name, seed, rate):
+    """The same training with the library's credit and loss, answer by answer."""
+    s, policy, algorithm = TINY, Ordinary(), get_algorithm(name, max_tokens=EASY.tokens)
+    adam = torch.optim.Adam(policy.parameters(), rate, betas=(0.9, 0.99))
+    for g in range(s.generations):
+        prompts = EASY.problems(s.prompts, generator(seed, "problems", g)).prompt[0].repeat_interleave(s.group_size, 0)
+        u = torch.rand(16, EASY.tokens, generator=generator(seed, "answers", g))
+        rows, done = prompts, torch.zeros(16, dtype=torch.bool)
+        with torch.no_grad():
+            for t in range(EASY.tokens):
+                token = (policy(rows)[:, -1].exp().cumsum(-1) < u[:, t, None]).sum(-1).clamp_max(EOS)
+                rows = torch.cat([rows, torch.where(done, PAD, token)[:, None]], 1)
+                done |= token == EOS
+        answers = rows[:, EASY.prompt_length :]
+        mask, target = answers != PAD, answers.clamp_max(EOS)[..., None]
+
+        def score(rows, target):
+            logp = policy(rows[:, :-1])[:, EASY.prompt_length - 1 :]
+            return logp.gather(-1, target)[..., 0], -(logp.exp() * logp).sum(-1).detach()
+
+        with torch.no_grad():
+            old, H = score(rows, target)
+        grouped = {"mask": mask, "entropy": H, "logp": old, "reward": EASY.verdict(answers, None).float()}
+        rollouts = Rollouts(**{k: x.unflatten(0, (s.prompts, s.group_size)) for k, x in grouped.items()})
+        keep = algorithm.signal(rollouts)
+        A = torch.zeros(rollouts.mask.shape)
+        A[keep] = algorithm.advantages(
+            Rollouts(**{k: getattr(rollouts, k)[keep] for k in ("mask", "entropy", "logp", "reward")})
+        )
+        A, trains = A.flatten(0, 1), keep.repeat_interleave(s.group_size)
+        order = torch.rand(16, generator=generator(seed, "order", g)).argsort()
+        order = order[trains[order]]
+        for i in range(s.optimizer_steps):
+            part = order[i :: s.optimizer_steps]
+            logp, now = score(rows[part], target[part])
+            given = Part(mask=mask[part], old_logp=old[part], entropy=now)
+            loss, _ = algorithm.loss(logp, given, A[part])
+            adam.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            adam.step()
+    return policy
+
+
+def test_a_replica_equals_an_ordinary_run():
+    arms, seeds = ["dapo", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage", "dr_grpo"], (0, 7)
+    runs = stack(arms, seeds)
+    for g in range(TINY.generations):
+        runs.generation(g)
+    assert [team.stacked for team in runs.teams] == [True, True, True, False, True, True]
+    for at in (1, 2, 5, 7, 8, 11):
+        name, seed = runs.replicas[at].arm.label, runs.replicas[at].seed
+        alone = dict(ordinary_run(name, seed, 1e-3).named_parameters())
+        moved = 0.0
+        for key, p in runs.parameters.items():
+            torch.testing.assert_close(
+                p[at].detach(), alone[key.replace(".", "_")].detach(), rtol=0, atol=1e-5, msg=name
+            )
+            moved = max(moved, (p[at] - START[key][0]).abs().max().item())
+        assert moved > 1e-3, name
+
+
+def test_replicas_do_not_leak_into_one_another():
+    """A replica with a huge learning rate, or with NaN for weights, changes no other replica's numbers."""
+
+    def train(disturb):
+        runs = stack(["dapo", "grpo", "gtpo"], (0, 1))
+        disturb(runs)
+        for g in range(3):
+            runs.generation(g)
+        return runs
+
+    def nan(runs):
+        runs.parameters["0.up"].data[2] = torch.nan  # grpo, seed 0
+
+    def fast(runs):
+        runs.adam.rates[2] = 0.1
+
+    calm = train(lambda runs: None)
+    for disturb in (nan, fast):
+        disturbed = train(disturb)
+        for key, p in calm.parameters.items():
+            for i in (0, 1, 3, 4, 5):  # to rounding: the rows that train are padded to those of the fullest replica
+                torch.testing.assert_close(p[i], disturbed.parameters[key][i], rtol=0, atol=1e-6)
+        assert not torch.allclose(calm.parameters["out"][2], disturbed.parameters["out"][2], atol=1e-3)
+
+
+def test_arms_of_a_seed_start_with_the_same_answers():
+    runs = stack(["dapo", "gtpo"], (0, 1))
+    runs.generation(0)
+    accuracy, entropy = runs.history["accuracy"][0], runs.history["entropy"][0]
+    assert accuracy[0] == accuracy[2] and accuracy[1] == accuracy[3]
+    assert entropy[0] == entropy[2] and entropy[0] != entropy[1]
+
+
+def test_every_registered_algorithm_trains():
+    runs = stack(list(algorithm_classes()), (0, 1))
+    runs.generation(0)
+    runs.generation(1)
+    moved = (runs.parameters["0.up"] - START["0.up"]).detach().flatten(1).abs().amax(1)
+    assert moved.isfinite().all() and (moved > 0).all()
+
+
+# ── arms ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_arms_from_text():
+    arms = parse_arms(["dapo", "gtpo(alpha2=0.5, pool=joint)@3e-5", "gtpo(entropy_clip=(0.1,2.0))"], [1e-4, 2e-4])
+    assert [(arm.label, arm.learning_rate) for arm in arms[:2]] == [("dapo", 1e-4), ("dapo", 2e-4)]
+    assert (arms[2].label, arms[2].learning_rate) == ("gtpo(pool=joint,alpha2=0.5)", 3e-5)
+    assert (
+        arms[2].control == arms[3].label == "gtpo(pool=joint,alpha1=1.5,alpha2=0.0)" and arms[3].learning_rate == 3e-5
+    )
+    assert arms[4].algorithm.entropy_clip == (0.1, 2.0)
+    assert len(parse_arms(["dapo", "gtpo", "dapo"], [1e-4], controls=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ("gtop", "Did you mean 'gtpo'?"),
+        ("gtpo(alpah2=1)", "Did you mean 'alpha2'?"),
+        ("gtpo(alpha2)", "cannot be read"),
+        ("gtpo(alpha2=-1)", "a wrong answer would be rewarded"),
+        ("gtpo@fast", "Write it like @3e-5"),
+        ("missing.py:Rule", "cannot be imported"),
+        ("dew.algorithms:Nothing", "no class 'Nothing'"),
+        ("dapo(kl_coef=0.1)", "no reference policy"),
+    ],
+)
+def test_mistakes_in_an_arm_are_explained(arm, words, algorithm_registry):
+    with pytest.raises(ConfigError) as error:
+        parse_arms(["dapo", arm], [1e-4])
+    assert words in str(error.value) and arm in str(error.value)
+
+
+# ── studies ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+RULE = """
+from dataclasses import dataclass
+from typing import ClassVar
+from dew.algorithms.baselines import DAPO
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(DAPO):
+    name: ClassVar[str] = "halved"
+    share: float = 0.5
+
+    def advantages(self, rollouts):
+        return self.share * super().advantages(rollouts)
+"""
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in dataclasses.asdict(TINY).items()]
+
+
+@pytest.fixture
+def easy(monkeypatch, tmp_path):
+    """Studies of the easy task, started from an almost untrained policy."""
+    monkeypatch.setitem(TASKS, EASY.name, EASY)
+    for name, value in {"DEMONSTRATIONS": 32, "BATCH": 4, "CHECK": 2, "TARGET": -1.0}.items():
+        monkeypatch.setattr(warm, name, value)
+    return {
+        "tasks": [EASY.name],
+        "settings": TINY,
+        "learning_rates": [1e-3],
+        "warm_starts": tmp_path / "warm",
+        "device": "cpu",
+    }
+
+
+def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, capsys, algorithm_registry):
+    (tmp_path / "rules.py").write_text(RULE)
+    monkeypatch.chdir(tmp_path)
+    words = ["lab", "dapo", "rules.py:Halved(share=0.25)", "gtpo", "--task", EASY.name, "--seeds", "2", "-o", "out"]
+    monkeypatch.setattr(sys, "argv", ["dew", *words, "--warm-starts", "warm", *FLAGS])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out = capsys.readouterr().out
+    assert stop.value.code == 0, out
+    for row in ("| dapo (its own values) |", "| halved(share=0.25) |", "| gtpo |", "| gtpo(alpha1=1.1,alpha2=0.0) |"):
+        assert row in out
+    assert "difference from its control" in out and "too few" in out
+    found = load_study("out")
+    assert [run["seed"] for run in found.runs if run["arm"] == "halved(share=0.25)"] == [0, 1]
+    assert len(found.runs) == 8 and all(len(run["curves"]["accuracy"]) == 5 for run in found.runs)
+    assert [e["generation"] for e in found.runs[0]["evaluations"]] == [3, 5]
+    assert (tmp_path / "out" / "summary.md").read_text().strip() in out
+
+
+def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monkeypatch):
+    module = sys.modules["dew.lab.study"]
+    said = []
+    whole = study(["dapo", "grpo"], seeds=2, output=tmp_path / "whole", say=said.append, **easy)
+    monkeypatch.setattr(module, "memory", lambda *_: 0.3 * module._free("cpu"))  # two runs at a time
+
+    def interrupt(progress):
+        if progress.finished:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study(["dapo", "grpo"], seeds=2, output=tmp_path / "cut", say=said.append, progress=interrupt, **easy)
+    assert len(load_study(tmp_path / "cut").runs) == 2
+    resumed = study(["dapo", "grpo"], seeds=2, output=tmp_path / "cut", say=said.append, **easy)
+
+    def numbers(found):
+        return {(run["arm"], run["seed"]): run["curves"] for run in found.runs}
+
+    assert numbers(whole).keys() == numbers(resumed).keys()
+    for key, curves in numbers(whole).items():
+        for name, curve in curves.items():
+            assert numbers(resumed)[key][name] == pytest.approx(curve, abs=1e-5), (key, name)
+    again = study(["dapo", "grpo"], seeds=2, output=tmp_path / "cut", say=said.append, **easy)
+    assert again.runs == resumed.runs and "all 4 runs are finished" in said[-1]
+    later = study(["dapo"], seeds=1, first_seed=100, output=tmp_path / "later", say=said.append, **easy)
+    merged = load_study(tmp_path / "cut", tmp_path / "later")
+    assert len(merged.runs) == 5 and merged.runs[-1] == json.loads(json.dumps(later.runs[0]))
+
+
+def test_mistakes_in_a_study_are_explained(easy, tmp_path):
+    def error(arms=("dapo",), **changed):
+        with pytest.raises(ConfigError) as found:
+            study(arms, **{**easy, "output": tmp_path / "x", "say": lambda _: None, **changed})
+        return str(found.value)
+
+    assert "Did you mean 'countdown-4'?" in error(tasks=["countdown4"])
+    assert "Give at least 1" in error(seeds=0)
+    assert "learning rate 2" in error(learning_rates=[2.0])
+    assert "no GPU" in error(device="cuda") or torch.cuda.is_available()
+    assert "is not known" in error(device="gpu")
+    assert "Name at least one rule" in error(arms=())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    assert "is not empty and holds no study" in error(output=tmp_path / "full")
+    study(["dapo"], output=tmp_path / "old", seeds=1, say=lambda _: None, **easy)
+    other = dataclasses.replace(TINY, prompts=8)
+    assert "other settings (prompts 4 and 8)" in error(output=tmp_path / "old", settings=other)
+    (tmp_path / "warm").rename(tmp_path / "gone")
+    old = json.loads((tmp_path / "old" / "study.json").read_text())
+    old["tasks"][EASY.name]["warm_start"] = "other"
+    (tmp_path / "old" / "study.json").write_text(json.dumps(old))
+    assert "started from another policy" in error(output=tmp_path / "old")
+    with pytest.raises(ConfigError, match="multiple of 32"):
+        Settings(width=100)
+
+
+def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):
+    said = []
+    first = warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append)
+    path = next(tmp_path.glob("*.pt"))
+    said.clear()
+    assert warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append).digest == first.digest and not said
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    again = warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append)
+    assert "damaged" in said[0] and again.digest == first.digest  # training is deterministic
+    assert warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append).digest == first.digest
+
+
+# ── statistics ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def invented(scores):
+    """A study with these areas: {(arm, rate): [by seed]}."""
+    runs = [
+        {"task": "t", "arm": arm, "learning_rate": rate, "seed": seed, "control": "c" if arm == "b" else None,
+         "scores": dict.fromkeys(("area", "final", "pass@1", "pass@k", "entropy", "length", "flipped"), x)}
+        for (arm, rate), values in scores.items() for seed, x in enumerate(values)
+    ]  # fmt: skip
+    arms = list(dict.fromkeys(arm for arm, _ in scores))
+    return Study(Settings(), arms, {"t": {"pass@1": 0.1, "pass@16": 0.5}}, runs)
+
+
+def test_paired_difference_by_hand():
+    """D = 1, 2, 3: mean 2, s = 1; t(0.975, 2) = 4.3027, so ± 4.3027 / √3 = 2.4841. t = 2√3 = 3.4641, p = 0.0742."""
+    found = difference(invented({("a", 1.0): [5, 5, 5], ("b", 1.0): [6, 7, 8]}), "t", ("b", 1.0), ("a", 1.0), "area")
+    assert (found.value, found.seeds) == (2, 3)
+    assert (found.low, found.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
+    assert found.p == pytest.approx(0.0742, abs=1e-4)
+    assert found.verdict == "too few seeds (3 of at least 5)"
+
+
+def test_holm_by_hand():
+    """Sorted 0.01, 0.03, 0.04: times 3, 2, 1 = 0.03, 0.06, 0.04; the last may not be below the one before: 0.06."""
+    ds = [Difference("t", (str(p), 1.0), ("a", 1.0), "area", 8, 1.0, 0.0, 2.0, p) for p in (0.01, 0.04, 0.03)]
+    assert [d.holm for d in holm(ds)] == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_comparisons_at_the_same_rate_at_the_best_rates_and_with_the_control():
+    base = [0.5, 0.52, 0.51, 0.53, 0.5, 0.52]
+    worse, better = [x - 0.1 + i * 0.001 for i, x in enumerate(base)], [x + 0.1 - i * 0.001 for i, x in enumerate(base)]
+    found = invented({("a", 1.0): base, ("a", 2.0): worse, ("b", 1.0): worse, ("b", 2.0): better, ("c", 2.0): base})
+    same = differences(found, "t")
+    assert [(d.arm, d.reference, d.verdict) for d in same] == [
+        (("b", 1.0), ("a", 1.0), "behind"),
+        (("b", 2.0), ("a", 2.0), "ahead"),
+        (("c", 2.0), ("a", 2.0), "ahead"),
+    ]
+    best = differences(found, "t", compare="best")
+    assert [(d.arm, d.reference, d.verdict) for d in best] == [
+        (("b", 2.0), ("a", 1.0), "ahead"),
+        (("c", 2.0), ("a", 1.0), "within noise"),
+    ]
+    assert best[0].value == pytest.approx(0.0975)
+    assert [(d.arm, d.reference) for d in differences(found, "t", compare="control")] == [(("b", 2.0), ("c", 2.0))]
+    page = markdown(found)
+    assert "b (2) is ahead by 0.097" in page and "within noise: c" in page and "confirm them on others" in page
+
+
+def test_names():
+    assert run_study is study
