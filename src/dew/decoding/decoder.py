@@ -185,11 +185,7 @@ class Decoder:
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         self.forward = model if self.head is None else causal.base_model
         """The model that a step runs: without its head, if dew can compute that in float32."""
-        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        """Memory that all graphs share: they run one after the other, and results are copied out."""
-        self._kept: dict[int, _Buffers] = {}
-        self._storage = torch.empty(0)
-        """Keys and values of whichever buffers are in use."""
+        self._release()
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """One answer per prompt, up to and including the end token."""
@@ -212,6 +208,10 @@ class Decoder:
         lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, found[0].shape[1]).tolist()
         tokens, logp, entropy = ([row[:n] for row, n in zip(x.tolist(), lengths, strict=True)] for x in found)
         return tokens, logp, entropy
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """(B,) True on end tokens. torch.isin synchronises if there are many, which a graph cannot capture."""
+        return (tokens[:, None] == self.ends).any(1)
 
     def logits(self, **inputs: Any) -> Tensor:
         """(B, V) logits of the last position, in float32 where the model has a plain head."""
@@ -253,9 +253,12 @@ class Decoder:
         return self._kept[capacity]
 
     def _release(self) -> None:
-        """Graphs refer to the storage's address, so they go with it."""
-        self._kept.clear()
+        """Start without buffers. Graphs refer to the storage's address, so they go with it, and the pool with them."""
+        self._kept: dict[int, _Buffers] = {}
         self._storage = torch.empty(0)
+        """Keys and values of whichever buffers are in use."""
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        """Memory that all graphs share: they run one after the other, and results are copied out."""
 
     def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
         """Process every distinct prompt once, and sample the first token of each answer."""
@@ -276,7 +279,7 @@ class Decoder:
         n, (tokens, logp, entropy) = len(prompts), self.draw.scored(torch.cat(first)[which])
         buffers.tokens[:n, 0] = buffers.token[:n, 0] = tokens
         buffers.logp[:n, 0], buffers.entropy[:n, 0] = logp, entropy
-        buffers.ended[:n] = torch.isin(tokens, self.ends)
+        buffers.ended[:n] = self.is_end(tokens)
 
 
 def _cache_shape(model: Any, rows: int, slots: int) -> tuple[int, ...]:
@@ -350,7 +353,7 @@ class _Buffers:
         tokens = tokens.masked_fill(self.ended, self.pad)
         for made, new in ((self.tokens, tokens), (self.logp, logp), (self.entropy, entropy)):
             made.index_copy_(1, self.written, new[:, None].to(made.dtype))
-        self.ended |= torch.isin(tokens, decoder.ends)
+        self.ended |= decoder.is_end(tokens)
         self.token.copy_(tokens[:, None])
         self.position += 1
         self.slot += 1
