@@ -25,7 +25,6 @@ from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.kernels import Head, plain_head
-from dew.kernels.attention import PACKED
 from dew.kernels.chunked import logp_entropy, scores
 
 GROUPED = "dew_grouped"
@@ -132,7 +131,7 @@ def refusal(model: Any) -> str | None:
         (kinds != {"full_attention"}, f"its layers are {', '.join(sorted(kinds))}"),
         (getattr(config, "attn_logit_softcapping", None) is not None, "its attention scores are soft-capped"),
         (not getattr(model, "_can_compile_fullgraph", False), "transformers cannot run it with a static cache"),
-        (attention not in ("sdpa", "eager", PACKED, None), f"its attention is {attention}"),
+        (attention not in ("sdpa", "eager", None), f"its attention is {attention}"),
         (getattr(model, "is_quantized", False), "its weights are quantized"),
         (sharded, "its weights are sharded"),
     )

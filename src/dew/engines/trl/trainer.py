@@ -15,9 +15,8 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -36,7 +35,7 @@ from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, 
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
 from dew.engines.trl.metrics import Recorder, StepStatistics, extend_table, generation_metrics, last_rows, show_trained
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.engines.trl.packing import join_answers, joined_pass, token_parts, trimmed_pass, update_parts
+from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
 from dew.engines.trl.rewards import check_rewards, check_weights, checked
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
@@ -93,7 +92,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = args.exact_head and exact_head_supported(self.model)
-        self._padding = self._choose_padding()
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
+        self._aligned = args.less_padding and not (sharded or self.aux_loss_enabled or self._is_vlm)
         self._one_generation = args.steps_per_generation % args.gradient_accumulation_steps == 0
         self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
@@ -111,13 +111,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._nonfinite = NonFinite()
         self._recorder = Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
-
-    def _choose_padding(self) -> Literal["full", "trimmed", "none"]:
-        """As TRL pads; cut to the longest of a micro-batch; or answers joined without padding."""
-        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
-        if not self.args.padding_free or self.aux_loss_enabled or self._is_vlm or sharded:
-            return "full"
-        return "none" if join_answers(self) else "trimmed"
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -290,34 +283,27 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         scores = not torch.is_grad_enabled()
         if scores and model is self.model:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        inner = super()._get_per_token_logps_and_entropies
         with exact_head() if self._exact_head else nullcontext(), dropout_off(model) if scores else nullcontext():
-            if self._padding == "full":
-                logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
+            if self._aligned:
+                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size), None
             else:
-                logp, entropy, aux = self._unpadded(partial(inner, model, **kwargs), model, ids, mask, keep, batch_size)
+                inner = super()._get_per_token_logps_and_entropies
+                logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
         if scores:
             self._capture.passes.append((logp, entropy))
         return logp, entropy, aux
 
-    def _unpadded(
-        self, inner: Any, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
-    ) -> tuple[Tensor, Tensor, Any]:
-        """The same in parts with as many tokens as `batch_size` padded rows; in one part without it."""
-
-        def one_pass(rows: Any) -> tuple[Tensor, Tensor, Any]:
-            if joined:
-                with self.accelerator.autocast():
-                    return *joined_pass(model, ids[rows], mask[rows], keep), None
-            return trimmed_pass(inner, ids[rows], mask[rows], keep)
-
-        joined = self._padding == "none"
-        if batch_size is None or batch_size >= len(ids):
-            return one_pass(slice(None))
-        logp, entropy = torch.zeros(2, len(ids), keep, device=ids.device)
-        for part in token_parts(mask.sum(1).tolist(), batch_size * ids.shape[1], joined):
-            logp[part], entropy[part], _ = one_pass(part)
-        return logp, entropy, None
+    def _aligned_passes(
+        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows."""
+        with self.accelerator.autocast():
+            if batch_size is None or batch_size >= len(ids):
+                return aligned_pass(model, ids, mask, keep)
+            logp, entropy = torch.zeros(2, len(ids), keep, device=ids.device)
+            for part in token_parts(mask.sum(1).tolist(), batch_size * ids.shape[1]):
+                logp[part], entropy[part] = aligned_pass(model, ids[part], mask[part], keep)
+        return logp, entropy
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
         """Log-probabilities and entropies of the completions, and the router's loss."""
@@ -361,14 +347,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """The loss of a micro-batch. Without padding, the last one of an optimizer step trains the rows of all."""
-        if self._padding == "full" or not self.model.training:
+        """The loss of a micro-batch. With aligned rows, the last one of an optimizer step trains the rows of all."""
+        if not self._aligned or not self.model.training:
             return self._loss(model, inputs)
         self._waiting.append(inputs)
         if self._one_generation and not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         rows, skip = self.args.per_device_train_batch_size, self.algorithm.no_loss_without_advantage
-        *parts, last = update_parts(self._waiting, rows, self._padding == "none", skip)
+        *parts, last = update_parts(self._waiting, rows, skip)
         self._waiting = []
         done = torch.zeros((), device=self.accelerator.device)
         for part in parts:

@@ -1,11 +1,11 @@
-"""Without padding, the loss, its gradient and the trained weights are those of the padded micro-batches."""
+"""Aligned rows in micro-batches by tokens: loss, gradient and trained weights are those of TRL's micro-batches."""
 
 import pytest
 import torch
 from datasets import Dataset
 
 import trl_tiny as tiny
-from dew.engines.trl import packing
+from dew.engines.trl import padding
 
 DATA = Dataset.from_list([{"prompt": "1+2="[: 1 + i % 4] + "3=" * (i % 3), "answer": str(i)} for i in range(16)])
 """Prompts of 1 to 8 tokens."""
@@ -20,14 +20,7 @@ def first_letters(completions, **_):
     return [float("ab" in text) for text in completions]
 
 
-@pytest.fixture(params=["trimmed", "joined"])
-def padding(request, monkeypatch):
-    if request.param == "joined":
-        monkeypatch.setattr(packing, "why_not_joined", lambda *_: None)
-    return request.param
-
-
-def trained(folder, padding_free, reward=outcome, policy=None, **settings):
+def trained(folder, less_padding, reward=outcome, policy=None, **settings):
     """The weights after two optimizer steps, the lines of metrics, and the tokens of each pass with a gradient."""
     trainer = tiny.trainer(
         folder,
@@ -35,7 +28,7 @@ def trained(folder, padding_free, reward=outcome, policy=None, **settings):
         data=DATA,
         policy=policy,
         others={"rollout_func": tiny.scripted},
-        padding_free=padding_free,
+        less_padding=less_padding,
         optim="sgd",
         learning_rate=0.1,
         **settings,
@@ -79,7 +72,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_weights_are_those_of_padded_micro_batches(case, padding, tmp_path):
+def test_the_weights_are_those_of_padded_micro_batches(case, tmp_path):
     policy = None
     if "KL" in case:  # TRL loads the reference policy from a folder
         tiny.model().save_pretrained(tmp_path / "policy")
@@ -90,23 +83,21 @@ def test_the_weights_are_those_of_padded_micro_batches(case, padding, tmp_path):
     weights, log, tokens = trained(tmp_path / "free", True, policy=policy, **CASES[case])
     assert (expected - start).abs().max() > 1e-3, "nothing was learned, so nothing is compared"
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-    assert sum(tokens) < sum(padded) and max(tokens) <= max(padded)
-    if padding == "joined":
-        assert len(tokens) <= len(padded)
+    assert sum(tokens) < sum(padded) and max(tokens) <= max(padded) and len(tokens) <= len(padded)
     for line, other in zip(log, their_log, strict=True):
         for name in ("grad_norm", "loss"):
             if name in line:
                 assert line[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
 
 
-def test_gradient_checkpointing(padding, tmp_path):
+def test_gradient_checkpointing(tmp_path):
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
     expected = trained(tmp_path / "plain", False, **settings)[0]
     weights = trained(tmp_path / "checkpointed", True, gradient_checkpointing=True, **settings)[0]
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_answers_without_an_advantage_are_left_out(padding, tmp_path):
+def test_answers_without_an_advantage_are_left_out(tmp_path):
     settings = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_generations": 8}
     expected = trained(tmp_path / "padded", False, first_letters, **settings)[0]
     weights, _, tokens = trained(tmp_path / "free", True, first_letters, **settings)
@@ -115,38 +106,25 @@ def test_answers_without_an_advantage_are_left_out(padding, tmp_path):
     assert sum(tokens) < sum(everything) / 2
 
 
-def test_two_processes(monkeypatch, tmp_path):
-    """One process with padding against two without: each has its own number of micro-batches."""
+def test_two_processes(tmp_path):
+    """One process with TRL's micro-batches against two with aligned rows: each has its own number of micro-batches."""
     settings = {"num_generations": 8, "gradient_accumulation_steps": 3}
 
-    def run(name, rank, **more):
+    def run(rank, name, **more):
         weights = trained(tmp_path / f"{name}{rank}", **settings, **more)[0]
         torch.save(weights, tmp_path / f"{name}{rank}.pt")
 
-    def joined(rank):
-        monkeypatch.setattr(packing, "why_not_joined", lambda *_: None)
-        run("two", rank, padding_free=True, per_device_train_batch_size=4)
-
-    assert tiny.in_children(lambda _: run("one", 0, padding_free=False, per_device_train_batch_size=8)) == [0]
-    assert tiny.in_children(joined, count=2) == [0, 0]
+    one = {"name": "one", "less_padding": False, "per_device_train_batch_size": 8}
+    two = {"name": "two", "less_padding": True, "per_device_train_batch_size": 4}
+    assert tiny.in_children(lambda rank: run(rank, **one)) == [0]
+    assert tiny.in_children(lambda rank: run(rank, **two), count=2) == [0, 0]
     expected, *found = (torch.load(tmp_path / f"{name}.pt") for name in ("one0", "two0", "two1"))
     for weights in found:
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_parts_by_hand():
-    """Longest first. Joined: 5+4 ≤ 10, 3+2+1 ≤ 10. Padded: 2·5 ≤ 10, 3·3 ≤ 10."""
-    lengths = [3, 5, 1, 4, 2]
-    assert packing.token_parts(lengths, 10, joined=True) == [[1, 3], [0, 4, 2]]
-    assert packing.token_parts(lengths, 10, joined=False) == [[1, 3], [0, 4, 2]]
-    assert packing.token_parts([5, 3, 2], 10, joined=True) == [[0, 1, 2]]
-    assert packing.token_parts([5, 3, 2], 10, joined=False) == [[0, 1], [2]]
-    assert packing.token_parts([12, 9], 10, joined=True) == [[0], [1]]
-
-
-def test_a_model_that_cannot_be_joined_says_why(tmp_path, caplog):
-    caplog.set_level("INFO", "dew")
-    tiny.trainer(tmp_path)
-    assert [r.message for r in caplog.records if "padded" in r.message] == [
-        "Answers are padded to the longest of their micro-batch: there is no GPU."
-    ]
+    """Longest first: 2·5 ≤ 10 and 3·3 ≤ 10; 3·5 > 10 with all three rows; a row above the budget is a part."""
+    assert padding.token_parts([3, 5, 1, 4, 2], 10) == [[1, 3], [0, 4, 2]]
+    assert padding.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
+    assert padding.token_parts([12, 9], 10) == [[0], [1]]
