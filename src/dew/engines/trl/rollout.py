@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -166,11 +168,13 @@ COMPARED = 16
 """Answers of the first generation on which the sampler is compared with a scoring pass."""
 LARGEST_GAP = 0.1
 """Largest mean difference of their entropies, relative to the mean entropy."""
-TOO_FAR = "every generation makes a scoring pass"
 
 
 def _padded(rows: list[list[float]], width: int) -> Tensor:
-    return torch.tensor([row + [0.0] * (width - len(row)) for row in rows])
+    flat = torch.from_numpy(np.fromiter(chain.from_iterable(rows), np.float32))
+    padded = torch.zeros(len(rows), width)
+    padded[torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]] = flat
+    return padded
 
 
 class CapturedSampling:
@@ -208,7 +212,12 @@ class CapturedSampling:
         They are compared with a scoring pass on some answers of the first generation: weights and activations are
         rounded differently in sampling.
         """
-        if len(capture.sampled) != 1 or capture.sampled[0][0] != capture.completion_ids or self._exact is False:
+        if self._exact is False:
+            return None
+        if len(capture.sampled) != 1 or capture.sampled[0][0] != capture.completion_ids:  # vLLM, tools, a guide, ...
+            if self._exact is None:
+                self._exact = False
+                logger.info("Sampling gives no entropies for all tokens, so a scoring pass computes them.")
             return None
         width, device = inputs["completion_ids"].shape[1], inputs["completion_ids"].device
         logp, entropy = (_padded(x, width).to(device) for x in capture.sampled[0][1:])
@@ -219,8 +228,12 @@ class CapturedSampling:
                 _, passed, _ = self._trainer._forward(self._trainer.model, part, batch_size=len(rows))
             mask = loss_mask(part)
             gap, mean = ((passed - entropy[rows]).abs()[mask].mean().item(), passed[mask].mean().item())
-            self._exact = not gap > LARGEST_GAP * mean + 1e-6
-            level, then = (logging.INFO, "no scoring pass is needed") if self._exact else (logging.WARNING, TOO_FAR)
+            if not math.isfinite(gap):
+                return None
+            self._exact = gap <= LARGEST_GAP * mean + 1e-6
+            level, then = logging.INFO, "no scoring pass is needed"
+            if not self._exact:
+                level, then = logging.WARNING, "every generation makes a scoring pass"
             text = "Entropy from sampling differs from a scoring pass by %.5f nats per token on average (of %.5f): %s."
             logger.log(level, text, gap, mean, then)
         return (entropy, logp) if self._exact else None
