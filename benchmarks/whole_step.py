@@ -45,7 +45,7 @@ CASES = {
     "TRL GRPO, generate": (None, {}),
     "TRL GRPO, vLLM": (None, {"use_vllm": True}),
     "dew GTPO": ("gtpo", {}),
-    "dew GTPO, padded": ("gtpo", {"less_padding": False}),
+    "dew GTPO, TRL's micro-batches": ("gtpo", {"less_padding": False}),
     "dew GTPO, vLLM": ("gtpo", {"use_vllm": True}),
     "dew GTPO, dynamic sampling": ("gtpo", {"algorithm_kwargs": {"dynamic_sampling": True, "oversample": 2.5}}),
 }
