@@ -91,6 +91,7 @@ def without_keeping(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Te
 
 def ours() -> Iterator[Entry]:
     yield Entry("dew", linear_logprob_entropy)
+    yield Entry("dew, with Σπ²", partial(linear_logprob_entropy, sum_sq=True))
     yield Entry("dew, four products", without_keeping, forward=False)
     yield Entry("dew, four products, half of the rows without gradient", without_keeping, forward=False, silent=0.5)
     yield Entry("dew, frozen head", linear_logprob_entropy, forward=False, frozen=True)
@@ -289,7 +290,7 @@ class Runner:
 
     def both(self) -> None:
         self.release()
-        logp, _ = self.entry.op(self.x, self.w, self.given[2])
+        logp, *_ = self.entry.op(self.x, self.w, self.given[2])
         logp.backward(self.g if logp.ndim else None)
 
     def release(self) -> None:
@@ -386,6 +387,8 @@ def table(name: str, rows: list[Row]) -> str:
         lines.append(f"- {title}, without all logits in memory: {ratio(rows, column, small=True)}")
         lines.append(f"- {title}, any: {ratio(rows, column, small=False)}")
     for own in (r for r in rows if r.entry.name == "dew"):
+        for r in (r for r in rows if r.entry.name == "dew, with Σπ²"):
+            lines.append(f"- Σπ², forward: {against(r, own, 'forward')}")
         for r in (r for r in rows if r.entry.sketch):
             both = [against(own, r, column) for column in ("forward", "both")]
             lines.append(f"- added, forward: {'; forward and backward: '.join(both)}")

@@ -25,8 +25,13 @@ TESTS = [
     "core/test_baseline_credit",
     "core/test_losses",
     "core/test_rollouts",
+    "core/test_rules",
     "core/test_algorithms",
 ]
+
+RULES = ("credit/group_credit.py", "credit/covariance.py", "credit/token_baseline.py", "credit/steer.py",
+         "algorithms/token_weighted.py", "algorithms/baselines.py")  # fmt: skip
+"""Files that only core/test_rules and core/test_algorithms touch."""
 
 VERL_TESTS = [
     "verl/test_credit",
@@ -84,6 +89,43 @@ MUTANTS = [
     ("credit/forking.py", "keep * live.numel() - 1e-9", "keep * entropy.numel()", "padding counts"),
     ("credit/entropy_shaped.py", "torch.minimum(", "torch.maximum(", "bonus above its cap"),
     ("credit/entropy_shaped.py", "A.abs() / kappa", "A / kappa", "cap with a sign"),
+    # Rules of other papers
+    ("credit/group_credit.py", "(r - mean) / torch.where(mean > 0, mean, 1)", "(r - mean)", "MaxRL without its divisor"),
+    ("credit/group_credit.py", "present & (mean > 0)", "present", "MaxRL trains groups without reward"),
+    ("credit/group_credit.py", "torch.where(present, r, torch.inf).sort", "r.sort", "padding has a quantile"),
+    ("credit/group_credit.py", "(quantile * size - 1e-6).ceil()", "((1 - quantile) * size - 1e-6).ceil()", "the other quantile"),
+    ("credit/group_credit.py", "(quantile * size - 1e-6).ceil()", "(quantile * size).floor()", "a quantile one too low"),
+    ("credit/group_credit.py", "(size - 1).clamp_min(1)", "size", "QAE's std is biased"),
+    ("credit/group_credit.py", "device=correct.device), -1.0)", "device=correct.device), 0.0)", "W-REINFORCE spares the wrong"),
+    ("credit/group_credit.py", "tuple(range(mask.ndim)))", "(-2, -1))", "REINFORCE++ normalises each group"),
+    ("credit/group_credit.py", "standardize(r, present, -1, scale=False).unsqueeze(-1)", "r.unsqueeze(-1)", "REINFORCE++ without baseline"),
+    ("credit/covariance.py", "every = tuple(range(mask.ndim))", "every = -1", "means of one answer"),
+    ("credit/covariance.py", "return A * log_pi", "return A * -log_pi", "covariance with another sign"),
+    ("credit/covariance.py", "(cov > low) & (cov < high)", "(cov > low)", "Clip-Cov without an upper bound"),
+    ("credit/covariance.py", "torch.randperm(len(candidates), generator=generator)", "torch.randperm(len(candidates))", "every process draws its own tokens"),
+    ("credit/covariance.py", "max(1, int(share * live + 1e-9))", "int(share * live + 1e-9)", "short batches choose no token"),
+    ("credit/covariance.py", "covariance(advantages, logp, mask)[mask]", "-covariance(advantages, logp, mask)[mask]", "KL-Cov takes the smallest covariances"),
+    ("credit/token_baseline.py", "1 - 2 * at_least_float32(logp).exp()", "1 - at_least_float32(logp).exp()", "another energy"),
+    ("credit/token_baseline.py", ".clamp_min(0).cumsum(-1)", ".clamp_min(0)", "energy of one token only"),
+    ("credit/token_baseline.py", "torch.where(alone, 0, B)", "B", "a lone answer is its own baseline"),
+    ("credit/token_baseline.py", "masked_sum(r * W, mask, -2) / (masked_sum(W, mask, -2)", "masked_sum(r * W, mask, -1) / (masked_sum(W, mask, -1)", "a baseline per answer"),
+    ("credit/steer.py", "-log_pi.expm1()", "log_pi.exp()", "π for 1 − π"),
+    ("credit/steer.py", "(log_pi + H)", "log_pi", "without the entropy"),
+    ("credit/steer.py", "(-k * change).exp()", "(k * change).exp()", "STEER amplifies"),
+    ("credit/steer.py", ".clamp_min(LEAST)", "", "tiny changes are stretched"),
+    ("algorithms/token_weighted.py", "**bounds), 0, A)", "**bounds), A, 0)", "Clip-Cov keeps what it should drop"),
+    ("algorithms/token_weighted.py", "self.cov_coef * chosen", "chosen", "KL-Cov without its coefficient"),
+    ("algorithms/token_weighted.py", "torch.where((highest > lowest)[:, None, None], A, 0)", "A", "OTB trains groups of equal rewards"),
+    ("algorithms/baselines.py", "credit + extra * torch.where(correct, self.positive, 1.0)", "credit", "W-REINFORCE drops other rewards"),
+    ("algorithms/baselines.py", "quantile=self.quantile", "quantile=0.4", "the quantile is not a setting"),
+    ("algorithms/base.py", "surrogate=self.surrogate", "surrogate=\"clip\"", "every loss clips"),
+    ("algorithms/base.py", "penalty=part.penalty", "penalty=None", "penalties are lost"),
+    ("losses.py", "-clipped.detach() * A * logp", "-clipped * A * logp", "CISPO's weight has a gradient"),
+    ("losses.py", "-clipped.detach() * A * logp", "-w.detach() * A * logp", "CISPO without a clip"),
+    ("losses.py", "torch.where(A > 0, tau_pos, tau_neg)", "torch.where(A > 0, tau_neg, tau_pos)", "swap τ"),
+    ("losses.py", "-4 / tau * torch.sigmoid", "-4 * torch.sigmoid", "SAPO's slope at 1 is not 1"),
+    ("losses.py", "torch.sigmoid(tau * (w - 1))", "torch.sigmoid(tau * w)", "SAPO's gate is not centred"),
+    ("losses.py", "torch.where(mask, penalty, 0) * log_w.abs()", "torch.where(mask, penalty, 0) * log_w", "the penalty rewards a falling ratio"),
     # Losses
     ("losses.py", "-torch.minimum(w * A, clipped * A)", "-torch.maximum(w * A, clipped * A)", "optimistic clip"),
     ("losses.py", "-torch.minimum(w * A, clipped * A)", "torch.minimum(w * A, clipped * A)", "ascent"),
@@ -132,6 +174,9 @@ MUTANTS = [
     ("engines/verl/losses.py", "algorithm.divisor(tokens, sequences)", "algorithm.divisor(sequences, tokens)", "swap the divisors"),
     ("engines/verl/losses.py", "value, stats = algorithm.loss(", "value, stats = Algorithm.loss(algorithm, ", "an algorithm's own loss is not used"),
     ("engines/verl/losses.py", "weight=rollout_is_weights", "weight=None", "the sampler's correction is lost"),
+    ("engines/verl/estimators.py", "returns = conversations.split(credit.penalty", "conversations.split(credit.penalty", "penalties never reach the workers"),
+    ("engines/verl/estimators.py", "(\"needs_logp\", context.logp), ", "", "missing log-probabilities go unnoticed"),
+    ("engines/verl/settings.py", "dtype not in (\"fp32\", \"float32\")", "dtype == \"bf16\"", "Σπ² of rounding errors"),
     ("engines/verl/settings.py", "and metric != \"acc\"", "and metric is None", "filter by the penalised reward"),
     ("engines/verl/settings.py", "(chunked and read(config, f\"{MODEL}.use_remove_padding\"))", "chunked", "chunks that verl does not make"),
     ("engines/verl/settings.py", "vars(cls).get(\"verl_estimator\")", "cls.verl_estimator", "a subclass trains its base class"),
@@ -150,7 +195,7 @@ def survives(mutant: tuple[str, str, str, str]) -> str | None:
             return f"{old!r} no longer stands in {file}: update the mutant"
         (package / file).write_text(source.replace(old, new, 1))
         environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
-        names = VERL_TESTS if file.startswith("engines/verl/") else TESTS
+        names = VERL_TESTS if file.startswith("engines/verl/") else TESTS[-2:] if file in RULES else TESTS
         tests = [str(ROOT / "tests" / f"{name}.py") for name in names]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
         result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)

@@ -1,7 +1,4 @@
-"""Ratios, clipped surrogates and reductions: the losses of all algorithms.
-
-w is πθ / π_old of a token. The surrogate of PPO, to be minimised, is −min(w·A, clip(w, 1−ε_low, 1+ε_high)·A).
-"""
+"""Ratios, surrogates and reductions: the losses of all algorithms. w is πθ / π_old of a token."""
 
 from typing import Literal
 
@@ -16,6 +13,8 @@ Ratio = Literal["token", "sequence_mean", "sequence_geometric"]
 Reduce = Literal["tokens", "sequences"]
 RATIOS = ("token", "sequence_mean", "sequence_geometric")
 REDUCTIONS = ("tokens", "sequences")
+Surrogate = Literal["clip", "cispo", "sapo"]
+SURROGATES = ("clip", "cispo", "sapo")
 
 MAX_LOG_RATIO = 20.0
 """|log w| is clamped to this, so that a single bad token cannot turn the batch into inf or NaN."""
@@ -31,18 +30,26 @@ def policy_loss(
     reduce: Reduce = "tokens",
     clip_low: float = 0.2,
     clip_high: float = 0.28,
+    surrogate: Surrogate = "clip",
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
     count: float | Tensor | None = None,
     ref_logp: Float[Tensor, "*B T"] | None = None,
     kl_coef: float = 0.0,
     weight: Float[Tensor, "*B #T"] | None = None,
+    penalty: Float[Tensor, "*B T"] | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """The clipped surrogate, to be minimised, and statistics of the step.
+    """The surrogate, to be minimised, and statistics of the step.
 
         token                ŵᵢₜ = wᵢₜ                       GRPO, DAPO, Dr. GRPO, GTPO
         sequence_mean        ŵᵢₜ = meanₜ wᵢₜ                 GRPO-S: the arithmetic mean
         sequence_geometric   ŵᵢₜ = exp(meanₜ log wᵢₜ)        GSPO
 
-        ℓᵢₜ = −min(ŵᵢₜ Aᵢₜ, clip(ŵᵢₜ, 1−ε_low, 1+ε_high) Aᵢₜ) + β · k3(πθ ‖ π_ref)ᵢₜ
+        clip    sᵢₜ = min(ŵᵢₜ Aᵢₜ, clip(ŵᵢₜ, 1−ε_low, 1+ε_high) Aᵢₜ)      PPO, arXiv:1707.06347
+        cispo   sᵢₜ = sg[clip(ŵᵢₜ, 1−ε_low, 1+ε_high)] Aᵢₜ log πθ          no token loses its gradient, 2506.13585
+        sapo    sᵢₜ = 4/τ · σ(τ (ŵᵢₜ − 1)) Aᵢₜ                             a soft gate: τ₊ if A > 0, else τ₋, 2511.20347
+
+        ℓᵢₜ = −sᵢₜ + penaltyᵢₜ · |log wᵢₜ| + β · k3(πθ ‖ π_ref)ᵢₜ
 
         tokens       Σᵢₜ ℓᵢₜ / number of live tokens         every token has the same weight
         sequences    Σᵢ meanₜ ℓᵢₜ / number of sequences      every answer has the same weight
@@ -54,21 +61,31 @@ def policy_loss(
             its micro-batches sum to the loss of the batch. Default: that of this call.
         ref_logp, kl_coef: the optional KL term towards a reference policy, k3 = e^d − d − 1 with
             d = log π_ref − log πθ.
-        weight: multiplies the surrogate, not the KL term: corrects for a sampler that differs slightly from
+        weight: multiplies surrogate and penalty, not the KL term: corrects for a sampler that differs slightly from
             π_old (per token, or one column for the whole answer).
+        penalty: holds single tokens back at π_old (KL-Cov).
 
     Returns:
         The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean
         |log w|), `clip/low` and `clip/high` (share of tokens clipped on each side), `kl/approx` (k3 of π_old
         against πθ) and, with `ref_logp`, `kl/ref`.
     """
-    A = _check(logp, old_logp, advantages, mask, ratio, reduce, clip_low, clip_high)
+    A = _check(logp, old_logp, advantages, mask, ratio, reduce, clip_low, clip_high, surrogate, tau_pos, tau_neg)
     logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)
     log_w = (logp - torch.where(mask, old_logp, 0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     w = _ratio(log_w, mask, ratio)
 
     clipped = w.clamp(1 - clip_low, 1 + clip_high)
-    token_loss = -torch.minimum(w * A, clipped * A)
+    if surrogate == "clip":
+        token_loss = -torch.minimum(w * A, clipped * A)
+    elif surrogate == "cispo":
+        token_loss = -clipped.detach() * A * logp
+    else:
+        tau = torch.where(A > 0, tau_pos, tau_neg)
+        token_loss = -4 / tau * torch.sigmoid(tau * (w - 1)) * A
+        clip_low = clip_high = float("inf")  # nothing is clipped
+    if penalty is not None:
+        token_loss = token_loss + torch.where(mask, penalty, 0) * log_w.abs()
     if weight is not None:
         token_loss = token_loss * weight
     stats = _statistics(w.detach(), log_w.detach(), A, mask, clip_low, clip_high)
@@ -128,6 +145,9 @@ def _check(
     reduce: str,
     clip_low: float,
     clip_high: float,
+    surrogate: str,
+    tau_pos: float,
+    tau_neg: float,
 ) -> Tensor:
     """Check shapes and settings; return the advantages, one per token and 0 under the mask."""
     for name, x in (("old_logp", old_logp), ("mask", mask)):
@@ -149,6 +169,10 @@ def _check(
         problems.append(f"reduce={reduce!r} is not known. Choose one of: {', '.join(REDUCTIONS)}.")
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         problems.append(f"clip_low={clip_low}, clip_high={clip_high}: expected 0 <= clip_low <= 1 and clip_high >= 0.")
+    if surrogate not in SURROGATES:
+        problems.append(f"surrogate={surrogate!r} is not known. Choose one of: {', '.join(SURROGATES)}.")
+    if not (tau_pos > 0 and tau_neg > 0):
+        problems.append(f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0.")
     if problems:
         raise ConfigError("\n".join(problems))
     return torch.where(mask, advantages.detach(), 0)

@@ -35,6 +35,9 @@ class Rollouts:
     entropy: Float[Tensor, "P G T"] | None = None
     """Entropy of that policy at each token, in nats, at the sampling temperature."""
 
+    sum_sq: Float[Tensor, "P G T"] | None = None
+    """Σ_v π(v)² of that policy at each token."""
+
     extra: Float[Tensor, "P G"] | None = None
     """What other rewards (format, length) add to the outcome. Does not affect O⁺ and O⁻."""
 
@@ -48,9 +51,9 @@ class Rollouts:
             raise ShapeError(f"mask has dtype {self.mask.dtype}, expected torch.bool: True on tokens that train.")
         by_token, by_answer = self.mask.shape, self.mask.shape[:2]
         problems = []
-        for name in ("tokens", "logp", "entropy", "reward", "extra", "rows"):
+        for name in ("tokens", "logp", "entropy", "sum_sq", "reward", "extra", "rows"):
             x = getattr(self, name)
-            expected = by_token if name in ("tokens", "logp", "entropy") else by_answer
+            expected = by_token if name in ("tokens", "logp", "entropy", "sum_sq") else by_answer
             if x is not None and x.shape != expected:
                 axes = "(P, G, T)" if expected == by_token else "(P, G)"
                 problems.append(f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}.")
@@ -86,10 +89,12 @@ class Rollouts:
         tokens: Int[Tensor, "B T"] | None = None,
         logp: Float[Tensor, "B T"] | None = None,
         entropy: Float[Tensor, "B T"] | None = None,
+        sum_sq: Float[Tensor, "B T"] | None = None,
         extra: Float[Tensor, " B"] | None = None,
     ) -> "Rollouts":
         """Group rows by id. Groups are in the order in which their ids first appear."""
-        _check_rows(mask, {"reward": reward, "extra": extra}, {"tokens": tokens, "logp": logp, "entropy": entropy})
+        by_token = {"tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
+        _check_rows(mask, {"reward": reward, "extra": extra}, by_token)
         ids = _dense_ids(group, mask.device)
         if len(ids) != len(mask):
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
@@ -109,9 +114,7 @@ class Rollouts:
         return cls(
             mask=grouped_mask,
             reward=grouped_reward,
-            tokens=gather(tokens, 0),
-            logp=gather(logp, 0),
-            entropy=gather(entropy, 0),
+            **{name: gather(x, 0) for name, x in by_token.items()},
             extra=gather(extra, 0),
             rows=rows,
         )
@@ -142,6 +145,7 @@ class Rollouts:
             tokens=flat(self.tokens),
             logp=flat(self.logp),
             entropy=flat(self.entropy),
+            sum_sq=flat(self.sum_sq),
             extra=flat(self.extra),
             rows=rows,
         )

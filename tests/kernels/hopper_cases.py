@@ -18,21 +18,24 @@ SHARED_MEMORY = 227 * 1024
 """Maximum per block on compute capability 9.0."""
 
 
-def compiled(dtype, *, tiles, ragged):
+def compiled(dtype, *, tiles, ragged, sum_sq):
     layout = hopper.gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     rows, weights = (f"tensordesc<{dtype}[{n}, {hopper.BK.value}],{layout!r}>" for n in (64, hopper.BN.value))
     signature = {"x": rows, "compact": rows, "w": weights, "place": "*i32", "part": "*fp32"}
-    signature |= {"n": "i32", "v": "i32", "width": "i32", "s": "fp32", "TILES": "constexpr", "RAGGED": "constexpr"}
-    kernel = hopper._statistics_kernel
-    values = {(kernel.arg_names.index(k),): value for k, value in {"TILES": tiles, "RAGGED": ragged}.items()}
+    signature |= {"n": "i32", "v": "i32", "width": "i32", "s": "fp32"} | dict.fromkeys(
+        ("TILES", "RAGGED", "SUM_SQ"), "constexpr"
+    )
+    kernel, constants = hopper._statistics_kernel, {"TILES": tiles, "RAGGED": ragged, "SUM_SQ": sum_sq}
+    values = {(kernel.arg_names.index(k),): value for k, value in constants.items()}
     aligned = {(kernel.arg_names.index(k),): [["tt.divisibility", 16]] for k in ("place", "part")}
     source = GluonASTSource(kernel, signature, values, aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
-def test_compiles_for_hopper_without_spills(tmp_path):
+@pytest.mark.parametrize("sum_sq", [False, True])
+def test_compiles_for_hopper_without_spills(tmp_path, sum_sq):
     """With several tiles per item and a ragged vocabulary: other variants leave out some of this code."""
-    kernel = compiled("bf16", tiles=6, ragged=True)
+    kernel = compiled("bf16", tiles=6, ragged=True, sum_sq=sum_sq)
     assert kernel.metadata.shared <= SHARED_MEMORY
     (tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -225,16 +225,16 @@ def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, 
     monkeypatch.setattr(rollout, "COMPARED", 3)
     caplog.set_level("INFO", "dew")
     trainer, passes = sampling(tmp_path / "sampled", monkeypatch)
-    batches, inner = [], trainer._old_entropy
+    batches, inner = [], trainer._old_policy
     monkeypatch.setattr(
-        trainer, "_old_entropy", lambda inputs: batches.append((inputs, *inner(inputs))) or batches[-1][1:]
+        trainer, "_old_policy", lambda inputs: batches.append((inputs, *inner(inputs))) or batches[-1][1:]
     )
     trainer.train()
     assert passes == [3], "three answers of the first generation are compared, and nothing else is scored"
     messages = [r.message for r in caplog.records if "Entropy from sampling" in r.message]
     assert len(messages) == 1 and "no scoring pass is needed" in messages[0]
     trainer, _ = sampling(tmp_path / "again", monkeypatch)  # with the weights of the first generation
-    inputs, entropy, logp = batches[0]
+    inputs, entropy, logp, _ = batches[0]
     with torch.no_grad():
         passed_logp, passed, _ = trainer._forward(trainer.model, inputs)
     mask = inputs["completion_mask"].bool()

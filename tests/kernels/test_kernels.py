@@ -59,8 +59,9 @@ def test_vocabulary_of_two_with_bias_softcap_and_temperature(impl):
     # scores (1 + 1, 0), cap 2: 2 tanh(2/2) = 2 · 0.761594 = 1.523188, T = 2: 0.761594 and 0. p = σ(0.761594) = 0.681700
     hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [0.0]])
     settings = {"bias": torch.tensor([1.0, 0.0]), "softcap": 2.0, "temperature": 2.0, "impl": impl}
-    logp, entropy = linear_logprob_entropy(hidden, weight, torch.tensor([0]), **settings)
+    logp, entropy, squares = linear_logprob_entropy(hidden, weight, torch.tensor([0]), sum_sq=True, **settings)
     p = 0.681700
+    assert squares.item() == pytest.approx(p * p + (1 - p) * (1 - p), abs=2e-6)
     assert logp.item() == pytest.approx(math.log(p), abs=2e-6)
     assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=2e-6)
 
@@ -77,7 +78,7 @@ def by_hand(hidden, weight, targets, bias, temperature, softcap):
         z = [a / temperature for a in z]
         total = sum(math.exp(a) for a in z)
         p = [math.exp(a) / total for a in z]
-        out.append((math.log(p[y]), -sum(q * math.log(q) for q in p)))
+        out.append((math.log(p[y]), -sum(q * math.log(q) for q in p), sum(q * q for q in p)))
     return torch.tensor(out, dtype=torch.float64).unbind(1)
 
 
@@ -87,9 +88,26 @@ def by_hand(hidden, weight, targets, bias, temperature, softcap):
 def test_values_match_the_definition(impl, shape, temperature, softcap, bias):
     hidden, weight, targets, b = problem(*shape, bias=bias)
     settings = {"temperature": temperature, "softcap": softcap}
-    got = linear_logprob_entropy(hidden, weight, targets, bias=b, impl=impl, **settings)
+    got = linear_logprob_entropy(hidden, weight, targets, bias=b, impl=impl, sum_sq=True, **settings)
     for ours, truth in zip(got, by_hand(hidden, weight, targets, b, temperature, softcap), strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("save", ["nothing", "scores", "slopes", "weights"])
+def test_sum_of_squares_whatever_is_saved(save, monkeypatch):
+    """0 on ignored rows, no gradient, and nothing else changes."""
+    small_chunks(monkeypatch, 5000)
+    monkeypatch.setattr(linear, "_what_to_save", lambda *args: save)
+    hidden, weight, targets, _ = problem(33, 17, 123)
+    targets[4] = -100
+    hidden.requires_grad_()
+    *plain, squares = linear_logprob_entropy(hidden, weight, targets, impl="chunked", sum_sq=True)
+    torch.testing.assert_close(plain, list(linear_logprob_entropy(hidden, weight, targets, impl="chunked")))
+    expected = linear_logprob_entropy(hidden, weight, targets, impl="reference", sum_sq=True)[2]
+    torch.testing.assert_close(squares, expected)
+    assert squares[4] == 0 and not squares.requires_grad and not expected.requires_grad
+    if save != "nothing":
+        plain[0].sum().backward()
 
 
 @pytest.mark.parametrize("entropy_grad", [False, True])
@@ -397,7 +415,7 @@ def test_torch_compile_keeps_one_graph(frozen):
 def test_operator_registration(save):
     hidden, weight, targets, b = problem(6, 4, 9, bias=True)
     hidden.requires_grad_(), weight.requires_grad_(save == "scores")
-    args = (hidden, weight, b, targets, 1.0, None, save, "chunked")
+    args = (hidden, weight, b, targets, 1.0, None, save, "chunked", save != "scores")
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.dew.logprob_entropy.default, args, test_utils=tests)
 

@@ -80,6 +80,19 @@ def test_values_and_gradients(dtype, shape, temperature, softcap, bias, save):
     assert_near(got, run(x, w, targets, g, bias=b64, impl="reference", **settings), dtype)
 
 
+@pytest.mark.parametrize("dtype, shape", CASES[1:2] if INTERPRETED else CASES)
+@pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 5.0, True)])
+def test_sum_of_squares(dtype, shape, temperature, softcap, bias, save, kernel):
+    hidden, weight, targets, b = problem(*shape, dtype, bias=bias)
+    settings = {"temperature": temperature, "softcap": softcap, "sum_sq": True}
+    x, w, b64 = doubles(hidden, weight, b)
+    for y in (targets, targets.clamp_min(0)):
+        got = linear_logprob_entropy(hidden, weight, y, bias=b, impl="triton", **settings)
+        want = linear_logprob_entropy(x, w, y, bias=b64, impl="reference", **settings)
+        for ours, truth in zip(got, want, strict=True):
+            torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("dtype, softcap, bias", [(STORED, None, False), (OTHER, 5.0, True)])
 def test_entropy_gradients(dtype, softcap, bias):
     hidden, weight, targets, b = problem(37, 40, 300, dtype, bias=bias)

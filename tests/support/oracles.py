@@ -121,3 +121,24 @@ def policy_loss(logp, old_logp, advantages, ratio="token", reduce="tokens", clip
         per_sequence.append(sum(terms) / len(terms))
         total, tokens = total + sum(terms), tokens + len(terms)
     return total / tokens if reduce == "tokens" else sum(per_sequence) / len(per_sequence)
+
+
+def token_baseline(rewards, logp, squares):
+    """OTB on ragged lists."""
+    energy = [[1 - 2 * math.exp(lp) + s for lp, s in zip(*row, strict=True)] for row in zip(logp, squares, strict=True)]
+    W = [[sum(max(w, 0) for w in row[: t + 1]) for t in range(len(row))] for row in energy]
+    A = []
+    for r, row in zip(rewards, W, strict=True):
+        A.append([])
+        for t in range(len(row)):
+            alive = [i for i in range(len(W)) if t < len(W[i])]
+            total = sum(W[i][t] for i in alive) + 1e-8
+            baseline = sum(rewards[i] * W[i][t] for i in alive) / total if len(alive) > 1 else 0
+            A[-1].append(r - baseline)
+    return A
+
+
+def covariances(advantages, logp):
+    """Of every token, in order, on ragged lists."""
+    A, lp = ([x for row in rows for x in row] for rows in (advantages, logp))
+    return [(a - sum(A) / len(A)) * (x - sum(lp) / len(lp)) for a, x in zip(A, lp, strict=True)]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
 from dew.engines.verl.estimators import Conversations, batch_context, estimator
+from dew.engines.verl.settings import dew_estimators
 from dew.errors import EngineError
 from groups import batches, pad
 from verl_rows import context, rows, with_padding
@@ -59,6 +60,30 @@ def test_entropy_advantage_leaves_its_entropy_to_the_loss(entry):
     rewards, mask, uids, _ = rows(entry)
     advantages, _ = estimate("entropy_advantage", rewards, mask, uids, None)
     close(advantages[:, 0], entry["grpo"]["advantage"])
+
+
+@every_entry
+@pytest.mark.parametrize("name", dew_estimators())
+def test_every_algorithm_gives_what_it_gives_alone(entry, name):
+    """With log-probabilities and Σπ² where needed; penalties take the place of the returns."""
+    rewards, mask, uids, entropy = rows(entry)
+    c = context(name, entropy)
+    with batch_context(c):
+        advantages, returns = estimator(name)(token_level_rewards=rewards, response_mask=mask, index=uids)
+    grouped = Rollouts.from_rows(
+        list(uids), mask=mask.bool(), reward=rewards.sum(-1), entropy=entropy, logp=c.logp, sum_sq=c.sum_sq
+    )
+    expected = c.algorithm.advantages(grouped)
+    close(advantages, grouped.to_rows(expected))
+    penalties = c.algorithm.penalties(grouped, expected) if c.algorithm.penalises else expected
+    close(returns, grouped.to_rows(penalties))
+
+
+@pytest.mark.parametrize(("name", "what"), [("clip_cov", "log-probabilities"), ("otb", "log-probabilities")])
+def test_a_queue_without_log_probabilities(name, what):
+    rewards, mask, uids, entropy = rows(GOLDEN[0])
+    with batch_context(context(name, entropy, logp=None)), pytest.raises(EngineError, match=what):
+        estimator(name)(token_level_rewards=rewards, response_mask=mask, index=uids)
 
 
 def test_acc_decides_correctness_and_penalties_are_extra():

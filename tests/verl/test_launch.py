@@ -92,6 +92,7 @@ def test_optimizer_steps_become_steps():
 
 
 ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
+    "dew": ("dew", "dew", "token-mean", True, (0.2, 0.28)),
     "gtpo": ("gtpo", "dew", "token-mean", False, (0.2, 0.28)),
     "grpo_s": ("grpo_s", "dew", "seq-mean-token-mean", False, (0.2, 0.28)),
     "grpo": ("grpo", "vanilla", "seq-mean-token-mean", False, (0.2, 0.2)),
@@ -100,6 +101,12 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
     "gspo": ("grpo", "gspo", "seq-mean-token-mean", False, (3e-4, 4e-4)),
     "forking_tokens": ("forking_tokens", "dew", "token-mean", True, (0.2, 0.28)),
     "entropy_advantage": ("entropy_advantage", "dew", "token-mean", True, (0.2, 0.28)),
+    **{name: (name, "dew", "token-mean", True, (0.2, 0.28)) for name in ("maxrl", "qae", "clip_cov", "steer", "otb")},
+    "cispo": ("cispo", "dew", "token-mean", True, (1.0, 4.0)),
+    "sapo": ("sapo", "dew", "seq-mean-token-mean", False, (0.2, 0.2)),
+    "w_reinforce": ("w_reinforce", "dew", "token-mean", False, (0.2, 0.28)),
+    "reinforce_pp": ("reinforce_pp", "dew", "token-mean", False, (0.2, 0.2)),
+    "kl_cov": ("kl_cov", "dew", "token-mean", True, (1.0, 1e6)),
 }
 
 
@@ -207,13 +214,13 @@ def test_the_learning_rate_is_constant_after_the_warmup():
 
 
 def test_the_engine_names_no_algorithm():
-    """Only verl's own words: its reward manager `dapo`, its loss `gspo`."""
+    """Only verl's own words, its reward manager `dapo` and its loss `gspo`, and the name of dew's loss."""
     names = {*algorithm_classes(), *(cls.__name__ for cls in algorithm_classes().values())}
     found = set()
     for path in Path(launch.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             found |= {x for x in (getattr(node, "value", None), getattr(node, "id", None)) if isinstance(x, str)}
-    assert names & found == {"dapo", "gspo"}
+    assert names & found == {"dapo", "gspo", "dew"}
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ def test_verls_own_estimator_is_only_recorded():
 
 
 def test_which_algorithms_get_an_estimator_of_dews():
-    assert dew_estimators() == ["dew", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
+    assert dew_estimators()[:5] == ["dew", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
+    assert {"cispo", "sapo", "maxrl", "qae", "w_reinforce", "clip_cov", "kl_cov", "otb"} <= set(dew_estimators())
     stock = {name: stock_estimator(cls) for name, cls in algorithm_classes().items() if stock_estimator(cls)}
     assert stock == dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo"), "grpo")
     assert {*dew_estimators(), *stock} == set(list_algorithms())
@@ -123,6 +124,16 @@ def test_reading_a_missing_key():
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async", "async"])
 def test_a_trainer_mode_without_the_entropy(mode):
     assert "trainer.v1.trainer_mode=dew_sync" in refused(trainer__v1__trainer_mode=mode)
+
+
+def test_sums_of_squares_in_16_bits_or_left_out():
+    otb = {"algorithm__adv_estimator": "otb"}
+    exact = {"actor_rollout_ref__actor__fsdp_config__mixed_precision": {"param_dtype": "fp32"}}
+    assert check(verl(**otb, **exact)).needs_sum_sq
+    assert check(verl(**otb, actor_rollout_ref__actor__strategy="megatron")).needs_sum_sq
+    assert "param_dtype=fp32" in refused(**otb)
+    assert "use_fused_kernels=True" in refused(**otb, **exact, actor_rollout_ref__model__use_fused_kernels=True)
+    assert "bypass_mode=True" in refused(**otb, **exact, algorithm__rollout_correction__bypass_mode=True)
 
 
 def test_the_old_trainer():

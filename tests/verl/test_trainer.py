@@ -72,10 +72,12 @@ class Batch(SimpleNamespace):
 def step(monkeypatch):
     """Compute advantages from a queue that holds `entropy` and the reward manager's `infos`."""
 
-    def run(entropy=H, infos=(RIGHT, WRONG, WRONG, RIGHT), *, raw=1.0, settings=()):
+    def run(entropy=H, infos=(RIGHT, WRONG, WRONG, RIGHT), *, raw=1.0, settings=(), more=None):
         queue = TensorDict({}, batch_size=4)
         if entropy is not None:
             queue["entropy"] = nested(entropy)
+        for name, rows in (more or {}).items():
+            queue[name] = nested(rows)
         queue["rm_scores"] = nested([[0.0, raw], [0.0, 0.0, 0.0], [0.0, 0.0], [0.0]])
         queue["extra_fields"] = NonTensorStack(*(NonTensorData({"reward_extra_info": info}) for info in infos))
 
@@ -94,6 +96,43 @@ def test_the_old_policys_entropy_reaches_the_estimator(step):
     assert (advantages[0, :2] > 0).all() and (advantages[1] < 0).all() and not advantages[3].any()
     assert advantages[1].unique().numel() > 1  # GRPO would give every token the same
     assert not torch.equal(advantages, step([*H[:2], [4.0, 1.0], [1.0]]))
+
+
+OTB = [
+    "algorithm.adv_estimator=otb",
+    "+actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+]
+
+
+def test_log_probabilities_and_sums_of_squares_reach_the_estimator(step):
+    """Σπ² is stored for prompt (of one token) and answer, one to the left. All energies are 1 − 2π + Σπ² = ½, so that
+    W = ½, 1, 1½ in each answer and B = ⅓ at the first two tokens; at the third the second answer is alone: B = 0."""
+    half = torch.tensor(0.5).log().item()
+    columns = {
+        "old_log_probs": [[half, half], [half, half, half], [half, half], [half]],
+        "sum_pi_squared": [[0.5, 0.5, 9.0], [0.5, 0.5, 0.5, 9.0], [0.5, 0.5, 9.0], [0.5, 9.0]],
+        "response_mask": [[1, 1], [1, 1, 1], [1, 1], [0]],
+    }
+    advantages = step(settings=OTB, more=columns)
+    expected = torch.tensor([[2 / 3, 2 / 3, 0], [-1 / 3, -1 / 3, 0], [-1 / 3, -1 / 3, 0], [0, 0, 0]])
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-5)
+    for name, what in (("old_log_probs", "log-probabilities"), ("sum_pi_squared", "Σπ²")):
+        with pytest.raises(EngineError, match=f"{what}, which"):
+            step(settings=OTB, more={key: rows for key, rows in columns.items() if key != name})
+
+
+def test_sums_of_squares_are_computed_with_the_old_log_probabilities_only(monkeypatch):
+    seen = []
+
+    def verls(self, batch, metrics):
+        seen.append(batch.extra_info["calculate_sum_pi_squared"])
+        return batch
+
+    monkeypatch.setattr(Verls, "_compute_old_log_prob", verls, raising=False)
+    for settings in (OTB, []):
+        batch = Trainer(config(*settings))._compute_old_log_prob(Batch(keys=[], extra_info={}), {})
+        assert batch.extra_info["calculate_sum_pi_squared"] is False  # the update needs none
+    assert seen == [True, False]
 
 
 @pytest.mark.parametrize(("every", "times"), [(0, 1), (1, 2)])

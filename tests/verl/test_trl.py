@@ -78,6 +78,6 @@ def test_the_trl_engine_gives_what_verl_trained_on(algorithm, tmp_path, monkeypa
     torch.testing.assert_close(batch["advantages"], verls, rtol=0.02, atol=0.02)
 
     # With verl's entropies: the same.
-    monkeypatch.setattr(trainer, "_old_entropy", lambda batch: (recorded(answers, "entropy", width), None))
+    monkeypatch.setattr(trainer, "_old_policy", lambda batch: (recorded(answers, "entropy", width), None, None))
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
     torch.testing.assert_close(batch["advantages"], verls, rtol=1e-5, atol=1e-5)

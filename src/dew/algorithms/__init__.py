@@ -4,12 +4,14 @@ from dataclasses import fields
 from typing import Any
 
 from dew.algorithms.base import Algorithm
-from dew.algorithms.baselines import DAPO, GRPO, GSPO, DrGRPO
+from dew.algorithms.baselines import CISPO, DAPO, GRPO, GSPO, QAE, SAPO, DrGRPO, MaxRL, ReinforcePP, WReinforce
 from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
+from dew.algorithms.token_weighted import OTB, STEER, ClipCov, KLCov
 from dew.errors import ConfigError, Problem, did_you_mean
 
 __all__ = [
+    "CISPO",
     "DAPO",
     "DEFAULT_ALGORITHM",
     "DEW",
@@ -17,10 +19,19 @@ __all__ = [
     "GRPOS",
     "GSPO",
     "GTPO",
+    "OTB",
+    "QAE",
+    "SAPO",
+    "STEER",
     "Algorithm",
+    "ClipCov",
     "DrGRPO",
     "EntropyAdvantage",
     "ForkingTokens",
+    "KLCov",
+    "MaxRL",
+    "ReinforcePP",
+    "WReinforce",
     "algorithm_classes",
     "algorithms_for",
     "get_algorithm",
@@ -77,5 +88,6 @@ def _unknown(what: str, word: str, known: list[str]) -> Problem:
     return Problem(what, remedy=f"{did_you_mean(word, known)} Known: {', '.join(known)}.".lstrip())
 
 
-for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage):
+for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage, CISPO, SAPO, MaxRL, QAE,
+             WReinforce, ReinforcePP, ClipCov, KLCov, STEER, OTB):  # fmt: skip
     register_algorithm(_cls)

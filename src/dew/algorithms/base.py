@@ -1,6 +1,7 @@
 """One frozen dataclass per algorithm: its settings, which credit it gives, which loss it trains with.
 
     advantages(rollouts) -> (P, G, T)                 once per batch of rollouts, on whole groups
+                                                      = credit of the answer x weight of the token
     loss(logp, part, advantages, ...) -> loss, stats  per micro-batch of rows
 
 An engine calls these two and does not know which algorithm it runs. `GTPO()` has the paper's settings; any other
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dew.credit import group_overlong, has_signal, soft_overlong
 from dew.errors import ConfigError, Problem, ShapeError
-from dew.losses import Ratio, Reduce, policy_loss
+from dew.losses import SURROGATES, Ratio, Reduce, Surrogate, policy_loss
 from dew.rollouts import Rollouts
 
 Stats = dict[str, Tensor]
@@ -32,6 +33,7 @@ class Part:
     ref_logp: Tensor | None = None
     weight: Tensor | None = None
     entropy: Tensor | None = None
+    penalty: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,15 @@ class Algorithm:
 
     needs_entropy: ClassVar[Whose] = "no"
     """Whose entropy it reads: nobody's, the sampling policy's, or the one being trained."""
+
+    needs_logp: ClassVar[bool] = False
+    """Whether its credit reads the sampling policy's log-probabilities."""
+
+    needs_sum_sq: ClassVar[bool] = False
+    """Whether its credit reads Σ_v π(v)² of the sampling policy."""
+
+    penalises: ClassVar[bool] = False
+    """Whether `penalties` gives its loss a penalty on single tokens."""
 
     ratio: ClassVar[Ratio] = "token"
     reduce: ClassVar[Reduce] = "tokens"
@@ -71,6 +82,16 @@ class Algorithm:
 
     clip_high: float = 0.28
     """ε_high: above a ratio of 1 + ε_high, tokens of correct answers get no gradient."""
+
+    surrogate: Surrogate = "clip"
+    """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient) or
+    "sapo" (a soft gate, without clip_low and clip_high)."""
+
+    tau_pos: float = 1.0
+    """SAPO: temperature of the gate where the advantage is positive."""
+
+    tau_neg: float = 1.05
+    """SAPO: temperature of the gate elsewhere; a larger one fades tokens out sooner."""
 
     kl_coef: float = 0.0
     """β of the KL term towards a reference policy. 0 disables it."""
@@ -108,6 +129,10 @@ class Algorithm:
             found.append(f"clip_low={self.clip_low}: the ratio's lower bound is 1 - clip_low. Give 0 to 1.")
         if not self.clip_high >= 0:
             found.append(f"clip_high={self.clip_high}: the ratio's upper bound is 1 + clip_high. Give a number >= 0.")
+        found += choice("surrogate", self.surrogate, SURROGATES)
+        if not (0 < self.tau_pos < float("inf") and 0 < self.tau_neg < float("inf")):
+            what = f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: temperatures of the gate."
+            found.append(f"{what} Give numbers > 0; the paper uses 1.0 and 1.05.")
         if not self.kl_coef >= 0:
             found.append(f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it.")
         if self.max_rounds < 1:
@@ -191,6 +216,10 @@ class Algorithm:
         """(P, G, T) credit of each token, 0 where the mask is False."""
         raise NotImplementedError
 
+    def penalties(self, rollouts: Rollouts, advantages: Tensor) -> Tensor:
+        """(P, G, T) coefficient of |log w| in each token's loss, if `penalises`."""
+        raise NotImplementedError
+
     def divisor(self, tokens: int, sequences: int) -> float:
         """The divisor of the loss of a batch with this many live tokens and sequences."""
         return float(tokens if self.reduce == "tokens" else sequences)
@@ -210,10 +239,14 @@ class Algorithm:
             reduce=self.reduce,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
+            surrogate=self.surrogate,
+            tau_pos=self.tau_pos,
+            tau_neg=self.tau_neg,
             count=count,
             ref_logp=part.ref_logp if self.kl_coef else None,
             kl_coef=self.kl_coef,
             weight=part.weight,
+            penalty=part.penalty,
         )
 
 
@@ -228,8 +261,22 @@ def choice(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
 
 def sampling_entropy(name: str, rollouts: Rollouts) -> Tensor:
     """The sampling policy's entropy, which must have been recorded."""
-    if rollouts.entropy is None:
+    return _recorded(name, rollouts.entropy, "entropy", "entropy")
+
+
+def sampling_logp(name: str, rollouts: Rollouts) -> Tensor:
+    """The sampling policy's log-probabilities, which must have been recorded."""
+    return _recorded(name, rollouts.logp, "logp", "log-probability")
+
+
+def sampling_sum_sq(name: str, rollouts: Rollouts) -> Tensor:
+    """Σ_v π(v)² of the sampling policy, which must have been recorded."""
+    return _recorded(name, rollouts.sum_sq, "sum_sq", "sum of squared probabilities")
+
+
+def _recorded(name: str, x: Tensor | None, field: str, what: str) -> Tensor:
+    if x is None:
         raise ShapeError(
-            f"{name} needs the sampling policy's entropy of each token: build the Rollouts with entropy=(P, G, T)."
+            f"{name} needs the sampling policy's {what} of each token: build the Rollouts with {field}=(P, G, T)."
         )
-    return rollouts.entropy
+    return x

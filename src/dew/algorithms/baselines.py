@@ -1,15 +1,31 @@
-"""Baselines that give every token of an answer the same credit: GRPO, DAPO, Dr. GRPO, GSPO."""
+"""Algorithms that give every token of an answer the same credit: the baselines, other group credits, other losses.
+
+    group credit    grpo, maxrl, qae, w_reinforce, reinforce_pp       the setting `credit`
+    loss            clip, cispo, sapo                                 the setting `surrogate`
+
+Both are settings of every class here and of those derived from them, so that any two can be combined; the classes
+MaxRL, QAE, CISPO, ... are names for one choice each.
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
-from dew.algorithms.base import Algorithm, spread
-from dew.credit import grpo_advantages
+from dew.algorithms.base import Algorithm, choice, spread
+from dew.credit import (
+    grpo_advantages,
+    maxrl_advantages,
+    qae_advantages,
+    reinforce_pp_advantages,
+    w_reinforce_advantages,
+)
 from dew.errors import ConfigError
-from dew.losses import Ratio, Reduce
+from dew.losses import Ratio, Reduce, Surrogate
 from dew.rollouts import Rollouts
+
+GroupCredit = Literal["grpo", "maxrl", "qae", "w_reinforce", "reinforce_pp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +39,48 @@ class GRPO(Algorithm):
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
 
+    credit: GroupCredit = "grpo"
+    """How the rewards of a group become advantages: relative to their mean and std ("grpo"), divided by their mean
+    ("maxrl"), relative to a quantile ("qae"), ±1 with a weight ("w_reinforce"), or normalised over the batch
+    ("reinforce_pp")."""
+
+    quantile: float = 0.4
+    """QAE: the quantile that is the baseline."""
+
+    positive: float = 0.1
+    """W-REINFORCE: the weight of correct answers; wrong ones have −1."""
+
+    def problems(self) -> list[str]:
+        found = super().problems() + choice("credit", self.credit, get_args(GroupCredit))
+        if not 0 < self.quantile < 1:
+            found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
+        if not 0 <= self.positive < float("inf"):
+            found.append(f"positive={self.positive}: correct answers would be penalised. Give >= 0; the paper: 0.1.")
+        if self.credit == "maxrl" and self.overlong != "none":
+            what = f"overlong={self.overlong!r} with credit='maxrl': it divides by the mean reward, which a penalty can"
+            found.append(f"{what} make 0. Leave overlong out.")
+        return found
+
+    @property
+    def uses_threshold(self) -> bool:
+        return super().uses_threshold or self.credit == "w_reinforce"
+
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        reward = rollouts.reward + self.extra(rollouts)
-        return spread(grpo_advantages(reward, rollouts.present, scale=self.scale), rollouts)
+        extra, present = self.extra(rollouts), rollouts.present
+        reward = rollouts.reward + extra
+        if self.credit == "reinforce_pp":
+            return reinforce_pp_advantages(reward, rollouts.mask, present)
+        if self.credit == "maxrl":
+            credit = maxrl_advantages(reward, present)
+        elif self.credit == "qae":
+            credit = qae_advantages(reward, present, quantile=self.quantile)
+        elif self.credit == "w_reinforce":
+            correct = self.correct(rollouts)
+            credit = w_reinforce_advantages(correct, present, positive=self.positive)
+            credit = credit + extra * torch.where(correct, self.positive, 1.0)
+        else:
+            credit = grpo_advantages(reward, present, scale=self.scale)
+        return spread(credit, rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +127,78 @@ class GSPO(GRPO):
 
     clip_high: float = 4e-4
     """A sequence's ratio moves far less than a token's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxRL(DAPO):
+    """Advantage divided by the mean reward, so that hard problems count more. arXiv:2602.02710."""
+
+    name: ClassVar[str] = "maxrl"
+
+    credit: GroupCredit = "maxrl"
+    """Part of MaxRL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QAE(DAPO):
+    """DAPO with a quantile of the group as baseline. arXiv:2509.22611."""
+
+    name: ClassVar[str] = "qae"
+
+    credit: GroupCredit = "qae"
+    """Part of QAE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WReinforce(DAPO):
+    """−1 for wrong answers and a small weight for correct ones, without a baseline. arXiv:2506.01347."""
+
+    name: ClassVar[str] = "w_reinforce"
+
+    credit: GroupCredit = "w_reinforce"
+    """Part of W-REINFORCE."""
+
+    dynamic_sampling: bool = False
+    """Groups of one outcome train too: nothing is compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePP(DAPO):
+    """Advantages normalised over the whole batch instead of the group (with baseline). arXiv:2501.03262."""
+
+    name: ClassVar[str] = "reinforce_pp"
+
+    credit: GroupCredit = "reinforce_pp"
+    """Part of REINFORCE++."""
+
+    clip_high: float = 0.2
+    """ε on both sides, as in PPO."""
+
+    dynamic_sampling: bool = False
+    """Not part of REINFORCE++."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CISPO(DAPO):
+    """Clips the weight of a token's gradient and drops no token. arXiv:2506.13585; bounds of ScaleRL, 2510.13786."""
+
+    name: ClassVar[str] = "cispo"
+
+    surrogate: Surrogate = "cispo"
+    """Part of CISPO."""
+
+    clip_low: float = 1.0
+    """No lower bound on the ratio."""
+
+    clip_high: float = 4.0
+    """The ratio is at most 5."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAPO(GRPO):
+    """A soft gate on the ratio instead of a clip. arXiv:2511.20347."""
+
+    name: ClassVar[str] = "sapo"
+
+    surrogate: Surrogate = "sapo"
+    """Part of SAPO."""

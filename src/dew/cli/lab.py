@@ -23,10 +23,12 @@ def lab(
         typer.Argument(help="dapo, gtpo(alpha2=0.5), module:Class, rules.py:Class; @3e-5 sets a learning rate."),
     ] = None,
     task: Annotated[list[str] | None, typer.Option(help="Task; may be repeated (default countdown-4).")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds per arm; fewer than 5 cannot show a difference.")] = 8,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds per arm (default 8); at least 5 for a verdict.")
+    ] = None,
     first_seed: Annotated[int, typer.Option(help="The first seed: others confirm a result.")] = 0,
     learning_rate: Annotated[
-        list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 1e-4).")
+        list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 5e-5).")
     ] = None,
     group_size: Annotated[int | None, typer.Option(help="Answers per problem (default 16).")] = None,
     prompts: Annotated[int | None, typer.Option(help="Problems per generation (default 32).")] = None,
@@ -60,20 +62,23 @@ def lab(
     }  # fmt: skip
     settings = replace(QUICK if quick else Settings(), **{k: v for k, v in given.items() if v is not None})
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
-    found = study(
-        arms or QUICK_ARMS,
-        output=folder,
-        tasks=task or ([QUICK_TASK] if quick else ["countdown-4"]),
-        seeds=2 if quick and seeds == 8 else seeds,
-        first_seed=first_seed,
-        learning_rates=learning_rate or [1e-4],
-        settings=settings,
-        controls=not no_controls and not (quick and not arms),
-        device=device,
-        warm_starts=warm_starts,
-        say=(lambda _: None) if as_json else lambda text: out.print(text, soft_wrap=True),
-        progress=(lambda _: None) if as_json else _show,
-    )
+    try:
+        found = study(
+            arms or QUICK_ARMS,
+            output=folder,
+            tasks=task or ([QUICK_TASK] if quick else ["countdown-4"]),
+            seeds=seeds or (2 if quick else 8),
+            first_seed=first_seed,
+            learning_rates=learning_rate or [1e-4 if quick else 5e-5],
+            settings=settings,
+            controls=not no_controls and not (quick and not arms),
+            device=device,
+            warm_starts=warm_starts,
+            say=(lambda _: None) if as_json else lambda text: out.print(text, soft_wrap=True),
+            progress=(lambda _: None) if as_json else _show,
+        )
+    except KeyboardInterrupt:
+        raise typer.Abort("Interrupted; finished runs are kept. Re-run the same command to resume.") from None
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
@@ -90,6 +95,6 @@ def _show(now: "Progress") -> None:
     )
     ended = now.generation == now.generations
     if out.is_terminal:
-        out.print(line, end="\n" if ended else "\r", soft_wrap=True)
+        out.print(line.ljust(out.width - 1), end="\n" if ended else "\r", soft_wrap=True)
     elif ended or now.generation * 4 // now.generations > (now.generation - 5) * 4 // now.generations:
         out.print(line, soft_wrap=True)

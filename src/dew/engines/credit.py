@@ -28,6 +28,10 @@ class Rows:
     """(N,) sum of the other rewards."""
     entropy: Tensor | None
     """(N, T) entropy of the sampling policy."""
+    logp: Tensor | None = None
+    """(N, T) log-probability under the sampling policy; for algorithms that need it, and for records."""
+    sum_sq: Tensor | None = None
+    """(N, T) Σ_v π(v)² of the sampling policy, for algorithms that need it."""
     guided: Tensor
     """(N,) True on answers of the guide."""
 
@@ -38,6 +42,8 @@ class Credit:
 
     advantages: Tensor
     """(N, T)"""
+    penalty: Tensor | None = None
+    """(N, T) coefficient of |log w| in each token's loss, for algorithms that have one."""
     shaped: Tensor | None = None
     """(N, T) token rewards before they are compared with the group; only computed for records."""
     extra: Tensor | None = None
@@ -81,6 +87,7 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
     credit = outcomes(algorithm, rows)
     advantages, shaped = credit.advantages, torch.zeros_like(credit.advantages)
     extra, flipped = torch.zeros_like(rows.extra), torch.zeros_like(rows.mask)
+    penalty = torch.zeros_like(advantages) if algorithm.penalises else None
     for part in (credit.scored & ~credit.failed, credit.scored & credit.failed):
         if not part.any():
             continue
@@ -89,10 +96,12 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
         advantages[index] = rollouts.to_rows(token_advantages).to(advantages.dtype)
         wrong = wrong_sign(token_advantages, rollouts.reward + added, rollouts.present)
         flipped[index] = rollouts.to_rows(wrong & rollouts.mask)
+        if penalty is not None:
+            penalty[index] = rollouts.to_rows(algorithm.penalties(rollouts, token_advantages)).to(penalty.dtype)
         if for_records:
             shaped[index] = rollouts.to_rows(algorithm.rewards(rollouts)).to(shaped.dtype)
             extra[index] = rollouts.to_rows(added).to(extra.dtype)
-    credit = replace(credit, flipped=flipped)
+    credit = replace(credit, flipped=flipped, penalty=penalty)
     return replace(credit, shaped=shaped, extra=extra) if for_records else credit
 
 
@@ -102,8 +111,8 @@ def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
         rows.group[index],
         mask=rows.mask[index],
         reward=rows.outcome[index],
-        entropy=None if rows.entropy is None else rows.entropy[index],
         extra=rows.extra[index],
+        **{name: x[index] for name in ("logp", "entropy", "sum_sq") if (x := getattr(rows, name)) is not None},
     )
 
 

@@ -4,6 +4,7 @@ Scores are centred on their row's maximum m, whose own term is left out of the s
 
     r = Σ_{v ≠ argmax} e^{z_v − m}      t = Σ_v e^{z_v − m} (z_v − m)
     lse = m + log1p(r)      logp = (z_y − m) − log1p(r)      H = log1p(r) − t / (1 + r)
+    Σp² = u / (1 + r)²      u = Σ_v e^{2 (z_v − m)}
 """
 
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ class Statistics(NamedTuple):
     lse: Tensor
     scale: Tensor
     """c in ∂logp/∂(h Wᵀ) = −c · weights, if weights were stored."""
+    sum_sq: Tensor | None = None
+    """Σ_v p_v², if wanted."""
 
 
 def allowed(limit: tuple[float, int, int], device: torch.device) -> int:
@@ -124,22 +127,27 @@ def logp_entropy(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     return gap - r.log1p(), entropy, m, top, e, r
 
 
-def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
+def statistics(
+    hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None, sum_sq: bool = False
+) -> Statistics:
     """Statistics of every row; fills `store` (N, V), if given, with weights: ∂logp/∂(h Wᵀ) = −scale · store."""
     n, v = hidden.shape[0], head.weight.shape[0]
     kind = wide(hidden.dtype)
-    logp, entropy, lse = (torch.empty(n, dtype=kind, device=hidden.device) for _ in range(3))
+    logp, entropy, lse, squares = (torch.empty(n, dtype=kind, device=hidden.device) for _ in range(4))
     for low, high in spans(n, v * kind.itemsize * 2, allowed(TILE, hidden.device), 1):
         rows = slice(low, high)
         y = targets[rows, None]
         z, slope = scores(hidden[rows], head, 0, v)
         logp[rows], entropy[rows], m, top, e, r = logp_entropy(z, y)
         lse[rows] = m.squeeze(-1) + r.log1p()
+        if sum_sq:
+            squares[rows] = (1 + torch.linalg.vector_norm(e, dim=-1).square()) / (1 + r).square()
         if store is not None:
             e.scatter_(-1, top, 1).div_((1 + r)[:, None])
             e.scatter_(-1, y, logp[rows, None].expm1())
             store[rows] = e if slope is None else e.mul_(slope)
-    return Statistics(logp, entropy, lse, torch.full_like(logp, 1 / head.temperature))
+    scale = torch.full_like(logp, 1 / head.temperature)
+    return Statistics(logp, entropy, lse, scale, squares if sum_sq else None)
 
 
 def gradient_tile(

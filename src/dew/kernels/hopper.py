@@ -124,8 +124,8 @@ def _scores(xs, ws, ready, empty, lag, signal, stage, phase, steps):
 
 
 @gluon.jit
-def _fold(z, s):
-    """(m, r, t) of a tile's rows."""
+def _fold(z, s, SUM_SQ: gl.constexpr):
+    """(m, r, t, u) of a tile's rows; u only with SUM_SQ."""
     top = gl.max(z, axis=1)
     centre = gl.where(top > LOWEST, top * s, 0.0)
     zero = gl.full((HALF, BN), 0.0, gl.float32, layout=SCORES)
@@ -138,7 +138,10 @@ def _fold(z, s):
     if gl.min(total, axis=0) < CLEAR:  # rare: the others would be lost to rounding
         rest = gl.sum(gl.where(e < 0.5, e, 0.0), axis=1)
         r = gl.where(total >= CLEAR, r, gl.where(total > 0.5, rest, -1.0))
-    return top, r, t
+    u = total
+    if SUM_SQ:
+        u = gl.sum(e * e, axis=1)
+    return top, r, t, u
 
 
 @gluon.jit
@@ -154,12 +157,13 @@ def _merge(m, r, t, m2, r2, t2, s):
 
 @gluon.jit
 def _multiply(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
-    SECOND: gl.constexpr, TILES: gl.constexpr, RAGGED: gl.constexpr,
+    SECOND: gl.constexpr, TILES: gl.constexpr, RAGGED: gl.constexpr, SUM_SQ: gl.constexpr,
 ):  # fmt: skip
-    """One group's half of every block: products, reduction, and (m, r, t) after the last tile of an item."""
+    """One group's half of every block: products, reduction, and (m, r, t[, u]) after the last tile of an item."""
     m = gl.full((HALF,), LOWEST, gl.float32, layout=ROWS)
     r = gl.full((HALF,), -1.0, gl.float32, layout=ROWS)
     t = gl.full((HALF,), 0.0, gl.float32, layout=ROWS)
+    u = gl.full((HALF,), 0.0, gl.float32, layout=ROWS)
     stage = 0
     phase = 0
     start = gl.minimum(LAG, steps - 1)
@@ -174,12 +178,15 @@ def _multiply(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items
         if RAGGED:
             columns = (item * TILES + tile) * BN + gl.arange(0, BN, layout=COLUMNS)
             z = gl.where(gl.expand_dims(columns < v, 0), z, LOWEST)
-        top, r2, t2 = _fold(z, s)
+        top, r2, t2, u2 = _fold(z, s, SUM_SQ)
         fresh = tile == 0
         m = gl.where(fresh, LOWEST, m)
         r = gl.where(fresh, -1.0, r)
         t = gl.where(fresh, 0.0, t)
+        before = m
         m, r, t = _merge(m, r, t, top, r2, t2, s)
+        if SUM_SQ:
+            u = gl.exp2(2.0 * s * (before - m)) * gl.where(fresh, 0.0, u) + gl.exp2(2.0 * s * (top - m)) * u2
         if tile == TILES - 1:
             rows = row_block * BM + SECOND * HALF + gl.arange(0, HALF, layout=ROWS)
             to = part + item.to(gl.int64) * n + rows
@@ -187,11 +194,15 @@ def _multiply(xs, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items
             gl.store(to, m, mask=rows < count)
             gl.store(to + stride, r, mask=rows < count)
             gl.store(to + 2 * stride, t, mask=rows < count)
+            if SUM_SQ:
+                gl.store(to + 3 * stride, u, mask=rows < count)
 
 
 @gluon.jit(do_not_specialize=["n", "v", "width"])
-def _statistics_kernel(x, compact, w, place, part, n, v, width, s, TILES: gl.constexpr, RAGGED: gl.constexpr):
-    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows]."""
+def _statistics_kernel(x, compact, w, place, part, n, v, width, s,
+    TILES: gl.constexpr, RAGGED: gl.constexpr, SUM_SQ: gl.constexpr,
+):  # fmt: skip
+    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t[, u]) go to part[:, item, rows]."""
     count = gl.load(place + n - 1)
     row_blocks = gl.cdiv(count, BM)
     items = gl.cdiv(v, BN * TILES)
@@ -210,27 +221,27 @@ def _statistics_kernel(x, compact, w, place, part, n, v, width, s, TILES: gl.con
     fence_async_shared()
     gl.warp_specialize([
         (_multiply, (xs0, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
-                     0, TILES, RAGGED)),
+                     0, TILES, RAGGED, SUM_SQ)),
         (_multiply, (xs1, ws, ready, empty, lag, part, n, v, count, s, row_blocks, items, turns, steps,
-                     1, TILES, RAGGED)),
+                     1, TILES, RAGGED, SUM_SQ)),
         (_load_either, (x, compact, w, xs0, xs1, ws, ready, empty, n, count, row_blocks, items, turns, steps,
                         TILES)),
     ], [4, 1], [GROUP_REGISTERS, LOADER_REGISTERS])  # fmt: skip
 
 
-def parts(hidden: Tensor, compact: Tensor, head: Head, place: Tensor, processors: int) -> Tensor:
-    """(m, r, t) of every work item and live row: part[:, item, i] belongs to the i-th live row.
+def parts(hidden: Tensor, compact: Tensor, head: Head, place: Tensor, processors: int, sum_sq: bool) -> Tensor:
+    """(m, r, t[, u]) of every work item and live row: part[:, item, i] belongs to the i-th live row.
 
     `place` numbers live rows from 1; `compact` holds them in this order, unless all rows are live.
     """
     (n, width), v = hidden.shape, head.weight.shape[0]
     row_blocks, column_blocks = triton.cdiv(n, BM.value), triton.cdiv(v, BN.value)
     tiles = _tiles(row_blocks, column_blocks, processors)
-    part = torch.empty(3, column_blocks // tiles, n, dtype=torch.float32, device=hidden.device)
+    part = torch.empty(3 + sum_sq, column_blocks // tiles, n, dtype=torch.float32, device=hidden.device)
     _statistics_kernel[(min(processors, row_blocks * part.shape[1]),)](
         *(_tiles_of(t, HALF.value) for t in (hidden, compact)), _tiles_of(head.weight, BN.value),
         place, part, n, v, width, LOG2E / head.temperature,
-        TILES=tiles, RAGGED=v % BN.value != 0, num_warps=4,
+        TILES=tiles, RAGGED=v % BN.value != 0, SUM_SQ=sum_sq, num_warps=4,
     )  # fmt: skip
     return part
 

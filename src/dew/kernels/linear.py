@@ -38,14 +38,17 @@ def linear_logprob_entropy(
     temperature: float = 1.0,
     softcap: float | None = None,
     entropy_grad: bool = False,
+    sum_sq: bool = False,
     impl: Impl = "auto",
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+) -> tuple[Float[Tensor, " N"], ...]:
     """Log-probability of each target and entropy of its distribution, without the (N, V) logits.
 
         z = softcap · tanh((h Wᵀ + b) / softcap) / T        logp = z_y − log Σ_v e^{z_v}        H = −Σ_v p_v log p_v
 
-    Both are float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives
-    0 and 0 and no gradient. Gradients flow through the log-probability, and with `entropy_grad` through the entropy
+    With `sum_sq` also the sum of squares Σ_v p_v², without a gradient.
+
+    All are float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives
+    0 and no gradient. Gradients flow through the log-probability, and with `entropy_grad` through the entropy
     too; rows whose upstream gradient is 0 are skipped in the backward pass.
 
     `impl`: "triton" (NVIDIA GPUs, Hopper or later), "chunked" (PyTorch, any device), "reference" (the definition,
@@ -56,10 +59,11 @@ def linear_logprob_entropy(
     if impl == "reference":
         head = Head(weight, bias, temperature, softcap)
         with torch.autocast(hidden.device.type, enabled=False):
-            return reference.logprob_entropy(hidden, head, targets, entropy_grad=entropy_grad)
+            return reference.logprob_entropy(hidden, head, targets, entropy_grad=entropy_grad)[: 3 if sum_sq else 2]
     save = _what_to_save(hidden, weight, bias, entropy_grad)
-    logp, entropy, _, _, _ = _forward(hidden, weight, bias, targets, temperature, softcap, save, impl)
-    return logp, entropy if entropy_grad else entropy.detach()
+    logp, entropy, _, _, _, squares = _forward(hidden, weight, bias, targets, temperature, softcap, save, impl, sum_sq)
+    entropy = entropy if entropy_grad else entropy.detach()
+    return (logp, entropy, squares.detach()) if sum_sq else (logp, entropy)
 
 
 def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -170,9 +174,9 @@ def _spread(rows: Tensor | None, values: Tensor, n: int) -> Tensor:
 @torch.library.custom_op("dew::logprob_entropy", mutates_args=())
 def _forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,
-    save: str, impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """logp, entropy, lse, scale, and the tensor saved for the backward pass."""
+    save: str, impl: str, sum_sq: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """logp, entropy, lse, scale, the tensor saved for the backward pass, and Σp² (empty if not wanted)."""
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, weight)
@@ -182,22 +186,23 @@ def _forward(
     saved = hidden.new_empty(0)
     with torch.autocast(hidden.device.type, enabled=False):
         if save == "slopes":
-            stats, u = passes.slopes(backend, x, head, y)
+            stats, u = passes.slopes(backend, x, head, y, sum_sq)
             saved = _spread(rows, u, n)
         elif save == "weights":
             saved = passes.empty_weights(n, head, hidden.dtype)
-            stats = backend.statistics(x, head, y, saved[: x.shape[0]])
+            stats = backend.statistics(x, head, y, saved[: x.shape[0]], sum_sq)
         else:
-            stats = backend.statistics(x, head, y)
-    logp, entropy, lse, scale = (_spread(rows, s, n) for s in stats)
-    return logp, entropy, lse, scale, saved
+            stats = backend.statistics(x, head, y, None, sum_sq)
+    logp, entropy, lse, scale = (_spread(rows, s, n) for s in stats[:4])
+    squares = hidden.new_empty(0) if stats.sum_sq is None else _spread(rows, stats.sum_sq, n)
+    return logp, entropy, lse, scale, saved, squares
 
 
 @_forward.register_fake
-def _(hidden, weight, bias, targets, temperature, softcap, save, impl):  # type: ignore[no-untyped-def]
-    vectors = [hidden.new_empty(hidden.shape[0], dtype=wide(hidden.dtype)) for _ in range(4)]
+def _(hidden, weight, bias, targets, temperature, softcap, save, impl, sum_sq):  # type: ignore[no-untyped-def]
+    *vectors, squares = [hidden.new_empty(hidden.shape[0], dtype=wide(hidden.dtype)) for _ in range(5)]
     saved = torch.empty_like(hidden) if save == "slopes" else hidden.new_empty(0)
-    return (*vectors, saved)
+    return (*vectors, saved, squares if sum_sq else hidden.new_empty(0))
 
 
 @torch.library.custom_op("dew::logprob_entropy_backward", mutates_args=())
@@ -234,9 +239,9 @@ def _(g, ge, hidden, weight, bias, targets, stats, saved, temperature, softcap, 
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, targets, *ctx.settings = inputs
+    hidden, weight, bias, targets, *ctx.settings, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(hidden, weight, bias, targets, *output)
+    ctx.save_for_backward(hidden, weight, bias, targets, *output[:5])
 
 
 def _gradient(ctx: Any, g: Tensor | None, ge: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -244,7 +249,7 @@ def _gradient(ctx: Any, g: Tensor | None, ge: Tensor | None, *_: Tensor | None) 
     want = list(ctx.needs_input_grad[:3])
     g = torch.zeros_like(logp) if g is None else g
     grads = _backward(g, ge, *inputs, [logp, entropy, lse, scale], saved, *ctx.settings, want)
-    return *(t if w else None for t, w in zip(grads, want, strict=True)), None, None, None, None, None
+    return *(t if w else None for t, w in zip(grads, want, strict=True)), *[None] * 6
 
 
 _forward.register_autograd(_gradient, setup_context=_setup)

@@ -57,7 +57,7 @@ def recompute(
     return [None if dh is None else dh.to(hidden.dtype), dw, db]
 
 
-def slopes(backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor) -> tuple[Statistics, Tensor]:
+def slopes(backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor, sum_sq: bool) -> tuple[Statistics, Tensor]:
     """Forward for a frozen head: the statistics, and u = ∂logp/∂h (N, D)."""
     each = head.weight.shape[0] * hidden.dtype.itemsize
     chunks = list(spans(hidden.shape[0], each, allowed(CHUNK, hidden.device), BLOCK)) or [(0, 0)]
@@ -65,9 +65,10 @@ def slopes(backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor) -> 
     u, parts = torch.empty_like(hidden), []
     for low, high in chunks:
         store = buffer[: high - low]
-        parts.append(backend.statistics(hidden[low:high], head, targets[low:high], store))
+        parts.append(backend.statistics(hidden[low:high], head, targets[low:high], store, sum_sq))
         _gradient_of_hidden(store, head, -parts[-1].scale, out=u[low:high])
-    return Statistics(*(torch.cat(columns) for columns in zip(*parts, strict=True))), u
+    columns = zip(*(part if sum_sq else part[:-1] for part in parts), strict=True)
+    return Statistics(*(torch.cat(column) for column in columns)), u
 
 
 def kept(store: Tensor, hidden: Tensor, head: Head, r: Tensor, want: Sequence[bool]) -> Gradients:

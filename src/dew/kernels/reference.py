@@ -1,6 +1,6 @@
 """The slow lines that define the operator. Every other implementation is measured against these.
 
-z = softcap · tanh((h Wᵀ + b) / softcap) / T        logp = z_y − log Σ_v e^{z_v}        H = −Σ_v p_v log p_v
+z = softcap · tanh((h Wᵀ + b) / softcap) / T    logp = z_y − log Σ_v e^{z_v}    H = −Σ_v p_v log p_v    Σ_v p_v²
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from dew.kernels.head import Head
 
 IGNORE = -100
-"""A target that says: this row has no token. Its two numbers are 0 and nothing flows back."""
+"""A target that says: this row has no token. Its numbers are 0 and nothing flows back."""
 
 
 def logits(hidden: Float[Tensor, "N D"], head: Head) -> Float[Tensor, "N V"]:
@@ -26,8 +26,8 @@ def logits(hidden: Float[Tensor, "N D"], head: Head) -> Float[Tensor, "N V"]:
 
 def logprob_entropy(
     hidden: Float[Tensor, "N D"], head: Head, targets: Int[Tensor, " N"], *, entropy_grad: bool = False
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Log-probability of each target and entropy of each row's distribution."""
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Log-probability of each target; entropy and sum of squares of each row's distribution."""
     live = targets != IGNORE
     logq = torch.log_softmax(logits(hidden, head), -1)
     logp = logq.gather(-1, torch.where(live, targets, 0)[:, None]).squeeze(-1)
@@ -35,4 +35,5 @@ def logprob_entropy(
     entropy = -(p * logq.masked_fill(p == 0, 0)).sum(-1)  # 0 · log 0 = 0
     if not entropy_grad:
         entropy = entropy.detach()
-    return torch.where(live, logp, 0), torch.where(live, entropy, 0)
+    squares = p.detach().square().sum(-1)
+    return torch.where(live, logp, 0), torch.where(live, entropy, 0), torch.where(live, squares, 0)

@@ -35,15 +35,17 @@ hopper_failed: list[str] = []
 """Why the Hopper kernel failed to compile on a Hopper GPU, if it did."""
 
 
-def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None) -> Statistics:
+def statistics(
+    hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None, sum_sq: bool = False
+) -> Statistics:
     """Statistics of every row; fills `store` (N, V), if given, with weights: ∂logp/∂(h Wᵀ) = −scale · store."""
     if hidden.shape[0] == 0 or (store is not None and hidden.dtype == torch.float16):
-        return chunked.statistics(hidden, head, targets, store)  # p_v / p_y does not fit float16
+        return chunked.statistics(hidden, head, targets, store, sum_sq)  # p_v / p_y does not fit float16
     if store is None:
         place = (targets != reference.IGNORE).cumsum(0, dtype=torch.int32)
-        return _join(hidden, head, targets, _parts_of_live(hidden, head, place), place, None)
+        return _join(hidden, head, targets, _parts_of_live(hidden, head, place, sum_sq), place, None)
     zy = _scores_of(hidden, head, targets)
-    part = _empty_parts(hidden, head)
+    part = _empty_parts(hidden, head, sum_sq)
     _launch_statistics(hidden, head, part, zy, zy, store, True)
     stats = _join(hidden, head, targets, part, None, zy)
     own = -(-stats.logp).expm1()  # the target's weight, times the slope of the soft cap
@@ -53,8 +55,8 @@ def statistics(hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None
     return stats
 
 
-def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
-    """(m, r, t) of every work item and compacted row."""
+def _parts_of_live(hidden: Tensor, head: Head, place: Tensor, sum_sq: bool) -> Tensor:
+    """(m, r, t), with `sum_sq` (m, r, t, u), of every work item and compacted row."""
     n, width = hidden.shape
     compact = torch.empty_like(hidden)
     kernels.compact_kernel[(triton.cdiv(n, 8),)](
@@ -64,14 +66,14 @@ def _parts_of_live(hidden: Tensor, head: Head, place: Tensor) -> Tensor:
         try:
             from dew.kernels import hopper
 
-            return hopper.parts(hidden, compact, head, place, _multiprocessors(hidden.device))
+            return hopper.parts(hidden, compact, head, place, _multiprocessors(hidden.device), sum_sq)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # Gluon is experimental: this version of Triton may not compile the kernel
             hopper_failed.append(f"{type(error).__name__}: {error}")
             what = "Triton %s cannot compile the Hopper kernel; using the generic one: %s"
             logger.info(what, triton.__version__, error)
-    part = _empty_parts(hidden, head)
+    part = _empty_parts(hidden, head, sum_sq)
     for x, whole in ((hidden, True), (compact, False)):
         _launch_statistics(x, head, part, place, place, None, whole)
     return part
@@ -82,9 +84,9 @@ def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def _empty_parts(hidden: Tensor, head: Head) -> Tensor:
+def _empty_parts(hidden: Tensor, head: Head, sum_sq: bool) -> Tensor:
     items = triton.cdiv(triton.cdiv(head.weight.shape[0], STATISTICS["BN"]), _tiles(head))
-    return torch.empty(3, items, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+    return torch.empty(3 + sum_sq, items, hidden.shape[0], dtype=torch.float32, device=hidden.device)
 
 
 def _tiles(head: Head) -> int:
@@ -104,7 +106,7 @@ def _launch_statistics(
         rows, _tiles_of(head.weight, c["BN"], c["BK"]), out,
         _bias(head), zy, place, part, n, v, width, LOG2E / head.temperature, head.softcap or 1.0,
         BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
-        WHOLE=whole, TILES=_tiles(head), **c,
+        WHOLE=whole, SUM_SQ=part.shape[0] == 4, TILES=_tiles(head), **c,
     )  # fmt: skip
 
 
@@ -123,13 +125,14 @@ def _join(
     hidden: Tensor, head: Head, targets: Tensor, part: Tensor, place: Tensor | None, zy: Tensor | None
 ) -> Statistics:
     """Merge the parts; `place` if rows were compacted, `zy` if it is known."""
-    (n, width), inverse_t = hidden.shape, 1 / head.temperature
-    stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(4)))
+    (n, width), inverse_t, sum_sq = hidden.shape, 1 / head.temperature, part.shape[0] == 4
+    stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(4 + sum_sq)))
     kernels.join_kernel[(triton.cdiv(n, 8),)](
         hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets,
-        part if zy is None else zy, targets if place is None else place, part, *stats,
+        part if zy is None else zy, targets if place is None else place, part, *stats[:4],
+        stats.logp if stats.sum_sq is None else stats.sum_sq,
         n, head.weight.shape[0], width, part.shape[1], LOG2E * inverse_t, inverse_t, head.softcap or 1.0,
-        BIAS=head.bias is not None, CAP=head.softcap is not None, STORE=zy is not None,
+        BIAS=head.bias is not None, CAP=head.softcap is not None, STORE=zy is not None, SUM_SQ=sum_sq,
         BM=8, BK=_columns(width), BI=32, num_warps=4,
     )  # fmt: skip
     return stats

@@ -9,7 +9,7 @@ Two triples merge, with M = max(m, m'), d = s (m − M), d' = s (m' − M), one 
 
     r ← 2^d r + 2^d' r' + min(2^d, 2^d')        t ← 2^d (t + d (1 + r)) + 2^d' (t' + d' (1 + r'))
 
-An empty tile is m = −1e30, r = −1, t = 0.
+An empty tile is m = −1e30, r = −1, t = 0. With SUM_SQ also u = Σ_v 2^{2q_v}, which merges as u ← 2^{2d} u + 2^{2d'} u'.
 
 Stored weights are relative to the target's score, E_v = 2^{s (z_v − z_y)} = p_v / p_y, so that they can be written
 before the row's sum is known; bfloat16 has the exponent range of float32. ∂logp/∂(h Wᵀ) = −(p_y / T) E
@@ -96,6 +96,12 @@ def _merge(m, r, t, m2, r2, t2, s):
 
 
 @triton.jit
+def _merge_squares(m, u, m2, u2, top, s):
+    """u of two sets of statistics, relative to the maximum of both."""
+    return tl.exp2(2.0 * s * (m - top)) * u + tl.exp2(2.0 * s * (m2 - top)) * u2
+
+
+@triton.jit
 def _target_scores(x, x_stride, w, w_stride, bias, rows, y, live, width, cap,
     BIAS: tl.constexpr, CAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -147,9 +153,10 @@ def compact_kernel(x, x_stride, place, out, n, width, BM: tl.constexpr, BK: tl.c
 def statistics_kernel(
     x, w, store, bias, zy, place, part, n, v, width, s, cap,
     BIAS: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr, STORE: tl.constexpr, WHOLE: tl.constexpr,
+    SUM_SQ: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows].
+    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t[, u]) go to part[:, item, rows].
 
     Without STORE the number of rows is on the device: WHOLE runs only if all are live, its twin only if some are not.
     """
@@ -164,6 +171,7 @@ def statistics_kernel(
     m = tl.full((BM,), LOWEST, tl.float32)
     r = tl.full((BM,), -1.0, tl.float32)
     t = tl.zeros((BM,), tl.float32)
+    u = tl.zeros((BM,), tl.float32)
     for turn in tl.range(0, tl.cdiv(works, tl.num_programs(0)) * TILES, flatten=True):
         work = tl.program_id(0) + (turn // TILES) * tl.num_programs(0)
         tile = turn % TILES
@@ -180,7 +188,10 @@ def statistics_kernel(
         m = tl.where(fresh, LOWEST, m)
         r = tl.where(fresh, -1.0, r)
         t = tl.where(fresh, 0.0, t)
+        before = m
         m, r, t = _merge(m, r, t, top, r2, t2, s)
+        if SUM_SQ:
+            u = _merge_squares(before, tl.where(fresh, 0.0, u), top, tl.sum(e * e, axis=1), m, s)
         rows = row + tl.arange(0, BM)
         live = rows < count
         if STORE:
@@ -196,6 +207,8 @@ def statistics_kernel(
         tl.store(to, m, mask=live)
         tl.store(to + stride, r, mask=live)
         tl.store(to + 2 * stride, t, mask=live)
+        if SUM_SQ:
+            tl.store(to + 3 * stride, u, mask=live)
 
 
 @triton.jit
@@ -209,9 +222,9 @@ def _log1p(r):
 
 @triton.jit(do_not_specialize=["n"])
 def join_kernel(
-    x, x_stride, w, w_stride, bias, y, zy, place, part, logp, entropy, lse, scale,
+    x, x_stride, w, w_stride, bias, y, zy, place, part, logp, entropy, lse, scale, squares,
     n, v, width, items, s, inverse_t, cap,
-    BIAS: tl.constexpr, CAP: tl.constexpr, STORE: tl.constexpr,
+    BIAS: tl.constexpr, CAP: tl.constexpr, STORE: tl.constexpr, SUM_SQ: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
     """Merge the work items' (m, r, t) of BM rows into their statistics. With STORE every row is live."""
@@ -229,6 +242,7 @@ def join_kernel(
     m = tl.full((BM,), LOWEST, tl.float32)
     r = tl.full((BM,), -1.0, tl.float32)
     t = tl.zeros((BM,), tl.float32)
+    u = tl.zeros((BM,), tl.float32)
     for start in range(0, items, BI):
         item = start + tl.arange(0, BI)
         inside = (item < items)[:, None] & live[None, :]
@@ -242,7 +256,11 @@ def join_kernel(
         highest = (m2 == top[None, :]).to(tl.float32)
         others = tl.sum(a * (1.0 - highest), axis=0) + (tl.sum(highest, axis=0) - 1.0)
         t2 = tl.sum(a * (t2 + d * (1.0 + r2)), axis=0)
+        before = m
         m, r, t = _merge(m, r, t, top, tl.sum(a * r2, axis=0) + others, t2, s)
+        if SUM_SQ:
+            u2 = tl.sum(a * a * tl.load(some + 3 * stride, mask=inside, other=0.0), axis=0)
+            u = _merge_squares(before, u, top, u2, m, s)
     rest = _log1p(r)
     log_y = tl.minimum((z_y - m) * inverse_t - rest, 0.0)
     none = tl.where(target == IGNORE, 0.0, float("nan"))  # NaN for other targets outside the vocabulary
@@ -251,6 +269,8 @@ def join_kernel(
     tl.store(entropy + rows, tl.where(live, h, none), mask=given)
     tl.store(lse + rows, tl.where(live, m * inverse_t + rest, none), mask=given)
     tl.store(scale + rows, tl.where(live, tl.exp(log_y) * inverse_t, none), mask=given)
+    if SUM_SQ:
+        tl.store(squares + rows, tl.where(live, u / ((1.0 + r) * (1.0 + r)), none), mask=given)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])

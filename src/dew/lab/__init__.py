@@ -1,4 +1,4 @@
-"""Many small paired training runs at once: does a credit rule help, on the same problems with the same random numbers?"""
+"""Many small training runs at once, paired by problems and random numbers, to see whether a credit rule helps."""
 
 from dew.lab.study import QUICK, QUICK_TASK, Progress, Study, load_study, study
 from dew.lab.summary import Difference, best_rates, differences, markdown

@@ -1,4 +1,4 @@
-"""Many small transformers at once: every parameter has a leading replica axis R, so one batched product serves them all.
+"""Many small transformers at once: every parameter has a leading replica axis R, and one batched product serves all.
 
 Axes besides those of the library: R replicas, B answers of a replica, L prompt tokens, S = L + T positions.
 """
@@ -139,7 +139,7 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) 
 
 
 class Adam:
-    """Adam with a learning rate and a gradient clip per replica; a replica without a gradient stands still."""
+    """Adam with a learning rate and a gradient clip per replica; without a finite gradient a replica stands still."""
 
     def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = (0.9, 0.99)) -> None:
         self.parameters, self.rates, self.betas = list(parameters.values()), rates, betas
@@ -152,16 +152,16 @@ class Adam:
         """Take a step; return (R,) gradient norms before clipping."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
-        active = (norm > 0).float()
+        active = ((norm > 0) & norm.isfinite()).float()
         scale = (max_norm / (norm + 1e-6)).clamp_max(1)
         self.steps += active
         (b1, b2), each = self.betas, (-1, 1, 1)
         count = self.steps.clamp_min(1)
         rate = (self.rates * active / (1 - b1**count)).view(each)
         correction = (1 - b2**count).sqrt().view(each)
-        w1, w2 = ((1 - b1) * active).view(each), ((1 - b2) * active).view(each)
-        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            g.mul_(scale.view(each))
+        w1, w2, on = ((1 - b1) * active).view(each), ((1 - b2) * active).view(each), active.bool().view(each)
+        for p, gradient, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
+            g = torch.where(on, gradient * scale.view(each), 0)  # 0 times NaN is NaN
             m.lerp_(g, w1)
             v.lerp_(g.square_(), w2)
             p.sub_(m / (v.sqrt() / correction).add_(1e-8) * rate)

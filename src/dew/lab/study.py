@@ -47,6 +47,8 @@ FILE = "study.json"
 MAX_FILE = 1 << 30
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
+STACK_SECONDS = 600.0
+"""Longer stacks are split, so that little is lost when a study is interrupted."""
 QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
 QUICK_TASK = "countdown-3"
 
@@ -91,7 +93,7 @@ def study(
     tasks: Sequence[str] = ("countdown-4",),
     seeds: int = 8,
     first_seed: int = 0,
-    learning_rates: Sequence[float] = (1e-4,),
+    learning_rates: Sequence[float] = (5e-5,),
     settings: Settings = Settings(),  # noqa: B008
     controls: bool = True,
     device: str = "auto",
@@ -116,18 +118,17 @@ def study(
         for task in kinds:
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
             _same_start(found, task, start, folder)
-            done = {_key(run) for run in found.runs}
-            todo = [
-                x for x in replicas if (task.name, x.arm.label, x.arm.learning_rate, x.seed, x.arm.source) not in done
-            ]
+            runs = {_key(run): run for run in found.runs}
+            done = {(*key, run["source"]) for key, run in runs.items()}
+            wanted = {(task.name, x.arm.label, x.arm.learning_rate, x.seed, x.arm.source): x for x in replicas}
+            todo = [x for key, x in wanted.items() if key not in done]
             if not todo:
                 say(f"{task.name}: all {len(replicas)} runs are finished.")
                 continue
             for stack, curves in _train(task, start, todo, settings, device, say, progress, len(replicas)):
-                found.runs[:] = [
-                    *found.runs,
-                    *(_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True)),
-                ]
+                new = [_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True)]
+                runs.update({_key(run): run for run in new})
+                found.runs[:] = runs.values()
                 write_atomically(folder / FILE, json.dumps(found.to_json()).encode())
     return found
 
@@ -210,14 +211,12 @@ def _same_settings(old: Settings, new: Settings, folder: str) -> None:
 def _same_start(found: Study, task: Task, start: WarmStart, folder: Path) -> None:
     old = found.tasks.setdefault(task.name, {"warm_start": start.digest, **start.scores})
     if old["warm_start"] != start.digest:
-        what = (
-            f"{folder}: its runs of {task.name} started from another policy ({old['warm_start']}, now {start.digest})."
-        )
+        what = f"{folder}: its runs of {task.name} started from policy {old['warm_start']}, not {start.digest}."
         raise ConfigError(Problem(what, "They cannot be paired.", "Choose another folder, or restore the warm start."))
 
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(run[name] for name in ("task", "arm", "learning_rate", "seed", "source"))
+    return tuple(run[name] for name in ("task", "arm", "learning_rate", "seed"))
 
 
 def _versions(device: str) -> dict[str, str]:
@@ -238,7 +237,7 @@ def _train(
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
     say(
         f"{task.name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}. "
-        f"{len(todo)} of {total} runs to train, {min(size, len(todo))} at a time, about {min(size, len(todo)) * each / 1e9:.1f} GB."
+        f"{len(todo)} of {total} runs to train, {size} at a time, about {size * each / 1e9:.1f} GB."
     )
     seconds: float | None = None
     while todo:
@@ -246,21 +245,20 @@ def _train(
         try:
             if seconds is None:
                 seconds = _time(task, start, stack, settings, device) / len(stack)
+                size = max(1, min(size, int(STACK_SECONDS / seconds)))
                 say(f"About {_duration(seconds * len(todo))}. Ctrl-C stops; the same command resumes.")
+                continue
             began = time.perf_counter()
             yield stack, _train_stack(task, start, stack, settings, device, progress, total - len(todo), total, seconds)
             seconds = (time.perf_counter() - began) / len(stack)
+            todo = todo[len(stack) :]
         except torch.OutOfMemoryError:
             if len(stack) == 1:
                 remedy = "Lower --prompts, --group-size or --width, or raise --optimizer-steps."
-                raise ConfigError(
-                    Problem("A single run does not fit into the device's memory.", remedy=remedy)
-                ) from None
+                raise ConfigError(Problem("A single run does not fit into the memory.", remedy=remedy)) from None
             size = math.ceil(len(stack) / 2)
             torch.cuda.empty_cache()
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
-            continue
-        todo = todo[size:]
 
 
 def _train_stack(
@@ -294,12 +292,12 @@ def _time(task: Task, start: WarmStart, stack: list[Replica], settings: Settings
 
 
 def memory(task: Task, settings: Settings) -> float:
-    """Bytes that one run needs at its peak: weights with Adam's state, and sampling or updating, whichever is larger."""
+    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating."""
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
     cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
     rows = math.ceil(settings.answers / settings.optimizer_steps)
-    update = rows * S * (16 * D * layers + 12 * D + 4 * VOCABULARY)
+    update = rows * S * (12 * D * layers + 8 * D + 4 * VOCABULARY)
     return 4.0 * (6 * weights + max(cache, update))
 
 
@@ -308,13 +306,9 @@ def _free(device: str) -> float:
 
 
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds / 60:.0f} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.1f} h"
-    )
+    units = ((3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((x for x in units if seconds > 1.7 * x[0]), units[-1])
+    return f"{seconds / size:.0f} {unit}"
 
 
 def _run(task: Task, start: WarmStart, x: Replica, curves: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -328,9 +322,8 @@ def _run(task: Task, start: WarmStart, x: Replica, curves: dict[str, Any], setti
     passes = {name: curves.pop(name) for name in ("pass@1", "pass@k")}
     scores = {"area": mean(curves["accuracy"]), "final": mean(curves["accuracy"][-last:])}
     scores |= {name: values[-1] for name, values in passes.items()}
-    scores |= {name: mean(curves[name][-last:]) for name in ("entropy", "length")} | {
-        "flipped": mean(curves["flipped"])
-    }
+    scores |= {name: mean(curves[name][-last:]) for name in ("entropy", "length")}
+    scores |= {"flipped": mean(curves["flipped"])}
     return {
         "task": task.name,
         "arm": x.arm.label,

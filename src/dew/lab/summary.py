@@ -120,20 +120,20 @@ def markdown(study: Study) -> str:
 
 
 def _task(study: Study, task: str) -> list[str]:
-    s, facts, rates = study.settings, study.tasks[task], {rate for _, rate in points(study, task)}
+    s, facts, several = study.settings, study.tasks[task], len(points(study, task)) > len(best_rates(study, task))
     seeds = sorted({run["seed"] for run in study.runs if run["task"] == task})
     found = [
-        f"## {task}\n\n{len(seeds)} seeds ({seeds[0]} to {seeds[-1]}), {s.generations} generations of {s.answers} answers, "
-        f"start pass@1 {facts['pass@1']:.3f}. Differences are paired by seed; ± is the 95 % interval, * marks p < 0.05 "
-        "after Holm's correction within the column."
+        f"## {task}\n\n{len(seeds)} seeds ({seeds[0]} to {seeds[-1]}), {s.generations} generations of {s.answers} "
+        f"answers, start pass@1 {facts['pass@1']:.3f}. Differences are paired by seed; ± is the 95 % interval, * marks "
+        "p < 0.05 after Holm's correction within the column."
     ]
     found.append(_table(study, task, "baseline", f"difference from {study.arms[0]}"))
-    if len(rates) > 1:
+    if several:
         found.append(_table(study, task, "best", f"each at its best rate, difference from {study.arms[0]}"))
         found.append("The best rates were chosen on these same seeds: confirm them on others (`--first-seed`).")
     if pairs(study, task, "control"):
         found.append(_table(study, task, "control", "difference from its control"))
-    return [*found, _verdict(study, task, "best" if len(rates) > 1 else "baseline")]
+    return [*found, _verdict(study, task, "best" if several else "baseline")]
 
 
 def _table(study: Study, task: str, compare: str, heading: str) -> str:

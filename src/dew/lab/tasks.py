@@ -4,8 +4,8 @@
     addition-8, -14       sum the numbers one after the other: 47,85,12,...> 47+85=132;132+12=144;...
 
 A problem is a function of uniform random numbers, so a seed gives the same problems whatever else runs beside it.
-Countdown is hard to plan. Addition is hard to carry through: demonstrations contain slips, which a warm start copies, so
-that a correct answer needs every one of many steps to be right.
+Countdown is hard to plan. Addition is hard to carry through: demonstrations contain slips, which a warm start copies,
+and a correct answer needs every one of many steps to be right.
 """
 
 import hashlib

@@ -1,12 +1,13 @@
-"""Train a stack of runs: sample, judge, give credit, update. Credit and loss are the algorithm's own, as in the engines.
+"""Train a stack of runs: sample, judge, give credit, update. Credit and loss are the algorithm's own.
 
 Runs with the same seed get the same problems and the same random numbers, whatever their arm. A run's numbers do not
-depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number of
-replicas, or of rows that train, is another.
+depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number
+of replicas, or of rows that train, is another.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,11 +18,10 @@ from dew.algorithms.base import Part
 from dew.errors import ConfigError
 from dew.lab.arms import Arm
 from dew.lab.policy import Adam, Answers, Parameters, deterministic, entropy, forward, log_probabilities, sample
-from dew.lab.tasks import Problems, Task, generator
+from dew.lab.tasks import OUTPUTS, Problems, Task, generator
 from dew.rollouts import Rollouts
 
 MAX_GRADIENT_NORM = 1.0
-SIGNALS = {f.name for f in fields(Rollouts)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,45 +80,40 @@ class Replica:
 class Team:
     """Neighbouring replicas with the same algorithm, whose credit and loss are computed in one call where possible.
 
-    That is tried once, on the first batch: a rule that looks at the whole batch, or that cannot be vectorised, is
-    called for each replica.
+    Credit: if, on random rollouts, a call with the groups of two runs gives what a call for each gives. Loss: if, on
+    the first batch, `vmap` gives the same. Else the algorithm is called for each replica.
     """
 
-    def __init__(self, algorithm: Algorithm, rows: slice) -> None:
+    def __init__(self, algorithm: Algorithm, rows: slice, group_size: int, tokens: int) -> None:
         self.algorithm, self.rows = algorithm, rows
-        self.penalties: Any = getattr(algorithm, "penalties", None) if getattr(algorithm, "penalises", False) else None
-        self.stacked: bool | None = None  # not tried yet
-        self.vectorised: bool | None = None
+        self.vectorised: bool | None = None  # not tried yet
+        two = [_random_rollouts(group_size, tokens, seed) for seed in (0, 1)]
+        self.stacked = True
+        together, _ = self.credit(two)
+        self.stacked = False
+        self.stacked = torch.allclose(together, self.credit(two)[0], rtol=1e-4, atol=1e-5)
 
     def credit(self, rollouts: Sequence[Rollouts]) -> tuple[Tensor, Tensor]:
         """(r, c, P, G, T) credit and (r, P) groups with signal; the others are left out of the update."""
         whole = Rollouts(**{name: torch.cat([getattr(x, name) for x in rollouts]) for name in _given(rollouts[0])})
         signal = self.algorithm.signal(whole)
         kept = signal.view(len(rollouts), -1)
-        together = None
-        if self.stacked is not False:
-            found = torch.where(signal[:, None, None], self._credit(whole), 0)
-            together = found.unflatten(1, kept.shape).transpose(0, 1)
         if self.stacked:
-            assert together is not None
-            return together, kept
-        apart = torch.zeros(
-            len(rollouts), 1 + (self.penalties is not None), *rollouts[0].mask.shape, device=kept.device
-        )
+            found = torch.where(signal[:, None, None], self._credit(whole), 0)
+            return found.unflatten(1, kept.shape).transpose(0, 1), kept
+        apart = torch.zeros(len(rollouts), 1 + self.algorithm.penalises, *rollouts[0].mask.shape, device=kept.device)
         for found, keep, one in zip(apart, kept, rollouts, strict=True):
             if keep.any():
                 groups = Rollouts(**{name: x[keep] for name, x in _given(one).items()})
                 found[:, keep] = self._credit(groups).to(found.dtype)
-        if together is not None and bool(signal.any()):
-            self.stacked = len(rollouts) > 1 and torch.allclose(together, apart, rtol=1e-4, atol=1e-5)
         return apart, kept
 
     def _credit(self, rollouts: Rollouts) -> Tensor:
         """(c, P, G, T): advantages, and penalties if the algorithm has them."""
         advantages = self.algorithm.advantages(rollouts)
-        if self.penalties is None:
+        if not self.algorithm.penalises:
             return advantages[None]
-        return torch.stack([advantages, self.penalties(rollouts, advantages)])
+        return torch.stack([advantages, self.algorithm.penalties(rollouts, advantages)])
 
     def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:
         """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
@@ -143,6 +138,17 @@ class Team:
         return apart
 
 
+def _random_rollouts(G: int, T: int, seed: int) -> Rollouts:
+    """Four groups, the first without signal."""
+    random = generator("rollouts", seed)
+    mask = torch.arange(T) < torch.randint(1, T + 1, (4, G, 1), generator=random)
+    reward = (torch.rand(4, G, generator=random) < 0.5).float()
+    reward[0], reward[1:, 0], reward[1:, 1] = 0, 0, 1
+    logp, entropy, sum_sq = torch.rand(3, 4, G, T, generator=random) * torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1)
+    tokens = torch.randint(OUTPUTS, (4, G, T), generator=random)
+    return Rollouts(mask=mask, reward=reward, tokens=tokens, logp=logp, entropy=entropy, sum_sq=sum_sq)
+
+
 def _given(rollouts: Rollouts) -> dict[str, Tensor]:
     return {f.name: x for f in fields(Rollouts) if (x := getattr(rollouts, f.name)) is not None}
 
@@ -159,7 +165,7 @@ class Stack:
         }
         rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
         self.adam = Adam(self.parameters, rates)
-        self.teams = _teams(replicas, task.tokens)
+        self.teams = _teams(replicas, settings.group_size, task.tokens)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
         self.held_out = held_out(task, settings.eval_problems, device)
@@ -170,14 +176,12 @@ class Stack:
         s, R = self.settings, len(self.replicas)
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
-        answers = sample(
-            self.parameters, problems.prompt, self._uniforms("answers", number, s.answers, self.task.tokens)
-        )
+        uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
+        answers = sample(self.parameters, problems.prompt, uniforms)
         correct = judge(self.task, answers, problems)
         mask, G = answers.mask, s.group_size
-        grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in answers.signals.items() if name in SIGNALS}
-        grouped |= {"mask": mask.unflatten(1, (s.prompts, G)), "tokens": answers.tokens.unflatten(1, (s.prompts, G))}
-        grouped |= {"reward": correct.unflatten(1, (s.prompts, G)).float()}
+        rows = {"mask": mask, "tokens": answers.tokens, "reward": correct.float(), **answers.signals}
+        grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
         found = [team.credit(rollouts[team.rows]) for team in self.teams]
         signal = torch.cat([kept for _, kept in found])
@@ -302,17 +306,13 @@ def held_out(task: Task, n: int, device: str) -> Problems:
     return task.problems(n, generator("held-out"), device=device)[0]
 
 
-def _teams(replicas: Sequence[Replica], budget: int) -> list[Team]:
+def _teams(replicas: Sequence[Replica], group_size: int, tokens: int) -> list[Team]:
     """Runs of the same algorithm must be neighbours. Engines fill in the generation budget; so does the lab."""
     teams: list[Team] = []
-    for i, replica in enumerate(replicas):
-        algorithm = replica.arm.algorithm
-        if algorithm.max_tokens is None:
-            algorithm = replace(algorithm, max_tokens=budget)
-        if teams and teams[-1].algorithm == algorithm and type(teams[-1].algorithm) is type(algorithm):
-            teams[-1].rows = slice(teams[-1].rows.start, i + 1)
-        else:
-            teams.append(Team(algorithm, slice(i, i + 1)))
+    for algorithm, runs in groupby(replicas, key=lambda x: x.arm.algorithm):
+        start = teams[-1].rows.stop if teams else 0
+        filled = replace(algorithm, max_tokens=tokens) if algorithm.max_tokens is None else algorithm
+        teams.append(Team(filled, slice(start, start + len(list(runs))), group_size, tokens))
     return teams
 
 

@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dew.files import write_atomically
-from dew.lab.policy import Adam, Parameters, deterministic, forward, new_policy
+from dew.lab.policy import Parameters, deterministic, forward, new_policy
 from dew.lab.tasks import PAD, Task, generator
 from dew.lab.train import held_out, solve
 
 TARGET = 0.12
 """Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""
 MAX_STEPS, CHECK, BATCH, RATE = 4000, 100, 256, 1e-3
-DEMONSTRATIONS = 100_000
-FORMAT = 1
+DEMONSTRATIONS, PROBED, TESTED = 100_000, 128, 256
+"""Problems to train on, to decide when to stop, and to report pass@1 and pass@16 on."""
+FORMAT = 2
+"""Changes with everything that changes the policy: tasks, sizes, training."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +71,26 @@ def _read(path: Path) -> WarmStart | None:
 def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str], None]) -> WarmStart:
     parameters = new_policy(width, depth, task.prompt_length + task.tokens, generator(task.name, "weights"))
     parameters = {name: p.to(device).requires_grad_() for name, p in parameters.items()}
-    adam = Adam(parameters, torch.tensor([RATE], device=device))
+    adam = torch.optim.Adam(parameters.values(), lr=RATE, betas=(0.9, 0.99), fused=device != "cpu")
     problems = task.problems(DEMONSTRATIONS, generator("demonstrations"), device=device)[0]
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
     order = generator(task.name, "order", device=device)
-    probe, test = task.problems(128, generator("probe"), device=device)[0], held_out(task, 256, device)
+    probe, test = task.problems(PROBED, generator("probe"), device=device)[0], held_out(task, TESTED, device)
 
     def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
         random = generator(task.name, purpose, number, device=device)
         return torch.rand(1, *shape, generator=random, device=device)
 
     for step in range(1, MAX_STEPS + 1):
-        adam.rates.fill_(RATE * min(1, step / 100))
+        adam.param_groups[0]["lr"] = RATE * min(1, step / 100) * max(0.05, 1 - step / MAX_STEPS)
         ids = rows[torch.randint(len(rows), (BATCH,), generator=order, device=device)][None]
         logits = forward(parameters, ids[..., :-1], last=task.tokens)
         target = ids[..., task.prompt_length :].flatten()
+        adam.zero_grad()
         with deterministic():
             F.cross_entropy(logits.flatten(0, 2), torch.where(target == PAD, -100, target)).backward()
-        adam.step(1.0)
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        adam.step()
         if step % CHECK == 0:
             now = solve(task, parameters, probe, 4, 512, uniforms, step).float().mean().item()
             say(f"warm start of {task.name}: step {step}, pass@1 {now:.3f} (stops at {TARGET})")

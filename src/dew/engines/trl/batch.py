@@ -38,8 +38,6 @@ class Batch(Rows):
     """(N,) True on masked answers that only fill the batch."""
     table: list[dict[tuple[str, ...], Any]]
     """Rows of TRL's table of completions, by column."""
-    logp: Tensor | None = None
-    """(N, T) log-probability under the sampling policy; gathered for records only."""
     gold: list[str | None] | None = None
     """Gold answers, for records only."""
     answers: Columns
@@ -72,8 +70,8 @@ class Capture:
     """(N, F) True where a reward function returned an infinity or a NaN."""
     sampled: list[tuple[list[list[int]], list[list[float]], list[list[float]]]] = field(default_factory=list)
     """Tokens, log-probabilities and entropies of every call of dew's sampler."""
-    passes: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
-    """Log-probabilities and entropies of every scoring pass."""
+    passes: list[tuple[Tensor, Tensor | None, Tensor | None]] = field(default_factory=list)
+    """Log-probabilities, entropies and Σπ² of every scoring pass."""
 
 
 def make_batch(
@@ -82,6 +80,7 @@ def make_batch(
     capture: Capture,
     entropy: Tensor | None,
     logp: Tensor | None,
+    sum_sq: Tensor | None,
     table: list[dict[tuple[str, ...], Any]],
     recorded: list[dict[str, Any]] | None,
 ) -> Batch:
@@ -90,6 +89,7 @@ def make_batch(
     `recorded` has this process's rows of the data set if a token record is due.
     """
     accelerator, parts = trainer.accelerator, capture.parts
+    wants_logp = recorded is not None or trainer.algorithm.needs_logp
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
     count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
     places = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
@@ -113,7 +113,8 @@ def make_batch(
         group=torch.arange(count, device=device) // trainer.group_size,
         mask=gather_rows(accelerator, mask),
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
-        logp=None if logp is None or recorded is None else gather_rows(accelerator, logp),
+        logp=gather_rows(accelerator, logp) if logp is not None and wants_logp else None,
+        sum_sq=None if sum_sq is None else gather_rows(accelerator, sum_sq),
         gold=None if recorded is None else gather_object([gold_of(row) for row in recorded]),
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         table=table,

@@ -33,28 +33,47 @@ UNSCORED_GUIDE = 0.1
 class _LogprobEntropy:
     """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
-    @staticmethod
-    def apply(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
+    sum_sq = False
+
+    @classmethod
+    def apply(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
         temperature, _, softcap, scale, _ = rest
         if scale != 1.0 and softcap is None and bias is None:
             temperature = temperature / scale
         elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
             hidden, bias = hidden * scale, None if bias is None else bias * scale
-        logp, entropy = linear_logprob_entropy(
-            hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap
+        logp, entropy, *squares = linear_logprob_entropy(
+            hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, sum_sq=cls.sum_sq
         )
-        return logp, entropy, None, None, None
+        return logp, entropy, squares[0].log() if squares else None, None, None
+
+
+class _WithSumSq(_LogprobEntropy):
+    """The same with TRL's third output, log Σπ²."""
+
+    sum_sq = True
 
 
 @contextmanager
-def exact_head() -> Iterator[None]:
+def exact_head(sum_sq: bool = False) -> Iterator[None]:
     """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits."""
     theirs = getattr(utils, FUSED_HEAD)
-    setattr(utils, FUSED_HEAD, _LogprobEntropy)
+    setattr(utils, FUSED_HEAD, _WithSumSq if sum_sq else _LogprobEntropy)
     try:
         yield
     finally:
         setattr(utils, FUSED_HEAD, theirs)
+
+
+@contextmanager
+def sums_of_squares(model: Any) -> Iterator[list[Tensor]]:
+    """Collects Σπ² of each forward pass: TRL's scoring pass does not return it."""
+    found: list[Tensor] = []
+    hook = model.register_forward_hook(lambda module, inputs, output: found.append(output.log_sum_sq_probs.exp()))
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def exact_head_supported(model: Any) -> bool:
@@ -82,13 +101,14 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, t
         ref_logp=inputs.get("ref_per_token_logps"),
         weight=inputs.get("importance_sampling_ratio"),
         entropy=entropy.detach(),
+        penalty=inputs.get("penalty"),
     )
     if inputs.get("author") is None:
         return {"": (logp, own)}
     guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
     unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
     guide_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
-    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight)
+    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight, penalty=None)
     own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
     return {"": (logp, own), "guide/": (guide_logp, guides)}
 
@@ -102,6 +122,8 @@ def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator:
         "num_items_in_batch": batch.mask.sum(),
         "divisor": torch.tensor(count, device=batch.mask.device),
     }
+    if credit.penalty is not None:
+        added["penalty"] = local_rows(accelerator, credit.penalty, batch.inputs["completion_ids"].size(1))
     if "author" in batch.inputs:
         weights = {"guided": args.guide_weight, "failed": args.guide_failed_weight}
         added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, batch.filler, **weights))

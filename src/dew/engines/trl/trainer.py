@@ -32,7 +32,7 @@ from dew.engines.trl.batch import Batch, Capture, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
-from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches
+from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches, sums_of_squares
 from dew.engines.trl.metrics import Recorder, StepStatistics, extend_table, generation_metrics, last_rows, show_trained
 from dew.engines.trl.nonfinite import NonFinite, finite_only
 from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
@@ -92,6 +92,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = args.exact_head and exact_head_supported(self.model)
+        if self.algorithm.needs_sum_sq and not self._exact_head:
+            what = f"{self._name} needs the sum of squared probabilities, which only dew's operator computes."
+            remedy = (
+                "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
+            )
+            raise ConfigError(Problem(what, remedy=remedy))
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
         self._aligned = args.less_padding and not (sharded or self.aux_loss_enabled or self._is_vlm)
         self._one_generation = args.steps_per_generation % args.gradient_accumulation_steps == 0
@@ -232,9 +238,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             del rewards[before:]  # dew reports its own, without the guide's answers
             if self._guide is not None and self.model.training:
                 add_authors(inputs, capture.authors)
-            entropy, logp = self._old_entropy(inputs)
+            old = self._old_policy(inputs)
         recorded = rows if self._record_due else None
-        return make_batch(self, inputs, capture, entropy, logp, last_rows(self._logs, len(capture.parts)), recorded)
+        return make_batch(self, inputs, capture, *old, last_rows(self._logs, len(capture.parts)), recorded)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         authors: list[GuideAnswer | None] = [None] * len(prompts)
@@ -281,16 +287,19 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
         scores = not torch.is_grad_enabled()
+        sum_sq = scores and model is self.model and self.algorithm.needs_sum_sq
         if scores and model is self.model:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        with exact_head() if self._exact_head else nullcontext(), dropout_off(model) if scores else nullcontext():
-            if self._aligned:
+        head = exact_head(sum_sq) if self._exact_head else nullcontext()
+        squares = sums_of_squares(model) if sum_sq else nullcontext()
+        with head, squares as found, dropout_off(model) if scores else nullcontext():
+            if self._aligned and not sum_sq:
                 logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size), None
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
         if scores:
-            self._capture.passes.append((logp, entropy))
+            self._capture.passes.append((logp, entropy, torch.cat(found)[:, -logp.shape[1] :] if found else None))
         return logp, entropy, aux
 
     def _aligned_passes(
@@ -320,21 +329,22 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_entropy(self, inputs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-        """Entropy and log-probability under the sampling policy: from TRL's scoring pass, the sampler, or our pass."""
-        old = inputs.get("old_per_token_logps")
-        for logp, entropy in self._capture.passes:
+    def _old_policy(self, inputs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Entropy, log-probability and Σπ² of the sampling policy: from TRL's scoring pass, the sampler, or our pass."""
+        old, algorithm = inputs.get("old_per_token_logps"), self.algorithm
+        for logp, entropy, sum_sq in self._capture.passes:
             if logp is old:
-                return entropy, logp
-        if self.algorithm.needs_entropy != "old" and not self._record_due:
-            return None, None
-        if (sampled := self._captured_sampling.scores(inputs, self._capture)) is not None:
-            return sampled
+                return entropy, logp, sum_sq
+        if not (algorithm.needs_entropy == "old" or algorithm.needs_logp or self._record_due):
+            return None, None, None
+        if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
+            return *sampled, None
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
-            logp, entropy, _ = self._forward(self.model, inputs, batch_size=rows)
-        return entropy, logp
+            self._forward(self.model, inputs, batch_size=rows)
+        logp, entropy, sum_sq = self._capture.passes[-1]
+        return entropy, logp, sum_sq
 
     def _put(self, numbers: Numbers) -> None:
         """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""

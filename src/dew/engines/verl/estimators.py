@@ -93,6 +93,12 @@ class BatchContext:
     algorithm: Algorithm
     entropy: Tensor | None = None
     """(B, T) of the old policy, at the sampling temperature; for the loss, of the policy being trained."""
+    logp: Tensor | None = None
+    """(B, T) verl's old log-probabilities."""
+    sum_sq: Tensor | None = None
+    """(B, T) Σ_v π(v)² of the old policy, where the algorithm needs it."""
+    penalty: Tensor | None = None
+    """(B, T) for the loss: the algorithm's penalty on each token."""
     keys: Sequence[str] | None = None
     """"{uid}_{conversation}_{row}" of each row. None: every row is an answer."""
     acc: Tensor | None = None
@@ -152,10 +158,14 @@ def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
             raise EngineError(Problem(what, f"The advantages would not be those of {name}.", SWITCH_ON))
         if context.algorithm.needs_entropy == "old":
             check_entropy(context.entropy, response_mask)
+        for needed, x in (("needs_logp", context.logp), ("needs_sum_sq", context.sum_sq)):
+            if getattr(context.algorithm, needed) and (x is None or x.shape != response_mask.shape):
+                what = f"{name} needs the old policy's {'log-probabilities' if needed == 'needs_logp' else 'Σπ²'}"
+                raise EngineError(Problem(f"{what}, which are not in verl's queue.", remedy=OTHER_RELEASE))
         with torch.no_grad():
-            batch, advantages = credit_rows(context, token_level_rewards, response_mask.bool(), index)
+            batch, advantages, returns = credit_rows(context, token_level_rewards, response_mask.bool(), index)
         context.credited.append(batch)
-        return advantages, advantages
+        return advantages, returns
 
     estimate.__name__ = f"{name}_advantages"
     return estimate
@@ -163,12 +173,18 @@ def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def credit_rows(
     context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]
-) -> tuple[CreditedBatch, Tensor]:
-    """The credit of the answers, and (B, T) advantages of verl's rows."""
+) -> tuple[CreditedBatch, Tensor, Tensor]:
+    """The credit of the answers, and (B, T) advantages and returns of verl's rows.
+
+    Nothing reads the returns without a critic, so they carry the penalties, if there are any, to the workers.
+    """
     rows, conversations = answers(context, rewards, mask, index)
     credit = give_credit(context.algorithm, rows, for_records=context.recorded)
     advantages = conversations.split(credit.advantages, mask.shape[1]).to(rewards.dtype)
-    return CreditedBatch(rows, credit, conversations), advantages
+    returns = advantages
+    if credit.penalty is not None:
+        returns = conversations.split(credit.penalty, mask.shape[1]).to(rewards.dtype)
+    return CreditedBatch(rows, credit, conversations), advantages, returns
 
 
 def record_rows(
@@ -192,12 +208,13 @@ def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequenc
     score = acc if context.score is None else context.score.to(total)[last]
     ids: dict[Any, int] = {}
     group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last], device=mask.device)
+    old = {name: x for name in ("entropy", "logp", "sum_sq") if (x := getattr(context, name)) is not None}
     rows = Rows(
         group=group,
         mask=conversations.join(mask),
         outcome=acc,
         extra=total - score,
-        entropy=None if context.entropy is None else conversations.join(context.entropy),
+        **{"entropy": None, **{name: conversations.join(x) for name, x in old.items()}},
         guided=torch.zeros_like(group, dtype=torch.bool),
     )
     return rows, conversations

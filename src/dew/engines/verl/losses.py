@@ -32,7 +32,8 @@ def actor_loss(
             what = f"{algorithm.name}: verl did not compute the entropy of the policy being trained."
             raise EngineError(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
-    with batch_context(BatchContext(algorithm=algorithm, entropy=entropy)):
+    penalty = data["returns"].to_padded_tensor(0) if algorithm.penalises else None  # see estimators.credit_rows
+    with batch_context(BatchContext(algorithm=algorithm, entropy=entropy, penalty=penalty)):
         return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]
 
 
@@ -51,7 +52,13 @@ def policy_loss(
         what = f"loss_mode={DEW_LOSS}: this trainer does not tell its workers which algorithm they train."
         raise EngineError(Problem(what, remedy=SWITCH_ON))
     algorithm, mask = context.algorithm, response_mask.bool()
-    part = Part(mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy)
+    part = Part(
+        mask=mask,
+        old_logp=old_log_prob,
+        weight=rollout_is_weights,
+        entropy=context.entropy,
+        penalty=context.penalty,
+    )
     batch, count = config.global_batch_info, None
     if batch:  # the divisor of this process's share: that of the whole mini-batch over D
         tokens, sequences, processes = (batch[key] for key in ("batch_num_tokens", "global_batch_size", "dp_size"))

@@ -123,7 +123,9 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
     name, algorithm = str(read(config, "algorithm.adv_estimator")), None
     credits = name in dew_estimators()
     problems = _mode_problems(config)
-    problems += _entropy_problems(config, algorithm_classes()[name]) if credits else []
+    if credits:
+        problems += _entropy_problems(config, algorithm_classes()[name])
+        problems += _sum_sq_problems(config, algorithm_classes()[name])
     try:
         algorithm = read_algorithm(config)
         problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators)
@@ -191,6 +193,24 @@ def _entropy_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
         what = f"{algorithm.name} uses the entropy of the policy being trained."
         found.append((what, f"Set {ACTOR}.calculate_entropy=True."))
     return [Problem(what, remedy=remedy) for what, remedy in found]
+
+
+def _sum_sq_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
+    """Settings that leave Σπ² out, or that compute it in 16 bits: logsumexp(2z) − 2 logsumexp(z) of bf16 logits."""
+    if not algorithm.needs_sum_sq:
+        return []
+    found, what = [], f"{algorithm.name} needs the sum of squared probabilities"
+    if read(config, "algorithm.rollout_correction.bypass_mode"):
+        why = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes it."
+        found.append(Problem(f"{what}.", why, "Set it to False."))
+    if read(config, f"{MODEL}.use_fused_kernels"):
+        why = f"With {MODEL}.use_fused_kernels=True verl does not compute it."
+        found.append(Problem(f"{what}.", why, "Set it to False."))
+    dtype = str(read(config, f"{FSDP}.mixed_precision.param_dtype"))
+    if str(read(config, f"{ACTOR}.strategy", "fsdp")) in ("fsdp", "fsdp2") and dtype not in ("fp32", "float32"):
+        why = "verl computes it from the logits in bf16: 1 - 2p + sum p^2 of a confident token would be rounding error."
+        found.append(Problem(f"{what}.", why, f"Set {FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
+    return found
 
 
 def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:

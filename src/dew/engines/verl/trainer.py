@@ -23,6 +23,7 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.padding import response_from_nested
 
 from dew.engines.verl import plugin
 from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, batch_context, record_rows
@@ -34,6 +35,9 @@ from dew.files import write_atomically
 
 Info = dict[str, Any]
 """What a reward manager returned for a row beside the reward."""
+
+SUM_SQ, SUM_SQ_SWITCH = "sum_pi_squared", "calculate_sum_pi_squared"
+"""verl's names for Σ_v π(v)² and for the flag that has the workers compute it."""
 
 plugin.register()
 
@@ -81,16 +85,34 @@ class CreditMixin:
             without_kl = replace(self.algorithm, kl_coef=0.0)  # verl adds that term
             self.actor_rollout_wg.set_loss_fn(partial(actor_loss, actor, algorithm=without_kl))
 
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """verl's, with Σπ² in the same pass if the algorithm needs it."""
+        batch.extra_info[SUM_SQ_SWITCH] = self.algorithm.needs_sum_sq
+        batch = super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+        batch.extra_info[SUM_SQ_SWITCH] = False  # not in the update
+        return batch
+
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl's, with the estimator's context fetched from verl's queue."""
-        data = _fetch(batch, "entropy", "extra_fields", "rm_scores")
+        old = {"old_log_probs": self.algorithm.needs_logp, SUM_SQ: self.algorithm.needs_sum_sq}
+        fields = [name for name, needed in old.items() if needed]
+        data = _fetch(batch, "entropy", "extra_fields", "rm_scores", "response_mask", *fields)
+        logp = _padded(data["old_log_probs"]) if "old_log_probs" in data else None
+        sum_sq = _padded(response_from_nested(data[SUM_SQ], data["response_mask"])) if SUM_SQ in data else None
         infos, entropy = _reward_infos(data, len(batch)), _padded(data["entropy"]) if "entropy" in data else None
         acc, score = _column(infos, "acc"), _column(infos, "score")
         if acc is None:  # before any KL term is subtracted
             acc = score = _padded(data["rm_scores"]).sum(-1)
         recorded = self._recorder is not None and self._recorder.due(self.global_steps)
         context = BatchContext(
-            algorithm=self.algorithm, entropy=entropy, keys=batch.keys, acc=acc, score=score, recorded=recorded
+            algorithm=self.algorithm,
+            entropy=entropy,
+            logp=logp,
+            sum_sq=sum_sq,
+            keys=batch.keys,
+            acc=acc,
+            score=score,
+            recorded=recorded,
         )
         with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]

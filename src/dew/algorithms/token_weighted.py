@@ -1,0 +1,122 @@
+"""DAPO with a weight, a penalty or a baseline for each token: Clip-Cov, KL-Cov, STEER and OTB.
+
+Their statistics are those of the whole batch, or of whole groups, under the policy that sampled it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dew.algorithms.base import Whose, sampling_entropy, sampling_logp, sampling_sum_sq
+from dew.algorithms.baselines import DAPO
+from dew.credit import clip_cov_mask, kl_cov_mask, steer_weights, token_baseline_advantages
+from dew.rollouts import Rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipCov(DAPO):
+    """Takes a few tokens with a large covariance of advantage and log-probability out of the loss. arXiv:2505.22617."""
+
+    name: ClassVar[str] = "clip_cov"
+    needs_logp: ClassVar[bool] = True
+
+    cov_share: float = 2e-4
+    """Share of the batch's live tokens that is taken out; at least one."""
+
+    cov_low: float = 1.0
+    """Tokens are drawn from those whose covariance is above this ..."""
+
+    cov_high: float = 5.0
+    """... and below this."""
+
+    def problems(self) -> list[str]:
+        found = super().problems() + _share(self.cov_share)
+        if not self.cov_low < self.cov_high:
+            found.append(f"cov_low={self.cov_low}, cov_high={self.cov_high}: no token would be drawn. Give low < high.")
+        return found
+
+    def advantages(self, rollouts: Rollouts) -> Tensor:
+        A, logp = super().advantages(rollouts), sampling_logp(self.name, rollouts)
+        bounds = {"low": self.cov_low, "high": self.cov_high}
+        return torch.where(clip_cov_mask(A, logp, rollouts.mask, share=self.cov_share, **bounds), 0, A)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLCov(DAPO):
+    """Keeps the tokens with the largest covariance near the sampling policy; clips nothing. arXiv:2505.22617."""
+
+    name: ClassVar[str] = "kl_cov"
+    needs_logp: ClassVar[bool] = True
+    penalises: ClassVar[bool] = True
+
+    clip_low: float = 1.0
+    """No bound on the ratio."""
+
+    clip_high: float = 1e6
+    """No bound on the ratio."""
+
+    cov_share: float = 2e-4
+    """Share of the batch's live tokens that gets the penalty; at least one."""
+
+    cov_coef: float = 1.0
+    """Coefficient of the penalty |log w|."""
+
+    def problems(self) -> list[str]:
+        found = super().problems() + _share(self.cov_share)
+        if not 0 <= self.cov_coef < float("inf"):
+            found.append(f"cov_coef={self.cov_coef}: tokens would be pushed away. Give >= 0, e.g. 1.")
+        return found
+
+    def penalties(self, rollouts: Rollouts, advantages: Tensor) -> Tensor:
+        chosen = kl_cov_mask(advantages, sampling_logp(self.name, rollouts), rollouts.mask, share=self.cov_share)
+        return self.cov_coef * chosen.to(advantages.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class STEER(DAPO):
+    """Smaller advantages where the update would change the entropy most. arXiv:2510.10150."""
+
+    name: ClassVar[str] = "steer"
+    needs_entropy: ClassVar[Whose] = "old"
+    needs_logp: ClassVar[bool] = True
+
+    least_weight: float = 0.8
+    """The weight of the token whose entropy would change most; others lie between this and 1."""
+
+    def problems(self) -> list[str]:
+        wrong = f"least_weight={self.least_weight}: give 0 < least_weight <= 1; the authors use 0.8."
+        return super().problems() + ([] if 0 < self.least_weight <= 1 else [wrong])
+
+    def advantages(self, rollouts: Rollouts) -> Tensor:
+        A, H = super().advantages(rollouts), sampling_entropy(self.name, rollouts)
+        return A * steer_weights(A, sampling_logp(self.name, rollouts), H, rollouts.mask, least=self.least_weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OTB(DAPO):
+    """A baseline for each position of a group, the one with the least variance. arXiv:2602.07078."""
+
+    name: ClassVar[str] = "otb"
+    needs_logp: ClassVar[bool] = True
+    needs_sum_sq: ClassVar[bool] = True
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.credit != "grpo":
+            found.append(f"credit={self.credit!r}: the optimal token baseline is a credit of its own. Leave it out.")
+        return found
+
+    def advantages(self, rollouts: Rollouts) -> Tensor:
+        """0 in groups whose rewards are all equal: there only the end of the longest answer would have credit."""
+        logp, sum_sq = sampling_logp(self.name, rollouts), sampling_sum_sq(self.name, rollouts)
+        reward, live = rollouts.reward + self.extra(rollouts), rollouts.live
+        A = token_baseline_advantages(torch.where(live, reward, 0), logp, sum_sq, rollouts.mask)
+        highest = torch.where(live, reward, -torch.inf).amax(-1)
+        lowest = torch.where(live, reward, torch.inf).amin(-1)
+        return torch.where((highest > lowest)[:, None, None], A, 0)
+
+
+def _share(share: float) -> list[str]:
+    return [] if 0 < share <= 1 else [f"cov_share={share}: a share of tokens. Give 0 < cov_share <= 1; usual is 2e-4."]

@@ -1,0 +1,81 @@
+"""Clip-Cov and KL-Cov: Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning", arXiv:2505.22617.
+
+    covᵢₜ = (Aᵢₜ − mean A) (log πᵢₜ − mean log π)          means over all live tokens of the batch
+
+The few tokens with a large covariance account for most of the loss of entropy. π is the policy that sampled; the batch
+is everything that is passed.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dew.credit.checks import check_bool, check_shape
+from dew.errors import ConfigError
+from dew.ops import at_least_float32, standardize
+
+
+def covariance(
+    advantages: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """covᵢₜ, 0 where `mask` is False."""
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    for name, x in (("advantages", advantages), ("logp", logp)):
+        check_shape(name, x, mask.shape, "token (*P, G, T)")
+    every = tuple(range(mask.ndim))
+    pair = (torch.where(mask, at_least_float32(x), 0) for x in (advantages, logp))
+    A, log_pi = (standardize(x, mask, every, scale=False) for x in pair)
+    return A * log_pi
+
+
+def clip_cov_mask(
+    advantages: Float[Tensor, "*shape"],
+    logp: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    share: float = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+) -> Bool[Tensor, "*shape"]:
+    """Clip-Cov: True on max(1, ⌊share · N⌋) of the N live tokens, drawn from those with low < cov < high.
+
+    The draw depends on the batch alone, so that every process of a run makes the same one.
+    """
+    _check_share(share)
+    if not low < high:
+        raise ConfigError(f"cov_low={low}, cov_high={high}: expected low < high, e.g. 1 and 5.")
+    cov = covariance(advantages, logp, mask)
+    candidates = (mask & (cov > low) & (cov < high)).flatten().nonzero()[:, 0]
+    live = int(mask.sum())
+    generator = torch.Generator().manual_seed(1_000_003 * live + len(candidates))
+    order = torch.randperm(len(candidates), generator=generator).to(candidates.device)
+    return _only(candidates[order[: _count(share, live)]], mask)
+
+
+def kl_cov_mask(
+    advantages: Float[Tensor, "*shape"],
+    logp: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    share: float = 2e-4,
+) -> Bool[Tensor, "*shape"]:
+    """KL-Cov: True on the max(1, ⌊share · N⌋) of the N live tokens that have the largest covariance."""
+    _check_share(share)
+    live = mask.flatten().nonzero()[:, 0]
+    cov = covariance(advantages, logp, mask)[mask]
+    return _only(live[cov.topk(min(_count(share, len(live)), len(live))).indices], mask)
+
+
+def _count(share: float, live: int) -> int:
+    return max(1, int(share * live + 1e-9))
+
+
+def _only(index: Tensor, mask: Tensor) -> Tensor:
+    chosen = torch.zeros_like(mask).flatten()
+    chosen[index] = True
+    return chosen.reshape(mask.shape)
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1; usual is 2e-4.")

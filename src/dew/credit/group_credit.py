@@ -1,0 +1,76 @@
+"""Other ways to turn the rewards of a group into advantages: MaxRL, QAE, W-REINFORCE, REINFORCE++."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dew.credit.checks import check_answers, check_bool, check_present, check_shape
+from dew.errors import ConfigError
+from dew.ops import STD_EPS, at_least_float32, masked_mean, standardize
+
+
+def maxrl_advantages(
+    rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None
+) -> Float[Tensor, "*P G"]:
+    """MaxRL, Tajwar et al. 2026, arXiv:2602.02710: hard problems count more.
+
+        Aᵢ = (rᵢ − mean r) / mean r          0 if mean r ≤ 0
+
+    For 0/1 rewards its expectation is the gradient of the log-likelihood of a correct answer, truncated at order G.
+    """
+    present = check_present(rewards, present)
+    r = torch.where(present, at_least_float32(rewards), 0)
+    mean = masked_mean(r, present, -1)
+    return torch.where(present & (mean > 0), (r - mean) / torch.where(mean > 0, mean, 1), 0)
+
+
+def qae_advantages(
+    rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None, *, quantile: float = 0.4
+) -> Float[Tensor, "*P G"]:
+    """Quantile Advantage Estimation, Wu et al. 2025, arXiv:2509.22611: a quantile instead of the mean.
+
+        Aᵢ = (rᵢ − Q_K r) / (std r + 1e-4)   Q_K: the smallest reward that at least K · G of the rewards do not exceed
+
+    For 0/1 rewards: if at most 1 − K of the answers are correct, only these get credit; otherwise only the wrong ones.
+    """
+    present = check_present(rewards, present)
+    if not 0 < quantile < 1:
+        raise ConfigError(f"quantile={quantile}: give 0 < quantile < 1, e.g. 0.4.")
+    r = torch.where(present, at_least_float32(rewards), 0)
+    size = present.sum(-1, keepdim=True)
+    rank = (quantile * size - 1e-6).ceil().long().clamp_min(1)  # 0.4 · 5 is a hair above 2 in floating point
+    baseline = torch.where(present, r, torch.inf).sort(-1).values.gather(-1, rank - 1)
+    centred = standardize(r, present, -1, scale=False)
+    std = (centred.square().sum(-1, keepdim=True) / (size - 1).clamp_min(1)).sqrt()
+    return torch.where(present, (r - baseline) / (std + STD_EPS), 0)
+
+
+def w_reinforce_advantages(
+    correct: Bool[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None, *, positive: float = 0.1
+) -> Float[Tensor, "*P G"]:
+    """Weighted-REINFORCE, Zhu et al. 2025, arXiv:2506.01347: mostly learn what to avoid.
+
+    Aᵢ = λ on O⁺, −1 on O⁻               no baseline; λ = 0 is negative sample reinforcement (NSR)
+    """
+    present = check_answers(correct, present)
+    if not 0 <= positive < float("inf"):
+        raise ConfigError(f"positive={positive}: give a number >= 0; the paper uses 0.1.")
+    A = torch.where(correct, torch.tensor(float(positive), device=correct.device), -1.0)
+    return torch.where(present, A, 0)
+
+
+def reinforce_pp_advantages(
+    rewards: Float[Tensor, "*P G"], mask: Bool[Tensor, "*P G T"], present: Bool[Tensor, "*P G"] | None = None
+) -> Float[Tensor, "*P G T"]:
+    """REINFORCE++ with baseline, Hu et al. 2025, arXiv:2501.03262: one mean and std for the whole batch.
+
+        A′ᵢₜ = rᵢ − mean r of the group      Aᵢₜ = (A′ᵢₜ − mean) / (std + 1e-4) over all live tokens
+
+    The batch is everything that is passed.
+    """
+    present = check_present(rewards, present)
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
+    r = torch.where(present, at_least_float32(rewards), 0)
+    centred = torch.where(mask, standardize(r, present, -1, scale=False).unsqueeze(-1), 0)
+    return standardize(centred, mask, tuple(range(mask.ndim)))

@@ -1,0 +1,419 @@
+"""Group credits, token weights and surrogates of other papers: MaxRL, QAE, W-REINFORCE, REINFORCE++, Clip-Cov, KL-Cov,
+OTB, STEER, CISPO, SAPO; and that they combine."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from dew import DewError, Rollouts, get_algorithm
+from dew.algorithms.base import Part
+from dew.credit import (
+    clip_cov_mask,
+    grpo_advantages,
+    kl_cov_mask,
+    maxrl_advantages,
+    qae_advantages,
+    reinforce_pp_advantages,
+    steer_weights,
+    token_baseline_advantages,
+    w_reinforce_advantages,
+)
+from dew.losses import policy_loss
+from groups import batches, groups, pad
+
+LN = math.log
+REWARDS = st.lists(st.floats(0, 2, width=32), min_size=1, max_size=16)
+CREDITS = ("grpo", "maxrl", "qae", "w_reinforce", "reinforce_pp")
+SURROGATES = ("clip", "cispo", "sapo")
+
+
+def double(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, double(expected) if isinstance(expected, list) else expected)
+
+
+def rollouts(batch, extra=None):
+    """Log-probabilities and Σπ² made up from the entropies; NaN on the padding, as these are."""
+    ids, rewards, rows = batch
+    entropy, mask = pad(rows)
+    return Rollouts.from_rows(
+        ids,
+        mask=mask,
+        reward=double(rewards),
+        entropy=entropy,
+        logp=-(entropy * 1.5 + 0.1),
+        sum_sq=(-entropy).exp(),
+        extra=None if extra is None else double(extra),
+    )
+
+
+# ---- group credit, worked by hand ---------------------------------------------------------------
+def test_golden_maxrl():
+    # 1 0 0 0: mean ¼; (1 − ¼)/¼ = 3, (0 − ¼)/¼ = −1.  A mean of 0 or less is nothing to divide by.
+    rewards = double([[1.0, 0, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]])
+    close(maxrl_advantages(rewards), [[3.0, -1, -1, -1], [0, 0, 0, 0], [0, 0, 0, 0]])
+
+
+def test_golden_qae():
+    # K = .4 of five answers: the second smallest reward.  0 0 0 0 1 and 0 0 1 1 1 -> 0;  0 1 1 1 1 -> 1
+    # std of one in five: squares .8² + 4 · .2² = .8, over 4, √.2;  of two or three in five: √(1.2/4) = √.3
+    few, many, limit = [1.0, 0, 0, 0, 0], [1.0, 1, 1, 1, 0], [1.0, 1, 1, 0, 0]
+    a, b = 1 / (math.sqrt(0.2) + 1e-4), 1 / (math.sqrt(0.3) + 1e-4)
+    close(qae_advantages(double([few, many, limit])), [[a, 0, 0, 0, 0], [0, 0, 0, 0, -a], [b, b, b, 0, 0]])
+    close(qae_advantages(double(limit), quantile=0.5), [0.0, 0, 0, -b, -b])  # the third smallest, 1
+
+    batch = rollouts(([0] * 5, limit, [[1.0]] * 5))
+    close(get_algorithm("qae", quantile=0.5).advantages(batch).flatten(), [0.0, 0, 0, -b, -b])
+
+
+def test_golden_w_reinforce():
+    assert w_reinforce_advantages(torch.tensor([True, False])).tolist() == pytest.approx([0.1, -1])
+    assert w_reinforce_advantages(torch.tensor([True, False]), positive=0.0).tolist() == [0, -1]
+    # other rewards are added before the weight: .1 · (1 + .5), −1 − .2
+    batch = rollouts(([0, 0], [1.0, 0.0], [[1.0], [1.0]]), extra=[0.5, -0.2])
+    assert get_algorithm("w_reinforce").advantages(batch).flatten().tolist() == pytest.approx([0.15, -1.2])
+
+
+def test_golden_reinforce_pp():
+    # two groups: 1 0 -> ½ −½ on 2 and 1 tokens; 1 1 -> 0 0 on 1 and 1.  ½ ½ −½ 0 0: mean .1,
+    # squares .16 + .16 + .36 + .01 + .01 = .7, over 4, std √.175
+    mask = torch.tensor([[[1, 1], [1, 0]], [[1, 0], [1, 0]]]).bool()
+    s = math.sqrt(0.175) + 1e-4
+    A = reinforce_pp_advantages(double([[1.0, 0], [1, 1]]), mask)
+    close(A, [[[0.4 / s, 0.4 / s], [-0.6 / s, 0]], [[-0.1 / s, 0], [-0.1 / s, 0]]])
+
+
+# ---- token weights, worked by hand --------------------------------------------------------------
+#   A − 0 = 1 1 −1 −1, log π + 3 = 2 −2 2 −2: covariances 2 −2 −2 2
+COV_A, COV_LOGP = double([[1.0, 1], [-1, -1]]), double([[-1.0, -5], [-1, -5]])
+EVERY = torch.ones(2, 2).bool()
+
+
+def test_golden_clip_cov():
+    chosen = clip_cov_mask(COV_A, COV_LOGP, EVERY, share=1.0)
+    assert chosen.tolist() == [[True, False], [False, True]]
+    one = clip_cov_mask(COV_A, COV_LOGP, EVERY, share=1e-9)  # at least one, drawn from these two
+    assert one.sum() == 1 and (one & chosen).sum() == 1
+    assert not clip_cov_mask(COV_A, COV_LOGP, EVERY, share=1.0, high=2.0).any()  # 2 < 2 is false
+    assert not clip_cov_mask(COV_A, COV_LOGP, EVERY, share=1.0, low=2.0).any()
+
+
+def test_golden_kl_cov():
+    logp = COV_LOGP + double([[0.0, 0], [0, -4]])  # −1 −5 −1 −9, mean −4: covariances 3 −1 −3 5
+    assert kl_cov_mask(COV_A, logp, EVERY, share=0.25).tolist() == [[False, False], [False, True]]
+    assert kl_cov_mask(COV_A, logp, EVERY, share=0.5).tolist() == [[True, False], [False, True]]
+    assert kl_cov_mask(COV_A, logp, EVERY, share=1e-9).sum() == 1
+
+
+def test_golden_otb():
+    # answer 1: π = ½, Σπ² = ½ -> 1 − 1 + ½ = ½; π = 1 adds 0.  answer 2: π = Σπ² = ¼ -> 1 − ½ + ¼ = ¾
+    # B₁ = (1 · ½ + 0 · ¾) / 1¼ = .4;  at the second position answer 1 is alone: B = 0
+    logp, mask = pad([[LN(0.5), 0.0], [LN(0.25)]])
+    A = token_baseline_advantages(double([1.0, 0]), logp, logp.exp(), mask)
+    torch.testing.assert_close(A, double([[0.6, 1.0], [-0.4, 0]]), rtol=0, atol=1e-7)
+    # a third answer, with reward ½ and the second token at π = Σπ² = ½: W = ½, 1.  B₂ = (1 · ½ + ½ · 1) / 1½ = ⅔
+    logp, mask = pad([[LN(0.5), 0.0], [LN(0.25)], [LN(0.5), LN(0.5)]])
+    A = token_baseline_advantages(double([1.0, 0, 0.5]), logp, logp.exp(), mask)
+    torch.testing.assert_close(A[:, 1], double([1 / 3, 0, 0.5 - 2 / 3]), rtol=0, atol=1e-7)
+
+
+def test_otb_gives_groups_of_equal_rewards_nothing():
+    """Not even the end of the longest answer, whose baseline is 0."""
+    assert not get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 1.0], [[1.0, 2.0], [1.0]]))).any()
+    assert get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 0.0], [[1.0, 2.0], [1.0]]))).all(-1)[0, 0]
+
+
+def test_golden_steer():
+    # H = log 2.  π = ½: log π + H = 0, weight 1.  π = ¼: ¾ · −log 2; with A = 2 the largest: .8; with A = −1 half: √.8
+    logp, mask = pad([[LN(0.5), LN(0.25)], [LN(0.25)]])
+    H, A = torch.full_like(logp, LN(2)), double([[1.0, 2], [-1, 0]])
+    close(steer_weights(A, logp, H, mask), [[1.0, 0.8], [math.sqrt(0.8), 0]])
+    # the largest |Ω| is 1e-3 · ¾ log 2, below .02: its weight is .8 ^ (Ω / .02)
+    close(steer_weights(1e-3 * A / 2, logp, H, mask)[0, 1], double(0.8 ** (1e-3 * 0.75 * LN(2) / 0.02)))
+
+
+# ---- surrogates, worked by hand -----------------------------------------------------------------
+#   row 1: w = 2, ½ with A = 1    row 2: w = 1 with A = −1    clip 0.2 / 0.28, as in test_losses
+LOGP, MASK = pad([[LN(2), LN(0.5)], [0.0]])
+OLD, ADVANTAGES = torch.zeros_like(LOGP), double([1.0, -1.0])
+
+
+def value_and_gradient(**settings):
+    leaf = LOGP.nan_to_num(0).requires_grad_()
+    value, _ = policy_loss(leaf, OLD, ADVANTAGES, MASK, **settings)
+    value.backward()
+    return value.item(), leaf.grad[MASK].tolist()
+
+
+def test_golden_cispo():
+    # weights 1.28, .8 | 1: −(1.28 · log 2 + .8 · log ½ − 1 · 0)/3; the gradient is −weight · A, also beyond the bounds
+    value, gradient = value_and_gradient(surrogate="cispo")
+    assert value == pytest.approx(-(1.28 - 0.8) * LN(2) / 3)
+    assert gradient == pytest.approx([-1.28 / 3, -0.8 / 3, 1 / 3])
+
+
+def test_golden_sapo():
+    # A > 0: 4 σ(1), 4 σ(−½) | A < 0, τ = 1.05: 4/1.05 · σ(0).  gradient: −4 σ(1 − σ) · w · A
+    def sigma(x):
+        return 1 / (1 + math.exp(-x))
+
+    value, gradient = value_and_gradient(surrogate="sapo")
+    assert value == pytest.approx(-(4 * sigma(1) + 4 * sigma(-0.5) - 2 / 1.05) / 3)
+    slopes = [4 * sigma(x) * (1 - sigma(x)) for x in (1, -0.5, 0)]
+    assert gradient == pytest.approx([-slopes[0] * 2 / 3, -slopes[1] * 0.5 / 3, slopes[2] / 3])
+    hot, _ = value_and_gradient(surrogate="sapo", tau_pos=2.0, tau_neg=4.0)
+    assert hot == pytest.approx(-(2 * sigma(2) + 2 * sigma(-1) - 0.5) / 3)
+
+
+def test_golden_penalty():
+    # ½ · |log 2| on the first token, 2 · |log ½| on the second; both are multiplied by the sampler's correction
+    penalty = double([[0.5, 2.0], [0.0, float("nan")]])
+    plain, _ = value_and_gradient()
+    assert value_and_gradient(penalty=penalty)[0] == pytest.approx(plain + 2.5 * LN(2) / 3)
+    half = torch.full((2, 1), 0.5, dtype=torch.float64)
+    assert value_and_gradient(penalty=penalty, weight=half)[0] == pytest.approx((plain + 2.5 * LN(2) / 3) / 2)
+
+
+def test_clip_statistics_are_those_of_the_surrogate():
+    shares = {s: policy_loss(LOGP, OLD, ADVANTAGES, MASK, surrogate=s)[1]["clip/high"].item() for s in SURROGATES}
+    assert shares == pytest.approx({"clip": 1 / 3, "cispo": 1 / 3, "sapo": 0})
+
+
+# ---- oracles ------------------------------------------------------------------------------------
+@given(groups(max_size=6), st.lists(st.floats(-1, 2, width=32), min_size=6, max_size=6))
+def test_otb_matches_the_loops(group, rewards):
+    _, rows = group
+    rewards = rewards[: len(rows)]
+    logp = [[-h for h in row] for row in rows]
+    squares = [[math.exp(-0.5 * h) for h in row] for row in rows]
+    expected = oracles.token_baseline(rewards, logp, squares)
+    (lp, mask), (sq, _) = pad(logp), pad(squares)
+    actual = token_baseline_advantages(double(rewards), lp, sq, mask)
+    for row, wanted in zip(actual, expected, strict=True):
+        assert row[: len(wanted)].tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+@given(groups(max_size=6, mixed=True), st.floats(0.01, 1))
+def test_covariances_match_the_loops(group, share):
+    correct, rows = group
+    credit = [[1.0 if won else -0.5 for _ in row] for won, row in zip(correct, rows, strict=True)]
+    (A, mask), (logp, _) = pad(credit), pad([[-h for h in row] for row in rows])
+    cov = oracles.covariances(credit, [[-h for h in row] for row in rows])
+    top = sorted(cov, reverse=True)[: max(1, int(share * len(cov) + 1e-9))]
+    chosen = kl_cov_mask(A, logp, mask, share=share)[mask].tolist()
+    assert sorted((c for c, k in zip(cov, chosen, strict=True) if k), reverse=True) == pytest.approx(top, abs=1e-9)
+    inside = [1 < c < 5 for c in cov]
+    drawn = clip_cov_mask(A, logp, mask, share=share)[mask].tolist()
+    assert sum(drawn) == min(len(top), sum(inside)) and all(i for i, d in zip(inside, drawn, strict=True) if d)
+
+
+# ---- properties ---------------------------------------------------------------------------------
+@given(REWARDS)
+def test_absent_answers_are_never_read(rewards):
+    r, present = double([*rewards, float("nan")]), torch.tensor([True] * len(rewards) + [False])
+    mask = present[:, None].expand(-1, 2)
+    for credit in (maxrl_advantages, qae_advantages, lambda r, p=None: reinforce_pp_advantages(r, mask[: len(r)], p)):
+        torch.testing.assert_close(credit(r, present)[:-1], credit(r[:-1]))
+        assert not credit(r, present)[-1].any()
+
+
+@given(st.integers(0, 8), st.integers(1, 8))
+def test_maxrl_is_grpos_direction_and_sums_to_zero(n, m):
+    r = double([1.0] * n + [0.0] * m)
+    A = maxrl_advantages(r)
+    assert abs(A.sum().item()) < 1e-9
+    torch.testing.assert_close(A * n / (n + m), grpo_advantages(r, scale=False))
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(0.05, 0.95))
+def test_qae_trains_one_side_only(n, m, quantile):
+    """Correct answers if their share is at most 1 − K, else wrong ones."""
+    A = qae_advantages(double([1.0] * n + [0.0] * m), quantile=quantile)
+    if abs(n / (n + m) - (1 - quantile)) < 1e-4:
+        return
+    hard = n / (n + m) < 1 - quantile
+    assert (A[:n] > 0).all() == hard and (A[n:] < 0).all() == (not hard)
+    assert not A[n:].any() if hard else not A[:n].any()
+
+
+@given(batches())
+def test_token_rules_never_flip_a_sign(batch):
+    grouped = rollouts(batch)
+    plain = get_algorithm("dapo").advantages(grouped)
+    for name in ("clip_cov", "steer"):
+        A = get_algorithm(name).advantages(grouped)
+        assert (A * plain >= 0).all() and (A.abs() <= plain.abs() + 1e-12).all()
+    assert ((get_algorithm("steer").advantages(grouped).abs() >= 0.8 * plain.abs() - 1e-9) | ~grouped.mask).all()
+    A = get_algorithm("otb").advantages(grouped)
+    won = (grouped.reward > 0.5)[..., None] & grouped.mask
+    assert (A[won] >= -1e-6).all() and (A[~won] <= 1e-6).all()
+
+
+@given(batches(), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb"]))
+def test_padding_does_not_matter(batch, name):
+    """Wider rows with NaN beyond the mask give the same credit and penalties."""
+    narrow, algorithm = rollouts(batch), get_algorithm(name)
+    wide = {
+        key: torch.cat([x, torch.full_like(x, float("nan"))], -1)
+        for key in ("entropy", "logp", "sum_sq")
+        if (x := getattr(narrow, key)) is not None
+    }
+    mask = torch.cat([narrow.mask, torch.zeros_like(narrow.mask)], -1)
+    other = Rollouts(mask=mask, reward=narrow.reward, rows=narrow.rows, **wide)
+    T = narrow.mask.shape[-1]
+    one, two = algorithm.advantages(narrow), algorithm.advantages(other)
+    torch.testing.assert_close(two[..., :T], one)
+    assert not two[..., T:].any()
+    if algorithm.penalises:
+        torch.testing.assert_close(algorithm.penalties(other, two)[..., :T], algorithm.penalties(narrow, one))
+
+
+@given(batches())
+def test_kl_cov_penalises_the_chosen_tokens_and_keeps_dapos_advantages(batch):
+    grouped, algorithm = rollouts(batch), get_algorithm("kl_cov", cov_coef=3.0, cov_share=0.2)
+    A = algorithm.advantages(grouped)
+    assert A.equal(get_algorithm("dapo").advantages(grouped))
+    penalty = algorithm.penalties(grouped, A)
+    live = int(grouped.mask.sum())
+    assert (penalty > 0).sum() == max(1, int(0.2 * live + 1e-9)) and penalty.sum() == 3 * (penalty > 0).sum()
+    assert not penalty[~grouped.mask].any()
+
+
+def test_statistics_are_those_of_the_whole_batch():
+    """Two groups together choose other tokens, weights and scales than each alone."""
+    rows = [[0.2, 3.0, 1.0], [0.1, 2.0, 4.0], [0.3, 0.1, 0.2], [5.0, 0.4, 0.1]]
+    both, rewards = rollouts(([0, 0, 1, 1], [1.0, 0, 1, 0], rows)), [1.0, 0.0]
+    alone = [rollouts(([0, 0], rewards, part)) for part in (rows[:2], rows[2:])]
+    for name, settings in (("steer", {}), ("kl_cov", {"cov_share": 0.3})):
+        algorithm = get_algorithm(name, **settings)
+
+        def found(batch, algorithm=algorithm):
+            A = algorithm.advantages(batch)
+            return algorithm.penalties(batch, A) if algorithm.penalises else A
+
+        assert not torch.allclose(found(both), torch.cat([found(batch) for batch in alone]), rtol=1e-6)
+    uneven = rollouts(([0, 0, 0, 1, 1], [1.0, 0, 0, 1, 0], [*rows, [1.0]]))
+    dr = get_algorithm("dr_grpo").advantages(uneven)
+    A = get_algorithm("reinforce_pp").advantages(uneven)
+    assert A[uneven.mask].mean().abs() < 1e-9 and A[uneven.mask].std().item() == pytest.approx(1, abs=1e-3)
+    torch.testing.assert_close(A[uneven.mask] - A[0, 0, 0], (dr[uneven.mask] - dr[0, 0, 0]) * (A[0, 0, 0] - A[0, 1, 0]))
+
+
+def test_the_draw_of_clip_cov_is_the_same_in_every_process():
+    g = torch.Generator().manual_seed(0)
+    A, logp = torch.randn(2, 64, 50, generator=g)
+    mask = torch.rand(64, 50, generator=g) < 0.8
+    draws = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        draws.append(clip_cov_mask(A, -logp.abs() * 4, mask, share=0.01))
+    assert draws[0].equal(draws[1]) and draws[0].sum() == int(0.01 * mask.sum())
+
+
+@given(st.integers(0, 1000), st.sampled_from(["token", "sequence_mean", "sequence_geometric"]))
+def test_on_policy_all_surrogates_have_the_same_gradient(seed, ratio):
+    g = torch.Generator().manual_seed(seed)
+    logp = -torch.rand(3, 4, generator=g, dtype=torch.float64)
+    A = torch.randn(3, 1, generator=g, dtype=torch.float64).expand(3, 4)
+    gradients = []
+    for surrogate in SURROGATES:
+        leaf = logp.clone().requires_grad_()
+        policy_loss(leaf, logp, A, torch.ones(3, 4).bool(), ratio=ratio, surrogate=surrogate)[0].backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])
+
+
+# ---- combinations and refusals ------------------------------------------------------------------
+ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize("name", ["dapo", "forking_tokens", "steer", "clip_cov"])
+def test_every_combination_can_be_written(name, credit, surrogate):
+    """Group credit x token weight x loss."""
+    batch, algorithm = rollouts(ONE_GROUP), get_algorithm(name, credit=credit, surrogate=surrogate)
+    A = batch.to_rows(algorithm.advantages(batch))
+    plain = batch.to_rows(get_algorithm(name).advantages(batch))
+    assert A.isfinite().all() and A.any() and (A * plain >= 0).all()
+    part = Part(mask=batch.to_rows(batch.mask), old_logp=batch.to_rows(batch.logp).nan_to_num(0))
+    loss, _ = algorithm.loss(part.old_logp + 0.5, part, A)
+    expected, _ = policy_loss(part.old_logp + 0.5, part.old_logp, A, part.mask, surrogate=surrogate)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_penalties_are_part_of_the_algorithms_loss():
+    # w = 2 everywhere, A = 1, no clip: −2, and 3 · log 2 on one of two tokens
+    part = Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2), penalty=torch.tensor([[3.0, 0.0]]))
+    loss, _ = get_algorithm("kl_cov").loss(torch.full((1, 2), LN(2)), part, torch.ones(1, 2))
+    assert loss.item() == pytest.approx(-2 + 3 * LN(2) / 2)
+
+
+@pytest.mark.parametrize("name", ["gtpo", "grpo_s", "gspo"])
+def test_the_surrogate_is_a_setting_of_every_algorithm(name):
+    part = Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2))
+    ones = torch.ones(1, 2)
+    loss = get_algorithm(name, surrogate="cispo", clip_low=1.0, clip_high=9.0).loss(ones * LN(2), part, ones)[0]
+    assert loss.item() == pytest.approx(-2 * LN(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("gtpo", {"surrogate": "ppo"}, "clip, cispo, sapo"),
+        ("sapo", {"tau_neg": 0}, "numbers > 0"),
+        ("dapo", {"credit": "rloo"}, "grpo, maxrl, qae, w_reinforce, reinforce_pp"),
+        ("qae", {"quantile": 1.0}, "0 < quantile < 1"),
+        ("w_reinforce", {"positive": -0.1}, "correct answers would be penalised"),
+        ("maxrl", {"overlong": "group"}, "Leave overlong out"),
+        ("clip_cov", {"cov_share": 0}, "0 < cov_share <= 1"),
+        ("clip_cov", {"cov_low": 5}, "low < high"),
+        ("kl_cov", {"cov_coef": -1}, "cov_coef=-1"),
+        ("steer", {"least_weight": 0}, "0 < least_weight <= 1"),
+        ("otb", {"credit": "maxrl"}, "a credit of its own"),
+    ],
+)
+def test_invalid_settings(name, settings, says):
+    with pytest.raises(DewError, match=says) as error:
+        get_algorithm(name, **settings)
+    assert len(error.value.problems) == 1
+
+
+def test_missing_columns():
+    batch = Rollouts(mask=torch.ones(1, 2, 3).bool(), reward=torch.tensor([[0.0, 1.0]]))
+    for name, says in (
+        ("clip_cov", "clip_cov needs the sampling policy's log-probability"),
+        ("otb", "log-probability"),
+    ):
+        with pytest.raises(DewError, match=says):
+            get_algorithm(name).advantages(batch)
+    with pytest.raises(DewError, match="sum of squared probabilities"):
+        get_algorithm("otb").advantages(Rollouts(mask=batch.mask, reward=batch.reward, logp=torch.zeros(1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: clip_cov_mask(COV_A[:1], COV_LOGP, EVERY), r"advantages has shape \(1, 2\)"),
+        (lambda: kl_cov_mask(COV_A, COV_LOGP, EVERY, share=2.0), "cov_share=2.0"),
+        (lambda: clip_cov_mask(COV_A, COV_LOGP, EVERY, low=5.0), "low < high"),
+        (lambda: steer_weights(COV_A, COV_LOGP, COV_A.abs(), EVERY, least=0), "least=0"),
+        (lambda: token_baseline_advantages(double([1.0]), COV_LOGP, COV_LOGP, EVERY), "rewards has shape"),
+        (lambda: qae_advantages(double([1.0]), quantile=0), "quantile=0"),
+        (lambda: w_reinforce_advantages(double([1.0])), "torch.bool"),
+        (lambda: w_reinforce_advantages(torch.tensor([True]), positive=-1), "positive=-1"),
+        (lambda: policy_loss(LOGP, OLD, ADVANTAGES, MASK, surrogate="ppo"), "clip, cispo, sapo"),
+        (lambda: policy_loss(LOGP, OLD, ADVANTAGES, MASK, tau_pos=0), "above 0"),
+    ],
+)
+def test_invalid_input(call, says):
+    with pytest.raises(DewError, match=says):
+        call()

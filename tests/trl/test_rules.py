@@ -1,0 +1,82 @@
+"""Every algorithm in the TRL engine, and what some of them need beside the entropy: log π, Σπ², penalties on tokens."""
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew.algorithms import get_algorithm, list_algorithms
+from dew.errors import ConfigError
+
+
+def outcome(completions, **_):
+    return [float(any(letter in text for letter in "abc")) for text in completions]
+
+
+def trainer(folder, algorithm="otb", **settings):
+    settings = {"algorithm_kwargs": {"dynamic_sampling": False}, **settings}
+    others = {"rollout_func": tiny.scripted}
+    return tiny.trainer(folder, outcome, others=others, algorithm=algorithm, records_every=0, **settings)
+
+
+def test_every_algorithm_trains(tmp_path):
+    """One generation and one gradient each, in one trainer: all differ, except where only the loss' bounds do."""
+    one = trainer(tmp_path)
+    one.model.train()
+    one.current_gradient_accumulation_steps = 1
+    gradients = {}
+    for name in list_algorithms():
+        one.algorithm = get_algorithm(name, max_tokens=6, dynamic_sampling=False)
+        batch = one._generate_and_score_completions(tiny.rows(one))
+        assert ("penalty" in batch) == one.algorithm.penalises
+        one.model.zero_grad()
+        one._compute_loss(one.model, batch).backward()
+        gradients[name] = torch.cat([p.grad.flatten() for p in one.model.parameters()])
+        assert gradients[name].isfinite().all() and gradients[name].any(), name
+    # on-policy the surrogates have one gradient, and a penalty on |log w| has none
+    for name in ("cispo", "kl_cov"):
+        torch.testing.assert_close(gradients[name], gradients["dapo"])
+    torch.testing.assert_close(gradients["sapo"], gradients["grpo"])
+    for name in ("maxrl", "qae", "w_reinforce", "reinforce_pp", "steer", "otb"):
+        assert not torch.allclose(gradients[name], gradients["dapo"], rtol=1e-3, atol=1e-6), name
+
+
+@pytest.mark.parametrize("iterations", [1, 2])  # 2: TRL makes the scoring pass
+def test_credit_gets_the_sampling_policys_log_probabilities_and_sums_of_squares(tmp_path, iterations):
+    one = trainer(tmp_path, num_iterations=iterations, temperature=0.7)
+    one.model.train()
+    batch = one.sample(tiny.rows(one))
+    given = batch.inputs
+    ids = torch.cat([given["prompt_ids"], given["completion_ids"]], 1)
+    attention = torch.cat([given["prompt_mask"], given["completion_mask"]], 1)
+    T = given["completion_ids"].shape[1]
+    with torch.no_grad():
+        logits = one.model(input_ids=ids, attention_mask=attention).logits[:, -T - 1 : -1] / 0.7
+    logq = logits.log_softmax(-1)
+    logp = logq.gather(-1, given["completion_ids"][..., None])[..., 0]
+    mask = batch.mask
+    torch.testing.assert_close(batch.sum_sq[mask], logq.exp().square().sum(-1)[mask], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(batch.logp[mask], logp[mask], rtol=1e-4, atol=1e-5)
+
+
+def test_penalties_reach_the_loss(tmp_path):
+    """One of the tokens: 10 · |log w| / tokens more than without, once the policy has moved."""
+    kwargs = {"dynamic_sampling": False, "cov_coef": 10.0}
+    one = trainer(tmp_path, "kl_cov", num_iterations=2, algorithm_kwargs=kwargs)
+    one.model.train()
+    one.current_gradient_accumulation_steps = 1
+    batch = one._generate_and_score_completions(tiny.rows(one))
+    assert batch["penalty"].shape == batch["advantages"].shape and batch["penalty"].sum() == 10
+    with torch.no_grad():
+        for parameter in one.model.parameters():
+            parameter.add_(0.05)
+        logp, _, _ = one._forward(one.model, batch)
+        loss = one._compute_loss(one.model, batch)
+        without = one._compute_loss(one.model, {**batch, "penalty": None})
+    w = (logp - batch["old_per_token_logps"]).abs()[batch["penalty"] > 0]
+    assert w > 1e-3
+    torch.testing.assert_close(loss - without, (10 * w / batch["divisor"]).squeeze(), rtol=1e-3, atol=1e-5)
+
+
+def test_sums_of_squares_need_dews_operator(tmp_path):
+    with pytest.raises(ConfigError, match="exact_head=False"):
+        trainer(tmp_path, exact_head=False)
