@@ -254,7 +254,7 @@ class Decoder:
     def _release(self) -> None:
         """Start without buffers. Graphs refer to the storage's address, so they go with it, and the pool with them."""
         self._kept: dict[int, _Buffers] = {}
-        self._storage = torch.empty(0)
+        self._storage: Tensor = torch.empty(0)
         """Keys and values of whichever buffers are in use."""
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         """Memory that all graphs share: they run one after the other, and results are copied out."""

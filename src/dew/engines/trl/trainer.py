@@ -330,7 +330,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return logp, entropy, aux
 
     def _old_policy(self, inputs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Entropy, log-probability and Σπ² of the sampling policy: from TRL's scoring pass, the sampler, or our pass."""
+        """Entropy, log-probability and Σπ² of the sampling policy: from TRL's pass, the sampler, or our pass."""
         old, algorithm = inputs.get("old_per_token_logps"), self.algorithm
         for logp, entropy, sum_sq in self._capture.passes:
             if logp is old:
