@@ -128,3 +128,18 @@ def test_parts_by_hand():
     assert padding.token_parts([3, 5, 1, 4, 2], 10) == [[1, 3], [0, 4, 2]]
     assert padding.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
     assert padding.token_parts([12, 9], 10) == [[0], [1]]
+
+
+def test_an_answer_with_a_penalty_is_not_left_out():
+    """Row 0 has an advantage, row 1 a penalty, row 2 neither, row 3 an advantage on a masked token only."""
+    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]])
+    advantages, penalty = torch.zeros(2, 4, 2)
+    advantages[0, 1], advantages[3, 1], penalty[1, 0] = 1, 1, 0.5
+    ids = torch.arange(8).view(4, 2)
+    rows = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": ids, "completion_mask": mask}
+    rows |= {"advantages": advantages, "penalty": penalty, "divisor": torch.tensor(7.0)}
+    (part,) = padding.update_parts([rows], 4, skip=True)
+    assert part["completion_ids"].tolist() == [[0, 1], [2, 3]] and part["divisor"] == 7
+    assert len(padding.update_parts([rows], 4, skip=False)[0]["completion_ids"]) == 4
+    nothing = {**rows, "advantages": 0 * advantages, "penalty": 0 * penalty}
+    assert padding.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest

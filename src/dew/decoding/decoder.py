@@ -175,6 +175,12 @@ ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
 class Decoder:
     """Samples answers to prompts given as token ids. On a CPU the same steps run without graphs."""
 
+    _kept: "dict[int, _Buffers]"
+    _storage: Tensor
+    """Keys and values of whichever buffers are in use."""
+    _pool: Any
+    """Memory that all graphs share: they run one after the other, and results are copied out."""
+
     def __init__(self, model: Any, draw: Draw, *, ends: Iterable[int], pad: int) -> None:
         self.model, self.draw, self.pad = model, draw, pad
         self.device = model.get_input_embeddings().weight.device
@@ -253,11 +259,8 @@ class Decoder:
 
     def _release(self) -> None:
         """Start without buffers. Graphs refer to the storage's address, so they go with it, and the pool with them."""
-        self._kept: dict[int, _Buffers] = {}
-        self._storage: Tensor = torch.empty(0)
-        """Keys and values of whichever buffers are in use."""
-        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        """Memory that all graphs share: they run one after the other, and results are copied out."""
+        self._kept, self._storage = {}, torch.empty(0)
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
         """Process every distinct prompt once, and sample the first token of each answer."""
@@ -334,7 +337,7 @@ class _Buffers:
             return
         if (graph := self._graphs[visible]) is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=decoder.pool):
+            with torch.cuda.graph(graph, pool=decoder._pool):
                 self._forward(decoder, visible)
             self._graphs[visible] = graph
         graph.replay()

@@ -30,14 +30,16 @@ def token_parts(lengths: list[int], budget: int) -> list[list[int]]:
 def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[Columns]:
     """The rows of an optimizer step in micro-batches that take no more memory than `rows_at_once` padded rows.
 
-    With `skip`, answers without an advantage are left out; one remains, because every process needs a gradient.
+    With `skip`, answers without an advantage or penalty are left out; one remains, because every process needs a
+    gradient.
     """
     first = waiting[0]
     rows = {name: torch.cat([w[name] for w in waiting]) for name, x in first.items() if x is not None and x.ndim}
     others = {name: x for name, x in first.items() if name not in rows}
     lengths = (rows["prompt_mask"].sum(1) + rows["completion_mask"].sum(1)).tolist()
-    trained = ((rows["advantages"] != 0) & loss_mask(rows)).any(1).tolist() if skip else [True] * len(lengths)
-    kept = [i for i, found in enumerate(trained) if found] or [min(range(len(lengths)), key=lambda i: lengths[i])]
+    credit = (rows["advantages"] != 0) | (rows["penalty"] != 0) if "penalty" in rows else rows["advantages"] != 0
+    trained = (credit & loss_mask(rows)).any(1).tolist()
+    kept = [i for i, found in enumerate(trained) if found or not skip] or [lengths.index(min(lengths))]
     width = rows["prompt_ids"].shape[1] + rows["completion_ids"].shape[1]
     found = []
     for part in token_parts([lengths[i] for i in kept], rows_at_once * width):
