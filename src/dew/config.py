@@ -17,7 +17,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, Problem, RecordError, did_you_mean
+from dew.files import read_whole
 
 Settings = dict[str, Any]
 ENGINES = ("trl", "verl")
@@ -67,6 +68,8 @@ class Run:
         return {**own, **self.settings}
 
 
+MAX_PROBLEMS = 10_000_000
+"""A bound on typing errors: games would be generated without end."""
 TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict}
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
@@ -86,8 +89,11 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
     ]
     if own.get("engine", "trl") not in ENGINES:
         problems.append(Problem(f"engine: {own['engine']!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
-    if not problems and own.get("problems", 1) < 1:
-        problems.append(Problem(f"problems: {own['problems']}.", remedy="Give at least one training problem."))
+    if not problems and not 1 <= own.get("problems", 1) <= MAX_PROBLEMS:
+        problems.append(Problem(f"problems: {own['problems']}.", remedy=f"Give a number from 1 to {MAX_PROBLEMS:,}."))
+    if own.get("task") and keys.get("dataset_name"):
+        what = f"task: {own['task']} and dataset_name: {keys['dataset_name']}: a run trains on one of them."
+        problems.append(Problem(what, remedy="Remove one; on the command line, --dataset_name null or --task null."))
     try:
         own["scores"] = _scoring(own.get("scores"))
     except ConfigError as error:
@@ -104,14 +110,28 @@ def _scoring(value: Any) -> Scoring | None:
         example = "Write true, false or settings such as {problems: 128, k: 16}."
         raise ConfigError(Problem(f"scores: {value!r} is not understood.", remedy=example))
     check_keys([f"scores.{key}" for key in value], [f"scores.{f.name}" for f in fields(Scoring)])
+    counts = {key: x for key, x in value.items() if key != "temperature" and x is not None}
+    if bad := [f"scores.{key}: {x!r}." for key, x in counts.items() if not isinstance(x, int) or x < 1]:
+        raise ConfigError([Problem(what, remedy="Give a whole number of at least 1.") for what in bad])
     return Scoring(**value)
+
+
+RENAMED = {
+    "torch_dtype": "Write dtype.",
+    "max_prompt_length": "TRL no longer truncates prompts: remove it, and leave overlong prompts out of the data.",
+    "evaluation_strategy": "Write eval_strategy.",
+    "no_cuda": "Write use_cpu.",
+    "warmup_ratio": "Write warmup_steps: below 1 it is a share of all steps.",
+}
+"""Settings of earlier releases of TRL and transformers."""
 
 
 def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None = None) -> None:
     """Report every unknown key with the closest known one."""
     known = [*known, *OWN_KEYS]
     advice = "Remove it, or run `dew train --keys` to list all settings."
-    problems = {key: did_you_mean(key, known) or advice for key in keys if key not in known}
+    unknown = [key for key in keys if key not in known]
+    problems = {key: RENAMED.get(key) or did_you_mean(key, known, cutoff=0.8) or advice for key in unknown}
     if problems:
         raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
 
@@ -149,7 +169,9 @@ def read_yaml(path: str | Path) -> Settings:
     """The mapping in a YAML file."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path, 4 * MAX_SIZE).decode("utf-8-sig")
+    except RecordError as error:
+        raise ConfigError(error.problems) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         advice = "" if path.exists() else "`dew recipes` lists the bundled ones."

@@ -42,8 +42,10 @@ def sweep(folder: Path) -> None:
 
 def read_whole(path: Path, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes."""
-    if not is_plain(path) or path.stat().st_size > most:
-        raise RecordError(f"{path}: not a regular file, or more than {most:,} bytes.")
+    if not is_plain(path):
+        raise RecordError(f"{path}: a pipe, a device or a folder, not a regular file.")
+    if path.stat().st_size > most:
+        raise RecordError(f"{path}: more than {most:,} bytes.")
     return path.read_bytes()
 
 

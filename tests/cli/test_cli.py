@@ -61,7 +61,8 @@ def test_help_needs_neither_torch_nor_an_engine():
 
 
 COMMANDS = [
-    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "report", "explain", "doctor",
+    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "lab", "report", "explain",
+    "doctor",
 ]  # fmt: skip
 
 

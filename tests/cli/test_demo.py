@@ -79,7 +79,7 @@ def test_only_an_earlier_demo_is_replaced(tmp_path):
             claim(folder, overwrite=True, demo=True)
         (folder / other).unlink()
     claim(folder, overwrite=True, demo=True)
-    assert not folder.exists()
+    assert not list(folder.iterdir())
 
 
 # Child processes

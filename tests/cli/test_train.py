@@ -108,7 +108,7 @@ def test_text_stays_as_it_was_typed():
 )
 def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
     (name,) = given
-    for typed, source in (({}, "x.yaml"), ({name: "..."}, "x.yaml with the command line")):
+    for typed, source in (({}, "x.yaml"), ({name: "..."}, "command line"), ({"max_tokens": "1"}, "x.yaml")):
         with pytest.raises(ConfigError, match=says) as error:
             parse(make_run({**SMALL, **given}, source="x.yaml"), typed)
         assert error.value.source == source and name in error.value.problems[0].what

@@ -218,7 +218,7 @@ def test_a_context_that_is_too_small_fails(settings):
     [
         ({"learnin_rate": 1e-4}, "settings"),
         ({"task": "countdwn"}, "data"),
-        ({"problems": 10**9, "task_settings": {"numbers": 2, "largest": 2}}, "data"),
+        ({"problems": 10**6, "task_settings": {"numbers": 2, "largest": 2}}, "data"),
         ({"reward_funcs": ["nowhere.reward"]}, "data"),
         ({"model_name_or_path": "/no/such/model"}, "model"),
     ],

@@ -51,6 +51,18 @@ SAME = [
     ("**Final Answer**: $\\frac12$", "0.5"),
     (r"\boxed{3}, but no: the final answer is $4$. I hope it is correct.", "4"),
     ("比例为13/28", "13/28"), ("2 + 2 = **4**", "4"),
+    # units with a power, after π, and a single letter
+    (r"\boxed{16\text{ m}^2}", "16"), (r"\boxed{2\pi\text{ m}}", r"2\pi"), ("10 cm^2", "10"), ("16 m", "16"),
+    (r"\boxed{9\pi \mathrm{~m}^3}", r"9\pi"), (r"\boxed{3\sqrt{2} inches}", r"3\sqrt{2}"), ("5 km/h", "5"),
+    (r"\boxed{16t}", "16t"), (r"\boxed{2\mathrm{e}}", "2e"),
+    # precision, bases, complex numbers, powers, spaces, roots
+    (r"\boxed{0.5}", r"\sin(\pi/6)"), (r"\boxed{3.141593}", r"\pi"),
+    (r"\boxed{2516_8}", "2516_{8}"), ("1010", "1010_2"),
+    (r"\boxed{i(2-i)}", "1+2i"), (r"\boxed{e^{i\pi}}", "-1"), (r"\boxed{10^-2}", "0.01"), ("0.01", "10^-2"),
+    ("\\boxed{1\u2003000}", "1000"), ("\\boxed{x\u2003+\u20031}", "x+1"),
+    (r"\boxed{∛8}", "2"), ("∜16", "2"), ("√16", "4"),
+    # choices
+    ("It is D, not A.", "D"), ("The answer isn't A but C.", "C"), ("A, because B, C and D are wrong", "A"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
@@ -59,6 +71,10 @@ DIFFERENT = [
     (r"\boxed{y=5}", "x=5"), (r"\boxed{(1,2)}", "(2,1)"), (r"\boxed{(1,2)}", "[1,2]"), (r"\boxed{x \ge 3}", "x>3"),
     (r"\boxed{1:2}", "2:1"), (r"\boxed{D}", "C"), (r"\boxed{\text{No}}", "yes"), ("We get 5 and then 6", "5"),
     (r"$1 + \frac{1}{\mathrm{e}}$", r"$1 - \frac{1}{\mathrm{e}}$"),  # math-verify 0.9.0 takes \mathrm{e} for a unit
+    (r"\boxed{4}", "6-2t"), (r"\boxed{16}", "16t"), (r"\boxed{16t}", "16"),
+    (r"\boxed{2ab}", "2"), ("2", "2ab"), ("16", "16 m"),
+    ("We get $6-2t$ here", "4"), (r"\boxed{2\mathrm{e}}", "2"), (r"\boxed{1-2i}", "1+2i"), (r"\boxed{x+i}", "x-i"),
+    (r"\boxed{0.0}", "10^{-7}"), (r"\boxed{1.0}", "1-2^{-40}"), (r"\boxed{10_{2}}", "10_{3}"), ("101_2", "101_{10}"),
     (r"\boxed{0.0000002}", "0.0000001"), (r"\boxed{1} no wait no no \boxed{2}", r"\{1,2\}"),
 ]  # fmt: skip
 NOTHING = [
@@ -71,6 +87,17 @@ NOTHING = [
     "####",
     "no number here",
 ]
+
+
+NO_CHOICE = [
+    ("not A", "A"), ("The answer is not A.", "A"), ("The answer is neither A nor B.", "A"), ("neither A nor B", "B"),
+    ("It is D, not A.", "A"), (r"\boxed{A, B, C, D}", "A"), ("A, B, C, D", "D"), ("Both (A) and (B)", "B"),
+]  # fmt: skip
+
+
+def test_a_negated_letter_or_a_list_of_letters_is_no_choice():
+    verdicts = math_verdicts([c for c, _ in NO_CHOICE], [g for _, g in NO_CHOICE], timeout=PATIENT)
+    assert [case for case, v in zip(NO_CHOICE, verdicts, strict=True) if v.correct] == []
 
 
 def test_equal_answers():

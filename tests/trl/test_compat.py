@@ -1,6 +1,8 @@
 """What dew relies on in TRL: a release that changes one of these fails here first."""
 
 import inspect
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -136,3 +138,9 @@ def test_the_logs_and_state_that_are_read_exist(plain):
 def test_another_number_of_generated_values_is_an_error():
     with pytest.raises(EngineError, match="9 values from _generate"):
         check_generated([None] * (len(GENERATED) + 1))
+
+
+def test_unsloth_is_refused_by_name(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "unsloth", ModuleType("unsloth"))
+    with pytest.raises(EngineError, match=r"Unsloth is imported.*loss would silently not run.*peft_config"):
+        tiny.trainer(tmp_path)

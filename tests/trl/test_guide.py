@@ -112,9 +112,10 @@ def rows(correct, guided_rows, group=None):
     )
 
 
-def part(author, guide_logps, logp, weight=1.0, correction=None):
+def part(author, guide_logps, logp, weight=1.0, correction=None, advantage=1.0):
     count = len(author)
     inputs = {
+        "advantages": torch.full((count, 2), advantage),
         "completion_mask": torch.ones(count, 2),
         "author": torch.tensor(author),
         "guide_logps": torch.tensor(guide_logps),
@@ -122,7 +123,7 @@ def part(author, guide_logps, logp, weight=1.0, correction=None):
     }
     if correction is not None:
         inputs["importance_sampling_ratio"] = torch.full((count, 1), correction)
-    return micro_batches(inputs, torch.as_tensor(logp), torch.ones(count, 2))
+    return micro_batches(inputs, torch.as_tensor(logp), torch.ones(count, 2), clip_high=0.28)
 
 
 def test_the_ratio_of_a_recorded_token_is_taken_against_the_guide():
@@ -214,8 +215,8 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ('{"prompt": "a"}', "line 1 is not a recorded completion"),
-        ("nonsense", "line 1 is not a recorded completion"),
+        ('{"prompt": "a"}', "g.jsonl:1 is not a recorded completion"),
+        ("nonsense", "g.jsonl:1 is not a recorded completion"),
         ('{"prompt": "a", "completion": "ab", "logprobs": [1]}', "1 logprobs for 3 tokens"),
         ("", "is empty"),
     ],
@@ -302,6 +303,75 @@ def test_an_openai_compatible_server(server):
     path, body = Server.asked[-1]
     assert path == "/v1/completions"
     assert {"n": 2, "max_tokens": 6, "temperature": 0.9, "prompt": "1+1=", "model": "guide"}.items() <= body.items()
+    assert {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}.items() <= body.items()
     messages = [{"role": "user", "content": "1+1="}]
     assert guide.answer(messages, [], 1, turn=0) == [GuideAnswer([A, EOS], [-0.5, 0.0])]
     assert Server.asked[-1][0] == "/v1/chat/completions" and Server.asked[-1][1]["messages"] == messages
+
+
+# together with other features
+
+
+def test_a_wrong_answer_of_the_guide_has_a_bounded_gradient():
+    """π_θ = 0.5, π_φ = 1e-4: the ratio is 5,000. Clipped at 1.28, its loss is 1.28 and nothing flows back."""
+    logp = torch.tensor([[0.5, 0.5]]).log().requires_grad_()
+    guide_logp, batch = part([1], torch.full((1, 2), 1e-4).log().tolist(), logp, advantage=-1.0)["guide/"]
+    loss, _ = DAPO().loss(guide_logp, batch, -torch.ones(1, 2), count=2)
+    assert loss.item() == pytest.approx(1.28)
+    assert torch.autograd.grad(loss, logp)[0].tolist() == [[0.0, 0.0]]
+
+
+def test_dynamic_sampling_on_two_processes_keeps_groups_whole(tmp_path):
+    """A round of 5 prompts x 4 answers would be 10 rows on each of 2 processes; 6 prompts are 12."""
+
+    def run(rank):
+        trainer = guided(
+            tmp_path,
+            Always([A, EOS]),
+            algorithm_kwargs={"oversample": 1.25, "max_rounds": 1},
+            max_steps=1,
+        )
+        inner, counts = trainer._generate, []
+        trainer._generate = lambda prompts: counts.append(len(prompts)) or inner(prompts)
+        trainer.train()
+        assert counts == [12]
+
+    assert tiny.in_children(run, count=2) == [0, 0]
+
+
+def test_columns_of_a_rollout_function_stay_with_their_rows(tmp_path):
+    """The policy's rows keep their own value, and the guide's have none."""
+    seen = []
+
+    def rollout(prompts, trainer):
+        return {**tiny.scripted(prompts, trainer), "place": list(range(len(prompts)))}
+
+    def outcome(completions, place, **_):
+        seen.append(place)
+        return [float("a" in text) for text in completions]
+
+    trainer = tiny.trainer(
+        tmp_path,
+        outcome,
+        others={"guide": Always([A, EOS]), "rollout_func": rollout},
+        algorithm="grpo",
+        guide_completions=1,
+    )
+    trainer.model.train()
+    trainer._generate_and_score_completions(tiny.rows(trainer))
+    assert seen == [[0, 1, 2, None, 3, 4, 5, None]]
+
+
+def test_a_guide_given_as_an_object_is_checked_like_a_named_one(tmp_path):
+    with pytest.raises(ConfigError, match="guide_completions=4 of num_generations=4"):
+        guided(tmp_path, Always([A, EOS]), guide_completions=4)
+    with pytest.raises(ConfigError, match="guide with kl_coef"):
+        guided(tmp_path, Always([A, EOS]), algorithm="grpo", algorithm_kwargs={"kl_coef": 0.1})
+
+
+def test_a_model_with_sampling_defaults_of_its_own_is_sampled_from_its_whole_distribution():
+    model = tiny.model(seed=1)
+    model.generation_config.top_p = 1e-6  # as good as greedy
+    guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=1.0, device="cpu")
+    torch.manual_seed(0)
+    assert len({tuple(answer.ids) for answer in guide.answer("", [5, 6, 7], 8, turn=0)}) > 1

@@ -1,5 +1,7 @@
 """dew's operator inside TRL's forward gives what the logits give."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -62,6 +64,33 @@ def test_a_scaled_head_is_scaled():
         ours = net(ids, labels=labels, fused_lm_head=True)
     torch.testing.assert_close(ours.log_probs, theirs.log_probs)
     torch.testing.assert_close(ours.entropy, theirs.entropy)
+
+
+def test_a_head_that_zero_3_partitions_is_gathered_again_in_the_backward_pass(monkeypatch):
+    """A simulated partition: outside of the context the weight is empty, as DeepSpeed leaves it."""
+    net = model(tie_word_embeddings=False)
+    ids, labels = batch()
+    from_logits(net, ids, labels, 1.0)[0].sum().backward()
+    expected = net.lm_head.weight.grad.clone()
+    net.zero_grad()
+    weight, full, gathered = net.lm_head.weight, net.lm_head.weight.data, []
+    weight.ds_status = "partitioned"
+
+    @contextmanager
+    def gather(*parameters):
+        gathered.append(len(parameters))
+        weight.data = full
+        yield
+        weight.data = torch.empty(0)
+
+    monkeypatch.setattr(utils, "maybe_gather_lm_head_ctx", gather)
+    add_fused_lm_head(net, outputs=("log_probs", "entropy"))
+    with exact_head():
+        out = net(ids, labels=labels, fused_lm_head=True)
+    assert weight.numel() == 0 and len(gathered) == 1
+    (gradient,) = torch.autograd.grad(out.log_probs.sum(), weight)
+    assert weight.numel() == 0 and len(gathered) == 2
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_trls_head_is_restored_after_an_error():

@@ -104,6 +104,12 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
     assert batch.mask.tolist()[0] == [True, True, False]
 
 
+def test_groups_after_a_first_round_without_any_are_refilled():
+    batch, rounds, _ = fill([SOLVED, FAILED, MIXED, MIXED], quota=2, max_rounds=4)
+    assert rounds == [[0, 1], [2, 3]]
+    assert batch.groups["kept"] == batch.groups["refilled"] == 2
+
+
 def test_a_full_batch_takes_one_round():
     batch, rounds, _ = fill([MIXED] * 4, quota=3, max_rounds=4)
     assert rounds == [[0, 1, 2]]

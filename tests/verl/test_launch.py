@@ -17,7 +17,7 @@ from dew.algorithms import algorithm_classes, list_algorithms
 from dew.config import make_run, read_run, to_yaml
 from dew.engines.verl import data, launch
 from dew.engines.verl.launch import hydra_text, hydra_words, prepare
-from dew.engines.verl.recipe import SHARED, Batches, flat, merged
+from dew.engines.verl.recipe import PLAIN_TEMPLATE, SHARED, Batches, flat, merged
 from dew.errors import ConfigError, EngineError, did_you_mean
 from dew.records import RunFolder
 
@@ -169,6 +169,7 @@ def test_lora_recipes_have_the_same_adapters_on_both_engines():
         assert found[f"{model}.lora_rank"] == run.settings["lora_r"] == 64
         assert found[f"{model}.lora_alpha"] == run.settings["lora_alpha"] == 128
         assert found[f"{model}.target_modules"] == run.settings["lora_target_modules"] == "all-linear"
+        assert "lora" not in " ".join(found.notes)
 
 
 def test_float32_recipes_are_float32_on_verl():
@@ -234,6 +235,8 @@ def test_the_engine_names_no_algorithm():
         ({"lr_scheduler_type": "linear"}, "lr_scheduler_type='linear'"),
         ({"lr_scheduler_type": "cosine"}, "optim.lr_scheduler_type"),
         ({"use_peft": True}, "actor_rollout_ref.model.lora_rank"),
+        ({"lora_alpha": 16}, "lora_alpha=16 is not translated"),
+        ({"task": "missing.jsonl", "task_settings": {"prompt": "prompt"}}, "missing.jsonl"),
         ({"max_steps": None, "num_train_epochs": 1.5}, "num_train_epochs=1.5"),
         ({"save_steps": 0.1}, "save_steps=0.1"),
         ({"reward_funcs": ["mine.py:f"]}, "reward_funcs"),
@@ -400,6 +403,10 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
     assert prepare(chat)["actor_rollout_ref.model.custom_chat_template"] is None
     plain = small(**task, task_settings={"problem": "problem", "template": "qwen-boxed"})
     assert prepare(plain)["actor_rollout_ref.model.custom_chat_template"] is not None
+    for prompt, own in (([{"role": "user", "content": "1+1?"}], None), ("1+1?", PLAIN_TEMPLATE)):
+        (tmp_path / "q.jsonl").write_text(json.dumps({"question": prompt, "answer": "2"}))
+        ready = small(**{**task, "task": str(tmp_path / "q.jsonl")}, task_settings={"prompt": "question"})
+        assert prepare(ready)["actor_rollout_ref.model.custom_chat_template"] == own
     pytest.importorskip("math_verify")
     message = data.prepare_data(prepare(chat), Tokenizer()).train[0]["prompt"][0]
     assert message["role"] == "user" and not message["content"].startswith("<s>")  # the model's own template adds it

@@ -174,8 +174,8 @@ class GTPO(EntropyWeighted):
 
 @dataclass(frozen=True, kw_only=True)
 class DEW(GTPO):
-    """The recommended rule: DAPO's advantage, spread over the tokens of correct answers in proportion to their entropy.
-    Not a published algorithm; docs/papers.md says how it differs from GTPO (arXiv:2508.04349) and why."""
+    """DAPO's advantage, spread over the tokens of correct answers in proportion to their entropy. Not a published
+    algorithm: docs/papers.md says how it differs from GTPO (arXiv:2508.04349), docs/study.md where it helps."""
 
     name: ClassVar[str] = "dew"
 

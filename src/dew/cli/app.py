@@ -38,6 +38,12 @@ app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_excepti
 
 COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "explain", "recipes")
 """The modules that define the commands, in the order of the help text."""
+EXTRAS = {
+    **dict.fromkeys(("trl", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors"), "trl"),
+    **dict.fromkeys(("math_verify", "latex2sympy2_extended", "sympy"), "math"),
+    "verl": "verl",
+}
+"""Package -> the extra that installs it."""
 
 
 def _version(wanted: bool) -> None:
@@ -85,6 +91,8 @@ def _explain(error: Exception) -> int:
         return 2
     if isinstance(error, DewError):
         show_error(error.problems, error.source)
+    elif isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:  # also importlib.metadata's
+        show_error([Problem(f"{error.name} is not installed.", remedy=f"pip install 'dew-rl[{EXTRAS[error.name]}]'")])
     elif isinstance(error, OSError) and error.filename:
         show_error([Problem(f"{error.filename}: {error.strerror or error}.")])
     else:

@@ -6,6 +6,7 @@ control character in the text reaches the terminal; rich's own colours and curso
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,9 @@ def printable(text: str) -> str:
     return shown(text.replace("\n", "⏎"))
 
 
-out = PlainConsole()
+is_main_process = os.environ.get("RANK", "0") == "0"
+"""False in all but one of the processes that torchrun or accelerate started."""
+out = PlainConsole(quiet=not is_main_process)
 err = PlainConsole(stderr=True)
 
 
@@ -50,7 +53,8 @@ class LogToConsole(logging.Handler):
     """dew's own warnings, on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(self.format(record), soft_wrap=True)
+        if is_main_process and record.name != "dew.alarms":  # the live view shows those
+            err.print(self.format(record), soft_wrap=True)
 
 
 MAX_ERROR_LINES = 20
@@ -59,13 +63,14 @@ MAX_ERROR_LINES = 20
 def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
     """Each problem, and its remedy on a line of its own after an arrow, as in the table of checks."""
     lines, indent = ([Text(f"{source}:")], "  ") if source else ([], "")
+    who = "" if is_main_process else f"process {os.environ['RANK']}: "
     for problem in problems:
         what = f"{problem.what} {problem.why}".strip()
         lines += [Text(indent + line) for line in what.splitlines()]
         lines += [Text(f"{indent}→ {problem.remedy}", style="bold")] if problem.remedy else []
     if len(lines) > MAX_ERROR_LINES:
         lines = [*lines[: MAX_ERROR_LINES - 1], Text(f"... and {len(lines) - MAX_ERROR_LINES + 1} more lines")]
-    err.print(Text("error: ", style="bold red") + Text("\n").join(lines), soft_wrap=True)
+    err.print(Text(f"{who}error: ", style="bold red") + Text("\n").join(lines), soft_wrap=True)
 
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("–", "dim")}

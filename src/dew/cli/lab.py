@@ -46,9 +46,10 @@ def lab(
     no_controls: Annotated[bool, typer.Option("--no-controls", help="Without the arms with weighting off.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
-    """Compare credit rules over many small training runs, paired by seed; the first arm is the baseline.
+    """Compare credit rules over many small training runs, paired by seed.
 
-    Re-run the same command to resume; other arms, tasks and seeds are added to the folder.
+    The first arm is the baseline. Re-run the same command to resume. Other arms, tasks and seeds are added to the
+    folder.
     """
     from dataclasses import asdict, replace
 

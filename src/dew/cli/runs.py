@@ -25,7 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dew.cli.console import by_credit, out
+from dew.cli.console import by_credit, is_main_process, out
 from dew.errors import ConfigError, DewError, EngineError, Problem
 from dew.files import sweep
 from dew.records import GroupRecord, RunFolder, read_records, try_json
@@ -198,13 +198,18 @@ def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
         listed = ", ".join(sorted(content)[:3])
         what = f"{folder} holds no {'demo' if demo else 'run'} but other files ({listed}, ...), and is not emptied."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
-    shutil.rmtree(folder)
+    for path in (path for path in folder.iterdir() if path.name != ".lock"):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[int]:
     """One command at a time per folder. Children inherit the lock, so orphans of a killed parent hold it too."""
     import fcntl  # not on Windows
+
+    if not is_main_process:  # of several that train together, one holds the lock
+        yield -1
+        return
 
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json
+from dew.cli.console import is_main_process, out, print_json
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
-from dew.cli.runs import RunView, claim, live
+from dew.cli.runs import RunView, claim, live, lock
 from dew.config import OWN_KEYS, read_run, to_yaml
+from dew.engines.permission import remember, remembered
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside, sweep
 from dew.records import RunFolder
@@ -60,8 +61,13 @@ def train(
         else:
             out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
         return
-    claim(Path(parsed.args.output_dir), overwrite)
-    _train(parsed, resume=False)
+    folder = Path(parsed.args.output_dir)
+    with lock(folder):
+        if is_main_process:
+            claim(folder, overwrite)
+            if untrusted:
+                remember(parsed.run, typed, folder)
+        _train(parsed, resume=False)
 
 
 @app.command()
@@ -94,7 +100,10 @@ def resume(
         page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
         out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}", soft_wrap=True)
         return
-    _train(settings.parse(run, moved, untrusted=untrusted), resume=True)
+    approved = dict.fromkeys(remembered(run, folder), "") if untrusted else {}
+    parsed = settings.parse(run, {**approved, **moved}, untrusted=untrusted)
+    with lock(folder):
+        _train(parsed, resume=True)
 
 
 def _train(parsed: "Parsed", *, resume: bool) -> None:
@@ -113,8 +122,11 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
         if full := disk_full(error, folder):
             raise full from None
         raise
+    if not is_main_process:
+        return
     if status == "stopped":
-        out.print(f"Stopped at step {view.step} with a checkpoint. Resume with: dew resume {folder}")
+        saved = "with" if any(folder.glob("checkpoint-*")) else "without"
+        out.print(f"Stopped at step {view.step} {saved} a checkpoint. Resume with: dew resume {folder}")
         return
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 

@@ -9,7 +9,7 @@ from dew.cli.flags import Typed
 from dew.cli.runs import Child, claim, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.compat import require
-from dew.engines.permission import check_permission
+from dew.engines.permission import check_permission, remember, remembered
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
 from dew.errors import EngineError, Problem
@@ -33,17 +33,20 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     require("verl")
     folder = Path(launch["algorithm.dew_run.folder"])
     problems = data.prepare_data(launch, data.load_tokenizer(launch))
-    claim(folder, overwrite)
-    write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
-    data.write_data(problems, folder)
-    out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
-    _train(launch, folder)
+    with lock(folder) as held:
+        claim(folder, overwrite)
+        if untrusted:
+            remember(run, typed, folder)
+        write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
+        data.write_data(problems, folder)
+        out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
+        _train(launch, folder, held)
 
 
 def resume(folder: Path, untrusted: bool = False) -> None:
     """Resume through verl's own resume mode, with the data in the run's folder."""
     run = read_run(folder / CONFIG, {"output_dir": str(folder)})
-    check_permission(run, ("output_dir",), untrusted)
+    check_permission(run, ("output_dir", *(remembered(run, folder) if untrusted else ())), untrusted)
     if RunFolder(folder).run().get("status") == "done":
         out.print(f"{folder} is finished.\n{_next_steps(folder)}", soft_wrap=True)
         return
@@ -52,7 +55,8 @@ def resume(folder: Path, untrusted: bool = False) -> None:
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
     require("verl")
-    _train(launch, folder)
+    with lock(folder) as held:
+        _train(launch, folder, held)
 
 
 def _show(launch: Launch, checked: bool, as_json: bool) -> None:
@@ -77,7 +81,7 @@ def _show(launch: Launch, checked: bool, as_json: bool) -> None:
     out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")), soft_wrap=True)
 
 
-def _train(launch: Launch, folder: Path) -> None:
+def _train(launch: Launch, folder: Path, held: int) -> None:
     script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
     write_atomically(folder / "train.sh", script.encode())
     child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
@@ -86,7 +90,7 @@ def _train(launch: Launch, folder: Path) -> None:
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
     try:
-        with lock(folder) as held, live(lambda: [child.view]):
+        with live(lambda: [child.view]):
             run_all([child], 1, keep_open=[held], advice=advice)
         status = "done"
     except typer.Abort:

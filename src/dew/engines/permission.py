@@ -5,15 +5,19 @@ Your own file is trusted. With `--untrusted`, these settings work only if they a
 """
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dew.config import Run
+from dew.config import Run, to_yaml
 from dew.errors import ConfigError, Problem
+from dew.files import write_atomically
 from dew.rewards.user_function import is_user_function
 
 RUNS_CODE = {
@@ -60,6 +64,30 @@ def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
     ]
     if problems:
         raise ConfigError(problems, source=f"{run.source} requests actions that need your approval")
+
+
+def remember(run: Run, typed: Collection[str], folder: Path) -> None:
+    """Store what was approved for the run in `folder`, outside of it: the folder may be somebody else's."""
+    with suppress(OSError):  # without a home to write to, resuming asks again
+        write_atomically(_approvals(folder), json.dumps({"run": _fingerprint(run), "typed": list(typed)}).encode())
+
+
+def remembered(run: Run, folder: Path) -> list[str]:
+    """What was approved when the run in `folder` started, if its settings have not changed since."""
+    try:
+        stored = json.loads(_approvals(folder).read_bytes())
+    except (OSError, ValueError):
+        return []
+    return stored["typed"] if stored["run"] == _fingerprint(run) else []
+
+
+def _approvals(folder: Path) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "dew" / "approved" / f"{sha256(str(folder.resolve()).encode()).hexdigest()}.json"
+
+
+def _fingerprint(run: Run) -> str:
+    return sha256(to_yaml(replace(run, settings={**run.settings, "output_dir": ""})).encode()).hexdigest()
 
 
 def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import logging
 
 from dew.config import Run
+from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, verifier
 from dew.tasks import Row, Task, task
 
@@ -21,6 +22,10 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     usable, bad = usable_rows(rows)
     if bad:
         shown = ", ".join(repr(str(row["answer"])[:40]) for row in bad[:3])
+        if not usable:
+            what = f"{run.task}: none of the {len(bad)} gold answers can be matched by any answer, e.g. {shown}."
+            remedy = "Name the column of the final answers (task_settings {answer: ...}), or use another verifier."
+            raise ConfigError(Problem(what, remedy=remedy))
         logger.warning("%d problems are left out: no answer can match their gold answer, e.g. %s.", len(bad), shown)
     return source, [dict(row) for row in usable]
 

@@ -22,6 +22,8 @@ from dew.engines.credit import Credit
 from dew.records import AnswerRecord, GroupRecord, RunFolder
 
 logger = logging.getLogger("dew")
+alarm_log = logging.getLogger("dew.alarms")
+"""The commands show alarms themselves, beside the metrics."""
 
 Columns = dict[str, Any]
 """Columns of a batch by name: tensors or lists with one row per answer."""
@@ -57,7 +59,7 @@ class RunLog:
 
     def _warn(self, alarm: dict[str, Any]) -> None:
         self.folder.append_alarm(alarm)
-        logger.warning("step %d: %s %s", alarm["step"], alarm["message"], alarm["remedy"])
+        alarm_log.warning("step %d: %s %s", alarm["step"], alarm["message"], alarm["remedy"])
 
     def resume(self, step: int) -> None:
         """Continue after `step`: alarms are restored from the metrics of the steps before it."""

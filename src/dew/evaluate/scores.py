@@ -37,6 +37,8 @@ def evaluate(
     (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`.
     Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
     """
+    if n_problems is not None and n_problems < 1:
+        raise ConfigError(f"{n_problems} problems: evaluate at least one.")
     if isinstance(problems, Sequence):
         if not problems:
             raise ConfigError("No problems to evaluate: the list of rows is empty.")

@@ -42,6 +42,8 @@ def read_data(parsed: Parsed) -> Data:
     """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
     rewards = rewards_of(parsed)
+    if hasattr(train, "__len__") and len(train):
+        parsed.args.batches.check_rows(len(train))
     rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
     return Data([dict(row) for row in rows], rewards, [reward_name(reward) for reward in rewards])
 

@@ -13,6 +13,8 @@ MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the bu
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
+_SPACES = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
+"""Every Unicode space; `\\s` in the parsers' own patterns knows them, their grammars do not."""
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
@@ -49,7 +51,7 @@ class Answer(NamedTuple):
 
 def find_answer(completion: str) -> Answer | None:
     """The answer of a completion; None if there is none or its box was not closed."""
-    text = after_thinking(completion)
+    text = after_thinking(completion).translate(_SPACES)
     if "<answer>" in text:  # the last one; up to the end of the text if the tag is not closed
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     if boxes := list(_BOX.finditer(text)):
@@ -68,6 +70,7 @@ def find_answer(completion: str) -> Answer | None:
 
 def find_gold(answer: str) -> Answer | None:
     """A gold answer: the whole text, unless it is a solution that marks its answer."""
+    answer = answer.translate(_SPACES)
     found = last_boxed(answer, open_end=True) or _after_hashes(answer) or _after_answer_is(answer)
     if found:
         return Answer(found, marked=True)

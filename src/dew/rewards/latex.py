@@ -12,12 +12,12 @@ from typing import Any
 
 import math_verify.parser as mv_parser
 import sympy
-from latex2sympy2_extended import latex2sympy
+from latex2sympy2_extended import latex2sympy, math_normalization
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy.parsing import sympy_parser
 
 from dew.rewards.extract import find_gold, too_complex
-from dew.rewards.normalize import read_number, write_number
+from dew.rewards.normalize import DECIMALS, read_number, write_number
 from dew.rewards.verifiers import Status
 from dew.rewards.worker import fork_workers
 
@@ -33,13 +33,27 @@ WARM_UP = (
 )
 """Comparisons that fill the caches of the parser and of sympy before workers are forked."""
 _DIGITS = re.compile(r"[+-]?(?:[0-9]+(?P<decimals>\.[0-9]*)?|\.(?P<only>[0-9]+))(?P<power>[eE][+-]?[0-9]{1,4})?")
+_UNITS = (
+    r"(?:[mcdkn]m|ft|yd|mi|in|[mk]g|gm|lb|oz|[mcdk][lL]|min|sec|hr|ms|mph|km/?h|kmph|rpm|[kM]Wh?|[kMG]?Hz|k?Pa|eV|cc|sq"
+    r"|cu|rad|deg|mol|pt|yr|men|day|(?:kilo|centi|milli|deci)?(?:met(?:er|re)|lit(?:er|re)|gram)|feet|foot|inch|yard|mile"
+    r"|degree|radian|unit|square|cubic|cent|dollar|pound|ounce|gallon|acre|hectare|hour|minute|second|week|month|year"
+    r"|point|rupee|student|people|digit|integer|way|time)(?:e?s)?(?![a-zA-Z])"
+)
+"""Words that are units wherever they stand; a single letter, `ab` or `xyz` may be variables."""
+_UNIT_LETTER = "[mgshtdlLNJWVAKCFT]"
 _UNIT = re.compile(
     r"(?:\\?\$|[€£¥~≈\s]|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR)\b)*"
     r"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
     r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
-    r"(?:\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|[^\W\d_]{2,}+|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
+    rf"(?:\\(?:text|mathrm|mbox|textbf)\s*\{{(?![\s~]*(?!{_UNIT_LETTER})[a-zA-Z]\s*\}})[^{{}}]*\}}"
+    rf"|{_UNITS}|(?<=\s)[^\W\d_]{{4,}}+|[^\x00-\x7f\W\d_]{{2,}}+|(?:USD|EUR|GBP|INR)\b"
+    r"|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
 )
 """A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
+_LONE_UNIT = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?)\s+[mgshLNJWV](?:\^\{?[23]\}?|[²³])?")
+"""`16 m`: only an answer may be read so, because in a gold answer the letter may be a variable."""
+math_normalization.units_regex = re.compile(rf"(\d|\}}|\)|\s)\s*{_UNITS}(?:\^\{{?[23]\}}?)?\s*$")
+"""math-verify's own removes `t` from 6-2t and `ab` from 2ab."""
 
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
 _DECORATION = re.compile(
@@ -51,6 +65,13 @@ _DEGREES = re.compile(
 )
 _LISTED = re.compile(r"(?<=\d)\s*\\text\s*\{[^{}]*\b(?:and|or)\s*\}\s*(?=[-\d$])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
+_LETTER_UNIT = re.compile(
+    rf"(?<=[\d)}}i])(?:\\[ ,;:]|\s)*+\\(?:mathrm|text)\s*\{{\s*{_UNIT_LETTER}\s*\}}(?:\^\s*\{{?[23]\}}?)?\s*\Z"
+)
+"""`\\text{ m}^2` after a number, a bracket or π."""
+_MINUS_POWER = re.compile(r"\^\s*(-\s*(?:\d+|[a-zA-Z]))")
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[a-zA-Z]|\([^()]*\))")
+_DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 _NAMES = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
 _AND = re.compile(
     r"(?:\\q?quad|\\ |\s)*(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-z\\])(?:and|or)(?![a-z]))(?:\\q?quad|\\ |\s)*"
@@ -59,7 +80,7 @@ _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
      "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "θ": r"\theta ", "％": r"\%",
-     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", " ": " ", "~": " "}
+     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", "~": " "}
 )  # fmt: skip
 _SPACE_AROUND_CJK = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
 """Chinese and Japanese put no spaces around numbers, but math-verify's search for numbers needs them."""
@@ -109,12 +130,41 @@ def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
     """(status, extracted answer). An unmarked `answer` is prose that contains the answer."""
     wanted, found = _parse_gold(gold), _parse_answer(answer, marked)
     extracted = _normalize(answer if marked else next((r for r in found if isinstance(r, str)), ""))
+    if marked and (unit := _LONE_UNIT.fullmatch(answer.strip())):
+        found = found + _parse_answer(unit[1], True)
     # math-verify also returns the text it parsed. Text is compared in normalize.py, which knows what a word is.
     wanted, found = ([r for r in parsed if not isinstance(r, str)] for parsed in (wanted, found))
     if not wanted or not found:
         return "unparsable", extracted
-    same = verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True)
+    same = _same(wanted, found)
+    if not same and any(_is_complex(r) for r in (*wanted, *found)):
+        same = _same(*([_complex(r) for r in parsed] for parsed in (wanted, found)))
+    same = same and _precise(answer, wanted) and _precise(gold, found)
     return ("correct" if same else "wrong"), extracted
+
+
+def _same(wanted: list[Any], found: list[Any]) -> bool:
+    return bool(verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _is_complex(value: Any) -> bool:
+    """Whether i is its only symbol, and so the imaginary unit."""
+    return {str(symbol) for symbol in getattr(value, "free_symbols", ())} == {"i"}
+
+
+def _complex(value: Any) -> Any:
+    """i(2-i) as 1+2i."""
+    return sympy.expand(value.subs(dict.fromkeys(value.free_symbols, sympy.I))) if _is_complex(value) else value
+
+
+def _precise(text: str, others: list[Any]) -> bool:
+    """False if `text` is a decimal that only math-verify's rounding makes equal to one of the others."""
+    number = read_number(text)
+    if not number or not number[1] or not all(isinstance(r, sympy.Expr) and r.is_number for r in others):
+        return True
+    value = sympy.Rational(number[0].numerator, number[0].denominator)
+    allowed = abs(value) / 1000 if number[1] >= DECIMALS else sympy.Rational(1, 10**20)
+    return any(abs(sympy.N((percent * r - value).doit(), 30)) <= allowed for r in others for percent in (1, 100))
 
 
 @lru_cache(maxsize=256)
@@ -151,6 +201,7 @@ def _alternatives(text: str) -> list[str]:
 
 def clean(text: str) -> str:
     """A marked answer as LaTeX for math-verify: without delimiters and decoration, Unicode signs as commands."""
+    text = _ROOT.sub(lambda root: rf"\sqrt{_DEGREE[root[1]]}{{{root[2]}}}", text)
     text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
     text = _LISTED.sub(", ", _DEGREES.sub(r"\1{\2 \\pi / 180}", text))  # 5 apples and 3 oranges: two values
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
@@ -158,6 +209,7 @@ def clean(text: str) -> str:
             inner = text[len(left) : -len(right)]
             text = inner if left not in inner else text
     text = text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip()
+    text = _MINUS_POWER.sub(r"^{\1}", _LETTER_UNIT.sub("", text))
     # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
     text = _NAMES.sub(r"\\\1", _convert_roots(_LETTER.sub(r"\1", text)))
     if "=" in text and "," in text:  # p=5, q=2 and p=7, q=2: two solutions, not four values

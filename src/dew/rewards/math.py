@@ -17,7 +17,7 @@ from typing import Any
 
 from dew.errors import Problem, RewardError
 from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer, find_gold, too_complex
-from dew.rewards.normalize import final_choice, gold_choice, read_number, same_number, words, write_number
+from dew.rewards.normalize import final_choice, gold_choice, read_number, same_base, same_number, words, write_number
 from dew.rewards.process import Pool
 from dew.rewards.verifiers import Completion, Verdict, Verifier, text_of
 
@@ -61,8 +61,9 @@ def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
         return Verdict("unparsable", answer.text[:500] if answer else None)
     if answer.marked and target.marked:
         a, b = read_number(answer.text), read_number(target.text)
-        if a and b:
-            return Verdict("correct" if same_number(a, b) else "wrong", write_number(a[0]))
+        same = same_number(a, b) if a and b else same_base(answer.text, target.text)
+        if same is not None:
+            return Verdict("correct" if same else "wrong", write_number(a[0]) if a else answer.text)
     if answer.marked and too_complex(answer.text):  # not parsed, but it may repeat the gold answer verbatim
         same = answer.text.split() == target.text.split()
         return Verdict("correct" if same else "unparsable", answer.text[:500])

@@ -8,7 +8,7 @@ DECIMALS = 6
 """Decimals to which a rounded answer must agree: 0.333333 is 1/3, 0.33 is not."""
 CHOICES = "ABCDEFGHIJ"
 
-_SPACE = r"(?:\\[,;:! ]|[   ])"
+_SPACE = r"(?:\\[,;:! ]| )"
 _GROUP = rf"(?:\{{?,\}}?{_SPACE}*|{_SPACE}+)"
 _DIGITS = rf"(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d{{1,60}})"
 _NUMBER = re.compile(rf"(?P<sign>[-+]?)\s*(?:(?P<whole>{_DIGITS})(?P<decimals>\.\d{{0,60}})?|(?P<only>\.\d{{1,60}}))")
@@ -24,11 +24,16 @@ _AROUND = re.compile(r"\A(?:\\\(|\\\[|\\?\$|[€£¥]|\s)+|(?:\\\)|\\\]|\\?\$|[�
 _MARKUP = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|boxed)(?![a-zA-Z])|[{}$*`]|\\[ ,;!]")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _ALONE = rf"(?<![A-Za-z0-9_'’])([{CHOICES}])(?![A-Za-z0-9_'’])"
+_SEVERAL = re.compile(rf"{_ALONE}(?:\W{{0,3}}(?:[,;/&]|\band\b|\bor\b)\W{{0,3}}(?:(?:and|or)\b\W{{0,3}})?{_ALONE})+")
+_NOT = re.compile(
+    r"(?:\b(?:not|neither|nor|except)|n['’]t)\W+(?:(?:be|an?|the|option|choice|answer)\W+){0,3}\Z", re.IGNORECASE
+)
+_BASE = re.compile(r"(\d\w*?)_(\d{1,2})", re.ASCII)
 _AT_START = re.compile(rf"\W{{0,3}}([{CHOICES}])(?:[.,:;)]|\s*$|[^\x00-\x7f])")
 
 
-def read_number(text: str) -> tuple[Fraction, bool] | None:
-    """(value, whether it was written with decimals), or None if the text is not one plain number.
+def read_number(text: str) -> tuple[Fraction, int] | None:
+    """(value, how many decimals were written), or None if the text is not one plain number.
 
     Understands signs, thousands separators, decimals, fractions and mixed numbers: `-1,000.50`, `\\frac{3}{4}`,
     `1 1/2`, `0.\\overline{3}`.
@@ -50,14 +55,14 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
         value, decimals = int(match["mixed"] or 0) + Fraction(over, under), ""
     else:
         return None
-    return (-value if match["sign"] == "-" else value), len(decimals) > 1
+    return (-value if match["sign"] == "-" else value), max(0, len(decimals) - 1)
 
 
-def same_number(a: tuple[Fraction, bool], b: tuple[Fraction, bool]) -> bool:
-    """Exactly equal, or equal to six decimals if either was written with decimals."""
+def same_number(a: tuple[Fraction, int], b: tuple[Fraction, int]) -> bool:
+    """Exactly equal, or equal to six decimals if either was written with that many."""
     if a[0] == b[0]:
         return True
-    if not (a[1] or b[1]):
+    if max(a[1], b[1]) < DECIMALS:
         return False
     apart, size = abs(a[0] - b[0]), max(abs(a[0]), abs(b[0]))
     return round(a[0], DECIMALS) == round(b[0], DECIMALS) and apart <= size / 1000
@@ -88,12 +93,25 @@ def gold_choice(gold: str) -> str | None:
 
 
 def final_choice(text: str) -> str | None:
-    """The choice that a text makes: the first after its last "answer", else one at its start, else the last one."""
+    """The choice that a text makes: the first after its last "answer", else one at its start, else the last one.
+
+    Not a choice: a letter after "not", "neither" or "nor", and a list of several.
+    """
     text = _MARKUP.sub(" ", text)
+    lists = [m.span() for m in _SEVERAL.finditer(text) if len(set(re.findall(_ALONE, m[0]))) > 1]
+    chosen = [
+        m for m in re.finditer(_ALONE, text)
+        if not _NOT.search(text[max(0, m.start() - 30) : m.start()]) and not any(a <= m.start() < b for a, b in lists)
+    ]  # fmt: skip
     at = text.lower().rfind("answer")
-    if at >= 0 and (found := re.search(_ALONE, text[at + len("answer") : at + 200])):
-        return found[1]
-    if found := _AT_START.match(text):
-        return found[1]
-    letters = re.findall(_ALONE, text)
-    return letters[-1] if letters else None
+    after = [m for m in chosen if at >= 0 and at <= m.start() < at + 200]
+    if after or not chosen:
+        return after[0][1] if after else None
+    start = _AT_START.match(text)
+    return (chosen[0] if start and start.start(1) == chosen[0].start() else chosen[-1])[1]
+
+
+def same_base(a: str, b: str) -> bool | None:
+    """Whether two numerals with a base, `10_{2}` and `10_3`, are the same; None if one of them has no base."""
+    numerals = [_BASE.fullmatch(_MARKUP.sub("", text).replace(" ", "")) for text in (a, b)]
+    return numerals[0].groups() == numerals[1].groups() if numerals[0] and numerals[1] else None

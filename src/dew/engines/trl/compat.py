@@ -1,5 +1,6 @@
 """What dew relies on in TRL: names. tests/trl/test_compat.py checks these, keys and return values."""
 
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +17,19 @@ GENERATED = 8
 
 FUSED_HEAD = "_ChunkedLogProbFunction"
 """The name in `trl.trainer.utils` under which TRL's forward finds the autograd function of the fused head."""
+
+
+def check_not_unsloth() -> None:
+    """Fail if Unsloth is imported: its trainer has a `compute_loss` of its own, which never calls dew's."""
+    if "unsloth" in sys.modules:
+        raise EngineError(
+            Problem(
+                "Unsloth is imported in this process.",
+                "It replaces TRL's GRPOTrainer.compute_loss, so that dew's loss would silently not run.",
+                "Leave it out: load the model with transformers and pass peft_config=LoraConfig(...) for LoRA (in a "
+                "recipe use_peft: true, with load_in_4bit: true for QLoRA); use_vllm=True samples fast.",
+            )
+        )
 
 
 def check_generated(values: Sequence[Any]) -> None:

@@ -48,6 +48,14 @@ class Batches:
             f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
         )
 
+    def check_rows(self, rows: int) -> None:
+        """TRL samples whole generations only: with fewer prompts than one takes, it would stop at step 0."""
+        prompts = self.completions // self.answers
+        if rows < prompts:
+            what = f"{rows} problems, but a generation of {self.completions} completions takes {prompts}."
+            remedy = f"Give at least {prompts} problems, or reduce per_device_train_batch_size or steps_per_generation."
+            raise ConfigError(Problem(what, remedy=remedy))
+
     def nearest(self) -> list[str]:
         """Settings that fit, each by changing a single number."""
         together = self.micro_batches == self.accumulation  # steps_per_generation follows accumulation
@@ -62,6 +70,7 @@ class Batches:
         return found
 
 
+FINITE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "temperature", "top_p")
 AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_weight": 0, "guide_failed_weight": 0}
 """The smallest value of each number."""
 
@@ -109,7 +118,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if isinstance(self.algorithm, Algorithm):  # Python code may pass an object instead of a name
             self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
         problems, algorithm = self._algorithm_problems()
-        problems += self._batch_problems() + self._number_problems() + self._guide_problems() + _unsupported(self)
+        problems += self._batch_problems() + self._number_problems() + _unsupported(self)
+        problems += self.guide_problems() if self.guide is not None else []
         if algorithm is not None:
             problems += _conflicts(self, algorithm)
         if algorithm is None or problems:
@@ -163,14 +173,18 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             for name, least in AT_LEAST.items()
             if not least <= getattr(self, name) < math.inf
         ]
+        problems += [
+            Problem(f"{name}={getattr(self, name)}:", "not a finite number.")
+            for name in FINITE
+            if isinstance(getattr(self, name), float) and not math.isfinite(getattr(self, name))
+        ]
         if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
             what = f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}:"
             problems.append(Problem(what, remedy="give seconds and GiB, both more than 0."))
         return problems
 
-    def _guide_problems(self) -> list[Problem]:
-        if self.guide is None:
-            return []
+    def guide_problems(self) -> list[Problem]:
+        """What a guide cannot work with; for one that is given as an object, the trainer asks."""
         problems = []
         if not 1 <= self.guide_completions < self.num_generations:
             what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"

@@ -9,13 +9,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.error import HTTPError
 
 import torch
 
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
+from dew.tasks.files import SUFFIXES, raw_rows
 
 OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2
 """Author of a row: the policy; a guide with recorded log-probabilities; a guide without."""
@@ -43,11 +43,11 @@ class Guide(Protocol):
 
 
 def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
-    """A server if `source` is a URL, recorded completions if it is a .jsonl file, else a model (path or name)."""
+    """A server if `source` is a URL, recorded completions if it is a data file, else a model (path or name)."""
     limit = args.max_completion_length
     if source.startswith(("http://", "https://")):
         return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
-    if source.endswith((".jsonl", ".json")):
+    if source.endswith(SUFFIXES):
         return RecordedGuide(source, tokenizer, limit)
     return ModelGuide(source, tokenizer, limit, args.temperature, device)
 
@@ -57,20 +57,16 @@ class RecordedGuide(Guide):
 
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
         self._by_prompt: dict[str, list[GuideAnswer]] = {}
-        try:
-            lines = Path(path).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(Problem(f"guide={path!r} cannot be read ({error}).", remedy="Check the path.")) from None
         remedy = (
             'Write a line {"prompt": "...", "completion": "..."} for each, with "token_ids" and "logprobs" if known.'
         )
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
+        for where, entry in raw_rows(path, split="train"):
             try:
-                prompt, answer = _recorded(json.loads(line), tokenizer, limit)
+                if isinstance(entry, Exception):
+                    raise entry
+                prompt, answer = _recorded(entry, tokenizer, limit)
             except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-                what = f"guide={path!r}, line {number} is not a recorded completion ({error})."
+                what = f"guide={path!r}: {where} is not a recorded completion ({error})."
                 raise ConfigError(Problem(what, remedy=remedy)) from None
             self._by_prompt.setdefault(_key(prompt), []).append(answer)
         if not self._by_prompt:
@@ -111,6 +107,10 @@ def _key(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
+WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What a server is asked for. With its model's own defaults it would not sample from the distribution it reports."""
+
+
 class ServerGuide(Guide):
     """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities are used if its tokens are the policy's."""
 
@@ -123,7 +123,7 @@ class ServerGuide(Guide):
         chat = not isinstance(prompt, str)
         body = {"messages": prompt, "logprobs": True} if chat else {"prompt": prompt, "logprobs": 1}
         body |= {"model": self._model, "n": count, "max_tokens": self._limit, "temperature": self._temperature}
-        body["seed"] = turn
+        body |= {"seed": turn, **WHOLE_DISTRIBUTION}
         reply = self._request("/chat/completions" if chat else "/completions", body)
         return [self._answer(choice) for choice in reply["choices"]]
 
@@ -161,9 +161,9 @@ class ModelGuide(Guide):
     """Another causal language model with the policy's tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any, limit: int, temperature: float, device: Any) -> None:
-        if isinstance(model, str):
-            from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
+        if isinstance(model, str):
             try:
                 model = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, trust_remote_code=False)
             except (OSError, ValueError) as error:
@@ -173,15 +173,18 @@ class ModelGuide(Guide):
             why = "Guide and policy must share a tokenizer."
             raise ConfigError(Problem("guide: the model has fewer tokens than the policy's tokenizer.", why))
         self._model = model.to(device).eval()
+        # Its own defaults (top_p, top_k, penalties) would sample from another distribution than the recorded one.
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
         self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
 
     @torch.no_grad()
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
         end = self._tokenizer.eos_token_id
-        ids = {"eos_token_id": end, "pad_token_id": self._tokenizer.pad_token_id}
         draw = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "max_new_tokens": self._limit}
-        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **ids, **draw)
+        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **draw)
         logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
         sampled = whole[:, len(prompt_ids) :]
         logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
@@ -225,12 +228,15 @@ def generate_with_guide(
     wanted = trainer.args.guide_completions
     counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
     own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generate(own_prompts)
-    own = zip(prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))  # noqa: B905
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
+    columns = (prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))
+    own = enumerate(zip(*columns))  # noqa: B905
     rows: list[tuple[Any, ...]] = []
     authors: list[GuideAnswer | None] = []
+    sources: list[int] = []  # the policy's row that a row is, or whose prompt it shares
     for g, k in enumerate(counts):
-        group = list(islice(own, size - k))
+        places, group = zip(*islice(own, size - k), strict=True)
+        sources += [*places, *places[:1] * k]
         rows += group
         authors += [None] * len(group)
         prompt, ids = prompts[g * size], group[0][0]
@@ -240,7 +246,11 @@ def generate_with_guide(
             # No log-probabilities: TRL excludes these tokens from its correction for the sampler.
             rows.append((ids, answer.ids, [1] * len(answer.ids), completion, [None] * len(answer.ids)))
             authors.append(answer)
-    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-    columns[2] = None if tool_mask is None else columns[2]
-    columns[4] = None if logprobs is None else columns[4]
-    return (*columns, *rest), authors
+    whole: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+    whole[2] = None if tool_mask is None else whole[2]
+    whole[4] = None if logprobs is None else whole[4]
+    for name, values in extra.items():  # columns of a rollout function, which knows nothing about the guide's answers
+        if isinstance(values, list):
+            extra[name] = [values[i] if author is None else None for i, author in zip(sources, authors, strict=True)]
+    images = None if images is None else [images[i] for i in sources]
+    return (*whole, extra, images, *rest), authors

@@ -1,13 +1,15 @@
 """From a `Run` to a trained model in its folder, with dew's tasks and rewards."""
 
+import json
 import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config, get_quantization_config
@@ -18,7 +20,7 @@ from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import ConfigError, Problem, not_loaded
+from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.records import RunFolder
 from dew.tasks import model_folder, task
@@ -90,9 +92,11 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> DewTrainer:
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
+    folder = local_model(model.model_name_or_path)
+    check_width(Path(folder), args.model_init_kwargs)
     train, evaluation = data_of(parsed)
     return DewTrainer(
-        local_model(model.model_name_or_path),
+        folder,
         rewards_of(parsed),
         args,
         train,
@@ -109,6 +113,21 @@ def local_model(name: str) -> str:
     if looks_like_a_path and not Path(folder).expanduser().is_dir():
         raise ConfigError(f"model_name_or_path: there is no folder {name!r}.")
     return folder
+
+
+def check_width(folder: Path, changed: Mapping[str, Any]) -> None:
+    """Refuse a config whose width is not that of the weights: transformers would allocate the model first."""
+    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
+        return
+    width = {**json.loads((folder / "config.json").read_text()), **changed}.get("hidden_size")
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        names = [name for name in weights.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118
+        found = weights.get_slice(names[0]).get_shape()[1] if names else width
+    if found != width:
+        what = f"model_name_or_path: {folder} has weights of hidden size {found}, but its config says {width}."
+        raise ConfigError(
+            Problem(what, remedy="Restore its config.json, and remove hidden_size from model_init_kwargs.")
+        )
 
 
 def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = False, say: Say = print) -> str:
@@ -137,6 +156,10 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
         if main:
             RunFolder(folder).write_run({"status": "stopped"})
         return "stopped"
+    if not all(bool(weights.isfinite().all()) for weights in trainer.model.parameters()):
+        RunFolder(folder).write_run({"status": "failed"})
+        what = "Training ended with weights that are not finite, and no model was written."
+        raise EngineError(Problem(what, remedy="Lower learning_rate, then train again in a new folder."))
     _save_model(trainer, folder / "model")
     if main and scoring is not None:
         _score(trainer, parsed, scoring, "after", say)

@@ -1,8 +1,9 @@
 """What the loss reads: log-probabilities by dew's operator, the rows of a micro-batch, the divisor of the batch."""
 
 import logging
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -42,9 +43,10 @@ class _LogprobEntropy:
             temperature = temperature / scale
         elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
             hidden, bias = hidden * scale, None if bias is None else bias * scale
-        logp, entropy, *squares = linear_logprob_entropy(
-            hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, sum_sq=cls.sum_sq
-        )
+        with _gather_again(weight, bias):
+            logp, entropy, *squares = linear_logprob_entropy(
+                hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, sum_sq=cls.sum_sq
+            )
         return logp, entropy, squares[0].log() if squares else None, None, None
 
 
@@ -52,6 +54,21 @@ class _WithSumSq(_LogprobEntropy):
     """The same with TRL's third output, log Σπ²."""
 
     sum_sq = True
+
+
+def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
+    """ZeRO-3 partitions the head again after the forward pass: gather it once more when the backward pass reads it."""
+    sharded = {p.data_ptr(): p for p in head if p is not None and p.requires_grad and hasattr(p, "ds_status")}
+    if not sharded:
+        return nullcontext()
+
+    def unpack(saved: Tensor) -> Tensor:
+        if not hasattr(saved, "ds_status"):
+            return saved
+        with utils.maybe_gather_lm_head_ctx(saved):
+            return saved.detach()
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda saved: sharded.get(saved.data_ptr(), saved), unpack)
 
 
 @contextmanager
@@ -88,11 +105,13 @@ def exact_head_supported(model: Any) -> bool:
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, tuple[Tensor, Part]]:
+def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor, clip_high: float) -> dict[str, tuple[Tensor, Part]]:
     """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
 
     Where TRL kept no old log-probabilities, the policy that trains is the one that sampled and the ratio is exactly
     1: it is taken against the same numbers, detached, because a second pass would differ by rounding.
+
+    A guide's ratio may be far above 1, and PPO does not clip it if A < 0: it is at most 1 + `clip_high` there.
     """
     old = inputs.get("old_per_token_logps")
     own = Part(
@@ -108,6 +127,8 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor) -> dict[str, t
     guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
     unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
     guide_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
+    most = torch.where(inputs["advantages"] < 0, inputs["guide_logps"] + math.log1p(clip_high), torch.inf)
+    guide_logp = torch.minimum(guide_logp, most)
     guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight, penalty=None)
     own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
     return {"": (logp, own), "guide/": (guide_logp, guides)}

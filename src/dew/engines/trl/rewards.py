@@ -17,6 +17,8 @@ from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 GIVEN_BY_TRL = frozenset(
     ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 )
+TAKEN = GIVEN_BY_TRL - {"completion_ids"}
+"""TRL drops a data column `completion_ids`; these would be passed twice."""
 
 # ── calling a reward function ───────────────────────────────────────────────────────────────────────────────
 
@@ -98,10 +100,16 @@ def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome
 
 
 def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
-    """What the data set lacks: the prompt, or a column that a reward function asks for by name."""
+    """What the data set lacks: the prompt, or a column that a reward function asks for by name.
+
+    A column with the name of another argument of every reward function is a problem too.
+    """
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list):
         return []
+    taken = [
+        f"the column {c!r} has the name of what TRL passes to every reward. Rename it." for c in columns if c in TAKEN
+    ]
     wanted = [("the trainer", "prompt")]
     for reward in rewards:
         if not _is_model(reward):
@@ -109,7 +117,7 @@ def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
             named = isinstance(reward, Verifier | UserFunction)
             needed = reward.columns if named else required_columns(reward)
             wanted += [(who, column) for column in needed if column not in GIVEN_BY_TRL]
-    return [
+    return taken + [
         f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
         f"{did_you_mean(column, columns)}".rstrip()
         for who, column in wanted

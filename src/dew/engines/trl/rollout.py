@@ -67,17 +67,19 @@ def fill_batch(
     size: int,
     max_rounds: int,
     oversample: float = 1.0,
+    whole_groups: bool = False,
     fills: dict[str, float],
 ) -> Batch:
     """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal, at most
-    `max_rounds` times. Masked groups, which train nothing, take the places of missing ones.
+    `max_rounds` times. Masked groups, which train nothing, take the places of missing ones. With `whole_groups` no
+    group spans two processes.
     """
     chosen: list[Batch] = []
     spare: list[Batch] = []
     answers: list[Columns] = []
     nonfinite, kept, first_round, sampled, mixed = None, 0, 0, 0, 0
     # The rows of a round must divide evenly among the processes.
-    step = accelerator.num_processes // math.gcd(accelerator.num_processes, size)
+    step = accelerator.num_processes // (1 if whole_groups else math.gcd(accelerator.num_processes, size))
     while kept < quota and len(answers) < max_rounds:
         batch = sample(stream.take(round_size(math.ceil(oversample * quota), quota - kept, sampled, mixed, step)))
         rows = {name: x for name, x in batch.inputs.items() if x.ndim}
@@ -89,7 +91,7 @@ def fill_batch(
         spare.append(_groups(everything, without[: max(0, quota - (sampled - mixed))], size))
         kept = min(quota, kept + len(with_signal))
         sampled, mixed = sampled + len(signal), mixed + len(with_signal)
-        first_round = first_round or kept
+        first_round = first_round if answers else kept
         answers.append(batch.answers)
         nonfinite = nonfinite or batch.nonfinite
     short = quota - kept

@@ -38,30 +38,33 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
     that has none. `untrusted`: see engines/permission.py.
     """
-    typed, file = typed or {}, f"{run.source or 'config'}{' with the command line' if typed else ''}"
-    check_keys(run.settings, [f.name for f in setting_fields()], source=file)
+    typed, file, known = typed or {}, run.source or "config", [f.name for f in setting_fields()]
+    check_keys([name for name in run.settings if name in typed], known, source="command line")
+    check_keys(run.settings, known, source=file)
+    both = f"{file} with the command line" if typed else file
     check_permission(run, typed, untrusted)
     parser = TrlParser(CLASSES, exit_on_error=False)
     actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
-    settings, problems = {}, []
+    settings, problems, wrong = {}, [], set()
     for name, value in run.settings.items():
         try:
             settings[name] = _convert(parser, actions[name], value, typed.get(name))
         except argparse.ArgumentError as error:
             advice = did_you_mean(str(value), map(str, actions[name].choices or ()))
             problems.append(Problem(f"{name}: {error.message}.", remedy=advice))
+            wrong.add("command line" if name in typed else file)
     if problems:
-        raise ConfigError(problems, source=file)
+        raise ConfigError(problems, source=wrong.pop() if len(wrong) == 1 else both)
     parser.set_defaults_with_config(**settings)
     if dry and not torch.cuda.is_available():
         parser.set_defaults_with_config(use_cpu=True)
     try:
         script, args, model = parser.parse_args_into_dataclasses(args=[], look_for_args_file=False)
     except ConfigError as error:
-        raise ConfigError(error.problems, source=file) from None
+        raise ConfigError(error.problems, source=both) from None
     except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and their dependencies
         kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{kind}{error}", source=file) from error
+        raise ConfigError(f"{kind}{error}", source=both) from error
     if not model.model_name_or_path:
         advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)

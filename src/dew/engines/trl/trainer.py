@@ -29,7 +29,7 @@ from dew.engines.metrics import Numbers
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.batch import Batch, Capture, make_batch
-from dew.engines.trl.compat import IMAGE_KEYS, check_generated
+from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import exact_head, exact_head_supported, loss_inputs, micro_batches, sums_of_squares
@@ -39,7 +39,7 @@ from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
 from dew.engines.trl.rewards import check_rewards, check_weights, checked
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, RewardError
 from dew.records import RunFolder
 
 logger = logging.getLogger("dew")
@@ -67,12 +67,15 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         guide: Guide | None = None,
         **settings: Any,
     ) -> None:
+        check_not_unsloth()
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             remedy = "Write DewConfig, which takes the same settings."
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+        if guide is not None and (problems := args.guide_problems()):
+            raise ConfigError(problems)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             check_rewards(rewards, None if settings.get("rollout_func") else train_dataset, args.outcome_reward)
@@ -81,6 +84,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
         rewards = [checked(reward, args.reward_timeout) for reward in rewards]
+        if hasattr(train_dataset, "__len__"):
+            args.batches.check_rows(len(train_dataset))
         super().__init__(model, rewards, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
@@ -134,6 +139,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 checkpoints.check_complete(str(resume_from_checkpoint))
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
+            if isinstance(error, RewardError):
+                self._save_before_failure()
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
             rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -143,6 +150,27 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise explained from error
         self._recorder.end("done")
         return result
+
+    def _save_before_failure(self) -> None:
+        """A reward fails between two steps: save the last one. Several processes would have to fail together."""
+        step, folder = self.state.global_step, Path(self.args.output_dir)
+        between_steps = self._step % self.args.gradient_accumulation_steps == 0
+        if (
+            not step
+            or not between_steps
+            or self.accelerator.num_processes > 1
+            or (folder / f"checkpoint-{step}").exists()
+        ):
+            return
+        with suppress(Exception):  # the reward's own error is the one to report
+            self._save_checkpoint(self.model, None)
+            logger.warning("Saved checkpoint-%d before the reward failed.", step)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved once and are not missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def last_good_checkpoint(self) -> str | None:
         """The newest complete checkpoint, verified by the main process for all processes."""
@@ -222,6 +250,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             size=size,
             max_rounds=self.algorithm.max_rounds,
             oversample=self.algorithm.oversample,
+            whole_groups=self._guide is not None,
             fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
         )
 
@@ -381,7 +410,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
         loss = torch.zeros((), device=logp.device)
-        for name, (part_logp, part) in micro_batches(inputs, logp, entropy).items():
+        for name, (part_logp, part) in micro_batches(inputs, logp, entropy, self.algorithm.clip_high).items():
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
@@ -447,7 +476,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.should_save:
             RunFolder(run).sync()
             checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""

@@ -26,7 +26,7 @@ from dew.engines.verl.settings import (
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem, did_you_mean
-from dew.tasks import model_folder, task
+from dew.tasks import Task, model_folder, task
 
 Overrides = dict[str, Any]
 """verl's key -> value; a leading + where verl's configuration has no such key."""
@@ -234,8 +234,11 @@ class Recipe:
         if self.run.task is None:
             self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
         found: Overrides = {f"{MODEL}.path": model_folder(self.get("model_name_or_path", ""))}
-        if self.run.task and getattr(task(self.run.task, **self.run.task_settings), "template", "plain") != "chat":
-            found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
+        try:
+            if self.run.task and not has_messages(task(self.run.task, **self.run.task_settings)):
+                found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
+        except DewError as error:  # data that cannot be read
+            self.problems += error.problems
         return found
 
     def schedule(self, per_step: int) -> Overrides:
@@ -298,6 +301,14 @@ class Recipe:
         for name, value in own.items():
             self.problem(f"{name}={value!r}: verl's own {algorithm.name} has no such setting.", "Leave it out.")
         return found
+
+
+def has_messages(source: Task) -> bool:
+    """Whether its prompts are chat messages, which the model's own template formats. Ready-made ones are looked at."""
+    template = getattr(source, "template", "plain")
+    if template is None:
+        return any(not isinstance(row["prompt"], str) for row in source.rows(1))
+    return bool(template == "chat")
 
 
 def import_algorithms(name: str, library: str | list[str]) -> None:

@@ -1,0 +1,142 @@
+"""Cost of dew's trainer modes on verl, next to verl's own GRPO. Needs verl with vLLM, and a GPU.
+
+    python benchmarks/verl_modes.py OUT [--model FOLDER] [--recipe NAME] [--steps 20] [key=value ...]
+    python benchmarks/verl_modes.py OUT --print          # the commands, without running them
+    python benchmarks/verl_modes.py OUT --table          # the table alone, from what is in OUT
+
+Each run of `RUNS` trains the same recipe for the same number of steps, one after the other. It leaves OUT/NAME.jsonl
+(verl's own metrics of every step), OUT/NAME.log and, in dew's modes, the run folder OUT/NAME. OUT/verl_modes.md
+compares seconds per step, peak memory and entropy. Complete runs are not repeated. `key=value` are verl's own keys.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from dew.cli.recipes import names
+from dew.config import Run, read_run
+from dew.engines.verl import data
+from dew.engines.verl.launch import MAIN, Launch, check_with_verl, hydra_words, prepare
+from dew.engines.verl.recipe import flat
+
+RUNS = {
+    "verl_grpo": ("grpo", None),
+    "grpo": ("grpo", "dew_sync"),
+    "gtpo": ("gtpo", "dew_sync"),
+    "dew": ("dew", "dew_sync"),
+    "grpo_s": ("grpo_s", "dew_sync"),
+    "gtpo_async": ("gtpo", "dew_colocate_async"),
+}
+"""Name -> algorithm and trainer mode; None is verl's own trainer, without dew."""
+BASELINE = "verl_grpo"
+WARM_UP = 2
+"""Steps left out of the medians: the first ones compile kernels and capture graphs."""
+COLUMNS = {
+    "s/step": "perf/time_per_step",
+    "sampling s": "timing_s/gen",
+    "old policy s": "timing_s/old_log_prob",
+    "advantages s": "timing_s/adv",
+    "update s": "timing_s/update_actor",
+    "memory GB": "perf/max_memory_allocated_gb",
+    "entropy": "actor/entropy",
+    "score": "critic/score/mean",
+}
+"""Column of the table -> verl's metric."""
+
+
+def read(args: argparse.Namespace, name: str) -> Run:
+    """The recipe with this run's algorithm and mode, without checkpoints and validation."""
+    (algorithm, mode), path = RUNS[name], names().get(args.recipe, Path(args.recipe))
+    own = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in args.overrides)}
+    verl = {"trainer.logger": ["console", "file"], "trainer.v1.trainer_mode": mode or "sync", "trainer.save_freq": -1}
+    changed = {
+        "algorithm": algorithm,
+        "max_steps": args.steps,
+        "output_dir": str(args.out / name),
+        "scores": None,
+        "verl": {**flat(read_run(path).verl), **verl, **own},
+    }
+    return read_run(path, changed | ({"model_name_or_path": args.model} if args.model else {}))
+
+
+def command(launch: Launch, mode: str | None) -> list[str]:
+    """dew's launch; without a mode, verl's own program with the same configuration less dew's keys."""
+    if mode is not None:
+        return [sys.executable, *MAIN, *hydra_words(launch)]
+    words = [word for word in hydra_words(launch) if not word.startswith("+algorithm.dew")]
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *words]
+
+
+def train(args: argparse.Namespace, name: str, run: Run) -> None:
+    launch, log = prepare(run), args.out / f"{name}.log"
+    check_with_verl(launch)
+    words = command(launch, RUNS[name][1])
+    if args.print:
+        print(f"# {name}\n{shlex.join(words)}")
+        return
+    if len(lines(args.out, name)) >= args.steps:
+        print(f"{name}: complete")
+        return
+    data.write_data(data.prepare_data(launch, data.load_tokenizer(launch)), args.out / name)
+    print(f"{name}: {launch.batches}\n  {log}", flush=True)
+    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(args.out / f"{name}.jsonl")}
+    with log.open("w") as file:
+        code = subprocess.run(words, check=False, env=environment, stdout=file, stderr=subprocess.STDOUT).returncode
+    if code:
+        print(f"{name}: exit code {code}; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def lines(out: Path, name: str) -> list[dict[str, float]]:
+    """verl's metrics of each training step."""
+    path = out / f"{name}.jsonl"
+    found = [json.loads(line)["data"] for line in path.read_text().splitlines()] if path.is_file() else []
+    return [line for line in found if COLUMNS["s/step"] in line]
+
+
+def table(out: Path) -> str:
+    """Medians over the steps after the warm-up; memory is the maximum."""
+    rows = {name: found[WARM_UP:] for name in RUNS if len(found := lines(out, name)) > WARM_UP}
+    medians = {name: {c: value(found, c) for c in COLUMNS} for name, found in rows.items()}
+    base = medians.get(BASELINE, {}).get("s/step")
+    text = [f"| run | steps | {' | '.join(COLUMNS)} | time against {BASELINE} |", "|---" * (len(COLUMNS) + 3) + "|"]
+    for name, found in medians.items():
+        shown = " | ".join("" if x is None else f"{x:.3f}" for x in found.values())
+        cost = f"{found['s/step'] / base - 1:+.1%}" if base and found["s/step"] else ""
+        text.append(f"| {name} | {len(rows[name])} | {shown} | {cost} |")
+    return "\n".join(text) + "\n"
+
+
+def value(found: list[dict[str, float]], column: str) -> float | None:
+    values = [line[COLUMNS[column]] for line in found if COLUMNS[column] in line]
+    return (max(values) if column == "memory GB" else median(values)) if values else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", help="model folder or hub name; default: the recipe's")
+    parser.add_argument("--recipe", default="gsm8k/qwen2.5-0.5b-instruct")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--print", action="store_true", help="print the commands, run nothing")
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("overrides", nargs="*", help="verl's own keys, key=value")
+    args = parser.parse_intermixed_args()
+    args.out = args.out.absolute()
+    for name in args.runs if not args.table else []:
+        train(args, name, read(args, name))
+    if not args.print:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "verl_modes.md").write_text(text := table(args.out))
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

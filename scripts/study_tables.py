@@ -1,0 +1,138 @@
+"""The tables and the figure of docs/study.md, from the runs in docs/results/study.
+
+python scripts/study_tables.py           print the tables
+python scripts/study_tables.py --write   put them into docs/study.md, and draw docs/images/study-effect.svg
+"""
+
+import re
+import sys
+from pathlib import Path
+from statistics import mean
+
+from dew.lab import load_study
+from dew.lab.study import Study
+from dew.lab.summary import SCORES, Difference, difference, differences, points, values
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results" / "study"
+CONTROL = "gtpo(alpha1=1.1,alpha2=0.0)"
+NAMES = {CONTROL: "gtpo's control"}
+
+
+def tables() -> dict[str, str]:
+    """The marked tables of docs/study.md, by name."""
+    select, confirm, settings = (load_study(RESULTS / name) for name in ("select", "confirm", "settings"))
+    return {
+        "rates": rates(select),
+        "confirm": confirmed(confirm),
+        "effect": effect(confirm),
+        "settings": varied(settings),
+    }
+
+
+def rates(study: Study) -> str:
+    """Mean area of every arm at every learning rate."""
+    every = sorted({run["learning_rate"] for run in study.runs})
+    lines = [f"| task | arm | {' | '.join(f'{rate:g}' for rate in every)} |", "|---" * (2 + len(every)) + "|"]
+    for task in study.tasks:
+        for arm in study.arms:
+            found = {rate: values(study, task, (arm, rate), "area") for rate in every}
+            best = max((mean(x.values()) for x in found.values() if len(x) == 16), default=0.0)
+            cells = [
+                f"**{mean(x.values()):.3f}**" if mean(x.values()) == best else f"{mean(x.values()):.3f}"
+                for x in found.values()
+            ]
+            lines.append(f"| {task} | {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def confirmed(study: Study) -> str:
+    """Every arm at its best rate against DAPO at its own, on fresh seeds."""
+    lines = ["| task | arm | rate | area | final | pass@1 | pass@16 | entropy | flipped |", "|---" * 9 + "|"]
+    for task in study.tasks:
+        columns = {score: {d.arm: d for d in differences(study, task, score)} for score in SCORES}
+        for point in points(study, task):
+            if point[0] == "dapo":
+                cells = [f"{mean(values(study, task, point, score).values()):.3f}" for score in SCORES]
+            else:
+                cells = [shown(columns[score][point]) for score in SCORES]
+            others = [f"{mean(values(study, task, point, name).values()):.3f}" for name in ("entropy", "flipped")]
+            name = NAMES.get(point[0], point[0])
+            lines.append(f"| {task} | {name} | {point[1]:g} | {' | '.join(cells + others)} |")
+    return "\n".join(lines)
+
+
+def effect(study: Study) -> str:
+    """The weighting alone: GTPO minus its control at the same rate."""
+    lines = ["| task | tokens | area | final | pass@1 | pass@16 |", "|---" * 6 + "|"]
+    for task in study.tasks:
+        gtpo = next(p for p in points(study, task) if p[0] == "gtpo")
+        cells = [shown(difference(study, task, gtpo, (CONTROL, gtpo[1]), score)) for score in SCORES]
+        length = mean(values(study, task, gtpo, "length").values())
+        lines.append(f"| {task} | {length:.0f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def varied(study: Study) -> str:
+    (task,) = study.tasks
+    columns = {score: {d.arm: d for d in differences(study, task, score)} for score in SCORES}
+    lines = ["| arm | area | final | pass@1 | pass@16 | flipped |", "|---" * 6 + "|"]
+    for point in points(study, task):
+        if point[0] != "dapo":
+            flipped = mean(values(study, task, point, "flipped").values())
+            lines.append(f"| {point[0]} | {' | '.join(shown(columns[s][point]) for s in SCORES)} | {flipped:.3f} |")
+    return "\n".join(lines)
+
+
+def shown(d: Difference | None) -> str:
+    assert d is not None
+    return f"{d.value:+.3f} ± {d.high - d.value:.3f}{'*' if d.holm < 0.05 else ''}"
+
+
+def figure() -> str:
+    """Differences from DAPO with their intervals, a row per task and arm."""
+    study = load_study(RESULTS / "confirm")
+    colours = {"gtpo": "#2864dc", CONTROL: "#888888", "dew": "#d75f00"}
+    rows = [(t, d) for t in study.tasks for d in differences(study, t)]
+    height, zero, scale, top = 22, 350, 7000, 44
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{top + height * len(rows) + 40}" '
+        'font-family="sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        '<text x="16" y="24" font-size="15">Mean accuracy during training, difference from DAPO '
+        "(32 seeds, 95 % intervals)</text>",
+        f'<line x1="{zero}" x2="{zero}" y1="{top - 8}" y2="{top + height * len(rows)}" stroke="#444"/>',
+    ]
+    for i, (task, d) in enumerate(rows):
+        y = top + height * i + 8
+        x, low, high = (zero + scale * v for v in (d.value, d.low, d.high))
+        colour = colours[d.arm[0]]
+        if i == 0 or rows[i - 1][0] != task:
+            parts.append(f'<text x="16" y="{y + 4}">{task}</text>')
+        parts += [
+            f'<text x="130" y="{y + 4}" fill="{colour}">{NAMES.get(d.arm[0], d.arm[0])}</text>',
+            f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
+            f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>',
+            f'<text x="640" y="{y + 4}">{d.value:+.3f}</text>',
+        ]
+    base = top + height * len(rows) + 18
+    for tick in (-0.01, 0, 0.01, 0.02, 0.03):
+        parts.append(f'<text x="{zero + scale * tick - 16:.0f}" y="{base}" fill="#444">{tick:+.2f}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    page = DOCS / "study.md"
+    if "--write" not in sys.argv:
+        print("\n\n".join(f"{name}\n{table}" for name, table in tables().items()))
+        return
+    text = page.read_text()
+    for name, table in tables().items():
+        start, end = f"<!-- {name} -->\n\n", "\n\n<!-- end -->"
+        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, t=start + table + end: t, text, flags=re.DOTALL)
+    page.write_text(text)
+    (DOCS / "images" / "study-effect.svg").write_text(figure())
+
+
+if __name__ == "__main__":
+    main()
