@@ -105,7 +105,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigError(Problem(what, remedy=remedy))
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
         self._aligned = args.less_padding and not (sharded or self.aux_loss_enabled or self._is_vlm)
-        self._one_generation = args.steps_per_generation % args.gradient_accumulation_steps == 0
         self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
@@ -390,7 +389,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if not self._aligned or not self.model.training:
             return self._loss(model, inputs)
         self._waiting.append(inputs)
-        if self._one_generation and not self.accelerator.sync_gradients:
+        one_generation = self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
+        if one_generation and not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         rows, skip = self.args.per_device_train_batch_size, self.algorithm.no_loss_without_advantage
         *parts, last = update_parts(self._waiting, rows, skip)
