@@ -1,19 +1,25 @@
-"""Tokens per second of sampling without vLLM: transformers' own methods and dew's decoders.
+"""Tokens per second of sampling: transformers' own methods, dew's decoders, and vLLM where it is installed.
 
     python benchmarks/rollout.py                             Qwen2.5-0.5B's shape, 128 and 1,024 answers at once
     python benchmarks/rollout.py --model 1.5B --rows 256     another shape
+    python benchmarks/rollout.py --mean-length 200           answers of different lengths
     python benchmarks/rollout.py --model tiny --rows 256 --prompt 20 --new 40      the bundled model's shape, for a CPU
     python benchmarks/rollout.py --small                     a toy model on the CPU, to test the script
 
-Weights are random, which does not affect timing; no answer ends early, so all methods do the same work. Prompts are
-random tokens with 16 answers each. On a CPU the seconds are CPU seconds, with one torch thread. The extra time of the
-first call (compilation, capture) is listed separately.
+Weights are random, which does not affect timing. No answer ends early, so all methods do the same work; with
+--mean-length, one token in as many ends an answer. Prompts are random tokens with 16 answers each. The extra time of
+the first call (compilation, capture) is listed separately; on a CPU, seconds are CPU seconds of one torch thread.
+vLLM runs with its default settings, and tuned: CUDA graphs up to the number of answers.
 """
 
 import argparse
 import gc
+import importlib.util
+import json
 import platform
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 import transformers
@@ -26,50 +32,84 @@ SHAPES = {
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
     "tiny": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3, "num_attention_heads": 4,
              "num_key_value_heads": 4, "vocab_size": 21},
+    "7B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+           "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False},
 }  # fmt: skip
-QWEN = {"num_key_value_heads": 2, "vocab_size": 151936}
+QWEN = {"tie_word_embeddings": True, "num_key_value_heads": 2, "vocab_size": 151936}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}  # fmt: skip
 GROUP = 16
-PREPARED = ("generate, static cache, compiled", "dew, captured steps", "dew, compiled and captured")
+PREPARED = ("generate, static cache, compiled", "dew, captured steps", "dew, compiled and captured", "vLLM",
+            "vLLM, tuned")  # fmt: skip
 """Methods whose first call compiles or captures for its shapes."""
 PAD = 0
 
 
-def generate(model, prompts, new, **settings):
+def generate(model, prompts, new, ends, **settings):
     """transformers' generate."""
     ids = torch.tensor(prompts, device=model.device)
-    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=new, pad_token_id=PAD, **settings)
-    return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    config = GenerationConfig(
+        do_sample=True, top_k=0, max_new_tokens=new, pad_token_id=PAD, eos_token_id=ends or None, **settings
+    )
+    output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return output[:, ids.shape[1] :].tolist()
 
 
-def generate_batch(model, prompts, new):
+def generate_batch(model, prompts, new, ends):
     """transformers' continuous batching."""
     own = model.config._attn_implementation
-    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=new, pad_token_id=PAD, eos_token_id=-1)
+    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=new, pad_token_id=PAD, eos_token_id=ends or -1)
     try:
         answers = model.generate_batch(prompts, generation_config=config, progress_bar=False)
     finally:
         model.set_attn_implementation(own)
-    assert sum(len(a.generated_tokens) for a in answers.values()) == len(prompts) * new
+    return [a.generated_tokens for a in answers.values()]
 
 
-def ways(model):
-    plain = Decoder(model, Draw(), ends=[-1], pad=PAD)
-    compiled = Decoder(model, Draw(), ends=[-1], pad=PAD)
-    compiled.forward = torch.compile(model, dynamic=False)
+def vllm(shape, rows, length, ends, folder, **settings):
+    """vLLM with weights of its own."""
+    from vllm import LLM, SamplingParams
+
+    config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
+    (Path(folder) / "config.json").write_text(json.dumps(Qwen2Config(**shape, **config).to_dict() | config))
+    llm = LLM(
+        folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=length,
+        gpu_memory_utilization=0.5, max_num_seqs=max(rows, 256), disable_log_stats=True, **settings,
+    )  # fmt: skip
+
+    def call(prompts, new):
+        stop = {"stop_token_ids": ends} if ends else {"ignore_eos": True}
+        params = SamplingParams(n=GROUP, temperature=1.0, max_tokens=new, detokenize=False, **stop)
+        texts = [{"prompt_token_ids": ids} for ids in prompts[::GROUP]]
+        found = llm.generate(texts, params, use_tqdm=False)
+        return [answer.token_ids for request in found for answer in request.outputs]
+
+    return call
+
+
+def ways(model, shape, rows, length, ends, folder):
+    """A method that makes each sampler; vLLM's takes memory as soon as it exists."""
+
+    def dew(compiled):
+        decoder = Decoder(model, Draw(), ends=ends or [-1], pad=PAD)
+        if compiled:
+            decoder.forward = torch.compile(decoder.forward, dynamic=False)
+        return decoder.answers
+
+    static = {"cache_implementation": "static"}
+    graphs = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, *range(8, rows + 1, max(8, rows // 32))]}}
     found = {
-        "generate": lambda p, n: generate(model, p, n),
-        "generate, static cache": lambda p, n: generate(
-            model, p, n, cache_implementation="static", disable_compile=True
-        ),
-        "generate, static cache, compiled": lambda p, n: generate(model, p, n, cache_implementation="static"),
-        "generate_batch": lambda p, n: generate_batch(model, p, n),
-        "dew, captured steps": plain.answers,
-        "dew, compiled and captured": compiled.answers,
+        "generate": lambda: lambda p, n: generate(model, p, n, ends),
+        "generate, static cache": lambda: lambda p, n: generate(model, p, n, ends, **static, disable_compile=True),
+        "generate, static cache, compiled": lambda: lambda p, n: generate(model, p, n, ends, **static),
+        "generate_batch": lambda: lambda p, n: generate_batch(model, p, n, ends),
+        "dew, captured steps": lambda: dew(False),
+        "dew, compiled and captured": lambda: dew(True),
+        "vLLM": lambda: vllm(shape, rows, length, ends, folder),
+        "vLLM, tuned": lambda: vllm(shape, rows, length, ends, folder, **graphs),
     }
     if model.device.type == "cpu":
-        found["dew, written-out steps"] = CpuDecoder(model, Draw(), ends=[-1], pad=PAD).answers
+        found["dew, written-out steps"] = lambda: CpuDecoder(model, Draw(), ends=ends or [-1], pad=PAD).answers
     return found
 
 
@@ -78,36 +118,49 @@ def timed(call, prompts, new, cuda):
         torch.cuda.synchronize()
     clock = time.perf_counter if cuda else time.process_time
     start = clock()
-    call(prompts, new)
+    answers = call(prompts, new)
     if cuda:
         torch.cuda.synchronize()
-    return clock() - start
+    return clock() - start, answers
 
 
-def measure(name, shape, rows, prompt, new, only):
+def count(answers, ends):
+    """Tokens up to and including the end token."""
+    ends = set(ends)
+    return sum(next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in answers)
+
+
+def measure(name, shape, rows, prompt, new, only, mean_length):
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True)).to(device, dtype).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(device, dtype).eval()
     model.generation_config = GenerationConfig(pad_token_id=PAD)
     texts = torch.randint(1, shape["vocab_size"], (-(-rows // GROUP), prompt)).tolist()
     prompts = [ids for ids in texts for _ in range(GROUP)][:rows]
-    base = None
-    for way, call in ways(model).items():
+    base, folder = None, tempfile.mkdtemp()
+    ends = list(range(1, shape["vocab_size"], mean_length)) if mean_length else []
+    for way, make in ways(model, shape, rows, prompt + new, ends, folder).items():
         if only and way not in only:
+            continue
+        if "vLLM" in way and importlib.util.find_spec("vllm") is None:
+            print(f"| {name} | {rows} | {way} | skipped: vLLM is not installed | | | |", flush=True)
             continue
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
+            call = make()
             warm_up = new if way in PREPARED else 8
-            first = timed(call, prompts, warm_up, cuda)
-            second = min(timed(call, prompts, new, cuda) for _ in range(1 if cuda else 3))
+            first, _ = timed(call, prompts, warm_up, cuda)
+            second, answers = min(
+                (timed(call, prompts, new, cuda) for _ in range(1 if cuda else 3)), key=lambda x: x[0]
+            )
         except Exception as error:  # not supported on this machine
             print(f"| {name} | {rows} | {way} | {type(error).__name__}: {str(error)[:80]!r} | | | |", flush=True)
             continue
-        speed = rows * new / second
+        speed = count(answers, ends) / second
         base = base or speed
         peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
         ready = f"{first - second:.1f}" if way in PREPARED else ""
@@ -120,6 +173,9 @@ def main():
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=256, help="tokens of an answer")
+    parser.add_argument(
+        "--mean-length", type=int, default=0, help="one token in as many ends an answer (default: none)"
+    )
     parser.add_argument("--ways", nargs="*", help="methods to measure (default: all)")
     parser.add_argument("--small", action="store_true", help="toy model, to test the script")
     args = parser.parse_args()
@@ -132,7 +188,15 @@ def main():
     print("|---|---|---|---|---|---|---|")
     name, shape = ("toy", SMALL) if args.small else (args.model, {**QWEN, **SHAPES[args.model]})
     for rows in [32] if args.small else args.rows:
-        measure(name, shape, rows, 16 if args.small else args.prompt, 32 if args.small else args.new, args.ways)
+        measure(
+            name,
+            shape,
+            rows,
+            16 if args.small else args.prompt,
+            32 if args.small else args.new,
+            args.ways,
+            args.mean_length,
+        )
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ CASES = {
     "TRL GRPO": (None, 1, "trl"),
     "dew GRPO": ("grpo", 1, "dew"),
     "dew GTPO": ("gtpo", 1, "dew"),
+    "dew GTPO, entropy from sampling": ("gtpo", 1, "dew"),
     "dew GTPO, TRL's head": ("gtpo", 1, "trl"),
     "TRL GRPO, 2 passes": (None, 2, "trl"),
     "dew GTPO, 2 passes": ("gtpo", 2, "dew"),
@@ -74,18 +75,22 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def completions_of(prompt_tokens, completion_tokens, vocabulary):
-    """Random tokens, different in every row, but the same in every case and step."""
+def completions_of(prompt_tokens, completion_tokens, vocabulary, scored):
+    """Random tokens, different in every row, but the same in every case and step.
+
+    If `scored`, with log-probabilities and entropies, as dew's sampler returns them.
+    """
 
     def sample(prompts, trainer):
         generator = torch.Generator().manual_seed(0)
         shape = (len(prompts), prompt_tokens + completion_tokens)
         ids = torch.randint(3, vocabulary, shape, generator=generator).tolist()
-        return {
-            "prompt_ids": [row[:prompt_tokens] for row in ids],
-            "completion_ids": [row[prompt_tokens:] for row in ids],
-            "logprobs": None,
-        }
+        answers = [row[prompt_tokens:] for row in ids]
+        if scored:
+            random = torch.rand(len(ids), completion_tokens, generator=generator).tolist()
+            trainer._capture.sampled.append((answers, random, random))
+            trainer._captured_sampling._exact = True
+        return {"prompt_ids": [row[:prompt_tokens] for row in ids], "completion_ids": answers, "logprobs": None}
 
     return sample
 
@@ -129,7 +134,7 @@ def measure(name, options, shape, folder):
         Dataset.from_list([{"prompt": "x"}] * (options.rows // options.answers)),
         processing_class=tokenizer(),
         callbacks=[timer],
-        rollout_func=completions_of(options.prompt, options.completion, shape["vocab_size"]),
+        rollout_func=completions_of(options.prompt, options.completion, shape["vocab_size"], "from sampling" in name),
     )
     if cuda:
         torch.cuda.reset_peak_memory_stats()

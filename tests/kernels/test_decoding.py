@@ -104,6 +104,23 @@ def test_filters_match_transformers(settings, warper, temperature):
     assert torch.equal(ours.isinf(), theirs.isinf())
 
 
+@pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"tie_word_embeddings": True}])
+def test_scores_are_those_of_a_pass_over_the_answers(settings):
+    """Log-probability and entropy at the temperature, before filters, as of a pass over prompt and answer."""
+    torch.manual_seed(0)
+    draw = Draw(temperature=0.7, top_k=settings.pop("top_k", 0))
+    model = trl_tiny.model(3, **GROUPED, **settings)
+    ids, logp, entropy = Decoder(model, draw, ends=[EOS], pad=PAD).scored(PROMPTS, 12)
+    for prompt, answer, q, h in zip(PROMPTS, ids, logp, entropy, strict=True):
+        assert len(answer) == len(q) == len(h)
+        with torch.no_grad():
+            truth = (model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double() / 0.7).log_softmax(
+                -1
+            )
+        torch.testing.assert_close(torch.tensor(q).double(), truth[range(len(q)), answer], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(h).double(), -(truth.exp() * truth).sum(-1), rtol=1e-5, atol=1e-5)
+
+
 # ── the sampling copy ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -176,7 +193,7 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(CpuDecoder, "answers", fails)
+    monkeypatch.setattr(CpuDecoder, "scored", fails)
     args = trl_tiny.config(tmp_path, max_steps=2)
     trainer = DewTrainer(
         trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
@@ -184,6 +201,63 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
     trainer.train()
     warnings = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
     assert len(warnings) == 1 and "not permitted" in warnings[0]
+
+
+def sampling(folder, monkeypatch, **settings):
+    """A trainer that samples with captured steps, and the scoring passes of each generation: their rows."""
+    monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)
+    trainer = trl_tiny.trainer(folder, algorithm="gtpo", records_every=0, max_steps=3, **settings)
+    passes, inner = [], trainer._get_per_token_logps_and_entropies
+
+    def counted(model, ids, *args, **kwargs):
+        if not torch.is_grad_enabled():
+            passes.append(len(ids))
+        return inner(model, ids, *args, **kwargs)
+
+    trainer._get_per_token_logps_and_entropies = counted
+    return trainer, passes
+
+
+def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(rollout, "COMPARED", 3)
+    caplog.set_level("INFO", "dew")
+    trainer, passes = sampling(tmp_path / "sampled", monkeypatch)
+    batches, inner = [], trainer._old_policy
+    monkeypatch.setattr(
+        trainer, "_old_policy", lambda inputs: batches.append((inputs, *inner(inputs))) or batches[-1][1:]
+    )
+    trainer.train()
+    assert passes == [3], "three answers of the first generation are compared, and nothing else is scored"
+    messages = [r.message for r in caplog.records if "Entropy from sampling" in r.message]
+    assert len(messages) == 1 and "no scoring pass is needed" in messages[0]
+    trainer, _ = sampling(tmp_path / "again", monkeypatch)  # with the weights of the first generation
+    inputs, entropy, logp, _ = batches[0]
+    with torch.no_grad():
+        passed_logp, passed, _ = trainer._forward(trainer.model, inputs)
+    mask = inputs["completion_mask"].bool()
+    torch.testing.assert_close(entropy[mask], passed[mask], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logp[mask], passed_logp[mask], rtol=1e-5, atol=1e-5)
+
+
+def test_a_sampler_without_entropies_says_so_once(tmp_path, caplog):
+    caplog.set_level("INFO", "dew")
+    trl_tiny.trainer(tmp_path, algorithm="gtpo", captured_sampling=False).train()
+    assert len([r for r in caplog.records if "Sampling gives no entropies" in r.message]) == 1
+
+
+def test_a_sampler_that_differs_too_much_is_not_used(tmp_path, monkeypatch, caplog):
+    inner = Decoder.scored
+
+    def wrong(*args):
+        ids, logp, entropy = inner(*args)
+        return ids, logp, [[h + 1 for h in row] for row in entropy]
+
+    monkeypatch.setattr(Decoder, "scored", wrong)
+    trainer, passes = sampling(tmp_path, monkeypatch)
+    trainer.train()
+    assert passes == [8, 8, 8, 8]  # the comparison, and one pass per generation
+    warnings = [r.message for r in caplog.records if "every generation makes a scoring pass" in r.message]
+    assert len(warnings) == 1 and "1.00000 nats" in warnings[0]
 
 
 # ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────

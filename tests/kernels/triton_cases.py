@@ -307,3 +307,53 @@ if not INTERPRETED:
         compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
         for ours, eager in zip(torch.autograd.grad(compiled(hidden, weight), inputs), want, strict=True):
             assert (ours - eager).norm() <= 1e-2 * eager.norm()
+
+
+# ── drawing a token ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def drawn(logits, u, temperature, monkeypatch, block=64):
+    from dew.decoding import triton_draw
+
+    monkeypatch.setattr(triton_draw, "BLOCK", block)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
+    return [x.cpu() for x in triton_draw.draw(logits.to(DEVICE), temperature)]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypatch):
+    """The first number chooses a block of 64 tokens by its mass, the second the token within it."""
+    torch.manual_seed(0)
+    rows, v = 24, 300
+    logits = 3 * torch.randn(rows, v)
+    logits[1, 60:250] = -torch.inf  # whole blocks without mass
+    logits[2] = torch.where(torch.arange(v) == 299, 40.0, 0.0)  # nearly certain
+    logits[3, :] = 5.0
+    u = torch.rand(rows, 2)
+    u[4], u[5], u[1] = torch.tensor([0.0, 0.0]), torch.tensor([1 - 2**-24, 1 - 2**-24]), torch.tensor([0.999, 0.999])
+    token, logp, entropy = drawn(logits, u, temperature, monkeypatch)
+    q = (logits.double() / temperature).log_softmax(-1)
+    p = q.exp()
+    for i in range(rows):
+        blocks = p[i].split(64)
+        mass = torch.stack([b.sum() for b in blocks]).cumsum(0)
+        b = min(int((mass <= u[i, 0] * mass[-1]).sum()), 4)
+        inner = blocks[b].cumsum(0)
+        expected = 64 * b + min(int((inner <= u[i, 1] * inner[-1]).sum()), len(inner) - 1)
+        assert token[i] == expected
+    torch.testing.assert_close(logp.double(), q.gather(1, token[:, None])[:, 0], rtol=2e-5, atol=2e-5)
+    h = -(p * q.clamp_min(-1e30)).sum(1)
+    torch.testing.assert_close(entropy.double(), h, rtol=2e-5, atol=1e-12)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="too slow in the interpreter")
+def test_frequencies_of_drawn_tokens():
+    from scipy.stats import chisquare
+
+    from dew.decoding import triton_draw
+
+    n = 200_000
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf], device=DEVICE)
+    counts = torch.bincount(triton_draw.draw(logits.expand(n, -1).contiguous(), 0.7)[0], minlength=5).cpu()
+    expected = n * (logits[:4] / 0.7).softmax(-1).double().cpu()
+    assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4

@@ -157,6 +157,11 @@ class Algorithm:
             found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
         return found
 
+    @property
+    def no_loss_without_advantage(self) -> bool:
+        """Whether answers whose advantages are all 0 have no loss, so that an engine may leave them out."""
+        return not self.kl_coef and type(self).loss is Algorithm.loss
+
     def warnings(self) -> list[str]:
         """What is allowed and seldom wanted, each with a remedy."""
         return []

@@ -129,8 +129,7 @@ class CpuDecoder:
         row = torch.arange(count)  # the prompt of each answer that is still in the batch
         ended = torch.zeros(count, dtype=torch.bool)
         for n in range(max_new_tokens):
-            token = self.draw(logits)
-            new_logp, new_entropy = score(logits, token, self.draw.temperature)
+            token, new_logp, new_entropy = self.draw.scored(logits)
             for buffer, new in ((tokens, token), (logp, new_logp), (entropy, new_entropy)):
                 buffer[n].index_copy_(0, row, new)
             ended |= torch.isin(token, self.ends)
@@ -240,12 +239,3 @@ class Prompts(NamedTuple):
         stacked = placed.unflatten(0, (-1, self.size)).transpose(1, 2).reshape(len(matrices), self.size * queries, n)
         product = torch.bmm(stacked, matrices).view(self.blocks, key_heads, self.size, queries, -1)
         return product.transpose(1, 2).flatten(0, 1).index_select(0, place)
-
-
-def score(logits: Tensor, token: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability of the tokens (B,) and entropy of their distributions, in float32.
-
-    H = − Σᵥ pᵥ · log pᵥ
-    """
-    logp = (logits.float() / temperature).log_softmax(-1)
-    return logp.gather(-1, token[:, None])[:, 0], -(logp.exp() * logp).sum(-1)

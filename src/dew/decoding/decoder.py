@@ -10,7 +10,10 @@ captured as a CUDA graph and replayed. Weights may be updated in place between c
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import importlib.util
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +24,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dew.kernels import Head, plain_head
+from dew.kernels.chunked import logp_entropy, scores
+
 GROUPED = "dew_grouped"
 """The name under which transformers finds `grouped_attention`."""
 LOOK = 16
@@ -30,7 +36,7 @@ VISIBLE = 256
 PREFILL = 65_536
 """Prompt tokens in one pass."""
 KEEP = 1 / 16
-"""Buffers above this share of the device's memory are released after each call."""
+"""A cache above this share of the device's memory is released after each call."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,20 @@ class Draw:
     top_p: float = 1.0
     min_p: float = 0.0
     greedy: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are drawn from the whole vocabulary."""
+        return not (self.greedy or self.top_k or self.top_p < 1 or self.min_p)
+
+    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter."""
+        if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
+            found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature)
+            return found
+        tokens = self(logits)
+        z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        return tokens, *logp_entropy(z, tokens[:, None])[:2]
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits (B, V) -> one token per row (B,)."""
@@ -67,6 +87,12 @@ class Draw:
             p = (logits / self.temperature).softmax(-1)
             logits = logits.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
         return logits
+
+
+@functools.cache
+def _fused() -> Callable[..., Any] | None:
+    """Draw and statistics in one kernel, where Triton is installed."""
+    return importlib.import_module("dew.decoding.triton_draw").draw if importlib.util.find_spec("triton") else None
 
 
 class SamplingCopy:
@@ -149,28 +175,57 @@ ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
 class Decoder:
     """Samples answers to prompts given as token ids. On a CPU the same steps run without graphs."""
 
+    _kept: "dict[int, _Buffers]"
+    _storage: Tensor
+    """Keys and values of whichever buffers are in use."""
+    _pool: Any
+    """Memory that all graphs share: they run one after the other, and results are copied out."""
+
     def __init__(self, model: Any, draw: Draw, *, ends: Iterable[int], pad: int) -> None:
-        self.model, self.forward, self.draw, self.pad = model, model, draw, pad
+        self.model, self.draw, self.pad = model, draw, pad
         self.device = model.get_input_embeddings().weight.device
         self.ends = torch.tensor(sorted(ends), device=self.device)
-        self._kept: dict[int, _Buffers] = {}
+        head = plain_head(model)
+        self.head = head if isinstance(head, Head) else None
+        causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+        self.forward = model if self.head is None else causal.base_model
+        """The model that a step runs: without its head, if dew can compute that in float32."""
+        self._release()
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """One answer per prompt, up to and including the end token."""
+        return self.scored(prompts, max_new_tokens)[0]
+
+    def scored(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+        """The answers, with each token's log-probability and entropy (nats) at the temperature, before any filter."""
         if not prompts:
-            return []
+            return [], [], []
         training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
-                tokens = self._run(prompts, max_new_tokens)
+                found = self._run(prompts, max_new_tokens)
         finally:
             self.model.train(training)
-        ended = torch.isin(tokens, self.ends)
-        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
-        return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+        ended = torch.isin(found[0], self.ends)
+        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, found[0].shape[1]).tolist()
+        tokens, logp, entropy = ([row[:n] for row, n in zip(x.tolist(), lengths, strict=True)] for x in found)
+        return tokens, logp, entropy
 
-    def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """(B,) True on end tokens. torch.isin synchronises if there are many, which a graph cannot capture."""
+        return (tokens[:, None] == self.ends).any(1)
+
+    def logits(self, **inputs: Any) -> Tensor:
+        """(B, V) logits of the last position, in float32 where the model has a plain head."""
+        if self.head is None:
+            logits: Tensor = self.forward(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1]
+            return logits
+        return scores(self.forward(**inputs, use_cache=True).last_hidden_state[:, -1], self.head, 0, None)[0]
+
+    def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         width = max(len(ids) for ids in prompts)
         buffers = self._fitting(len(prompts), width + max_new_tokens)
         buffers.start(width)
@@ -179,19 +234,33 @@ class Decoder:
             buffers.step(self, width + n)
             if n % LOOK == 0 and bool(buffers.ended.all()):
                 break
-        tokens = buffers.tokens[: len(prompts), :max_new_tokens].clone()
+        made = (buffers.tokens, buffers.logp, buffers.entropy)
+        tokens, logp, entropy = (x[: len(prompts), :max_new_tokens].clone() for x in made)
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
-        if sum(kept.bytes for kept in self._kept.values()) > KEEP * memory:
-            self._kept.clear()
-        return tokens
+        if self._storage.nbytes > KEEP * memory:
+            self._release()
+        return tokens, logp, entropy
 
     def _fitting(self, rows: int, slots: int) -> "_Buffers":
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
         capacity = _capacity(rows)
         if capacity not in self._kept or self._kept[capacity].slots < slots:
-            self._kept.pop(capacity, None)  # release them before allocating larger ones
-            self._kept[capacity] = _Buffers(self.model, capacity, -(-slots // VISIBLE) * VISIBLE, self.pad)
+            self._kept.pop(capacity, None)
+            slots = -(-slots // VISIBLE) * VISIBLE
+            shape = _cache_shape(self.model, capacity, slots)
+            if self._storage.numel() < math.prod(shape):
+                self._release()  # before allocating larger ones
+                # zeros: masked slots must still be finite
+                dtype = self.model.get_input_embeddings().weight.dtype
+                self._storage = torch.zeros(math.prod(shape), dtype=dtype, device=self.device)
+            cache = self._storage[: math.prod(shape)].view(shape)
+            self._kept[capacity] = _Buffers(cache, self.pad)
         return self._kept[capacity]
+
+    def _release(self) -> None:
+        """Start without buffers. Graphs refer to the storage's address, so they go with it, and the pool with them."""
+        self._kept, self._storage = {}, torch.empty(0)
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
         """Process every distinct prompt once, and sample the first token of each answer."""
@@ -206,32 +275,34 @@ class Decoder:
             positions = (live.cumsum(1) - 1).clamp_min(0)
             cache = DynamicCache(config=self.model.config)
             inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
-            first.append(self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1])
+            first.append(self.logits(**inputs))
             rows = ((which >= start) & (which < start + size)).nonzero()[:, 0]
             buffers.load_prompts(cache, rows, which[rows] - start, live)
-        tokens, n = self.draw(torch.cat(first)[which]), len(prompts)
+        n, (tokens, logp, entropy) = len(prompts), self.draw.scored(torch.cat(first)[which])
         buffers.tokens[:n, 0] = buffers.token[:n, 0] = tokens
-        buffers.ended[:n] = torch.isin(tokens, self.ends)
+        buffers.logp[:n, 0], buffers.entropy[:n, 0] = logp, entropy
+        buffers.ended[:n] = self.is_end(tokens)
+
+
+def _cache_shape(model: Any, rows: int, slots: int) -> tuple[int, ...]:
+    """Layers, keys and values, rows, heads, slots, width."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, 2, rows, heads, slots, width
 
 
 class _Buffers:
     """What a step reads and writes, at fixed addresses: cache, last tokens, position of each row."""
 
-    def __init__(self, model: Any, rows: int, slots: int, pad: int) -> None:
-        config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
-        device, self.dtype = weight.device, weight.dtype
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.slots, self.pad = slots, pad
+    def __init__(self, cache: Tensor, pad: int) -> None:
+        _, _, rows, _, slots, _ = cache.shape
+        device, self.dtype, self.slots, self.pad = cache.device, cache.dtype, slots, pad
         self.slot = torch.zeros(1, dtype=torch.long, device=device)
-        layers = [  # zeros: masked slots must still be finite
-            FixedLayer(torch.zeros(2, rows, heads, slots, head, dtype=self.dtype, device=device), self.slot)
-            for _ in range(config.num_hidden_layers)
-        ]
-        self.cache = Cache(layers=layers)
-        self.bytes = 2 * sum(layer.keys.nbytes for layer in layers)
+        self.cache = Cache(layers=[FixedLayer(layer, self.slot) for layer in cache])
         self.hidden = torch.empty(rows, slots, dtype=torch.bool, device=device)
         self.tokens = torch.empty(rows, slots, dtype=torch.long, device=device)
+        self.logp, self.entropy = torch.zeros(2, rows, slots, device=device)
         self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
         self.position = torch.empty(rows, 1, dtype=torch.long, device=device)
         self.written = torch.empty(1, dtype=torch.long, device=device)
@@ -266,7 +337,7 @@ class _Buffers:
             return
         if (graph := self._graphs[visible]) is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=decoder._pool):
                 self._forward(decoder, visible)
             self._graphs[visible] = graph
         graph.replay()
@@ -279,10 +350,12 @@ class _Buffers:
         bias.masked_fill_(unseen, -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
         with _attention(decoder.model):
-            logits = decoder.forward(**inputs, past_key_values=self.cache, use_cache=True).logits[:, -1]
-        tokens = decoder.draw(logits).masked_fill(self.ended, self.pad)
-        self.tokens.index_copy_(1, self.written, tokens[:, None])
-        self.ended |= torch.isin(tokens, decoder.ends)
+            logits = decoder.logits(**inputs, past_key_values=self.cache)
+        tokens, logp, entropy = decoder.draw.scored(logits)
+        tokens = tokens.masked_fill(self.ended, self.pad)
+        for made, new in ((self.tokens, tokens), (self.logp, logp), (self.entropy, entropy)):
+            made.index_copy_(1, self.written, new[:, None].to(made.dtype))
+        self.ended |= decoder.is_end(tokens)
         self.token.copy_(tokens[:, None])
         self.position += 1
         self.slot += 1

@@ -98,8 +98,9 @@ def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
         out[:, low:high] = out[:, low:high] + part if add else part
 
 
-def scores(hidden: Tensor, head: Head, low: int, high: int) -> tuple[Tensor, Tensor | None]:
+def scores(hidden: Tensor, head: Head, low: int, high: int | None) -> tuple[Tensor, Tensor | None]:
     """z of columns [low, high) in float32 or wider, and T · ∂z/∂(h Wᵀ) if that is not 1."""
+    high = head.weight.shape[0] if high is None else high
     z = torch.empty(hidden.shape[0], high - low, dtype=wide(hidden.dtype), device=hidden.device)
     product(hidden, head.weight[low:high].t(), out=z)
     if head.bias is not None:
@@ -110,6 +111,20 @@ def scores(hidden: Tensor, head: Head, low: int, high: int) -> tuple[Tensor, Ten
         slope = 1 - z.square()
         z.mul_(head.softcap)
     return (z.div_(head.temperature) if head.temperature != 1.0 else z), slope
+
+
+def logp_entropy(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """log-probability of the targets y (N, 1) and entropy, from scores (N, V), which are overwritten.
+
+    Also m, argmax, e^{z − m} without the term of the argmax, and their sum r.
+    """
+    m, top = z.max(-1, keepdim=True)
+    gap = (z.gather(-1, y) - m).squeeze(-1)
+    z.sub_(m).clamp_min_(LOWEST)
+    e = z.exp().scatter_(-1, top, 0)
+    r = e.sum(-1)
+    entropy = (r.log1p() - z.mul_(e).sum(-1) / (1 + r)).clamp_min_(0)
+    return gap - r.log1p(), entropy, m, top, e, r
 
 
 def statistics(
@@ -123,13 +138,7 @@ def statistics(
         rows = slice(low, high)
         y = targets[rows, None]
         z, slope = scores(hidden[rows], head, 0, v)
-        m, top = z.max(-1, keepdim=True)
-        gap = (z.gather(-1, y) - m).squeeze(-1)
-        z.sub_(m).clamp_min_(LOWEST)
-        e = z.exp().scatter_(-1, top, 0)
-        r = e.sum(-1)
-        logp[rows] = gap - r.log1p()
-        entropy[rows] = (r.log1p() - z.mul_(e).sum(-1) / (1 + r)).clamp_min_(0)
+        logp[rows], entropy[rows], m, top, e, r = logp_entropy(z, y)
         lse[rows] = m.squeeze(-1) + r.log1p()
         if sum_sq:
             squares[rows] = (1 + torch.linalg.vector_norm(e, dim=-1).square()) / (1 + r).square()

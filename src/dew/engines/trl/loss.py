@@ -18,6 +18,7 @@ from dew.engines.recording import Columns
 from dew.engines.trl.batch import Batch, gather_rows, local_rows, loss_mask
 from dew.engines.trl.compat import FUSED_HEAD
 from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
+from dew.errors import ConfigError, Problem
 from dew.kernels import linear_logprob_entropy, plain_head
 
 logger = logging.getLogger("dew")
@@ -98,6 +99,16 @@ def exact_head_supported(model: Any) -> bool:
         return True
     logger.warning("Log-probabilities are computed by TRL's head instead of dew's operator: %s.", head)
     return False
+
+
+def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
+    """Whether dew's operator computes the head. An algorithm that reads Σπ² cannot do without it."""
+    exact = wanted and exact_head_supported(model)
+    if algorithm.needs_sum_sq and not exact:
+        what = f"{algorithm.name} needs the sum of squared probabilities, which only dew's operator computes."
+        remedy = "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
+        raise ConfigError(Problem(what, remedy=remedy))
+    return exact
 
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────

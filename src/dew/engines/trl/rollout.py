@@ -11,14 +11,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, decoder_for
 from dew.engines.recording import Columns
-from dew.engines.trl.batch import Batch, gather_columns, join_columns, local_rows, select_rows
+from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
 from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
@@ -164,6 +166,19 @@ def without_empty(rollout: Callable[..., Columns], end: int) -> Callable[..., Co
     return filled
 
 
+COMPARED = 16
+"""Answers of the first generation on which the sampler is compared with a scoring pass."""
+LARGEST_GAP = 0.1
+"""Largest mean difference of their entropies, relative to the mean entropy."""
+
+
+def _padded(rows: list[list[float]], width: int) -> Tensor:
+    flat = torch.from_numpy(np.fromiter(chain.from_iterable(rows), np.float32))
+    padded = torch.zeros(len(rows), width)
+    padded[torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]] = flat
+    return padded
+
+
 class CapturedSampling:
     """Samples with one of dew's decoders (`dew.decoding`), from a copy in the sampling precision.
 
@@ -175,19 +190,55 @@ class CapturedSampling:
         self._copy: SamplingCopy | None = None
         self._decoder: Decoder | CpuDecoder | None = None
         self._started = False
+        self._exact: bool | None = None
+        """Whether the sampler's entropies are near those of a scoring pass."""
 
-    def generate(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
-        """One completion per prompt; None where TRL has to sample (vLLM, `generate`)."""
+    def generate(
+        self, prompt_ids: list[list[int]]
+    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]] | None:
+        """One completion per prompt, with log-probabilities and entropies; None where TRL has to sample."""
         self.current_model()
         if self._decoder is None:
             return None
         try:
-            return self._decoder.answers(prompt_ids, self._trainer.max_completion_length)
+            return self._decoder.scored(prompt_ids, self._trainer.max_completion_length)
         except RuntimeError as error:
             reason = str(error).split("\n")[0]
             logger.warning("Captured sampling failed (%s); sampling with generate from now on.", reason)
             self._copy, self._decoder = None, None
             return None
+
+    def scores(self, inputs: Columns, capture: Capture) -> tuple[Tensor, Tensor] | None:
+        """(B, T) entropy and log-probability from sampling; None if a scoring pass has to compute them.
+
+        They are compared with a scoring pass on some answers of the first generation: weights and activations are
+        rounded differently in sampling.
+        """
+        if self._exact is False:
+            return None
+        if len(capture.sampled) != 1 or capture.sampled[0][0] != capture.completion_ids:  # vLLM, tools, a guide, ...
+            if self._exact is None:
+                self._exact = False
+                logger.info("Sampling gives no entropies for all tokens, so a scoring pass computes them.")
+            return None
+        width, device = inputs["completion_ids"].shape[1], inputs["completion_ids"].device
+        logp, entropy = (_padded(x, width).to(device) for x in capture.sampled[0][1:])
+        if self._exact is None:
+            rows = torch.linspace(0, len(logp) - 1, min(COMPARED, len(logp))).long().tolist()
+            part = select_rows({name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.ndim}, rows)
+            with torch.no_grad():
+                _, passed, _ = self._trainer._forward(self._trainer.model, part, batch_size=len(rows))
+            mask = loss_mask(part)
+            gap, mean = ((passed - entropy[rows]).abs()[mask].mean().item(), passed[mask].mean().item())
+            if not math.isfinite(gap):
+                return None
+            self._exact = gap <= LARGEST_GAP * mean + 1e-6
+            level, then = logging.INFO, "no scoring pass is needed"
+            if not self._exact:
+                level, then = logging.WARNING, "every generation makes a scoring pass"
+            text = "Entropy from sampling differs from a scoring pass by %.5f nats per token on average (of %.5f): %s."
+            logger.log(level, text, gap, mean, then)
+        return (entropy, logp) if self._exact else None
 
     def current_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""

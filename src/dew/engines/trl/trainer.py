@@ -35,11 +35,11 @@ from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import (
     exact_head,
-    exact_head_supported,
     loss_inputs,
     micro_batches,
     sums_of_squares,
     trl_advantages,
+    uses_exact_head,
 )
 from dew.engines.trl.metrics import (
     Recorder,
@@ -51,6 +51,7 @@ from dew.engines.trl.metrics import (
     show_trained,
 )
 from dew.engines.trl.nonfinite import NonFinite, finite_only
+from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
 from dew.engines.trl.rewards import check_rewards, check_weights, checked, used_folder, warn_early
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
@@ -112,13 +113,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
-        self._exact_head = args.exact_head and exact_head_supported(self.model)
-        if self.algorithm.needs_sum_sq and not self._exact_head:
-            what = f"{self._name} needs the sum of squared probabilities, which only dew's operator computes."
-            remedy = (
-                "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
-            )
-            raise ConfigError(Problem(what, remedy=remedy))
+        self._exact_head = uses_exact_head(args.exact_head, self.model, self.algorithm)
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
+        self._aligned = args.less_padding and not (
+            sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
+        )
+        self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream.over(self.train_dataset, args.seed, bool(self.shuffle_dataset))
@@ -329,9 +329,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._captured_sampling.current_model()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any = None, *args: Any, **kwargs: Any) -> Any:
-        answers = self._captured_sampling.generate(prompt_ids) if images is None else None
-        if answers is not None:
-            return answers, None
+        sampled = self._captured_sampling.generate(prompt_ids) if images is None else None
+        if sampled is not None:
+            self._capture.sampled.append(sampled)
+            return sampled[0], None
         return super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -344,7 +345,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._capture.parts
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, *args: Any, **kwargs: Any
+        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
         scores = not torch.is_grad_enabled()
@@ -355,11 +356,27 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         head = exact_head(bonus, sum_sq) if self._exact_head else nullcontext()
         squares = sums_of_squares(model) if sum_sq else nullcontext()
         with head, squares as found, dropout_off(model) if scores else nullcontext():
-            logp, entropy, aux = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            if self._aligned and not sum_sq:
+                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size), None
+            else:
+                inner = super()._get_per_token_logps_and_entropies
+                logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
         if scores:
             self._capture.passes.append((logp, entropy, torch.cat(found)[:, -logp.shape[1] :] if found else None))
         self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
+
+    def _aligned_passes(
+        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows."""
+        with self.accelerator.autocast():
+            if batch_size is None or batch_size >= len(ids):
+                return aligned_pass(model, ids, mask, keep)
+            logp, entropy = torch.zeros(2, len(ids), keep, device=ids.device)
+            for part in token_parts(mask.sum(1).tolist(), batch_size * ids.shape[1]):
+                logp[part], entropy[part] = aligned_pass(model, ids[part], mask[part], keep)
+        return logp, entropy
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
         """Log-probabilities and entropies of the completions, and the router's loss."""
@@ -376,14 +393,16 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_policy(self, inputs: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Entropy, log-probability and Σπ² of the sampling policy: from TRL's scoring pass, or one of ours."""
+    def _old_policy(self, inputs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Entropy, log-probability and Σπ² of the sampling policy: from TRL's pass, the sampler, or our pass."""
         old, algorithm = inputs.get("old_per_token_logps"), self.algorithm
         for logp, entropy, sum_sq in self._capture.passes:
             if logp is old:
                 return entropy, logp, sum_sq
         if not (algorithm.needs_entropy == "old" or algorithm.needs_logp or self._record_due):
             return None, None, None
+        if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
+            return *sampled, None
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
@@ -402,8 +421,27 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """The loss of a micro-batch. With aligned rows, the last one of an optimizer step trains the rows of all."""
         if self.algorithm.engine_loss:
             return self._trl_loss(model, inputs)
+        if not self._aligned or not self.model.training:
+            return self._loss(model, inputs)
+        self._waiting.append(inputs)
+        one_generation = self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
+        if one_generation and not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        rows, skip = self.args.per_device_train_batch_size, self.algorithm.no_loss_without_advantage
+        *parts, last = update_parts(self._waiting, rows, skip)
+        self._waiting = []
+        done = torch.zeros((), device=self.accelerator.device)
+        for part in parts:
+            with self.accelerator.no_sync(model):
+                loss = self._loss(model, part)
+                self.accelerator.backward(loss)
+            done += loss.detach()
+        return self._loss(model, last) + done
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         logp, entropy, aux = self._forward(model, inputs, compute_aux_loss=self.aux_loss_enabled)
         # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1

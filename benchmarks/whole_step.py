@@ -1,0 +1,238 @@
+"""Time of one whole training step, sampling included: TRL's GRPO and dew's GTPO, with and without vLLM.
+
+    python benchmarks/whole_step.py                             Qwen2.5-0.5B's shape: 16 groups of 8, up to 300 tokens
+    python benchmarks/whole_step.py --model 1.5B --cases "dew GTPO"
+    python benchmarks/whole_step.py --weights folder --data gsm8k.jsonl.gz      real weights and prompts
+    python benchmarks/whole_step.py --small                     a toy model on the CPU, to test the script
+
+Without --weights the weights are random. Then one token in --mean-length ends an answer, so that lengths vary as those
+of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. All cases get the same
+prompts. Phases are measured alike in both trainers, each ending with a device synchronisation:
+
+    sampling     from prompts to token ids
+    scoring      rewards, passes of the old policy, credit
+    update       forward, backward, optimizer
+
+"floor" is what the step's bytes and operations take at the measured ceilings of an H200 (4.3 TB/s, 790 TFLOP/s):
+sampling reads the weights and the cache once per token position, an update takes 6 operations per weight and token.
+"""
+
+import argparse
+import gzip
+import importlib.util
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+from datasets import Dataset
+from trainer_step import MODELS, QWEN, SMALL, StepTimer, tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from dew.engines.trl import DewConfig, DewTrainer
+
+# name -> (dew's algorithm, or None for plain TRL; settings)
+CASES = {
+    "TRL GRPO, generate": (None, {}),
+    "TRL GRPO, vLLM": (None, {"use_vllm": True}),
+    "dew GTPO": ("gtpo", {}),
+    "dew GTPO, TRL's micro-batches": ("gtpo", {"less_padding": False}),
+    "dew GTPO, vLLM": ("gtpo", {"use_vllm": True}),
+    "dew GTPO, dynamic sampling": ("gtpo", {"algorithm_kwargs": {"dynamic_sampling": True, "oversample": 2.5}}),
+}
+DYNAMIC = "dew GTPO, dynamic sampling"
+"""Samples 2.5 times as many prompts, of which about two in five have signal, and trains on as many as the others."""
+BANDWIDTH, OPERATIONS = 4.3e12, 790e12
+
+
+class Phases(StepTimer):
+    """Seconds of every step, and of two methods of the trainer in it."""
+
+    def watch(self, trainer):
+        self.steps = []
+        for name in ("_generate", "_generate_and_score_completions"):
+            setattr(trainer, name, self._timed(name, getattr(trainer, name)))
+
+    def on_step_begin(self, args, state, control, **_):
+        self.steps.append({"_generate": 0.0, "_generate_and_score_completions": 0.0, "lengths": []})
+        super().on_step_begin(args, state, control)
+
+    def _timed(self, name, method):
+        def timed(*args, **kwargs):
+            start = self._now()
+            found = method(*args, **kwargs)
+            self.steps[-1][name] += self._now() - start
+            if name == "_generate":
+                self.steps[-1]["lengths"] += [(len(p), len(c)) for p, c in zip(found[0], found[1], strict=True)]
+            return found
+
+        return timed
+
+
+def problem(options, shape):
+    """A tokenizer, prompts as token ids in text, and what makes a model."""
+    if options.weights:
+        reader = AutoTokenizer.from_pretrained(options.weights)
+        with gzip.open(options.data, "rt") as lines:
+            texts = [json.loads(line)["problem"] for line in list(lines)[: options.prompts * 8]]
+        prompts = [[{"role": "user", "content": text}] for text in texts]
+        return reader, prompts, lambda: AutoModelForCausalLM.from_pretrained(options.weights, dtype=torch.float32)
+    dice = random.Random(0)
+    reader = tokenizer()
+    words = [f"w{i}" for i in range(200)]
+    reader.add_tokens(words)
+    lengths = (8, 16) if options.small else (60, 180)
+    prompts = [" ".join(dice.choices(words, k=dice.randint(*lengths))) for _ in range(options.prompts * 8)]
+
+    def build():
+        torch.manual_seed(0)
+        with torch.device("cpu" if options.small else "cuda"):
+            model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=8192))
+        model.generation_config.eos_token_id = list(range(300, shape["vocab_size"], options.mean_length))
+        model.generation_config.pad_token_id = 0
+        return model
+
+    return reader, prompts, build
+
+
+def alternating(completions, **_):
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def in_two_of_five(prompts, **_):
+    """Alternating in two of five groups, 0 in the others."""
+    return [float(i % 2 and len(str(prompt)) % 5 < 2) for i, prompt in enumerate(prompts)]
+
+
+def measure(name, options, shape, folder):
+    algorithm, settings = CASES[name]
+    reader, prompts, build = problem(options, shape)
+    cuda = not options.small
+    rows = options.prompts * options.answers
+    common = {
+        "output_dir": str(Path(folder) / name.replace(" ", "_")),
+        "per_device_train_batch_size": options.micro_batch,
+        "gradient_accumulation_steps": rows // options.micro_batch,
+        "num_generations": options.answers,
+        "max_completion_length": options.completion,
+        "max_steps": options.warm_up + options.steps,
+        "learning_rate": 1e-6,
+        "gradient_checkpointing": options.checkpointing,
+        "bf16": cuda,
+        "use_cpu": options.small,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1000,
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        **settings,
+    }
+    if algorithm is None:
+        kind, args = GRPOTrainer, GRPOConfig(loss_type="grpo", **common)
+    else:
+        kind, args = DewTrainer, DewConfig(algorithm=algorithm, records_every=0, **common)
+    timer, model = Phases(cuda), build()
+    if settings.get("use_vllm"):  # vLLM loads the weights from a folder
+        start = str(Path(folder) / "start")
+        model.save_pretrained(start)
+        reader.save_pretrained(start)
+        model = start
+    data = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    reward = in_two_of_five if name == DYNAMIC else alternating
+    trainer = kind(model, reward, args, data, processing_class=reader, callbacks=[timer])
+    timer.watch(trainer)
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    trainer.train()
+    steps = timer.steps[options.warm_up :]
+    seconds = [(s["_generate"], s["_generate_and_score_completions"]) for s in steps]
+    whole = timer.seconds[options.warm_up :]
+    found = {
+        "step": statistics.median(whole),
+        "sampling": statistics.median(g for g, _ in seconds),
+        "scoring": statistics.median(both - g for g, both in seconds),
+        "update": statistics.median(step - both for step, (_, both) in zip(whole, seconds, strict=True)),
+        "tokens": statistics.median(sum(c for _, c in s["lengths"]) for s in steps),
+        "floor": statistics.median(floor(trainer.model, s["lengths"], rows) for s in steps),
+    }
+    found["tokens/s"] = found["tokens"] / found["sampling"]
+    if cuda:
+        found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        found["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+    return found
+
+
+def floor(model, lengths, trained):
+    """Seconds that the bytes of sampling in bf16 and the operations of the update (of as many answers) take."""
+    config, weights = model.config, sum(p.numel() for p in model.parameters())
+    cache = 4 * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    reads = 2 * weights * max(c for _, c in lengths) + cache * sum(c * p + c * c // 2 for p, c in lengths)
+    update = 6 * weights * sum(p + c for p, c in lengths) * trained / len(lengths)
+    return reads / BANDWIDTH + update / OPERATIONS
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--model", choices=MODELS, default="0.5B")
+    parser.add_argument("--weights", help="folder with a model and its tokenizer")
+    parser.add_argument("--data", help="problems, .jsonl.gz; with --weights")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts of a step")
+    parser.add_argument("--answers", type=int, default=8)
+    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--completion", type=int, default=300)
+    parser.add_argument("--mean-length", type=int, default=200)
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=1)
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    shape = MODELS[options.model] | QWEN
+    if options.small:
+        shape, options.prompts, options.answers, options.micro_batch = SMALL, 2, 4, 4
+        options.completion, options.mean_length = 24, 16
+
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.cases:
+            if "vLLM" in name and importlib.util.find_spec("vllm") is None:
+                print(f"{name}: skipped, vLLM is not installed", flush=True)
+                continue
+            results[name] = found = measure(name, options, shape, folder)
+            print(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in found.items())}", flush=True)
+            if not options.small:
+                torch.cuda.empty_cache()
+    machine = "CPU" if options.small else torch.cuda.get_device_name()
+    print(f"\n{time.strftime('%Y-%m-%d')}, {machine}, torch {torch.__version__}, {vars(options)}\n\n{table(results)}")
+    if options.out:
+        options.out.write_text(table(results) + "\n")
+
+
+def table(results):
+    """Markdown; every row relative to the first."""
+    first = next(iter(results.values()))["step"]
+    lines = [
+        "| | step, s | relative to the first | sampling | scoring | update | tokens/s | step / floor | peak, GiB |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for name, found in results.items():
+        phases = " | ".join(f"{found[phase]:.3f}" for phase in ("sampling", "scoring", "update"))
+        memory = f"{found['peak_gib']:.1f} ({found['reserved_gib']:.1f} reserved)" if "peak_gib" in found else ""
+        speed = f"{found['tokens/s']:,.0f} | {found['step'] / found['floor']:.1f}"
+        lines.append(f"| {name} | {found['step']:.3f} | {found['step'] / first:.2f} | {phases} | {speed} | {memory} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Micro-batches with little padding: by their number of tokens, answers of similar length together.
+
+    prompts left-padded, answers right-padded (TRL)        aligned
+    . . p p | a a a .                                      p p a a a .
+    p p p p | a . . .                                      p p p p a .
+
+Aligned rows need no attention mask: what follows the end of a row does not reach back in a causal model.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dew.engines.recording import Columns
+from dew.engines.trl.batch import loss_mask
+
+
+def token_parts(lengths: list[int], budget: int) -> list[list[int]]:
+    """Row numbers, longest first, in parts of at most `budget` tokens (or one row) with the padding to the longest."""
+    parts: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > budget:
+            parts.append([])
+        parts[-1].append(row)
+    return parts
+
+
+def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[Columns]:
+    """The rows of an optimizer step in micro-batches that take no more memory than `rows_at_once` padded rows.
+
+    With `skip`, answers without an advantage or penalty are left out; one remains, because every process needs a
+    gradient.
+    """
+    first = waiting[0]
+    rows = {name: torch.cat([w[name] for w in waiting]) for name, x in first.items() if x is not None and x.ndim}
+    others = {name: x for name, x in first.items() if name not in rows}
+    lengths = (rows["prompt_mask"].sum(1) + rows["completion_mask"].sum(1)).tolist()
+    credit = (rows["advantages"] != 0) | (rows["penalty"] != 0) if "penalty" in rows else rows["advantages"] != 0
+    trained = (credit & loss_mask(rows)).any(1).tolist()
+    kept = [i for i, found in enumerate(trained) if found or not skip] or [lengths.index(min(lengths))]
+    width = rows["prompt_ids"].shape[1] + rows["completion_ids"].shape[1]
+    found = []
+    for part in token_parts([lengths[i] for i in kept], rows_at_once * width):
+        index = torch.tensor([kept[i] for i in part], device=rows["prompt_ids"].device)
+        found.append({**others, **{name: x[index] for name, x in rows.items()}})
+    return found
+
+
+def aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """(B, keep) log-probabilities and entropies of the last `keep` columns, with every row's tokens moved to the left.
+
+    The entropies are 0 if the model's head does not compute them, as that of a reference policy.
+    """
+    live = mask.bool()
+    order = torch.argsort(~live, dim=1, stable=True)[:, : int(live.sum(1).max())]
+    scored = live.gather(1, order) & (order >= ids.shape[1] - keep)
+    tokens = ids.gather(1, order)
+    outputs = model(input_ids=tokens, labels=tokens.masked_fill(~scored, -100), fused_lm_head=True)
+    logp = outputs.log_probs
+    entropy = torch.zeros_like(logp) if outputs.entropy is None else outputs.entropy
+    # The first token has no prediction.
+    back = (torch.zeros_like(ids, dtype=x.dtype).scatter(1, order, pad(x, (1, 0))) for x in (logp, entropy))
+    logp, entropy = (x[:, -keep:] for x in back)
+    return logp, entropy

@@ -1,0 +1,145 @@
+"""Aligned rows in micro-batches by tokens: loss, gradient and trained weights are those of TRL's micro-batches."""
+
+import pytest
+import torch
+from datasets import Dataset
+
+import trl_tiny as tiny
+from dew.engines.trl import padding
+
+DATA = Dataset.from_list([{"prompt": "1+2="[: 1 + i % 4] + "3=" * (i % 3), "answer": str(i)} for i in range(16)])
+"""Prompts of 1 to 8 tokens."""
+
+
+def outcome(completions, **_):
+    return [float(any(letter in text for letter in "abc")) for text in completions]
+
+
+def first_letters(completions, **_):
+    """Right in few answers, so that several groups have no signal."""
+    return [float("ab" in text) for text in completions]
+
+
+def trained(folder, less_padding, reward=outcome, policy=None, **settings):
+    """The weights after two optimizer steps, the lines of metrics, and the tokens of each pass with a gradient."""
+    trainer = tiny.trainer(
+        folder,
+        reward,
+        data=DATA,
+        policy=policy,
+        others={"rollout_func": tiny.scripted},
+        less_padding=less_padding,
+        optim="sgd",
+        learning_rate=0.1,
+        **settings,
+    )
+    inner, tokens = trainer.model.model.forward, []
+
+    def counted(*args, **kwargs):
+        if torch.is_grad_enabled():
+            tokens.append(kwargs["input_ids"].numel())
+        return inner(*args, **kwargs)
+
+    trainer.model.model.forward = counted
+    trainer.train()
+    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    return weights, trainer.state.log_history, tokens
+
+
+CASES = {
+    "gtpo, accumulated": {"algorithm": "gtpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+    "grpo_s, two steps a generation": {
+        "algorithm": "grpo_s",
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+    },
+    "dapo with a KL term": {
+        "algorithm": "dapo",
+        "algorithm_kwargs": {"dynamic_sampling": False, "kl_coef": 0.1},
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_iterations": 2,
+        "mask_truncated_completions": True,
+    },
+    "several generations a step": {
+        "algorithm": "gtpo",
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_weights_are_those_of_padded_micro_batches(case, tmp_path):
+    policy = None
+    if "KL" in case:  # TRL loads the reference policy from a folder
+        tiny.model().save_pretrained(tmp_path / "policy")
+        policy = str(tmp_path / "policy")
+        CASES[case]["model_init_kwargs"] = {"dtype": "float32"}
+    start = torch.cat([p.detach().flatten() for p in tiny.model().parameters()])
+    expected, their_log, padded = trained(tmp_path / "padded", False, policy=policy, **CASES[case])
+    weights, log, tokens = trained(tmp_path / "free", True, policy=policy, **CASES[case])
+    assert (expected - start).abs().max() > 1e-3, "nothing was learned, so nothing is compared"
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    assert sum(tokens) < sum(padded) and max(tokens) <= max(padded) and len(tokens) <= len(padded)
+    for line, other in zip(log, their_log, strict=True):
+        for name in ("grad_norm", "loss"):
+            if name in line:
+                assert line[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
+
+
+def test_gradient_checkpointing(tmp_path):
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    expected = trained(tmp_path / "plain", False, **settings)[0]
+    weights = trained(tmp_path / "checkpointed", True, gradient_checkpointing=True, **settings)[0]
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_answers_without_an_advantage_are_left_out(tmp_path):
+    settings = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_generations": 8}
+    expected = trained(tmp_path / "padded", False, first_letters, **settings)[0]
+    weights, _, tokens = trained(tmp_path / "free", True, first_letters, **settings)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    everything = trained(tmp_path / "all", True, outcome, **settings)[2]
+    assert sum(tokens) < sum(everything) / 2
+
+
+def test_two_processes(tmp_path):
+    """One process with TRL's micro-batches against two with aligned rows: each has its own number of micro-batches."""
+    settings = {"num_generations": 8, "gradient_accumulation_steps": 3}
+
+    def run(rank, name, **more):
+        weights = trained(tmp_path / f"{name}{rank}", **settings, **more)[0]
+        torch.save(weights, tmp_path / f"{name}{rank}.pt")
+
+    one = {"name": "one", "less_padding": False, "per_device_train_batch_size": 8}
+    two = {"name": "two", "less_padding": True, "per_device_train_batch_size": 4}
+    assert tiny.in_children(lambda rank: run(rank, **one)) == [0]
+    assert tiny.in_children(lambda rank: run(rank, **two), count=2) == [0, 0]
+    expected, *found = (torch.load(tmp_path / f"{name}.pt") for name in ("one0", "two0", "two1"))
+    for weights in found:
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_by_hand():
+    """Longest first: 2·5 ≤ 10 and 3·3 ≤ 10; 3·5 > 10 with all three rows; a row above the budget is a part."""
+    assert padding.token_parts([3, 5, 1, 4, 2], 10) == [[1, 3], [0, 4, 2]]
+    assert padding.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
+    assert padding.token_parts([12, 9], 10) == [[0], [1]]
+
+
+def test_an_answer_with_a_penalty_is_not_left_out():
+    """Row 0 has an advantage, row 1 a penalty, row 2 neither, row 3 an advantage on a masked token only."""
+    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]])
+    advantages, penalty = torch.zeros(2, 4, 2)
+    advantages[0, 1], advantages[3, 1], penalty[1, 0] = 1, 1, 0.5
+    ids = torch.arange(8).view(4, 2)
+    rows = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": ids, "completion_mask": mask}
+    rows |= {"advantages": advantages, "penalty": penalty, "divisor": torch.tensor(7.0)}
+    (part,) = padding.update_parts([rows], 4, skip=True)
+    assert part["completion_ids"].tolist() == [[0, 1], [2, 3]] and part["divisor"] == 7
+    assert len(padding.update_parts([rows], 4, skip=False)[0]["completion_ids"]) == 4
+    nothing = {**rows, "advantages": 0 * advantages, "penalty": 0 * penalty}
+    assert padding.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest
