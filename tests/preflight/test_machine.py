@@ -10,7 +10,7 @@ from dew.preflight import machine, passed
 
 ROOT = Path(__file__).parents[2]
 VERL = {**dict.fromkeys(machine.PACKAGES), **machine.LOCKS["verl"]}
-LOCK_FILES = sorted((ROOT / "locks").glob("*.txt"))
+LOCK_FILES = [ROOT / "locks" / f"{name}.txt" for name in machine.LOCKS]
 
 
 @pytest.mark.parametrize("path", LOCK_FILES, ids=lambda path: path.stem)

@@ -1,10 +1,6 @@
 """The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
 
-import sys
 from dataclasses import fields
-from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from dew.algorithms.base import Algorithm
@@ -23,6 +19,7 @@ from dew.algorithms.baselines import (
 )
 from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
+from dew.algorithms.own import own_class
 from dew.algorithms.token_weighted import OTB, STEER, ClipCov, KLCov
 from dew.errors import ConfigError, Problem, did_you_mean
 
@@ -91,9 +88,12 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
 
     `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.
     """
-    cls = _own_class(name) if ":" in name else _BY_NAME.get(_key(name))
+    cls = own_class(name) if ":" in name else _BY_NAME.get(_key(name))
     if cls is None:
         raise ConfigError(_unknown(f"algorithm={name!r} is not known.", name, list_algorithms()))
+    if ":" in name and (other := _BY_NAME.get(_key(cls.name))) and other.__module__ != cls.__module__:
+        taken = Problem(f"{name}: its name {cls.name!r} is taken.", remedy="Give the class a name of its own.")
+        raise ConfigError(taken)
     known = [f.name for f in fields(cls)]
     unknown = [_unknown(f"{cls.name} has no setting {s!r}.", s, known) for s in settings if s not in known]
     if unknown:
@@ -101,24 +101,6 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
         settings["entropy_clip"] = tuple(settings["entropy_clip"])
     return cls(**settings)
-
-
-@cache
-def _own_class(name: str) -> type[Algorithm]:
-    """The class that `module:Class` or `file.py:Class` names; modules may lie in the working folder."""
-    where, _, attribute = name.rpartition(":")
-    path = Path(where).absolute()
-    folder, module = (str(path.parent), path.stem) if where.endswith(".py") else (str(Path.cwd()), where)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        cls = getattr(import_module(module), attribute)
-    except Exception as error:  # the module is the user's and may raise anything
-        what = f"algorithm={name!r} cannot be imported ({type(error).__name__}: {error})."
-        raise ConfigError(Problem(what, remedy="Write module:Class or file.py:Class.")) from error
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        raise ConfigError(Problem(f"algorithm={name!r} is not a subclass of dew.algorithms.Algorithm."))
-    return cls
 
 
 def _key(name: str) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
-SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
 @app.command("eval")
@@ -142,7 +141,7 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         if engine == "vllm":
             return load_vllm(str(path)), tokenizer
-        model = load_lora(path) if lora else AutoModelForCausalLM.from_pretrained(str(path), dtype="auto", **SAFE)
+        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
     if not torch.cuda.is_available():
@@ -155,7 +154,11 @@ def load_lora(folder: Path) -> Any:
     """The base model with the LoRA weights of this folder merged into it."""
     from peft import AutoPeftModelForCausalLM
 
-    return AutoPeftModelForCausalLM.from_pretrained(str(folder), **SAFE).merge_and_unload()
+    return load_weights(AutoPeftModelForCausalLM, folder).merge_and_unload()
+
+
+def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
+    return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
 
 
 def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:

@@ -92,7 +92,11 @@ class Draw:
 @functools.cache
 def _fused() -> Callable[..., Any] | None:
     """Draw and statistics in one kernel, where Triton is installed."""
-    return importlib.import_module("dew.decoding.triton_draw").draw if importlib.util.find_spec("triton") else None
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from dew.decoding.triton_draw import draw
+
+    return draw
 
 
 class SamplingCopy:

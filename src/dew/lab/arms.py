@@ -1,19 +1,14 @@
 """The arms of a study, from text: `dapo`, `gtpo(alpha2=0.5)@3e-5`, `my_module:MyRule`, `rules.py:MyRule(keep=0.1)`."""
 
 import ast
-import hashlib
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from dew.algorithms import Algorithm, algorithm_classes, get_algorithm, register_algorithm
-from dew.errors import ConfigError, DewError, Problem, did_you_mean
+from dew.algorithms import Algorithm, get_algorithm
+from dew.algorithms.own import source_digest
+from dew.errors import ConfigError, DewError, Problem
 
 PATTERN = re.compile(r"(?P<rule>[^(@]+?)\s*(\((?P<settings>.*)\))?\s*(@\s*(?P<rate>[^@]+))?", re.DOTALL)
 FORMS = "Write NAME, NAME(setting=value,...), module:Class or file.py:Class, with @RATE for a learning rate of its own."
@@ -40,8 +35,8 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     for text in texts:
         try:
             rule, settings, rate = _split(text)
-            name, source = _find(rule)
-            algorithm = get_algorithm(name, **settings)
+            algorithm = get_algorithm(rule, **settings)
+            source = source_digest(type(algorithm)) if ":" in rule else ""
         except DewError as error:
             what = f"arm {text!r}: "
             problems += [replace(problem, what=what + problem.what) for problem in error.problems]
@@ -93,51 +88,9 @@ def _settings(text: str) -> dict[str, Any]:
     try:
         call = ast.parse(f"f({text})", mode="eval").body
         assert isinstance(call, ast.Call) and not call.args
-        return {str(k.arg): k.value.id if isinstance(k.value, ast.Name) else _literal(k.value) for k in call.keywords}
+        return {
+            str(k.arg): k.value.id if isinstance(k.value, ast.Name) else ast.literal_eval(k.value)
+            for k in call.keywords
+        }
     except (SyntaxError, ValueError, AssertionError):
         raise ConfigError(Problem(f"settings ({text}) cannot be read.", remedy=FORMS)) from None
-
-
-def _literal(node: ast.expr) -> Any:
-    return ast.literal_eval(node)
-
-
-def _find(rule: str) -> tuple[str, str]:
-    """The registered name of a rule, and the digest of its file if it is a user's."""
-    if ":" not in rule:
-        return rule, ""
-    where, _, name = rule.rpartition(":")
-    module = _load(where)
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        rules = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)]
-        own = [n for n in rules if getattr(module, n).__module__ == module.__name__]
-        remedy = f"{did_you_mean(name, own)} {'It has: ' + ', '.join(own) if own else 'It has none'}.".lstrip()
-        raise ConfigError(Problem(f"{where} has no class {name!r} derived from dew.Algorithm.", remedy=remedy))
-    known = algorithm_classes().get(getattr(found, "name", ""))
-    if not isinstance(vars(found).get("name"), str) or (known and known.__module__ != found.__module__):
-        why = f"It has the name {known.name!r}, which is taken." if known else "It has no name."
-        raise ConfigError(
-            Problem(f"{rule}: class {name}.", why, 'Give it one of its own: name: ClassVar[str] = "mine".')
-        )
-    register_algorithm(found)
-    file = getattr(module, "__file__", None)
-    return found.name, hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else ""
-
-
-def _load(where: str) -> ModuleType:
-    """A module by name, looked up in the working folder too, or a file."""
-    try:
-        if not where.endswith(".py"):
-            if str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))
-            return import_module(where)
-        name = f"dew_lab_{Path(where).stem}"
-        spec = spec_from_file_location(name, where)
-        assert spec and spec.loader
-        module = sys.modules[name] = module_from_spec(spec)  # data classes look their module up
-        spec.loader.exec_module(module)
-        return module
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
-        raise ConfigError(Problem(f"{where} cannot be imported ({reason}).", remedy="Check the path.")) from None
