@@ -246,13 +246,13 @@ def test_a_sampler_without_entropies_says_so_once(tmp_path, caplog):
 
 
 def test_a_sampler_that_differs_too_much_is_not_used(tmp_path, monkeypatch, caplog):
-    inner = Decoder.scored
+    inner = CpuDecoder.scored
 
     def wrong(*args):
         ids, logp, entropy = inner(*args)
         return ids, logp, [[h + 1 for h in row] for row in entropy]
 
-    monkeypatch.setattr(Decoder, "scored", wrong)
+    monkeypatch.setattr(CpuDecoder, "scored", wrong)
     trainer, passes = sampling(tmp_path, monkeypatch)
     trainer.train()
     assert passes == [8, 8, 8, 8]  # the comparison, and one pass per generation

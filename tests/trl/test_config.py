@@ -139,7 +139,7 @@ REJECTED = {
     "dynamic sampling in TRL's own": ({"algorithm": "trl", "algorithm_kwargs": {"dynamic_sampling": True}}, "not part"),
     "a guide in TRL's own": ({"algorithm": "trl", "guide": "x.jsonl"}, "guide with algorithm='trl'"),
     "no such module": ({"algorithm": "no_such_module:Rule"}, "No module named 'no_such_module'"),
-    "no algorithm": ({"algorithm": "json:JSONDecoder"}, "not a subclass of dew.algorithms.Algorithm"),
+    "no algorithm": ({"algorithm": "json:JSONDecoder"}, "no class 'JSONDecoder' derived from dew.Algorithm"),
     "records": ({"records_groups": 0}, "records_groups=0"),
     "guide gives all": ({"guide": "x.jsonl", "guide_completions": 4}, "guide_completions=4 of num_generations=4"),
     "guide with KL": ({"guide": "x.jsonl", "algorithm_kwargs": {"kl_coef": 0.1}}, "guide with kl_coef"),

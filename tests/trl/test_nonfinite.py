@@ -54,6 +54,7 @@ def in_scoring(place):
     """While the sampling policy is scored."""
 
     def enter(trainer, steps, value):
+        trainer._captured_sampling._exact = False  # a scoring pass in every generation
         inner = trainer._get_per_token_logps_and_entropies
 
         def scored(model, *args, **kwargs):
@@ -65,6 +66,19 @@ def in_scoring(place):
         trainer._get_per_token_logps_and_entropies = scored
 
     return enter
+
+
+def in_sampling(trainer, steps, value):
+    """In the entropies that the sampler returns with its tokens."""
+    inner = trainer._captured_sampling.generate
+
+    def generate(prompts):
+        ids, logp, entropy = inner(prompts)
+        if trainer.state.global_step + 1 in steps:
+            entropy[0][0] = value
+        return ids, logp, entropy
+
+    trainer._captured_sampling.generate = generate
 
 
 def in_update(place):
@@ -104,6 +118,7 @@ ENTRIES = {
     "reward": in_reward,
     "logits, scored": in_scoring("logits"),
     "entropy, scored": in_scoring("entropy"),
+    "entropy, scored in sampling": in_sampling,
     "logits, trained": in_update("logits"),
     "entropy, trained": in_update("entropy"),
     "gradient": in_gradient,
@@ -152,7 +167,7 @@ def test_three_in_a_row_stop_the_run_and_report_where(entry, tmp_path):
         trainer.train()
     place, _, when = entry.partition(", ")
     assert f"step 3, {place}" in str(error.value)
-    if place == "reward" or when == "scored":
+    if place == "reward" or when.startswith("scored"):
         assert "+0=" in str(error.value) or "+1=" in str(error.value)  # the prompt
     assert weights.moved() == [True, False, False]
     assert RunFolder(tmp_path).run()["status"] == "failed"

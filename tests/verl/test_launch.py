@@ -179,7 +179,7 @@ def test_lora_recipes_have_the_same_adapters_on_both_engines():
 
 def test_float32_recipes_are_float32_on_verl():
     in_float32 = [run for run in map(read_run, RECIPES) if run.settings.get("bf16") is False]
-    assert len(in_float32) == 2
+    assert len(in_float32) == 3
     for run in in_float32:
         assert prepare(run)[f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"] == "fp32"
 

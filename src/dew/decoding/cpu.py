@@ -131,7 +131,7 @@ class CpuDecoder:
         for n in range(max_new_tokens):
             token, new_logp, new_entropy = self.draw.scored(logits)
             for buffer, new in ((tokens, token), (logp, new_logp), (entropy, new_entropy)):
-                buffer[n].index_copy_(0, row, new)
+                buffer[n].index_copy_(0, row, new.to(buffer.dtype))
             ended |= torch.isin(token, self.ends)
             if n + 1 == max_new_tokens or bool(ended.all()):
                 break
