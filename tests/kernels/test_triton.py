@@ -10,16 +10,32 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def run_cases(name, **environment):
+def run_cases(name, *words, **environment):
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-p", "no:cacheprovider", HERE / name]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        HERE / name,
+        *words,
+    ]
     environment |= {"OMP_NUM_THREADS": "1"}  # small products: threads only wait for one another
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_in_the_interpreter():
     run_cases("triton_cases.py", TRITON_INTERPRET="1")
+
+
+def test_some_cases_in_the_interpreter():
+    run_cases("triton_cases.py", "-k", "entropy_gradients or frozen or ignored or unlikely or drawn or squares", TRITON_INTERPRET="1")
 
 
 def test_the_hopper_kernel_compiles():

@@ -213,7 +213,7 @@ def leaving(path):
 
 
 @pytest.mark.parametrize(
-    "entry", some(["reward", "logits, scored", "entropy, trained", "gradient"], ["reward", "entropy, trained"])
+    "entry", some(["reward", "logits, scored", "entropy, trained", "gradient"], ["entropy, trained"])
 )
 def test_two_processes_skip_together(entry, tmp_path):
     """Only the second one has the value; both skip the step, and both stop at the third."""

@@ -54,7 +54,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("algorithm", CASES)
+@pytest.mark.parametrize(
+    "algorithm", ["gtpo", *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c != "gtpo")]
+)
 def test_two_processes_train_like_one(algorithm, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -81,6 +83,7 @@ def test_two_processes_train_like_one(algorithm, tmp_path):
                 assert together[metric] == pytest.approx(alone[metric], rel=1e-3, abs=1e-5), metric
 
 
+@pytest.mark.slow
 def test_uneven_last_batches(tmp_path):
     """10 problems, 3 at a time: one is left over in each epoch, and its third step has half the micro-batches."""
     uneven = {"steps": 5, "problems": 10, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
