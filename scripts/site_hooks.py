@@ -7,7 +7,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/dew/tasks/data/tiny/README.md"]
+OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/dew/tasks/data/tiny/README.md",
+           "src/dew/tasks/data/tiny6/README.md"]  # fmt: skip
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -59,7 +59,7 @@ def policy_loss(
         mask: True on the tokens that train. Nothing is read elsewhere.
         count: the divisor of the whole batch (tokens or sequences, depending on `reduce`), so that the losses of
             its micro-batches sum to the loss of the batch. Default: that of this call.
-        ref_logp, kl_coef: the optional KL term towards a reference policy, k3 = e^d − d − 1 with
+        ref_logp: adds a KL term towards a reference policy, kl_coef · k3 with k3 = e^d − d − 1 and
             d = log π_ref − log πθ.
         weight: multiplies surrogate and penalty, not the KL term: corrects for a sampler that differs slightly from
             π_old (per token, or one column for the whole answer).

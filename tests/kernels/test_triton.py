@@ -35,7 +35,12 @@ def test_in_the_interpreter():
 
 
 def test_some_cases_in_the_interpreter():
-    run_cases("triton_cases.py", "-k", "entropy_gradients or frozen or ignored or unlikely or drawn or squares", TRITON_INTERPRET="1")
+    run_cases(
+        "triton_cases.py",
+        "-k",
+        "entropy_gradients or frozen or ignored or unlikely or drawn or squares",
+        TRITON_INTERPRET="1",
+    )
 
 
 def test_the_hopper_kernel_compiles():
