@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def built(tmp_path_factory):
 def environment(built, tmp_path_factory):
     """A new environment with the wheel and these extras: its folder of commands, and a folder to work in."""
 
+    @cache
     def make(extras):
         folder = tmp_path_factory.mktemp(extras.replace(",", "-") or "core")
         run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
@@ -62,7 +64,7 @@ def test_the_core_alone(environment):
     assert "dew 0." in run(bin / "dew", "--version", cwd=folder)
     code = "import dew, torch; from dew.credit import gtpo_rewards; print(dew.list_algorithms())"
     assert "gtpo" in run(bin / "python", "-c", code, cwd=folder)
-    assert "gtpo" in run(bin / "python", ROOT / "examples" / "one_group.py", cwd=folder)
+    assert "GTPO" in run(bin / "python", ROOT / "examples" / "one_group.py", cwd=folder)
     said = run(bin / "dew", "train", "tiny/countdown", cwd=folder, fails=True)
     assert "pip install" in said and "trl" in said
 
@@ -74,3 +76,9 @@ def test_training(environment, extras):
     assert "mine" in run(bin / "dew", "report", "mine", cwd=folder)
     run(bin / "dew", "explain", "mine", cwd=folder)
     run(bin / "dew", "doctor", cwd=folder)
+
+
+def test_what_a_user_of_trl_tries(environment):
+    """Everything in tests/trials, from the wheel: own files, own reward, own rule, LoRA, resume, evaluation."""
+    bin, folder = environment("trl,math")
+    assert "Everything works." in run(bin / "python", ROOT / "tests/trials/switch_from_trl.py", "trial", cwd=folder)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from dew.cli.app import app
-from dew.cli.console import is_main_process, out, print_json
+from dew.cli.console import is_main_process, out, print_json, printable
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
 from dew.cli.runs import RunView, claim, live, lock
 from dew.config import OWN_KEYS, read_run, to_yaml
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and batch sizes, then exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print config, batch sizes, memory and time, then exit.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in output_dir first.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
     untrusted: Untrusted = False,
@@ -58,11 +61,20 @@ def train(
     parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
         launch.check_outcome(parsed)
-        algorithm, batches = parsed.args.build_algorithm(), str(parsed.args.batches)
+        from dew.preflight.plan import plan
+
+        found = plan(parsed)
         if json:
-            print_json({**parsed.run.to_dict(), "batches": batches, "algorithm_settings": vars(algorithm)})
-        else:
-            out.print(f"{to_yaml(parsed.run)}\n{algorithm}\n\n{batches}", soft_wrap=True)
+            algorithm = vars(parsed.args.build_algorithm())
+            print_json(
+                {**parsed.run.to_dict(), "algorithm_settings": algorithm, "batches": found["batches"], "plan": found}
+            )
+            return
+        out.print(to_yaml(parsed.run), soft_wrap=True)
+        table = Table(show_header=False, show_edge=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading, text in found.items():
+            table.add_row(heading, printable(text))
+        out.print(table)
         return
     folder = Path(parsed.args.output_dir)
     with lock(folder):

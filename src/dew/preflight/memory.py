@@ -182,13 +182,13 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
     """The same of a model that is loaded already."""
     model, args = trainer.model, trainer.args
     weights = list(model.parameters())
-    weight_bytes = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)
+    stored = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)
     mixed = args.bf16 or args.fp16
     shape = shape_of(
         model.config.get_text_config(),
         **_counts(model, adapters=hasattr(model, "peft_config")),
-        weight_bytes=weight_bytes,
-        compute_bytes=2 if mixed or weight_bytes <= 2 else 4,
+        weight_bytes=stored,
+        compute_bytes=2 if mixed or stored <= 2 else 4,
     )
     return _check_shape(shape, args, longest_prompt(trainer._tokenizer, rows), len(rows), loaded=True)
 
@@ -215,13 +215,13 @@ def read_shape(parsed: "Parsed") -> Shape:
         config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     except Exception as error:  # many kinds, from the hub and from the file system
         raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
-    weight_bytes = _weight_bytes(parsed, config)
+    stored = weight_bytes(parsed, config)
     mixed = parsed.args.bf16 or parsed.args.fp16
     return shape_of(
         config.get_text_config(),
         **_count(config, wanted),
-        weight_bytes=weight_bytes,
-        compute_bytes=2 if mixed or weight_bytes <= 2 else 4,
+        weight_bytes=stored,
+        compute_bytes=2 if mixed or stored <= 2 else 4,
     )
 
 
@@ -248,7 +248,7 @@ def _counts(model: Any, adapters: bool) -> dict[str, Any]:
     }
 
 
-def _weight_bytes(parsed: "Parsed", config: Any) -> float:
+def weight_bytes(parsed: "Parsed", config: Any) -> float:
     if parsed.model.load_in_4bit or parsed.model.load_in_8bit:
         return 0.5 if parsed.model.load_in_4bit else 1.0
     dtype = (parsed.args.model_init_kwargs or {}).get("dtype") or parsed.model.dtype or "float32"

@@ -1,0 +1,71 @@
+"""What `dew train --dry-run` prints: the run in a few lines, with memory and time by arithmetic."""
+
+import math
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from dew.errors import DewError
+from dew.preflight.memory import Shape, estimate, optimizer_steps, read_shape, weight_bytes
+from dew.preflight.verl import BANDWIDTH_SHARE, GPUS, MFU, SHAPES, TYPICAL_ANSWER, TYPICAL_PROMPT, Gpu, lora_parameters
+
+if TYPE_CHECKING:
+    from dew.engines.trl.config import DewConfig
+    from dew.engines.trl.settings import Parsed
+
+GB = 2**30
+
+
+def plan(parsed: "Parsed") -> dict[str, str]:
+    """Heading -> text, for a table."""
+    args, settings = parsed.args, parsed.run.settings
+    steps = optimizer_steps(args, parsed.run.problems or 0)
+    generations = math.ceil(steps * args.batches.accumulation / (args.batches.micro_batches * args.num_iterations))
+    limit, answers = int(args.max_completion_length or 0), generations * args.batches.completions
+    found = {
+        "model": parsed.model.model_name_or_path,
+        "data": f"{parsed.run.task or settings.get('dataset_name') or settings.get('datasets')}",
+        "algorithm": _algorithm(args.build_algorithm()),
+        "batches": str(args.batches),
+        "length": f"{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions of at most "
+        f"{limit} tokens",
+    }
+    if not steps:  # the number of problems is known only when the data are read
+        del found["length"]
+    try:
+        shape = _shape(parsed)
+    except DewError:
+        return {**found, "memory, time": "not estimated: the model is neither local nor one whose shape dew knows"}
+    total = estimate(shape, args, TYPICAL_PROMPT, GPUS[-1].memory if args.use_vllm else 0.0).total / GB
+    found["memory"] = f"about {total:.1f} GiB on each device, for prompts of {TYPICAL_PROMPT} tokens"
+    if settings.get("use_cpu"):  # not args.use_cpu, which a dry run sets where there is no GPU
+        return {**found, "time": "`dew preflight` measures how long a generation takes here"}
+    if steps:
+        hours = ", ".join(f"{_hours(shape, args, generations, gpu):.1f} h on {gpu.name}" for gpu in GPUS)
+        share = f"if answers reach {TYPICAL_ANSWER:.0%} of the limit on average"
+        found["time"] = f"about {hours}, {share} (arithmetic, see docs/scale.md; `dew preflight` measures)"
+    return found
+
+
+def _shape(parsed: "Parsed") -> Shape:
+    known = SHAPES.get(parsed.model.model_name_or_path)
+    if known is None:
+        return read_shape(parsed)
+    rank = int(parsed.model.lora_r) if parsed.model.use_peft else 0
+    return replace(known, weight_bytes=weight_bytes(parsed, None), adapters=lora_parameters(known, rank))
+
+
+def _hours(shape: Shape, args: "DewConfig", generations: int, gpu: Gpu) -> float:
+    """Sampling bound by memory bandwidth, training by arithmetic, one after the other."""
+    processes, tokens = args.batches.processes, TYPICAL_ANSWER * int(args.max_completion_length or 0)
+    answers = args.batches.completions / processes
+    weights, cache = shape.compute_bytes * shape.parameters, answers * (TYPICAL_PROMPT + tokens / 2) * shape.cache_bytes
+    sampling = tokens * (weights + cache) / (gpu.bandwidth * BANDWIDTH_SHARE)
+    training = answers * (TYPICAL_PROMPT + tokens) * (2 + 8 * args.num_iterations) * shape.parameters / gpu.peak / MFU
+    return generations * (sampling + training) / 3600
+
+
+def _algorithm(algorithm: Any) -> str:
+    """Its name, and the settings that are not its defaults."""
+    changed = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name != "max_tokens"}
+    changed = {f.name: changed[f.name] for f in fields(algorithm) if f.name in changed and changed[f.name] != f.default}
+    return f"{algorithm.name}({', '.join(f'{k}={v}' for k, v in changed.items())})".removesuffix("()")
