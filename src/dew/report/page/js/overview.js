@@ -4,7 +4,7 @@ const arms = () => view.report.arms;
 const armOf = (r) => arms().findIndex((arm) => arm.runs.includes(r));
 
 /** Runs of one arm share a colour; with a single arm, each run has its own. */
-const colourOf = (r) => `--run-${(arms().length > 1 ? armOf(r) : r) % COLOURS}`;
+const colourOf = (r) => `--run-${(arms().length > 1 ? (arms()[armOf(r)].colour ?? armOf(r)) : r) % COLOURS}`;
 const runMark = (r) => h('span', { class: 'run-mark', '--mark': `var(${colourOf(r)})` }, String(r + 1));
 
 const tile = (label, main, note) =>
@@ -286,6 +286,7 @@ function overview(report) {
     'div',
     { class: 'page' },
     heading(report),
+    taskChoice(),
     findings(report),
     rowsSection(report),
     differing(report),
