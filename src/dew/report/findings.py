@@ -93,28 +93,29 @@ def seeds_verdict(differences: Sequence[Mapping[str, Any]]) -> str:
 
 
 def score_title(score: str) -> str:
-    return {"area": "area under training accuracy", "final": "final accuracy"}.get(score, f"{score} after")
+    return "area under training accuracy" if score == "area" else f"{score} after"
 
 
 def study_verdict(task: str, differences: Sequence[Mapping[str, Any]]) -> str:
-    """One arm of a study against its baseline, in all scores."""
+    """One arm of a study against its baseline in all scores."""
     arm, baseline = differences[0]["arm"], differences[0]["baseline"]
     few = next((d["verdict"] for d in differences if d["pairs"] < MIN_SEEDS), None)
     if few:
         return f"{task}: {arm} against {baseline}: {few}."
-    ahead, behind = [], []
-    for d in (d for d in differences if not d["within_noise"]):
-        low, high = sorted((abs(d["low"]), abs(d["high"])))
-        unit = "" if ahead or behind else "95 % interval "
-        text = f"{score_title(d['score'])} by {abs(d['value']):.3f} ({unit}{low:.3f} to {high:.3f})"
-        (ahead if d["value"] > 0 else behind).append(text)
-    parts = [
-        f"{word} {baseline} in {_listed(texts)}" for word, texts in (("ahead of", ahead), ("behind", behind)) if texts
-    ]
-    noise = _listed([score_title(d["score"]) for d in differences if d["within_noise"]])
-    if not parts:
-        return f"{task}: {arm} and {baseline} are within noise of each other in {noise}."
-    return f"{task}: {arm} is {'; '.join(parts)}" + (f"; within noise in {noise}." if noise else ".")
+    ahead, behind, noise = [], [], []
+    for d in differences:
+        title = {"area": "area under training accuracy", "final": "final accuracy"}.get(d["score"], d["score"])
+        if d["within_noise"]:
+            noise.append(title)
+            continue
+        interval = "" if ahead or behind else "95 % interval "
+        sizes = sorted(abs(d[name]) for name in ("low", "value", "high"))
+        low, value, high = (f"{x:.3f}" if x >= 0.001 else f"{x:.1g}" for x in sizes)
+        (ahead if d["value"] > 0 else behind).append(f"{title} by {value} ({interval}{low} to {high})")
+    if not ahead and not behind:
+        return f"{task}: {arm} and {baseline} are within noise of each other in {_listed(noise)}."
+    parts = {f"ahead of {baseline}": ahead, f"behind {'it' if ahead else baseline}": behind, "within noise": noise}
+    return f"{task}: {arm} is {'; '.join(f'{words} in {_listed(texts)}' for words, texts in parts.items() if texts)}."
 
 
 def _listed(texts: Sequence[str]) -> str:

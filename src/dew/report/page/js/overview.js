@@ -273,6 +273,7 @@ function heading({ runs, title }) {
         runs.length > 1 && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
         Math.max(...steps) > 0 && plural(Math.max(...steps), 'step'),
         groups > 0 && plural(groups, 'recorded group'),
+        runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
         status,
       ]
         .filter(Boolean)
