@@ -102,7 +102,9 @@ def study_verdict(task: str, differences: Sequence[Mapping[str, Any]]) -> str:
     few = next((d["verdict"] for d in differences if d["pairs"] < MIN_SEEDS), None)
     if few:
         return f"{task}: {arm} against {baseline}: {few}."
-    ahead, behind, noise = [], [], []
+    ahead: list[str] = []
+    behind: list[str] = []
+    noise: list[str] = []
     for d in differences:
         title = {"area": "area under training accuracy", "final": "final accuracy"}.get(d["score"], d["score"])
         if d["within_noise"]:
@@ -376,7 +378,7 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
             for row, d in pairs
             if row["name"] == "pass@1"
         ]
-    if "p" in pairs[0][1]:  # of a study
+    if "task" in scored[0] and "p" in pairs[0][1]:  # of a study
         arms = dict.fromkeys(d["arm"] for _, d in pairs)
         texts = [study_verdict(scored[0]["task"], [d for _, d in pairs if d["arm"] == arm]) for arm in arms]
     else:
