@@ -37,7 +37,7 @@ def main(out: Path) -> None:
             for seed in range(5):
                 name = f"{algorithm}-seed{seed}"
                 make_run(runs / name, steps=200, groups=24, size=8, seed=seed, name=name, algorithm=algorithm)
-        pages = {"runs": build([runs]), "study": build([make_study(Path(folder) / "study", arms=6)])}
+        pages = {"runs": build([runs]), "study": build([make_study(Path(folder) / "study", arms=6, tasks=2)])}
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, (page, address, size, theme) in SHOTS.items():
             tab = browser.new_page(viewport=size, color_scheme=theme)

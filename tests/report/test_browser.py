@@ -655,6 +655,35 @@ def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -
     assert "no groups" in page.tab.inner_text("#view-groups")
 
 
+def test_study_of_two_tasks_shows_one_at_a_time(tmp_path: Path, opened: Any) -> None:
+    report = build([make_study(tmp_path / "study", arms=3, seeds=6, generations=20, tasks=2)])
+    page = opened(report)
+    assert page.tab.inner_text("h1") == "baseline · synthetic(1) · synthetic(2) on 2 tasks"
+    dots = "document.querySelectorAll('.row[data-metric=area] .dot')"
+    colours = f"[...{dots}].map((dot) => dot.style.getPropertyValue('--mark'))"
+    first = page.tab.evaluate(colours)
+    assert len(set(first)) == 3
+    assert "synthetic(2) is ahead of baseline in area" in page.tab.inner_text(".findings")
+
+    page.tab.select_option("#view-overview .task select", "synthetic-1")
+    assert page.tab.url.endswith("#overview&task=synthetic-1")
+    shown = page.tab.inner_text(".findings")
+    assert "synthetic-1: synthetic(2) @ 0.0002 is behind baseline @ 0.0001 in area" in shown
+    assert "synthetic:" not in shown
+    assert page.tab.locator('.row[data-metric="area"] .forest').count() == 2
+    assert page.tab.evaluate(colours) == first
+    page.tab.click("#tab-curves")
+    assert page.tab.input_value("#view-curves .task select") == "synthetic-1"
+    labels = ["baseline @ 0.0001", "synthetic(1) @ 0.0002", "synthetic(2) @ 0.0002"]
+    assert [text.split(" ×")[0] for text in page.texts(".chip")] == labels
+
+    shared = opened(report, "#curves&task=synthetic-1")
+    assert [text.split(" ×")[0] for text in shared.texts(".chip")] == labels
+    shared.tab.select_option("#view-curves .task select", "synthetic")
+    assert [text.split(" ×")[0] for text in shared.texts(".chip")] == ["baseline", "synthetic(1)", "synthetic(2)"]
+    assert opened(report, "#overview&task=unknown").tab.input_value("#view-overview .task select") == "synthetic"
+
+
 # ── the table of groups, and what it opens ──────────────────────────────────────────────────────────────────
 
 CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"

@@ -22,7 +22,7 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, writ
 from dew.report import build, build_from_records
 from dew.report.arms import arms_of
 from dew.report.content import content_of
-from dew.report.findings import remarks, rows_of
+from dew.report.findings import remarks, rows_of, study_verdict
 from dew.report.readers import Run, evenly, thin
 from dew.report.serve import View, make_server
 from dew.report.statistics import split_words, statistics, summary
@@ -556,6 +556,49 @@ def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
         assert (d["low"], d["high"]) == pytest.approx((interval.low, interval.high), rel=1e-6)
     assert content["findings"][0]["text"] == "Verdict of a made-up study: nothing was trained."
     assert len(content["runs"]) == 18 and len(content["arms"]) == 3
+
+
+def test_tasks_of_a_study_are_judged_apart(tmp_path: Path) -> None:
+    """Each task has the numbers that it has in a study of its own."""
+    both = make_study(tmp_path / "both", arms=3, seeds=6, generations=12, tasks=2)
+    study = json.loads((both / "study.json").read_text())
+    for run in study["runs"]:
+        if run["arm"] == "synthetic(2)" or (run["arm"], run["seed"]) == ("synthetic(1)", 3):
+            run["curves"]["flipped"] = [0.2] * 12
+    (both / "study.json").write_text(json.dumps(study))
+    content = report_of(build([both]))
+    for results in content["tasks"]:
+        alone = tmp_path / results["task"]
+        alone.mkdir()
+        runs = [run for run in study["runs"] if run["task"] == results["task"]]
+        (alone / "study.json").write_text(json.dumps({**study, "runs": runs}))
+        single = report_of(build([alone]))
+        assert [results[key] for key in ("findings", "rows")] == [single[key] for key in ("findings", "rows")]
+        names = [row["name"] for row in results["rows"]]
+        assert names[:4] == ["area", "final", "pass@1", "pass@16"] and not {"accuracy", "eval/pass@1"} & set(names)
+        for finding, arm in zip(results["findings"], results["arms"][1:], strict=False):
+            assert finding["text"].startswith(f"{results['task']}: {arm['label']} ")
+    assert [arm["label"] for arm in content["tasks"][1]["arms"]] == [
+        "baseline @ 0.0001",
+        "synthetic(1) @ 0.0002",
+        "synthetic(2) @ 0.0002",
+    ]
+    (text,) = (finding["text"] for finding in content["tasks"][0]["findings"] if finding.get("alarm") == "wrong_sign")
+    assert text.endswith(" In 1 of 6 runs of synthetic(1) and 6 of 6 runs of synthetic(2).")
+
+
+def test_verdict_on_an_arm_of_a_study() -> None:
+    def difference(score: str, value: float, noise: bool = False, pairs: int = 8) -> dict[str, Any]:
+        ends = {"value": value, "low": value - 0.0105, "high": value + 0.0105, "pairs": pairs}
+        return {"arm": "gtpo", "baseline": "dapo", "score": score, "within_noise": noise, "verdict": "few", **ends}
+
+    found = [difference("area", 0.0312), difference("final", 0.004, True), difference("pass@16", -0.0107)]
+    assert study_verdict("easy", found) == (
+        "easy: gtpo is ahead of dapo in area under training accuracy by 0.031 (95 % interval 0.021 to 0.042); "
+        "behind it in pass@16 by 0.011 (0.0002 to 0.021); within noise in final accuracy."
+    )
+    assert study_verdict("easy", found[1:2]) == "easy: gtpo and dapo are within noise of each other in final accuracy."
+    assert study_verdict("easy", [difference("area", 0.5, True, 3)]) == "easy: gtpo against dapo: few."
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"runs": 3}', '{"settings": {"eval_k": 4}, "arms": [], "runs": [{}]}'])

@@ -8,6 +8,7 @@ For tests and screenshots of the report. Everything it writes says "synthetic"; 
 import json
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -277,20 +278,25 @@ def make_run(
     return Path(folder)
 
 
-def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: int = 120) -> Path:
-    """Write a synthetic study of `dew lab`: study.json and summary.md."""
+def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: int = 120, tasks: int = 1) -> Path:
+    """Write a synthetic study of `dew lab`: study.json and summary.md.
+
+    In every second task the arms are in reverse order of accuracy, and all but the baseline train at twice the rate.
+    """
     rng = np.random.default_rng(0)
     names = [f"synthetic({k})" if k else "baseline" for k in range(arms)]
+    labels = ["synthetic", *(f"synthetic-{j}" for j in range(1, tasks))]
     runs = []
-    for k, arm in enumerate(names):
+    for (j, task), (k, arm) in product(enumerate(labels), enumerate(names)):
         for seed in range(seeds):
-            height = 0.3 + 0.02 * k + 0.01 * float(np.sin(seed))
+            height = 0.3 + 0.02 * k * (-1) ** j + 0.01 * float(np.sin(seed))
             curve = (height * (1 - np.exp(-np.arange(generations) / 40)) + rng.normal(0, 0.01, generations)).tolist()
             curves = {"accuracy": curve, "entropy": [1 - x for x in curve], "length": [20 + x for x in curve]}
             curves |= {"flipped": [0.01] * generations, "signal": [0.8] * generations, "gradient": [0.1] * generations}
             scores = {"area": float(np.mean(curve)), "final": curve[-1], "pass@1": curve[-1], "pass@k": curve[-1] + 0.3}
             evaluations = [{"generation": generations, "pass@1": curve[-1], "pass@k": curve[-1] + 0.3}]
-            run = {"task": "synthetic", "arm": arm, "learning_rate": 1e-4, "seed": seed, "algorithm": arm}
+            rate = 2e-4 if j % 2 and k else 1e-4
+            run = {"task": task, "arm": arm, "learning_rate": rate, "seed": seed, "algorithm": arm}
             run |= {"algorithm_settings": {"strength": k}, "control": None, "source": "", "warm_start": ""}
             runs.append({**run, "scores": scores, "curves": curves, "evaluations": evaluations})
     settings = {"group_size": 16, "width": 64, "depth": 2, "eval_problems": 256, "eval_k": 16}
@@ -298,7 +304,7 @@ def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: in
         "format": 1,
         "settings": settings,
         "arms": names,
-        "tasks": {"synthetic": {}},
+        "tasks": {task: {} for task in labels},
         "versions": {},
         "runs": runs,
     }

@@ -79,6 +79,9 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
 def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arms: Any, names: list[str]) -> str:
     """The algorithm, and what tells the arm apart from others with the same algorithm; else the run's name."""
     mine = known[arm[0]]
+    if runs[arm[0]].kind == "study":
+        rates = {settings["learning_rate"] for settings in known}
+        return mine["algorithm"] + (f" @ {mine['learning_rate']}" if len(rates) > 1 else "")
     if "algorithm" not in mine or len(runs) == 1:
         return runs[arm[0]].name
     others = [known[a[0]] for a in arms if a is not arm and known[a[0]].get("algorithm") == mine["algorithm"]]

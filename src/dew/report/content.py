@@ -1,7 +1,7 @@
 """Runs -> the JSON object in report.json, which the page shows (docs/report.md documents its fields)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,24 +22,49 @@ MAX_POINTS = 40_000
 
 
 def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: Sequence[Json] = ()) -> Json:
-    """`verdicts` of a study and `differences` of `dew compare` are shown as they are."""
-    arms, settings = arms_of(runs)
-    rows = rows_of(runs, arms, differences)
+    """`verdicts` of a study of one task and `differences` of `dew compare` are shown as they are.
+
+    Tasks of a study have results of their own, since their scores cannot be compared.
+    """
     summaries = [[summary(group) for group in run.groups] for run in runs]
-    verdicts = verdicts or ([seeds_verdict(differences)] if differences else [])
-    findings = findings_of(runs, arms, rows, [_seen(groups) for groups in summaries], verdicts)
+    tasks = dict.fromkeys(str(run.facts["data"]) for run in runs if run.kind == "study")
+    if len(tasks) > 1:
+        results: Json = {"tasks": _tasks(runs, tasks)}
+        title = f"{_title(list(dict.fromkeys(run.facts['algorithm']['name'] for run in runs)))} on {len(tasks)} tasks"
+    else:
+        verdicts = verdicts or ([seeds_verdict(differences)] if differences else [])
+        results = _results(runs, [_seen(groups) for groups in summaries], verdicts, differences)
+        title = _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in results["arms"]])
     points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     return {
         "schema": SCHEMA,
-        "title": _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in arms]),
+        "title": title,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dew": __version__,
-        "findings": finite(findings),
-        "rows": finite(rows),
-        "arms": arms,
-        "settings": settings,
+        **results,
         "runs": [_run(run, groups, points) for run, groups in zip(runs, summaries, strict=True)],
     }
+
+
+def _results(
+    runs: Sequence[Run], seen: Sequence[Json] = (), verdicts: Sequence[str] = (), differences: Sequence[Json] = ()
+) -> Json:
+    arms, settings = arms_of(runs)
+    rows = rows_of(runs, arms, differences)
+    findings = findings_of(runs, arms, rows, seen, verdicts)
+    return {"findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
+
+
+def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:
+    """The results of each task. An arm's colour is the same in all of them."""
+    found = [{"task": task, **_results([run for run in runs if run.facts["data"] == task])} for task in tasks]
+    colours: dict[tuple[str, int], int] = {}
+    for results in found:
+        rules = [arm["algorithm"] for arm in results["arms"]]
+        for i, arm in enumerate(results["arms"]):
+            rate = rules[:i].count(rules[i])  # a rule at several learning rates has several colours
+            arm["colour"] = colours.setdefault((rules[i], rate), len(colours))
+    return found
 
 
 def _title(names: Sequence[str]) -> str:

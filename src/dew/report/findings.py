@@ -43,6 +43,8 @@ METRICS = {
     "credit/flipped_share": "share of tokens with credit of the wrong sign",
 }
 """Metrics with a row of their own, after the scores."""
+OF_CURVE = {"area": "mean accuracy over training", "final": "mean accuracy in the last sixth of training"}
+"""Scores that a study computes from the training accuracy."""
 METRIC_OF = {
     "never_correct": "accuracy", "no_signal": "groups/mixed_share", "truncated": "length/truncated_share",
     "entropy_collapse": "entropy", "entropy_explosion": "entropy", "one_token_takes_all": "credit/top1_share",
@@ -92,6 +94,34 @@ def seeds_verdict(differences: Sequence[Mapping[str, Any]]) -> str:
 
 def score_title(score: str) -> str:
     return "area under training accuracy" if score == "area" else f"{score} after"
+
+
+def study_verdict(task: str, differences: Sequence[Mapping[str, Any]]) -> str:
+    """One arm of a study against its baseline in all scores."""
+    arm, baseline = differences[0]["arm"], differences[0]["baseline"]
+    few = next((d["verdict"] for d in differences if d["pairs"] < MIN_SEEDS), None)
+    if few:
+        return f"{task}: {arm} against {baseline}: {few}."
+    ahead: list[str] = []
+    behind: list[str] = []
+    noise: list[str] = []
+    for d in differences:
+        title = {"area": "area under training accuracy", "final": "final accuracy"}.get(d["score"], d["score"])
+        if d["within_noise"]:
+            noise.append(title)
+            continue
+        interval = "" if ahead or behind else "95 % interval "
+        sizes = sorted(abs(d[name]) for name in ("low", "value", "high"))
+        low, value, high = (f"{x:.3f}" if x >= 0.001 else f"{x:.1g}" for x in sizes)
+        (ahead if d["value"] > 0 else behind).append(f"{title} by {value} ({interval}{low} to {high})")
+    if not ahead and not behind:
+        return f"{task}: {arm} and {baseline} are within noise of each other in {_listed(noise)}."
+    parts = {f"ahead of {baseline}": ahead, f"behind {'it' if ahead else baseline}": behind, "within noise": noise}
+    return f"{task}: {arm} is {'; '.join(f'{words} in {_listed(texts)}' for words, texts in parts.items() if texts)}."
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def flipped_sentence(groups: int, of: int, tokens: int, share: float) -> str:
@@ -171,7 +201,7 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
                 row = found.setdefault((str(entry.get("task")), name), _row(runs, name, ""))
                 row["task"], when = str(entry.get("task")), "before" if entry.get("when") == "before" else "after"
                 scored = f"{entry.get('n_problems')} problems × {entry.get('k')} answers"
-                row["note"] = f"{entry.get('task')}: {'mean accuracy over training' if name == 'area' else scored}"
+                row["note"] = f"{entry.get('task')}: {OF_CURVE.get(name, scored)}"
                 score = scores[name] if isinstance(scores[name], dict) else {}
                 row[when][i] = _number(score.get("value"))
                 if when == "after":
@@ -180,15 +210,17 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
 
 
 def _ends_of_pass(scores: Mapping[str, Any]) -> list[str]:
-    """pass@1, the largest pass@k and the area under the training accuracy; if there is none, the first scores."""
+    """The scores of the training accuracy, pass@1 and the largest pass@k; if there is none, the first scores."""
     passes = sorted((int(m[1]), n) for n in scores if (m := re.fullmatch(r"pass@(\d{1,6})", n)))
     found = dict.fromkeys([passes[0][1], passes[-1][1]]) if passes else dict.fromkeys(list(scores)[:4])
-    return [*found, *({"area"} & scores.keys())]
+    return list(dict.fromkeys([*(name for name in OF_CURVE if name in scores), *found]))
 
 
 def _metric_rows(runs: Sequence[Run]) -> list[Json]:
     names = {name for run in runs for line in (*run.metrics[:1], *run.metrics[-1:]) for name in line}
     evals = {name for run in runs for line in run.metrics for name in line if name.startswith("eval/pass@")}
+    if runs[0].kind == "study":  # has them among its scores
+        names, evals = names - {"accuracy"}, set()
     picked = [f"eval/{n}" for n in _ends_of_pass({n.removeprefix("eval/"): 0 for n in evals})] if evals else []
     rows = []
     for name in [*picked, *(name for name in METRICS if name in names)]:
@@ -320,7 +352,7 @@ def findings_of(
     """
     _answers.cache_clear()
     said = [{"kind": "note", "text": verdict, "link": rows[0]["link"] if rows else None} for verdict in verdicts]
-    found = [*_score_changes(runs, arms, rows), *_alarms(runs), *_tokens(runs, groups)]
+    found = [*_score_changes(runs, arms, rows), *_alarms(runs, arms), *_tokens(runs, groups)]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     order = {"bad": 0, "good": 1, "note": 2}
     return [*(said or _verdicts(rows)), *sorted(found, key=lambda finding: order[finding["kind"]])]
@@ -346,7 +378,12 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
             for row, d in pairs
             if row["name"] == "pass@1"
         ]
-    return [{"kind": "note", "link": scored[0]["link"], "text": seeds_verdict([d for _, d in pairs])}]
+    if "task" in scored[0] and "p" in pairs[0][1]:  # of a study
+        arms = dict.fromkeys(d["arm"] for _, d in pairs)
+        texts = [study_verdict(scored[0]["task"], [d for _, d in pairs if d["arm"] == arm]) for arm in arms]
+    else:
+        texts = [seeds_verdict([d for _, d in pairs])]
+    return [{"kind": "note", "link": scored[0]["link"], "text": text} for text in texts]
 
 
 def _interval(d: Mapping[str, Any]) -> Interval:
@@ -399,8 +436,9 @@ def _interval_of(runs: Sequence[Run], row: Json, changes: Sequence[tuple[int, fl
     return _by_problem((run, "before"), (run, "after"), row["name"])
 
 
-def _alarms(runs: Sequence[Run]) -> list[Json]:
-    """One finding per alarm: the first run that raised it, how often, and how many other runs did."""
+def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
+    """One finding per alarm: the first run that raised it, how often, and how many other runs did (of each arm of a
+    study)."""
     raised: dict[str, dict[int, list[Json]]] = {}
     for i, run in enumerate(runs):
         for alarm in [*run.alarms, *remarks(run.metrics, run.alarms)]:
@@ -410,6 +448,10 @@ def _alarms(runs: Sequence[Run]) -> list[Json]:
         i, alarms = next(iter(by_run.items()))
         others = len(by_run) - 1
         also = f" Also in {others} more run{'s' * (others > 1)}." if others else ""
+        if runs[0].kind == "study":
+            raising = [(sum(r in by_run for r in arm["runs"]), arm) for arm in arms]
+            also = _listed([f"{n} of {len(arm['runs'])} runs of {arm['label']}" for n, arm in raising if n])
+            also = f" In {also}."
         text = f"{_who(runs, i)}{alarms[0].get('message') or name}{_when(alarms)}{also}"
         link = f"#curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
         remedy = str(alarms[0].get("remedy") or "")

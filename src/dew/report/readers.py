@@ -174,7 +174,7 @@ def _lab_run(line: Json, content: Json, k: str) -> Run:
     for evaluation in line["evaluations"]:
         scores = {f"eval/{n.replace('pass@k', k)}": x for n, x in evaluation.items() if n != "generation"}
         by_step.setdefault(evaluation["generation"], {"step": evaluation["generation"]}).update(scores)
-    names = {"pass@1": "pass@1", "pass@k": k, "area": "area"}
+    names = {"area": "area", "final": "final", "pass@1": "pass@1", "pass@k": k}
     scores = {title: {"value": line["scores"][name]} for name, title in names.items() if name in line["scores"]}
     settings = content["settings"]
     facts = {

@@ -195,6 +195,7 @@ function chart(runs, title, names, note, log) {
   curvesState.plots.push({
     draw,
     frame,
+    close: () => chartState.plot?.destroy(),
     stale: () => {
       chartState.drawn = false;
     },

@@ -97,6 +97,7 @@ function curveControls(runs, bar) {
   ];
   const several = arms().some((arm) => arm.runs.length > 1);
   return [
+    taskChoice(),
     h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), smoothing),
     several &&
       choice('Seeds', ways, isMerged() ? 'mean' : 'each', (value) => {
@@ -123,6 +124,7 @@ function curves({ runs }) {
       (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]),
     ),
   );
+  for (const { close } of curvesState.plots) close();
   curvesState.plots = [];
   if (!all.length)
     return h(

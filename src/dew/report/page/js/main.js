@@ -40,6 +40,7 @@ function firstGroup() {
 
 function follow() {
   const [name, place] = readAddress();
+  if (taskResults()?.task !== view.report.task) drawViews();
   if (!place && name === 'groups' && location.hash.includes('&')) view.group = null; // a link to a filter opens its first
   openView(place ? 'groups' : name || 'overview', place);
 }
@@ -141,11 +142,21 @@ function tabs() {
   });
 }
 
+/** The results of the chosen task, if this is a study of several. */
+const taskResults = () => view.whole.tasks?.find(({ task }) => task === state.task) || view.whole.tasks?.[0];
+
 /** Draw all views from the packed lines; again when a running job has written more. */
 async function draw() {
-  const main = document.getElementById('content');
-  const report = await unpack(lines[0]);
+  view.whole = await unpack(lines[0]);
   unpacked.clear();
+  drawViews();
+}
+
+function drawViews() {
+  const main = document.getElementById('content');
+  const { whole } = view;
+  const chosen = taskResults();
+  const report = chosen ? { ...whole, ...chosen, runs: whole.runs.filter((run) => run.facts.data === chosen.task) } : whole;
   Object.assign(view, { report, group: null, hits: null });
   for (const [name, [, make]] of Object.entries(VIEWS)) {
     const old = sections[name];
@@ -179,6 +190,19 @@ async function refresh() {
     live.sign.textContent = 'not connected';
   }
 }
+
+/** Which task of a study is shown; nothing for other runs. */
+function taskChoice() {
+  if (!view.whole.tasks) return null;
+  const change = (task) => {
+    set({ task, hide: '', chart: '' });
+    follow();
+    sections[viewName].querySelector('.task select').focus();
+  };
+  const names = view.whole.tasks.map(({ task }) => [task, visible(task)]);
+  return h('div', { class: 'task' }, choice('Task', names, view.report.task, change));
+}
+
 const live = { stamp: document.documentElement.dataset.live, sign: h('span', { class: 'quiet live' }, 'live') };
 
 async function start() {

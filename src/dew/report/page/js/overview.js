@@ -4,7 +4,7 @@ const arms = () => view.report.arms;
 const armOf = (r) => arms().findIndex((arm) => arm.runs.includes(r));
 
 /** Runs of one arm share a colour; with a single arm, each run has its own. */
-const colourOf = (r) => `--run-${(arms().length > 1 ? armOf(r) : r) % COLOURS}`;
+const colourOf = (r) => `--run-${(arms().length > 1 ? (arms()[armOf(r)].colour ?? armOf(r)) : r) % COLOURS}`;
 const runMark = (r) => h('span', { class: 'run-mark', '--mark': `var(${colourOf(r)})` }, String(r + 1));
 
 const tile = (label, main, note) =>
@@ -273,6 +273,7 @@ function heading({ runs, title }) {
         runs.length > 1 && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
         Math.max(...steps) > 0 && plural(Math.max(...steps), 'step'),
         groups > 0 && plural(groups, 'recorded group'),
+        runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
         status,
       ]
         .filter(Boolean)
@@ -286,6 +287,7 @@ function overview(report) {
     'div',
     { class: 'page' },
     heading(report),
+    taskChoice(),
     findings(report),
     rowsSection(report),
     differing(report),

@@ -1,7 +1,8 @@
 // What the address remembers: the view, the open group, filters, the pinned token. Defaults are left out.
 
 const view = {
-  report: null,
+  whole: null, // all that was unpacked
+  report: null, // what is shown of it: one task of a study, else everything
   all: [], // every group of the page
   n: 0, // the place of the open one
   group: null, // the open group itself
@@ -27,6 +28,7 @@ const DEFAULTS = {
   by: '',
   q: '',
   token: '', // answer.position of the pinned token
+  task: '', // of a study; empty: the first
   chart: '', // the metric to scroll to
   smooth: '0.3',
   seeds: '', // each, mean; empty: mean if an arm has several runs
