@@ -145,7 +145,16 @@ def main() -> None:
     settings += "per_device_train_batch_size: 8\nnum_generations: 4\nmax_completion_length: 16\nmax_steps: 1\n"
     write("own.yaml", settings + "algorithm: rules:Halved\nbf16: true\nuse_cpu: true\nreport_to: none\n")
     dew("train", "own.yaml", says="after training: pass@1")
-    dew("train", "own.yaml", "--output_dir", "x", "--algorithm", "rules:Missing", fails=True, says="cannot be imported")
+    dew(
+        "train",
+        "own.yaml",
+        "--output_dir",
+        "x",
+        "--algorithm",
+        "rules:Missing",
+        fails=True,
+        says="has no class 'Missing'",
+    )
 
     # a Python script with LoRA and two rewards: killed, resumed, refused, evaluated, reported, exported
     run(sys.executable, "script.py", "--dies", fails=True, says="preflight failed:")
