@@ -722,3 +722,12 @@ def test_view_is_rebuilt_when_the_run_grows_and_kept_when_it_breaks(tmp_path: Pa
     view._next = 0.0
     (folder / "run.json").write_text('{"schema": 99}')
     assert view.update() == (after, content)
+
+
+def test_a_report_holds_no_paths_of_the_machine(tmp_path):
+    folder = make_run(tmp_path / "run", steps=3, groups=1, size=2)
+    run = RunFolder(folder)
+    run.write_run({"model": "/home/me/models/mine", "command": ["/home/me/python", "x.py"], "cwd": "/home/me"})
+    page = build([folder])
+    assert "/home/me" not in page.with_suffix(".json").read_text()
+    assert json.loads(page.with_suffix(".json").read_text())["runs"][0]["facts"]["model"] == "mine"

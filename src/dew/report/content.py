@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,11 +90,11 @@ def _run(run: Run, groups: Sequence[Json], points: int) -> Json:
     return {
         "name": run.name,
         "kind": run.kind,
-        "facts": finite(run.facts),
+        "facts": finite(_shareable(run.facts)),
         "config": run.config,
         "notices": run.notices,
         "alarms": finite(run.alarms),
-        "scores": finite(run.scores),
+        "scores": finite([_shareable(line) for line in run.scores]),
         "metrics": _columns(_thin_steps(run.metrics, points)),
         "sample": {**run.sample, "steps": min(len(run.metrics), points), "steps_of": len(run.metrics)},
         "credit": finite(statistics(run.groups)),
@@ -160,3 +161,11 @@ def _short(values: Sequence[float], digits: int) -> list[float | None] | float |
     if len(short) > 1 and (short == short[0]).all():
         return float(short[0])
     return short.tolist() if np.isfinite(x).all() else [v if math.isfinite(v) else None for v in short.tolist()]
+
+
+def _shareable(facts: dict[str, Any]) -> dict[str, Any]:
+    """Without the paths of the machine that trained: a report is a file that people pass on."""
+    kept = {key: value for key, value in facts.items() if key not in ("command", "cwd")}
+    if str(kept.get("model", "")).startswith(("/", "~")):
+        kept["model"] = Path(str(kept["model"])).name
+    return kept
