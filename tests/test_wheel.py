@@ -81,4 +81,4 @@ def test_training(environment, extras):
 def test_what_a_user_of_trl_tries(environment):
     """Everything in tests/trials, from the wheel: own files, own reward, own rule, LoRA, resume, evaluation."""
     bin, folder = environment("trl,math")
-    assert "Everything works." in run(bin / "python", ROOT / "tests/trials/switch_from_trl.py", "trial", cwd=folder)
+    assert "Everything works." in run(bin / "python", ROOT / "tests/trials/switch_from_trl.py", cwd=folder)
