@@ -46,7 +46,7 @@ def from_study(path: Path, rate: float) -> dict[str, Any]:
     found = [r for r in json.loads(path.read_text())["runs"] if r["task"] == TASK and r["learning_rate"] == rate]
     runs = [{**r, "algorithm": r["arm"]} for r in found if r["arm"] in DEMO_RUNS]
     seeds = {r["seed"] for r in runs}
-    return entry("lab", f"`dew lab`, {TASK}, larger batches, {len(seeds)} seeds", runs)
+    return entry("lab", f"`dew lab`, {TASK}, numbers up to 13, {len(seeds)} seeds", runs)
 
 
 def entry(name: str, what: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
