@@ -138,7 +138,9 @@ def has_mixed(completions, **_):
     return [float(i % 2) for i, _ in enumerate(completions)]
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(
+    "entry", some(ENTRIES, ["reward", "entropy, scored in sampling", "logits, trained", "gradient"])
+)
 def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path):
     trainer, weights = broken(tmp_path, entry, {2})
     trainer.train()

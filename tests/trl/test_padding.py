@@ -71,7 +71,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if i < 2 else pytest.mark.slow) for i, c in enumerate(CASES)]
+)
 def test_the_weights_are_those_of_padded_micro_batches(case, tmp_path):
     policy = None
     if "KL" in case:  # TRL loads the reference policy from a folder
