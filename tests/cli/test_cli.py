@@ -225,7 +225,7 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     telling = replace(telling, answers=recorded, algorithm="gtpo", settings={"alpha2": 0.5, "pool": "joint"})
     write_records(tmp_path / "mine", 3, [dull, telling])
     code, out, _ = dew("explain", tmp_path / "mine")
-    assert code == 0 and "group 1" in out and "gtpo(pool=joint, alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
+    assert code == 0 and "group 1" in out and "gtpo(pool=joint,alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
     assert "1 of the wrong sign" in out and "±0.900" in out
     _, other, _ = dew("explain", tmp_path / "mine", "--algorithm", "dew")
     assert "advantages of dew:" in other and "wrong sign" not in other

@@ -9,7 +9,7 @@ setting is explicit.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -161,6 +161,16 @@ class Algorithm:
     def no_loss_without_advantage(self) -> bool:
         """Whether answers whose advantages are all 0 have no loss, so that an engine may leave them out."""
         return not self.kl_coef and type(self).loss is Algorithm.loss
+
+    @property
+    def label(self) -> str:
+        """`gtpo(alpha2=0.5,pool=joint)`: the name, and the settings that differ from its defaults.
+
+        Without max_tokens, which engines fill in.
+        """
+        given = ((f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name != "max_tokens")
+        changed = [f"{name}={str(value).replace(' ', '')}" for name, value, default in given if value != default]
+        return f"{self.name}({','.join(changed)})" if changed else self.name
 
     def warnings(self) -> list[str]:
         """What is allowed and seldom wanted, each with a remedy."""

@@ -1,7 +1,7 @@
 """`dew explain`: the credit of every token of one recorded group, in the terminal."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -143,21 +143,13 @@ def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> 
     total = rollouts.reward if rollouts.extra is None else rollouts.reward + rollouts.extra
     flips = (wrong_sign(padded, total) & rollouts.mask)[0].tolist()
     return Shown(
-        _label(group.algorithm or "?", algorithm),
+        (group.algorithm or "?") if algorithm is None else algorithm.label,
         algorithm,
         advantage,
         values("shaped", algorithm.rewards) if algorithm is not None and needs else None,
         values("grpo", get_algorithm("grpo").advantages),
         [row[: len(a.tokens)] for row, a in zip(flips, group.answers, strict=True)],
     )
-
-
-def _label(recorded: str, algorithm: "Algorithm | None") -> str:
-    if algorithm is None:
-        return recorded
-    changed = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
-    changed = {f.name: changed[f.name] for f in fields(algorithm) if changed[f.name] != f.default}
-    return f"{algorithm.name}({', '.join(f'{name}={value}' for name, value in changed.items())})".removesuffix("()")
 
 
 def _rollouts(group: "GroupRecord", needs_entropy: bool) -> "Rollouts":

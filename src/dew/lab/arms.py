@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dew.algorithms import Algorithm, get_algorithm
@@ -47,8 +47,8 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
         plain = algorithm.control() if controls else None
         plain = None if plain == algorithm else plain
         for each in (rate,) if rate is not None else learning_rates:
-            made = [Arm(_label(algorithm), algorithm, each, source, _label(plain) if plain else None)]
-            made += [Arm(_label(plain), plain, each, source)] if plain else []
+            made = [Arm(algorithm.label, algorithm, each, source, plain.label if plain else None)]
+            made += [Arm(plain.label, plain, each, source)] if plain else []
             for arm in made:
                 arms.setdefault((arm.label, each), arm)
     if problems:
@@ -56,16 +56,6 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     if not arms:
         raise ConfigError(Problem("no arms.", remedy=f"Name at least one rule, the baseline first. {FORMS}"))
     return list(arms.values())
-
-
-def _label(algorithm: Algorithm) -> str:
-    """`gtpo(alpha2=0.5,pool=joint)`: the settings that differ from the defaults, in the order of the fields."""
-    changed = [
-        f"{f.name}={str(getattr(algorithm, f.name)).replace(' ', '')}"
-        for f in fields(algorithm)
-        if f.default is MISSING or getattr(algorithm, f.name) != f.default
-    ]
-    return f"{algorithm.name}({','.join(changed)})" if changed else algorithm.name
 
 
 def _split(text: str) -> tuple[str, dict[str, Any], float | None]:

@@ -1,8 +1,8 @@
 """What `dew train --dry-run` prints: the run in a few lines, with memory and time by arithmetic."""
 
 import math
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dew.errors import DewError
 from dew.preflight.memory import Shape, estimate, optimizer_steps, read_shape, weight_bytes
@@ -24,7 +24,7 @@ def plan(parsed: "Parsed") -> dict[str, str]:
     found = {
         "model": parsed.model.model_name_or_path,
         "data": f"{parsed.run.task or settings.get('dataset_name') or settings.get('datasets')}",
-        "algorithm": _algorithm(args.build_algorithm()),
+        "algorithm": args.build_algorithm().label,
         "batches": str(args.batches),
         "length": f"{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions of at most "
         f"{limit} tokens",
@@ -62,10 +62,3 @@ def _hours(shape: Shape, args: "DewConfig", generations: int, gpu: Gpu) -> float
     sampling = tokens * (weights + cache) / (gpu.bandwidth * BANDWIDTH_SHARE)
     training = answers * (TYPICAL_PROMPT + tokens) * (2 + 8 * args.num_iterations) * shape.parameters / gpu.peak / MFU
     return generations * (sampling + training) / 3600
-
-
-def _algorithm(algorithm: Any) -> str:
-    """Its name, and the settings that are not its defaults."""
-    changed = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name != "max_tokens"}
-    changed = {f.name: changed[f.name] for f in fields(algorithm) if f.name in changed and changed[f.name] != f.default}
-    return f"{algorithm.name}({', '.join(f'{k}={v}' for k, v in changed.items())})".removesuffix("()")
