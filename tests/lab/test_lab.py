@@ -332,6 +332,7 @@ def test_arms_from_text():
         ("gtpo(alpha2=-1)", "a wrong answer would be rewarded"),
         ("gtpo@fast", "Write it like @3e-5"),
         ("missing.py:Rule", "cannot be imported"),
+        ("trl", "Its credit and loss are the engine's"),
         ("dew.algorithms:Nothing", "no class 'Nothing'"),
         ("dapo(kl_coef=0.1)", "no reference policy"),
     ],

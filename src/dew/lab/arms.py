@@ -41,6 +41,10 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
             what = f"arm {text!r}: "
             problems += [replace(problem, what=what + problem.what) for problem in error.problems]
             continue
+        if algorithm.engine_loss:
+            why = "Its credit and loss are the engine's, which the lab does not have."
+            problems.append(Problem(f"arm {text!r}.", why, "Name one of dew's algorithms, e.g. dapo."))
+            continue
         if algorithm.kl_coef:
             why = "The lab keeps no reference policy."
             problems.append(Problem(f"arm {text!r}: kl_coef={algorithm.kl_coef}.", why, "Leave kl_coef out."))
