@@ -136,7 +136,7 @@ def test_reward_mass_of_a_turn_is_conserved(group):
 @given(conversations(), AVERAGE)
 def test_one_turn_is_the_whole_matrix(group, average):
     correct = torch.tensor(group[0])
-    entropy, mask = laid_out([[sum(turns, [])] for turns in group[1]])
+    entropy, mask = laid_out([[[x for turn in turns for x in turn]] for turns in group[1]])
     turn, matrix = (gtpo_rewards(correct, entropy, mask, compare=c, average=average) for c in ("turn", "matrix"))
     torch.testing.assert_close(turn, matrix)
 
