@@ -3,7 +3,7 @@
     python examples/tools.py OUT [STEPS]
 
 A digit is hidden. Where the policy writes "?", the tool `peek` is called when the turn ends, and its output shows the
-digit. An answer is correct if the policy peeked and its last turn is the digit and nothing else: after a peek, guessing
+digit. An answer is correct if the policy peeked and its last turn begins with the digit: after a peek, guessing
 solves half of the problems and copying solves all of them.
 
 With a real model only `tokenizer` and `policy` differ: its own chat template says how tools are called. docs/trl.md has
@@ -66,7 +66,7 @@ def peeked_and_copied(completions: list[list[dict[str, Any]]], environments: lis
     """A completion is the list of its messages, those of the policy and those of the tool."""
     last = [messages[-1] for messages in completions]
     texts = [message["content"] if message["role"] == "assistant" else "" for message in last]
-    return [float(box._peeked and text == box._digit) for text, box in zip(texts, environments, strict=True)]
+    return [float(box._peeked and text.startswith(box._digit)) for text, box in zip(texts, environments, strict=True)]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -100,10 +100,10 @@ def trainer(folder: str, steps: int, **settings: Any) -> DewTrainer:
         "algorithm_kwargs": {"compare": "turn", "dynamic_sampling": False},
         "per_device_train_batch_size": 128,
         "num_generations": 16,
-        "max_completion_length": 10,
+        "max_completion_length": 12,
         "max_tool_calling_iterations": 2,
         "max_steps": steps,
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "lr_scheduler_type": "constant",
         "bf16": False,
         "use_cpu": True,
