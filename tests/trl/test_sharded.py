@@ -61,6 +61,7 @@ def run(folder, processes, algorithm, *, tied=True, adapter=False, resume=False,
         algorithm=algorithm,
         per_device_train_batch_size=24 // processes,
         num_generations=8,
+        less_padding=False,  # as sharded: else completions without an advantage are left out of the mean entropy
         **{"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.5, **settings},
     )
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
