@@ -56,7 +56,7 @@ def stack_row(replicas: int, settings: Settings, start: dict[str, torch.Tensor],
     uniforms = torch.rand(replicas, settings.answers, stack.task.tokens, device=device)
     answers = sample(stack.parameters, problems.prompt, uniforms)
     sampling = seconds(lambda: sample(stack.parameters, problems.prompt, uniforms), device)
-    verdicts = seconds(lambda: judge(stack.task, answers, problems), device)
+    verdicts = seconds(lambda: judge(stack.task, answers.tokens, problems.facts), device)
     memory = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device == "cuda" else ""
     numbers = f"{whole:.3f} | {sampling:.3f} | {verdicts:.3f} | {whole / replicas:.4f}"
     return f"| {replicas} | {numbers} | {replicas * settings.answers / whole:,.0f} | {memory} |"
