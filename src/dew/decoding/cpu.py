@@ -3,6 +3,10 @@
 `generate` spends most of a small model's step in Python: masks, cache objects, checks of its arguments. Here a step
 reads the weights directly and writes into buffers that are allocated once; answers that have ended are removed from
 the batch. The prompts go through the model itself, each distinct prompt once.
+
+The queries of a row are one matrix (heads, key heads · head) with zeros outside of each head's own columns. One product
+of this matrix with the keys of all heads, (slots, key heads · head), is faster than a small product per head, and rows
+that answer the same prompt form a block, whose matrices are stacked for the product with the prompt's keys.
 """
 
 from collections import Counter
@@ -20,8 +24,9 @@ LOOK = 4
 """Steps between checks for answers that have ended."""
 WORTHWHILE = 1 / 4
 """Remove the answers that have ended once they are this share of the batch: it copies the cache."""
-BLOCK = 16
-"""Answers that read the keys and values of their common prompt in one product."""
+SIZES = (16, 8, 4, 2, 1)
+"""Answers in a block: the first of these that fills up at most `SPARE` of the batch with copies."""
+SPARE = 0.1
 LARGEST = 50_000_000
 """Parameters of the largest model: every call copies the weights, and a larger one spends its time in arithmetic."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -43,7 +48,7 @@ def cpu_refusal(model: Any) -> str | None:
 
 
 class Layer(NamedTuple):
-    """The weights of one layer as `(weight, bias)`, with matrices that read the same input joined.
+    """The weights of one layer as (transposed weight, bias), with matrices that read the same input joined.
 
     Folded into them: the weights of the norms, the scale of the attention scores, and the order of a head's
     components, which lets a rotation be one product of complex numbers.
@@ -60,7 +65,7 @@ class Layer(NamedTuple):
         first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         weight, bias = _join([attention.q_proj, attention.k_proj, attention.v_proj], first, scale.dtype)
         return cls(
-            (weight[order] * scale[:, None], None if bias is None else bias[order] * scale),
+            (weight[:, order] * scale, None if bias is None else bias[order] * scale),
             _join([attention.o_proj], None, scale.dtype),
             _join([mlp.gate_proj, mlp.up_proj], second, scale.dtype),
             _join([mlp.down_proj], None, scale.dtype),
@@ -68,9 +73,42 @@ class Layer(NamedTuple):
 
 
 def _join(parts: list[nn.Linear], norm: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    weight = torch.cat([p.weight for p in parts]).to(dtype)
+    weight = torch.cat([p.weight for p in parts]).to(dtype).T
     bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts]).to(dtype)
-    return (weight if norm is None else weight * norm.to(dtype)), bias
+    return (weight if norm is None else weight * norm[:, None].to(dtype)).contiguous(), bias
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+class Places(NamedTuple):
+    """Where the L answers stand in a batch of R rows, in blocks of `size` answers to the same prompt."""
+
+    answer: Tensor
+    """(R,) number of the answer at each place; a block that is not full repeats its first one."""
+    place: Tensor
+    """(L,) the inverse"""
+    prompt: Tensor
+    """(R / size,) the prompt of each block"""
+    size: int
+
+    @classmethod
+    def of(cls, prompts: list[int]) -> "Places":
+        """Of the prompt of each answer."""
+        counts = Counter(prompts)
+        filled = {size: sum(-(-n // size) * size for n in counts.values()) for size in SIZES}
+        size = next(size for size in SIZES if filled[size] <= (1 + SPARE) * len(prompts))
+        members: dict[int, list[int]] = {prompt: [] for prompt in counts}
+        for answer, prompt in enumerate(prompts):
+            members[prompt].append(answer)
+        answers, place, blocks = list[int](), [0] * len(prompts), list[int]()
+        for prompt, own in members.items():
+            for nth, answer in enumerate(own):
+                place[answer] = len(answers) + nth
+            answers += own + own[:1] * (-len(own) % size)
+            blocks += [prompt] * -(-len(own) // size)
+        return cls(torch.tensor(answers), torch.tensor(place), torch.tensor(blocks), size)
 
 
 class CpuDecoder:
@@ -119,11 +157,19 @@ class CpuDecoder:
         inner, width, count = self.model.model, max(map(len, prompts)), len(prompts)
         layers = [Layer.of(layer, self.order, self.scale) for layer in inner.layers]
         embedding, output = inner.embed_tokens.weight.to(self.dtype), self.model.lm_head.weight.to(self.dtype)
-        output = output * inner.norm.weight.to(self.dtype)
+        output = (output * inner.norm.weight.to(self.dtype)).T.contiguous()
         cosine, sine = inner.rotary_emb(embedding, torch.arange(width + max_new_tokens)[None])
         turns = torch.complex(cosine[0, :, : self.head // 2], sine[0, :, : self.head // 2])[:, None]
-        logits, shared, bias, place, position = self._prefill(prompts, width)
-        cache = self._cache(len(layers), count, max_new_tokens)
+        distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
+        logits, texts, live = self._prefill(list(distinct), width)
+        hidden = torch.zeros(live.shape, dtype=self.dtype).masked_fill_(live == 0, -torch.inf)
+        logits, position = logits[which], live.sum(1)[which]
+
+        places = Places.of(which.tolist())
+        shared, bias = [self._shared(text, places) for text in texts], hidden[places.prompt][:, None]
+        cache = self._cache(len(layers), len(places.answer), max_new_tokens)
+        self._queries = torch.zeros(len(places.answer), self.heads, cache.shape[-1], dtype=self.dtype)
         tokens = torch.zeros(max_new_tokens, count, dtype=torch.long)
         logp, entropy = torch.zeros(2, *tokens.shape)
         row = torch.arange(count)  # the prompt of each answer that is still in the batch
@@ -137,105 +183,77 @@ class CpuDecoder:
                 break
             if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
                 left = (~ended).nonzero()[:, 0]
+                old, places = places.place[left], Places.of(which[row[left]].tolist())
+                row, token, ended, position = (x[left] for x in (row, token, ended, position))
                 for part in cache.flatten(0, 1):
-                    part[: len(left), :, :n] = part[:, :, :n].index_select(0, left)
-                cache = cache[:, :, : len(left)]
-                row, token, ended, bias, place, position = (x[left] for x in (row, token, ended, bias, place, position))
-            x, turn = embedding[token], turns[position]
+                    part[: len(places.answer), :n] = part[:, :n].index_select(0, old[places.answer])
+                cache = cache[:, :, : len(places.answer)]
+                shared, bias = [self._shared(text, places) for text in texts], hidden[places.prompt][:, None]
+            x, turn = embedding[token[places.answer]], turns[position[places.answer]]
             for layer, prompt, answer in zip(layers, shared, cache, strict=True):
-                x = self._layer(x, layer, prompt, place, bias, answer, turn, n)
-            logits = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), output)
-            position = position + 1
+                x = self._layer(x, layer, prompt, bias, answer, turn, n)
+            x = F.rms_norm(x.index_select(0, places.place), x.shape[-1:], eps=self.eps)
+            logits, position = torch.mm(x, output), position + 1
         return tokens.T, logp.T, entropy.T
 
     def _layer(
-        self,
-        x: Tensor,
-        layer: Layer,
-        prompt: "Prompts",
-        place: Tensor,
-        bias: Tensor,
-        cache: Tensor,
-        turn: Tensor,
-        slot: int,
+        self, x: Tensor, layer: Layer, prompt: tuple[Tensor, Tensor], bias: Tensor, cache: Tensor, turn: Tensor, n: int
     ) -> Tensor:
-        """One layer's output (B, D) for one token per row, whose keys and values go to `slot` of the cache."""
+        """One layer's output (R, D) for one token per row, whose keys and values go to slot `n` of the cache.
+
+        `prompt`: transposed keys (blocks, W, width) and values (blocks, width, W) with W = key heads · head; `bias`: −∞
+        on their padding (blocks, 1, width).
+        """
         rows, heads, key_heads = len(x), self.heads, self.key_heads
-        states = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
-        pairs = torch.view_as_complex(states[:, : heads + key_heads].unflatten(-1, (-1, 2)))
-        rotated = torch.view_as_real(pairs * turn).flatten(-2)
-        cache[0, :, :, slot], cache[1, :, :, slot] = rotated[:, heads:], states[:, heads + key_heads :]
-        keys, values = (c.flatten(0, 1)[:, : slot + 1] for c in cache)
-        # Query heads that share a key head are rows of one matrix.
-        query = rotated[:, :heads].reshape(rows * key_heads, heads // key_heads, self.head)
-        to_answer = torch.bmm(query, keys.mT).view(rows, key_heads, -1, slot + 1)
-        to_prompt = prompt.times(query.view(rows, key_heads, -1, self.head), prompt.keys.mT, place).add_(bias)
-        share = torch.cat((to_prompt, to_answer), -1).softmax(-1)
-        from_prompt, from_answer = share.split([to_prompt.shape[-1], slot + 1], -1)
-        mixed = torch.bmm(from_answer.flatten(0, 1), values).view(rows, key_heads, -1, self.head)
-        mixed += prompt.times(from_prompt, prompt.values, place)
-        x = x + F.linear(mixed.view(rows, -1), *layer.out)
-        gate, up = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
-        return x + F.linear(self.act(gate) * up, *layer.down)
+        states = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
+        pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)))
+        own_columns = self._queries[:rows].view(rows, key_heads, -1, key_heads, self.head).diagonal(dim1=1, dim2=3)
+        _turn(pairs[:, :heads].unflatten(1, (key_heads, -1)), turn[..., None, :], own_columns.permute(0, 3, 1, 2))
+        _turn(pairs[:, heads : heads + key_heads], turn, cache[0, :, n].view(rows, key_heads, -1))
+        cache[1, :, n] = states[:, heads + key_heads :].flatten(1)
+        queries, (keys, values), (prompt_keys, prompt_values) = self._queries[:rows], cache[:, :, : n + 1], prompt
+        to_prompt = torch.bmm(queries.view(len(bias), -1, queries.shape[-1]), prompt_keys).add_(bias)
+        scores = (to_prompt.view(rows, heads, -1), torch.bmm(queries, keys.mT))
+        share = torch.cat(scores, -1).softmax(-1)
+        mixed = torch.bmm(share[..., bias.shape[-1] :], values)
+        from_prompt = share.view(*to_prompt.shape[:2], -1)[..., : bias.shape[-1]]
+        mixed.view(*to_prompt.shape[:2], -1).baddbmm_(from_prompt, prompt_values)
+        own = mixed.view(rows, key_heads, -1, key_heads, self.head).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+        x = torch.addmm(x, own.reshape(rows, -1), layer.out[0])
+        gate, up = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
+        return x.addmm_(self.act(gate).mul_(up), layer.down[0])
 
     def _cache(self, layers: int, rows: int, slots: int) -> Tensor:
-        """(layers, 2, B, key heads, slots, head) for keys and values of the answers, reused by later calls."""
-        shape = layers, 2, rows, self.key_heads, slots, self.head
+        """(layers, 2, R, slots, W) for keys and values of the answers, reused by later calls."""
+        shape = layers, 2, rows, slots, self.key_heads * self.head
         size = torch.Size(shape).numel()
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=self.dtype)
         return self._buffer[:size].view(shape)
 
-    def _prefill(
-        self, prompts: Sequence[Sequence[int]], width: int
-    ) -> tuple[Tensor, list["Prompts"], Tensor, Tensor, Tensor]:
-        """Every distinct prompt once, left-padded, through the model itself.
+    def _shared(self, text: tuple[Tensor, Tensor], places: Places) -> tuple[Tensor, Tensor]:
+        keys, values = (x[places.prompt] for x in text)
+        return keys, values
 
-        Returns the first logits (B, V), each layer's `Prompts`, their bias (B, 1, 1, width) with −∞ on padding, and
-        each answer's place in `Prompts` and position in the text (B,).
+    def _prefill(self, prompts: list[tuple[int, ...]], width: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor]:
+        """Distinct prompts, left-padded, through the model itself.
+
+        Returns the first logits (P, V), each layer's keys and values (P, key heads, width, head), and the live
+        positions (P, width).
         """
-        answered: Counter[tuple[int, ...]] = Counter()
-        blocks: dict[tuple[tuple[int, ...], int], int] = {}
-        place = []
-        for ids in map(tuple, prompts):
-            block = blocks.setdefault((ids, answered[ids] // BLOCK), len(blocks))
-            place.append((block, answered[ids] % BLOCK))
-            answered[ids] += 1
-        size = min(BLOCK, max(answered.values()))
-        texts = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in answered])
-        live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in answered])
+        ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in prompts])
+        live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in prompts])
         filled = DynamicCache(config=self.model.config)
-        inputs = {"input_ids": texts, "attention_mask": live, "position_ids": (live.cumsum(1) - 1).clamp_min(0)}
+        inputs = {"input_ids": ids, "attention_mask": live, "position_ids": (live.cumsum(1) - 1).clamp_min(0)}
         logits = self.model(**inputs, past_key_values=filled, use_cache=True, logits_to_keep=1).logits[:, -1]
-        distinct = {ids: i for i, ids in enumerate(answered)}
-        of_block = torch.tensor([distinct[ids] for ids, _ in blocks])
-        shared = []
+        texts = []
         for layer in filled.layers:
-            keys, values = (x.to(self.dtype)[of_block].flatten(0, 1) for x in (layer.keys, layer.values))
-            keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)
-            shared.append(Prompts(keys, values, len(blocks), size))
-        which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
-        bias = torch.zeros(live.shape, dtype=self.dtype).masked_fill_(live == 0, -torch.inf)[which][:, None, None]
-        places = torch.tensor([block * size + nth for block, nth in place])
-        return logits.to(self.dtype)[which], shared, bias, places, live.sum(1)[which]
+            keys, values = (x.to(self.dtype) for x in (layer.keys, layer.values))
+            keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)  # the order of a head's components as in `Layer`
+            texts.append((keys.mT.flatten(1, 2), values.transpose(1, 2).flatten(2)))
+        return logits.to(self.dtype), texts, live
 
 
-class Prompts(NamedTuple):
-    """One layer's keys and values of the prompts. Up to `size` answers to a prompt form a block and read them together.
-
-    A place is `size · block + number in the block`.
-    """
-
-    keys: Tensor
-    """(blocks · key heads, width, head)"""
-    values: Tensor
-    blocks: int
-    size: int
-
-    def times(self, x: Tensor, matrices: Tensor, place: Tensor) -> Tensor:
-        """x (B, key heads, queries, n) times the matrix (n, m) of its prompt and key head."""
-        _, key_heads, queries, n = x.shape
-        placed = x.new_zeros(self.blocks * self.size, key_heads, queries, n).index_copy_(0, place, x)
-        stacked = placed.unflatten(0, (-1, self.size)).transpose(1, 2).reshape(len(matrices), self.size * queries, n)
-        product = torch.bmm(stacked, matrices).view(self.blocks, key_heads, self.size, queries, -1)
-        return product.transpose(1, 2).flatten(0, 1).index_select(0, place)
+def _turn(pairs: Tensor, turn: Tensor, out: Tensor) -> None:
+    """Complex `pairs` times `turn`, written to the real `out`."""
+    torch.mul(pairs, turn, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))
