@@ -327,8 +327,16 @@ def on_cpu(model, draw=None):
     return CpuDecoder(model, draw or Draw(greedy=True), ends=[EOS], pad=PAD)
 
 
+def with_biases(seed, **settings):
+    model = trl_tiny.model(seed, attention_bias=True, mlp_bias=True, **settings)
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p)
+    return model
+
+
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("build", [trl_tiny.model, qwen2])
+@pytest.mark.parametrize("build", [trl_tiny.model, qwen2, with_biases])
 @pytest.mark.parametrize("settings", [{}, GROUPED, {"head_dim": 8, "tie_word_embeddings": True}])
 def test_cpu_decoder_matches_generate(build, settings, seed):
     model = build(seed, **settings).double()
@@ -339,6 +347,19 @@ def test_cpu_decoder_matches_generate(build, settings, seed):
     assert ours.answers(PROMPTS, 30) == generated(model, PROMPTS, 30) != expected[:5]
     assert on_cpu(model).answers(PROMPTS, 1) == [row[:1] for row in generated(model, PROMPTS, 1)]
     assert on_cpu(model).answers([], 5) == []
+
+
+def test_answers_to_the_same_prompt_form_blocks():
+    # 2 + 8 answers: in blocks of 8 they would take 16 rows, in blocks of 4 still 12 > 1.1 · 10.
+    found = cpu.Places.of([7, 3, 7, 7, 3, 7, 7, 7, 7, 7])
+    assert found.prompt.tolist() == [3, 7, 7, 7, 7]
+    assert found.answer.tolist() == [1, 4, 0, 2, 3, 5, 6, 7, 8, 9]
+    assert found.answer[found.place].tolist() == list(range(10))
+    # 3 + 17 answers: blocks of 4 would be 24 rows and are too many, blocks of 2 have 22 = 1.1 · 20.
+    padded = cpu.Places.of([0] * 3 + [1] * 17)
+    assert len(padded.answer) == 22 and padded.prompt.tolist() == [0] * 2 + [1] * 9
+    assert padded.answer[3].item() == 0 and padded.answer[-1].item() == 3
+    assert padded.answer[padded.place].tolist() == list(range(20))
 
 
 def test_answers_that_end_early_do_not_disturb_the_others():

@@ -25,8 +25,9 @@ LOOK = 4
 WORTHWHILE = 1 / 4
 """Remove the answers that have ended once they are this share of the batch: it copies the cache."""
 SIZES = (16, 8, 4, 2, 1)
-"""Answers in a block: the first of these that fills up at most `SPARE` of the batch with copies."""
+"""Answers in a block."""
 SPARE = 0.1
+"""Largest share of answers that are repeated to fill blocks."""
 LARGEST = 50_000_000
 """Parameters of the largest model: every call copies the weights, and a larger one spends its time in arithmetic."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -82,33 +83,35 @@ def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
+def _add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x + y · weight + bias"""
+    return torch.addmm(x if bias is None else x + bias, y, weight)
+
+
 class Places(NamedTuple):
-    """Where the L answers stand in a batch of R rows, in blocks of `size` answers to the same prompt."""
+    """Where the answers stand in a batch of R rows, of which every `R / blocks` answer the same prompt."""
 
     answer: Tensor
-    """(R,) number of the answer at each place; a block that is not full repeats its first one."""
+    """(R,) number of the answer at each place; a block that is not full repeats one."""
     place: Tensor
-    """(L,) the inverse"""
+    """(answers,) the place of each answer"""
     prompt: Tensor
-    """(R / size,) the prompt of each block"""
-    size: int
+    """(blocks,) number of the prompt"""
 
     @classmethod
     def of(cls, prompts: list[int]) -> "Places":
-        """Of the prompt of each answer."""
-        counts = Counter(prompts)
-        filled = {size: sum(-(-n // size) * size for n in counts.values()) for size in SIZES}
-        size = next(size for size in SIZES if filled[size] <= (1 + SPARE) * len(prompts))
-        members: dict[int, list[int]] = {prompt: [] for prompt in counts}
-        for answer, prompt in enumerate(prompts):
-            members[prompt].append(answer)
-        answers, place, blocks = list[int](), [0] * len(prompts), list[int]()
-        for prompt, own in members.items():
-            for nth, answer in enumerate(own):
-                place[answer] = len(answers) + nth
-            answers += own + own[:1] * (-len(own) % size)
-            blocks += [prompt] * -(-len(own) // size)
-        return cls(torch.tensor(answers), torch.tensor(place), torch.tensor(blocks), size)
+        """Places for answers to these prompts, in the largest blocks that repeat at most `SPARE` of the answers."""
+        counts, most = Counter(prompts), (1 + SPARE) * len(prompts)
+        size = next(n for n in SIZES if n * sum(-(-count // n) for count in counts.values()) <= most)
+        answers, blocks, first = list[int](), list[int](), dict[int, int]()
+        left = sorted(range(len(prompts)), key=prompts.__getitem__)
+        for prompt, count in sorted(counts.items()):
+            own, left = left[:count], left[count:]
+            answers += own + own[:1] * (-count % size)
+            blocks += [prompt] * -(-count // size)
+        for place, answer in enumerate(answers):
+            first.setdefault(answer, place)
+        return cls(*map(torch.tensor, (answers, [first[i] for i in range(len(prompts))], blocks)))
 
 
 class CpuDecoder:
@@ -162,12 +165,10 @@ class CpuDecoder:
         turns = torch.complex(cosine[0, :, : self.head // 2], sine[0, :, : self.head // 2])[:, None]
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
         which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
-        logits, texts, live = self._prefill(list(distinct), width)
-        hidden = torch.zeros(live.shape, dtype=self.dtype).masked_fill_(live == 0, -torch.inf)
-        logits, position = logits[which], live.sum(1)[which]
-
+        logits, texts = self._prefill(list(distinct), width)
+        logits, position = logits[which], torch.tensor([len(ids) for ids in prompts])
         places = Places.of(which.tolist())
-        shared, bias = [self._shared(text, places) for text in texts], hidden[places.prompt][:, None]
+        shared = [[x[places.prompt] for x in text] for text in texts]
         cache = self._cache(len(layers), len(places.answer), max_new_tokens)
         self._queries = torch.zeros(len(places.answer), self.heads, cache.shape[-1], dtype=self.dtype)
         tokens = torch.zeros(max_new_tokens, count, dtype=torch.long)
@@ -183,45 +184,47 @@ class CpuDecoder:
                 break
             if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
                 left = (~ended).nonzero()[:, 0]
-                old, places = places.place[left], Places.of(which[row[left]].tolist())
                 row, token, ended, position = (x[left] for x in (row, token, ended, position))
+                before, places = places.place[left], Places.of(which[row].tolist())
                 for part in cache.flatten(0, 1):
-                    part[: len(places.answer), :n] = part[:, :n].index_select(0, old[places.answer])
+                    part[: len(places.answer), :n] = part[:, :n].index_select(0, before[places.answer])
                 cache = cache[:, :, : len(places.answer)]
-                shared, bias = [self._shared(text, places) for text in texts], hidden[places.prompt][:, None]
+                shared = [[x[places.prompt] for x in text] for text in texts]
             x, turn = embedding[token[places.answer]], turns[position[places.answer]]
             for layer, prompt, answer in zip(layers, shared, cache, strict=True):
-                x = self._layer(x, layer, prompt, bias, answer, turn, n)
+                x = self._layer(x, layer, prompt, answer, turn, n)
             x = F.rms_norm(x.index_select(0, places.place), x.shape[-1:], eps=self.eps)
             logits, position = torch.mm(x, output), position + 1
         return tokens.T, logp.T, entropy.T
 
-    def _layer(
-        self, x: Tensor, layer: Layer, prompt: tuple[Tensor, Tensor], bias: Tensor, cache: Tensor, turn: Tensor, n: int
-    ) -> Tensor:
-        """One layer's output (R, D) for one token per row, whose keys and values go to slot `n` of the cache.
+    def _layer(self, x: Tensor, layer: Layer, prompt: list[Tensor], cache: Tensor, turn: Tensor, slot: int) -> Tensor:
+        """One layer's output (R, D) for one token per row, whose keys and values go to `slot` of the cache.
 
-        `prompt`: transposed keys (blocks, W, width) and values (blocks, width, W) with W = key heads · head; `bias`: −∞
-        on their padding (blocks, 1, width).
+        `prompt`: keys (blocks, W, width), values (blocks, width, W) with W = key heads · head, and a bias
+        (blocks, 1, width), −∞ on padding.
         """
-        rows, heads, key_heads = len(x), self.heads, self.key_heads
+        rows, heads, key_heads, queries = len(x), self.heads, self.key_heads, self._queries[: len(x)]
+        prompt_keys, prompt_values, padding = prompt
+        blocks, width = len(padding), padding.shape[-1]
         states = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
         pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)))
-        own_columns = self._queries[:rows].view(rows, key_heads, -1, key_heads, self.head).diagonal(dim1=1, dim2=3)
-        _turn(pairs[:, :heads].unflatten(1, (key_heads, -1)), turn[..., None, :], own_columns.permute(0, 3, 1, 2))
-        _turn(pairs[:, heads : heads + key_heads], turn, cache[0, :, n].view(rows, key_heads, -1))
-        cache[1, :, n] = states[:, heads + key_heads :].flatten(1)
-        queries, (keys, values), (prompt_keys, prompt_values) = self._queries[:rows], cache[:, :, : n + 1], prompt
-        to_prompt = torch.bmm(queries.view(len(bias), -1, queries.shape[-1]), prompt_keys).add_(bias)
-        scores = (to_prompt.view(rows, heads, -1), torch.bmm(queries, keys.mT))
-        share = torch.cat(scores, -1).softmax(-1)
-        mixed = torch.bmm(share[..., bias.shape[-1] :], values)
-        from_prompt = share.view(*to_prompt.shape[:2], -1)[..., : bias.shape[-1]]
-        mixed.view(*to_prompt.shape[:2], -1).baddbmm_(from_prompt, prompt_values)
-        own = mixed.view(rows, key_heads, -1, key_heads, self.head).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-        x = torch.addmm(x, own.reshape(rows, -1), layer.out[0])
+        _turn(pairs[:, :heads].unflatten(1, (key_heads, -1)), turn[:, None], self._own_columns(queries))
+        _turn(pairs[:, heads : heads + key_heads], turn, cache[0, :, slot].view(rows, key_heads, -1))
+        cache[1, :, slot] = states[:, heads + key_heads :].flatten(1)
+        keys, values = cache[:, :, : slot + 1]
+        to_prompt = torch.bmm(queries.view(blocks, -1, queries.shape[-1]), prompt_keys).add_(padding)
+        share = torch.cat((to_prompt.view(rows, heads, width), torch.bmm(queries, keys.mT)), -1).softmax(-1)
+        mixed = torch.bmm(share[..., width:], values)
+        of_block = share.view(blocks, -1, share.shape[-1])[..., :width]
+        mixed.view(blocks, -1, mixed.shape[-1]).baddbmm_(of_block, prompt_values)
+        x = _add_product(x, self._own_columns(mixed).reshape(rows, -1), *layer.out)
         gate, up = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
-        return x.addmm_(self.act(gate).mul_(up), layer.down[0])
+        return _add_product(x, self.act(gate).mul_(up), *layer.down)
+
+    def _own_columns(self, x: Tensor) -> Tensor:
+        """(R, heads, W) -> (R, key heads, queries of a key head, head): the columns of each query's key head."""
+        by_head = x.view(len(x), self.key_heads, -1, self.key_heads, self.head)
+        return by_head.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
     def _cache(self, layers: int, rows: int, slots: int) -> Tensor:
         """(layers, 2, R, slots, W) for keys and values of the answers, reused by later calls."""
@@ -231,27 +234,20 @@ class CpuDecoder:
             self._buffer = torch.empty(size, dtype=self.dtype)
         return self._buffer[:size].view(shape)
 
-    def _shared(self, text: tuple[Tensor, Tensor], places: Places) -> tuple[Tensor, Tensor]:
-        keys, values = (x[places.prompt] for x in text)
-        return keys, values
-
-    def _prefill(self, prompts: list[tuple[int, ...]], width: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor]:
-        """Distinct prompts, left-padded, through the model itself.
-
-        Returns the first logits (P, V), each layer's keys and values (P, key heads, width, head), and the live
-        positions (P, width).
-        """
+    def _prefill(self, prompts: list[tuple[int, ...]], width: int) -> tuple[Tensor, list[list[Tensor]]]:
+        """The first logits (P, V) of distinct prompts, and what `_layer` reads of them, by the model itself."""
         ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in prompts])
         live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in prompts])
         filled = DynamicCache(config=self.model.config)
         inputs = {"input_ids": ids, "attention_mask": live, "position_ids": (live.cumsum(1) - 1).clamp_min(0)}
         logits = self.model(**inputs, past_key_values=filled, use_cache=True, logits_to_keep=1).logits[:, -1]
+        padding = torch.zeros(live.shape, dtype=self.dtype).masked_fill_(live == 0, -torch.inf)[:, None]
         texts = []
         for layer in filled.layers:
             keys, values = (x.to(self.dtype) for x in (layer.keys, layer.values))
             keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)  # the order of a head's components as in `Layer`
-            texts.append((keys.mT.flatten(1, 2), values.transpose(1, 2).flatten(2)))
-        return logits.to(self.dtype), texts, live
+            texts.append([keys.mT.flatten(1, 2), values.transpose(1, 2).flatten(2), padding])
+        return logits.to(self.dtype), texts
 
 
 def _turn(pairs: Tensor, turn: Tensor, out: Tensor) -> None:
