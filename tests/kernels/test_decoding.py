@@ -203,6 +203,69 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
     assert len(warnings) == 1 and "not permitted" in warnings[0]
 
 
+def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):
+    """As PyTorch does it: the error of the step, then another when the capture ends, and nothing is restored."""
+    calls = []
+
+    class Generator:
+        def clone_state(self):
+            return "a state that is not capturing"
+
+        def graphsafe_set_state(self, state):
+            calls.append(state)
+
+    class Capture:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            calls.append("capture")
+
+        def __exit__(self, *_):
+            raise RuntimeError("capture was invalidated")
+
+    def fails(*_):
+        raise RuntimeError("a synchronisation")
+
+    stream = type("Stream", (), {"device_index": 1})()
+    for name, value in {
+        "CUDAGraph": object,
+        "graph": Capture,
+        "current_stream": lambda: stream,
+        "set_stream": calls.append,
+        "default_generators": (None, Generator()),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    ours = greedy(trl_tiny.model())
+    ours.answers(PROMPTS, 3)
+    (buffers,) = ours._kept.values()
+    ours.device = torch.device("cuda", 1)
+    monkeypatch.setattr(buffers, "_forward", fails)
+    with pytest.raises(RuntimeError, match="invalidated") as error:
+        buffers.step(ours, 8)
+    assert calls == ["capture", stream, "a state that is not capturing"]
+    assert str(error.value.__context__) == "a synchronisation"
+
+
+@pytest.mark.gpu
+def test_sampling_continues_after_a_failed_capture():
+    model = trl_tiny.model().cuda()
+    ours = Decoder(model, Draw(), ends=[EOS], pad=PAD)
+    inner, steps = ours.logits, []
+
+    def synchronises(**inputs):
+        steps.append(torch.cuda.is_current_stream_capturing())
+        found = inner(**inputs)
+        return found + found.sum().item() if steps[-1] else found
+
+    ours.logits = synchronises
+    with pytest.raises(RuntimeError):
+        ours.answers(PROMPTS, 8)
+    assert steps[-1]
+    torch.rand(3, device="cuda")
+    assert len(Decoder(model, Draw(), ends=[EOS], pad=PAD).answers(PROMPTS, 8)) == len(PROMPTS)
+
+
 def sampling(folder, monkeypatch, **settings):
     """A trainer that samples with captured steps, and the scoring passes of each generation: their rows."""
     monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)
