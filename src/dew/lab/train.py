@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
+from dew.credit.learned import OutcomeHead, prediction_quality, spaced
 from dew.errors import ConfigError
 from dew.lab.arms import Arm
 from dew.lab.policy import Adam, Answers, Parameters, deterministic, entropy, forward, log_probabilities, sample
@@ -144,9 +145,10 @@ def _random_rollouts(G: int, T: int, seed: int) -> Rollouts:
     mask = torch.arange(T) < torch.randint(1, T + 1, (4, G, 1), generator=random)
     reward = (torch.rand(4, G, generator=random) < 0.5).float()
     reward[0], reward[1:, 0], reward[1:, 1] = 0, 0, 1
-    logp, entropy, sum_sq = torch.rand(3, 4, G, T, generator=random) * torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1)
+    scale = torch.tensor([-6.0, 2.0, 1.0, 1.0]).view(4, 1, 1, 1)
+    logp, entropy, sum_sq, value = torch.rand(4, 4, G, T, generator=random) * scale
     tokens = torch.randint(OUTPUTS, (4, G, T), generator=random)
-    return Rollouts(mask=mask, reward=reward, tokens=tokens, logp=logp, entropy=entropy, sum_sq=sum_sq)
+    return Rollouts(mask=mask, reward=reward, tokens=tokens, logp=logp, entropy=entropy, sum_sq=sum_sq, value=value)
 
 
 def _given(rollouts: Rollouts) -> dict[str, Tensor]:
@@ -168,6 +170,10 @@ class Stack:
         self.teams = _teams(replicas, settings.group_size, task.tokens)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
+        learning = [i for i, x in enumerate(replicas) if x.arm.algorithm.needs_hidden]
+        self.learning = torch.tensor(learning, device=device) if learning else None
+        self.head = OutcomeHead(start["embed"].shape[-1], len(learning), device)
+        """Predicts the outcomes of the replicas in `learning`."""
         self.held_out = held_out(task, settings.eval_problems, device)
         self.history: dict[str, list[Tensor]] = {}
 
@@ -177,9 +183,10 @@ class Stack:
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
         uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
-        answers = sample(self.parameters, problems.prompt, uniforms)
+        answers = sample(self.parameters, problems.prompt, uniforms, self.learning)
         correct = judge(self.task, answers, problems)
         mask, G = answers.mask, s.group_size
+        self._predict(answers, correct)
         rows = {"mask": mask, "tokens": answers.tokens, "reward": correct.float(), **answers.signals}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
@@ -198,6 +205,21 @@ class Stack:
             signal=signal.float().mean(1),
             gradient=norm,
         )
+
+    def _predict(self, answers: Answers, correct: Tensor) -> None:
+        """Add the predicted outcomes to the signals, and only then train the head on the answers."""
+        if self.learning is None or answers.hidden is None:
+            return
+        value, at = torch.zeros_like(answers.signals["logp"]), self.learning
+        value[at] = V = self.head.predict(answers.hidden)
+        answers.signals["value"] = value
+        mask, won = answers.mask[at], correct[at].float()
+        groups = won.unflatten(1, (self.settings.prompts, -1))
+        side = (groups - groups.mean(-1, keepdim=True)).sign().flatten(1).int()
+        for name, x in prediction_quality(V, side, mask).items():
+            self._record(**{name: torch.full_like(value[:, 0, 0], torch.nan).index_copy(0, at, x)})
+        points = spaced(mask)[..., None].expand(-1, -1, -1, answers.hidden.shape[-1])
+        self.head.fit(answers.hidden.gather(2, points), side)
 
     def _update(
         self,
@@ -255,11 +277,13 @@ class Stack:
         self._record(**{"pass@1": solved.float().mean((1, 2)), "pass@k": solved.any(2).float().mean(1)})
 
     def results(self) -> list[dict[str, Any]]:
-        """The curves of each replica: one number per generation or evaluation."""
+        """The curves of each replica: one number per generation or evaluation, None where it is not defined."""
         curves = {name: torch.stack(values).T.tolist() for name, values in self.history.items()}
-        return [
-            {name: [round(x, 6) for x in curve[i]] for name, curve in curves.items()} for i in range(len(self.replicas))
+        found = [
+            {name: [None if x != x else round(x, 6) for x in curve[i]] for name, curve in curves.items()}
+            for i in range(len(self.replicas))
         ]
+        return [{name: curve for name, curve in run.items() if set(curve) != {None}} for run in found]
 
     def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
         """(R, *shape) uniform numbers: those of the replica's seed."""
