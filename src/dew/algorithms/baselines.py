@@ -55,7 +55,7 @@ class GRPO(Algorithm):
 
     token_weight: Literal["none", "learned"] = "none"
     """"learned": a small head on the policy's hidden states predicts the outcome along the answer, and tokens that move
-    the prediction towards the answer's outcome get more of its credit. Not published; docs/papers.md has the formula."""
+    the prediction towards the answer's own outcome get more of its credit. Not published; see docs/papers.md."""
 
     learned_share: float = 0.5
     """κ: the largest part of an answer's credit that learned weights move; no weight is below 1 − κ."""

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from dew.credit.checks import check_bool, check_shape
 from dew.errors import ConfigError
-from dew.ops import at_least_float32, masked_sum
+from dew.ops import at_least_float32, masked_mean, masked_sum
 
 POINTS = 32
 """Positions of each answer that the head is trained on, evenly spaced: neighbouring states say nearly the same."""
-RATE, STEPS, DECAY = 1e-3, 4, 1e-2
+UNITS = 64
+"""Width of the head's inner layer."""
+RATE, STEPS, DECAY = 3e-3, 4, 1e-2
 """Learning rate, steps per generation and weight decay of the head's AdamW."""
 
 
@@ -59,46 +61,49 @@ def learned_weights(
 
 
 class OutcomeHead:
-    """A logistic regression on normalised hidden states for each of R replicas, with its optimizer.
+    """Two layers on normalised hidden states, with a logistic loss, for each of R replicas; and their optimizer.
 
-    It starts at 0 and predicts ½ everywhere, which leaves every weight at 1. Replicas do not touch each other.
+    The last layer starts at 0: every prediction is ½ and every weight 1. Replicas do not touch each other.
     """
 
     def __init__(self, width: int, replicas: int = 1, device: Any = None) -> None:
-        self.weight = torch.zeros(replicas, width, 1, device=device, requires_grad=True)
-        self.bias = torch.zeros(replicas, 1, 1, device=device, requires_grad=True)
-        self.adam = torch.optim.AdamW([self.weight, self.bias], lr=RATE, weight_decay=DECAY)
+        first = torch.randn(width, UNITS, generator=torch.Generator().manual_seed(0)) / width**0.5
+        shapes = {"bias": (1, UNITS), "last": (UNITS, 1), "last_bias": (1, 1)}
+        start = {"first": first, **{name: torch.zeros(shape) for name, shape in shapes.items()}}
+        self.parameters = {
+            name: x.expand(replicas, *x.shape).to(device, copy=True).requires_grad_() for name, x in start.items()
+        }
+        self.adam = torch.optim.AdamW(self.parameters.values(), lr=RATE, weight_decay=DECAY)
 
-    def predict(self, hidden: Float[Tensor, "R *N D"]) -> Float[Tensor, "R *N"]:
+    def predict(self, hidden: Float[Tensor, "R ... D"]) -> Float[Tensor, "R ..."]:
         """V at each of these states."""
         with torch.no_grad():
-            return self._logits(hidden.flatten(1, -2)).view(hidden.shape[:-1]).sigmoid()
+            return self._logits(_normalised(hidden.flatten(1, -2))).view(hidden.shape[:-1]).sigmoid()
 
-    def fit(self, features: Float[Tensor, "R B K D"], side: Int[Tensor, "R B"]) -> None:
+    def fit(self, features: Float[Tensor, "R B K D"], side: Float[Tensor, "R B"]) -> None:
         """Train on K states of each answer; `side` is 1 for a better, −1 for a worse answer, 0 to leave it out."""
-        R, B, K, _ = features.shape
-        finite = features.isfinite().all(-1)
+        finite = features.isfinite().all(-1)  # a NaN would stay in the head for good
         x = _normalised(torch.where(finite[..., None], features, 0).flatten(1, 2))
-        target = (side > 0).to(x.dtype).repeat_interleave(K, 1)
-        use = (finite & (side != 0)[..., None]).flatten(1, 2)
+        target = (side > 0).to(x.dtype).repeat_interleave(features.shape[2], 1)
+        used = (finite & (side != 0)[..., None]).flatten(1, 2)
         with torch.enable_grad():
             for _ in range(STEPS):
-                logits = torch.baddbmm(self.bias, x, self.weight)[..., 0]
-                losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-                loss = masked_sum(losses, use, 1) / use.sum(1, keepdim=True).clamp_min(1)
-                self.weight.grad, self.bias.grad = torch.autograd.grad(loss.sum(), [self.weight, self.bias])
+                losses = F.binary_cross_entropy_with_logits(self._logits(x), target, reduction="none")
+                self.adam.zero_grad()
+                masked_mean(losses, used, 1).sum().backward()
                 self.adam.step()
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, _normalised(hidden), self.weight)
+    def _logits(self, x: Tensor) -> Tensor:
+        p = self.parameters
+        return torch.baddbmm(p["last_bias"], torch.baddbmm(p["bias"], x, p["first"]).relu(), p["last"])[..., 0]
 
     def state(self) -> dict[str, Any]:
-        return {"weight": self.weight.detach(), "bias": self.bias.detach(), "adam": self.adam.state_dict()}
+        return {"parameters": {name: x.detach() for name, x in self.parameters.items()}, "adam": self.adam.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
-            self.weight.copy_(state["weight"])
-            self.bias.copy_(state["bias"])
+            for name, x in state["parameters"].items():
+                self.parameters[name].copy_(x)
         self.adam.load_state_dict(state["adam"])
 
 
@@ -110,14 +115,14 @@ def _normalised(hidden: Tensor) -> Tensor:
 def spaced(mask: Bool[Tensor, "*B T"]) -> Int[Tensor, "*B K"]:
     """K evenly spaced live positions of each answer, the first one included; some repeat in a short answer."""
     rank = torch.arange(POINTS, device=mask.device) * mask.sum(-1, keepdim=True) // POINTS
-    return mask.long().argsort(-1, descending=True, stable=True).gather(-1, rank)
+    return (~mask).long().argsort(dim=-1, stable=True).gather(-1, rank)
 
 
 # ── how good the predictions are ────────────────────────────────────────────────────────────────────────────
 
 
 def prediction_quality(
-    value: Float[Tensor, "*R B T"], side: Int[Tensor, "*R B"], mask: Bool[Tensor, "*R B T"]
+    value: Float[Tensor, "*R B T"], side: Float[Tensor, "*R B"], mask: Bool[Tensor, "*R B T"]
 ) -> dict[str, Float[Tensor, "*R"]]:
     """`brier`, the mean of (V − outcome)², and `auc_first`, `auc_middle`, `auc_last`: the AUC of V in each third of the
     answers. Over the live tokens of answers with a side; NaN where there are none of one kind. No skill: ¼ and ½."""
@@ -135,5 +140,6 @@ def prediction_quality(
 def _auc(x: Tensor, better: Tensor, worse: Tensor) -> Tensor:
     """The chance that a better one has the larger x, a tie counting ½."""
     others = torch.where(worse, x, torch.inf).sort(-1).values
-    below = sum(torch.searchsorted(others, x.contiguous(), right=right) for right in (False, True)) / 2
+    x = x.contiguous()
+    below = (torch.searchsorted(others, x) + torch.searchsorted(others, x, right=True)) / 2
     return masked_sum(below, better, -1, keepdim=False) / (better.sum(-1) * worse.sum(-1))

@@ -5,6 +5,7 @@ depend on the runs stacked with it, except for rounding: a batched product may a
 of replicas, or of rows that train, is another.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -215,7 +216,7 @@ class Stack:
         answers.signals["value"] = value
         mask, won = answers.mask[at], correct[at].float()
         groups = won.unflatten(1, (self.settings.prompts, -1))
-        side = (groups - groups.mean(-1, keepdim=True)).sign().flatten(1).int()
+        side = (groups - groups.mean(-1, keepdim=True)).sign().flatten(1)
         for name, x in prediction_quality(V, side, mask).items():
             self._record(**{name: torch.full_like(value[:, 0, 0], torch.nan).index_copy(0, at, x)})
         points = spaced(mask)[..., None].expand(-1, -1, -1, answers.hidden.shape[-1])
@@ -280,7 +281,7 @@ class Stack:
         """The curves of each replica: one number per generation or evaluation, None where it is not defined."""
         curves = {name: torch.stack(values).T.tolist() for name, values in self.history.items()}
         found = [
-            {name: [None if x != x else round(x, 6) for x in curve[i]] for name, curve in curves.items()}
+            {name: [None if math.isnan(x) else round(x, 6) for x in curve[i]] for name, curve in curves.items()}
             for i in range(len(self.replicas))
         ]
         return [{name: curve for name, curve in run.items() if set(curve) != {None}} for run in found]
