@@ -55,13 +55,8 @@ class _LogprobEntropy:
             logp, entropy, *squares = linear_logprob_entropy(
                 hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, **self._settings
             )
-        return (
-            logp,
-            entropy,
-            squares[0].log() if squares else None,
-            value,
-            None,
-        )  # TRL's names end: mean_logits, is_top1
+        # TRL's names of the last two are mean_logits and is_top1.
+        return logp, entropy, squares[0].log() if squares else None, value, None
 
 
 def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
