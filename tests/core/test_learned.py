@@ -85,6 +85,8 @@ def test_it_multiplies_the_credit_of_any_group_rule(name):
     # wrong answer, V = .5 .25: p = .25 0, P = .25: 1 + ½ (2 · .25 − .25) = 1.125 and .875
     weights = double([[[1.1, 0.7, 1.5, 0.7], [1.125, 0.875, 0, 0]]])
     torch.testing.assert_close(algorithm.advantages(rollouts), plain * weights, rtol=0, atol=1e-9)
+    twice = get_algorithm(name, learned_share=1.0, **settings, **LEARNED).advantages(rollouts)
+    torch.testing.assert_close(twice, plain * (2 * weights - 1), rtol=0, atol=1e-9)
 
 
 def test_its_control_is_the_same_rule_without_weights():

@@ -48,9 +48,9 @@ def learned_weights(
     if not 0 <= share <= 1:
         raise ConfigError(f"share={share}: the part of an answer's credit that is moved. Give 0 to 1; 0 turns it off.")
     T = mask.shape[-1]
-    V = torch.where(mask, at_least_float32(value), 0)
     place = torch.where(mask, torch.arange(T, device=mask.device), T)
     after = F.pad(place, (0, 1), value=T)[..., 1:].flip(-1).cummin(-1).values.flip(-1)  # the next live token, or T
+    V = at_least_float32(value)
     change = torch.where(mask & (after < T), V.gather(-1, after.clamp_max(T - 1)) - V, 0)
     p = (torch.where(mask, advantages, 0).sign() * change).clamp_min(0)
     P, count = p.sum(-1, keepdim=True), mask.sum(-1, keepdim=True)
