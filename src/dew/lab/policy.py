@@ -45,10 +45,12 @@ def forward(
     last: int,
     cache: list[tuple[Tensor, Tensor]] | None = None,
     start: int = 0,
+    states: list[Tensor] | None = None,
 ) -> Tensor:
     """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
 
-    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it.
+    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it. The hidden
+    states (R, B·last, D) that the logits are computed from are added to `states`.
     """
     R, B, S = ids.shape
     D = parameters["embed"].shape[-1]
@@ -70,6 +72,8 @@ def forward(
         inner = torch.bmm(F.layer_norm(x, (D,)), parameters[f"{i}.up"]).relu_()
         x = torch.baddbmm(x, inner, parameters[f"{i}.down"])
     x = F.layer_norm(x.view(R, B, S, D)[:, :, S - last :].reshape(R, B * last, D), (D,))
+    if states is not None:
+        states.append(x)
     return torch.bmm(x, parameters["out"]).view(R, B, last, OUTPUTS)
 
 
@@ -98,6 +102,8 @@ class Answers:
     """PAD after EOS."""
     signals: dict[str, Tensor]
     """Of the sampling policy at each token: its log-probability `logp`, the `entropy`, and Σπ² `sum_sq`."""
+    hidden: Tensor | None = None
+    """(r, B, T, D) its hidden states, of the replicas that were asked for."""
 
     @property
     def mask(self) -> Tensor:
@@ -105,18 +111,28 @@ class Answers:
 
 
 @torch.no_grad()
-def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor, *, all_tokens: bool = False) -> Answers:
+def sample(
+    parameters: Mapping[str, Tensor],
+    prompts: Tensor,
+    uniforms: Tensor,
+    *,
+    hidden_of: Tensor | None = None,
+    all_tokens: bool = False,
+) -> Answers:
     """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
 
     Policies that agree and read the same uniforms write the same answers, which is what pairs the arms of a study.
-    `all_tokens` samples all T and never waits for the device; else sampling stops when all answers have ended.
+    `hidden_of` are the replicas whose hidden states are kept. `all_tokens` samples all T and never waits for the
+    device; else sampling stops when all answers have ended.
     """
     R, P, L = prompts.shape
     B, T = uniforms.shape[1:]
     G, width, embed = B // P, parameters["embed"].shape[-1], parameters["embed"]
     heads, depth = max(1, width // HEAD), sum(name.endswith("qkv") for name in parameters)
     prefix = [tuple(embed.new_empty(R * P, heads, L, width // heads) for _ in "kv") for _ in range(depth)]
-    logits = forward(parameters, prompts, last=1, cache=prefix)[:, :, 0].repeat_interleave(G, 1)  # type: ignore[arg-type]
+    states: list[Tensor] | None = None if hidden_of is None else []
+    logits = forward(parameters, prompts, last=1, cache=prefix, states=states)[:, :, 0].repeat_interleave(G, 1)  # type: ignore[arg-type]
+    hidden = None if hidden_of is None else embed.new_zeros(len(hidden_of), B, T, width)
     cache = []
     for layer in prefix:
         both = tuple(embed.new_empty(R * B, heads, L + T, width // heads) for _ in "kv")
@@ -127,6 +143,9 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor, 
     signals = {name: uniforms.new_zeros(R, B, T) for name in SIGNALS}
     done = torch.zeros(R, B, dtype=torch.bool, device=prompts.device)
     for t in range(T):
+        if hidden is not None and states is not None:
+            state = states.pop()[hidden_of]
+            hidden[:, :, t] = state if t else state.repeat_interleave(G, 1)
         logp = logits.log_softmax(-1)
         p = logp.exp()
         token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
@@ -137,8 +156,9 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor, 
         done |= token == EOS
         if t == T - 1 or (t % 16 == 15 and not all_tokens and bool(done.all())):
             break
-        logits = forward(parameters, tokens[:, :, t, None], last=1, cache=cache, start=L + t)[:, :, 0]  # type: ignore[arg-type]
-    return Answers(tokens, signals)
+        newest = tokens[:, :, t, None]
+        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, states=states)[:, :, 0]  # type: ignore[arg-type]
+    return Answers(tokens, signals, hidden)
 
 
 class Replayed:
