@@ -68,3 +68,101 @@ def test_without_weights_it_is_trls_dpo(tmp_path, loss, full):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     assert grad.norm() > 1e-2
     torch.testing.assert_close(own_grad, grad, atol=1e-5, rtol=1e-5)
+
+
+def by_hand(trainer, batch, loss):
+    """The loss from the models' logits, in loops over the rows."""
+    ids, mask = batch["input_ids"], batch["completion_mask"].bool()
+    with torch.no_grad():
+        policy = trainer.model(ids, attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
+        reference = trainer.ref_model(ids, attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
+    sums = []
+    for row in range(len(ids)):
+        rejected = row >= len(ids) // 2
+        deltas, values = [], []
+        for t in range(1, ids.shape[1]):
+            if mask[row, t]:
+                p, q, token = policy[row, t - 1], reference[row, t - 1], ids[row, t]
+                deltas.append(float(p[token] - q[token]))
+                H = max(-float((q.exp() * q).sum()), trainer.args.entropy_floor)
+                values.append(1 / H if rejected else H)
+        mean = sum(values) / len(values)
+        terms = [(1 + trainer.args.alpha * (x / mean - 1)) * d for x, d in zip(values, deltas, strict=True)]
+        sums.append(sum(terms) / (len(terms) if loss == "ipo" else 1))
+    margins = torch.tensor(sums[: len(sums) // 2]) - torch.tensor(sums[len(sums) // 2 :])
+    beta = trainer.args.beta
+    each = (margins - 1 / (2 * beta)) ** 2 if loss == "ipo" else -torch.nn.functional.logsigmoid(beta * margins)
+    return each.mean()
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
+def test_the_weighted_loss_is_the_formula(tmp_path, loss):
+    ours = trainer(tmp_path, loss_type=[loss], alpha=0.8, entropy_floor=0.5)
+    found, _, batch = loss_and_gradient(ours)
+    torch.testing.assert_close(found, by_hand(ours, batch, loss), atol=1e-4, rtol=1e-4)
+    plain, _, _ = loss_and_gradient(trainer(tmp_path / "plain", loss_type=[loss], alpha=0.0))
+    assert abs(found - plain) > 1e-2  # the weights are felt
+
+
+def test_trls_head_gives_the_same_weights(tmp_path):
+    exact, grad, _ = loss_and_gradient(trainer(tmp_path / "a"))
+    theirs, their_grad, _ = loss_and_gradient(trainer(tmp_path / "b", exact_head=False))
+    torch.testing.assert_close(theirs, exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(their_grad, grad, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("alpha", 1.5, "weights could be negative"),
+        ("entropy_floor", 0.0, "nats above 0"),
+        ("loss_type", ["sigmoid", "aot"], "'aot'"),
+        ("loss_type", "sft", "'sft'"),
+        ("f_divergence_type", "js_divergence", "reverse_kl"),
+        ("use_weighting", True, "one kind of weights"),
+        ("precompute_ref_log_probs", True, "entropy at every token"),
+        ("records_groups", 0, "records_groups"),
+    ],
+)
+def test_what_cannot_be_weighted_is_refused(tmp_path, setting, value, says):
+    from dew.engines.trl import DewDPOConfig
+
+    with pytest.raises(ConfigError, match=says):
+        DewDPOConfig(**settings(tmp_path, **{setting: value}))
+
+
+def test_a_run_leaves_metrics_and_the_weights_of_every_token(tmp_path):
+    ours = trainer(tmp_path, full=False, alpha=0.5, gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    ours.train()
+    run = RunFolder(tmp_path)
+    assert run.run()["status"] == "done" and run.run()["algorithm"]["settings"]["alpha"] == 0.5
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    first = run.metrics()[0]
+    names = ("rewards/accuracies", "rewards/margins", "weights/std_chosen", "weights/std_rejected", "weights/max")
+    assert set(names) | {"loss", "grad_norm", "entropy", "entropy/chosen", "entropy/rejected"} <= set(first)
+    assert first["weights/std_chosen"] > 0.01 and first["loss"] == pytest.approx(0.6931, abs=1e-3)  # π = π_ref: log 2
+    groups = list(run.records())
+    assert len(groups) == 2 and groups[0].algorithm == "dpo"
+    chosen, rejected = groups[0].answers
+    assert (groups[0].prompt, chosen.text, rejected.text) in {(p, f"{c}<eos>", f"{r}<eos>") for p, c, r in PAIRS}
+    assert chosen.correct and not rejected.correct and min(chosen.advantage) > 0 > max(rejected.advantage)
+    assert sum(chosen.advantage) == pytest.approx(len(chosen.tokens), rel=1e-3)  # weights are 1 on average
+    assert chosen.ratio == pytest.approx([1.0] * len(chosen.tokens), abs=1e-4)
+    surest, w = max(zip(chosen.entropy, chosen.advantage, strict=True)), max(chosen.advantage)
+    assert surest[1] == w  # the least certain token of a chosen answer weighs most
+    assert min(zip(rejected.entropy, rejected.advantage, strict=True))[1] == min(rejected.advantage)
+
+
+def test_a_resumed_run_is_the_same(tmp_path):
+    def metrics(folder):
+        return [{k: line[k] for k in ("loss", "rewards/margins", "weights/max")} for line in RunFolder(folder).metrics()]
+
+    saved = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "per_device_train_batch_size": 2}
+    trainer(tmp_path / "whole", **saved).train()
+    trainer(tmp_path / "parts", **{**saved, "max_steps": 4}).train()
+    folder = tmp_path / "parts"
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join(x for x in lines if json.loads(x)["step"] <= 2) + "\n")
+    (folder / "checkpoint-4" / "dew_manifest.json").unlink()  # as if it had been killed while saving
+    trainer(folder, **saved).train(resume_from_checkpoint=True)
+    assert metrics(folder) == metrics(tmp_path / "whole")

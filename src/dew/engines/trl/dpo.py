@@ -6,9 +6,8 @@ TRL computes the loss. It sums the log-probabilities that the two models return,
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -87,6 +86,13 @@ class DewDPOConfig(DPOConfig):  # type: ignore[misc]
         return PairBatches(self.per_device_train_batch_size, self.world_size, self.gradient_accumulation_steps)
 
     @property
+    def algorithm(self) -> str:
+        return Preferences.name
+
+    def build_algorithm(self) -> "Preferences":
+        return Preferences(self.alpha, self.entropy_floor, self.beta, list(self.loss_type))
+
+    @property
     def max_completion_length(self) -> int | None:
         """Of the answers in an evaluation, unless the run says otherwise."""
         return self.max_length
@@ -101,6 +107,10 @@ class Preferences:
     beta: float
     loss_type: list[str]
     name: ClassVar[str] = "dpo"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}(alpha={self.alpha:g}, beta={self.beta:g}, loss_type={'+'.join(self.loss_type)})"
 
     def warnings(self) -> list[str]:
         return []
@@ -121,7 +131,7 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
         super().__init__(model, ref_model, args, *others, **settings)
         if self._is_vlm:
             raise ConfigError(Problem("vision-language models are not supported.", remedy="Use TRL's DPOTrainer."))
-        self.algorithm = Preferences(args.alpha, args.entropy_floor, args.beta, list(args.loss_type))
+        self.algorithm = args.build_algorithm()
         self._exact_head = args.exact_head and exact_head_supported(self._reference)
         if not self._exact_head and self.ref_model is not None:  # TRL asks it for log-probabilities only
             add_fused_lm_head(self.accelerator.unwrap_model(self.ref_model), outputs=("log_probs", "entropy"))
@@ -139,98 +149,81 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         """TRL's loss on weighted log-probabilities. The reference policy comes first: its entropies are the weights."""
-        mask = inputs["completion_mask"][:, 1:].bool()
+        ids, mask = inputs["input_ids"], inputs["completion_mask"][:, 1:].bool()
         chosen = torch.arange(len(mask), device=mask.device) < len(mask) // 2
-        seen: list[tuple[Tensor, Tensor]] = []  # log-probabilities and entropies of the reference, then of the policy
-        weights = torch.ones_like(mask, dtype=torch.float32)
+        seen: dict[str, Tensor] = {}
 
-        def weighted(scores: Callable[..., Any]) -> Callable[..., Any]:
-            def forward(**kwargs: Any) -> Any:
-                nonlocal weights
-                output = scores(**kwargs)
-                if not kwargs.get("fused_lm_head"):  # the logits for `compute_metrics`
-                    return output
-                logp, entropy = (x[:, -mask.shape[1] :] for x in (output.log_probs, output.entropy))
-                if not seen:
-                    settings = {"alpha": self.args.alpha, "floor": self.args.entropy_floor}
-                    weights = preference_weights(chosen, entropy, mask, **settings)
-                seen.append((logp.detach(), entropy.detach()))
-                output.log_probs = logp * weights
-                return output
+        def reference(**kwargs: Any) -> Any:
+            output = self._reference(**kwargs)
+            seen["ref_logp"], H = (x[:, -mask.shape[1] :] for x in (output.log_probs, output.entropy))
+            args = self.args
+            seen["weights"] = preference_weights(chosen, H, mask, alpha=args.alpha, floor=args.entropy_floor)
+            output.log_probs, seen["entropy"] = seen["ref_logp"] * seen["weights"], H
+            return output
 
-            return forward
+        def policy(**kwargs: Any) -> Any:
+            output = model(**kwargs)
+            if kwargs.get("fused_lm_head"):  # else TRL wants the logits, for `compute_metrics`
+                logp = output.log_probs[:, -mask.shape[1] :]
+                output.log_probs, seen["logp"] = logp * seen["weights"], logp.detach()
+            return output
 
         with exact_head() if self._exact_head else nullcontext():
-            sums = self.compute_ref_log_probs(weighted(self._reference), inputs)
+            sums = self.compute_ref_log_probs(reference, inputs)
         inputs = {**inputs, **dict(zip(("ref_chosen_logps", "ref_rejected_logps"), sums, strict=True))}
         self.precompute_ref_logps = True  # as far as TRL's loss is concerned
         try:
-            loss = super()._compute_loss(weighted(model), inputs, return_outputs)
+            loss = super()._compute_loss(policy, inputs, return_outputs)
         finally:
             self.precompute_ref_logps = False
-        self._report(loss[0] if return_outputs else loss, chosen, mask, weights, inputs["input_ids"][:, 1:], seen)
+        self._report(loss[0] if return_outputs else loss, chosen, ids, mask, seen)
         return loss
 
-    def _report(
-        self,
-        loss: Tensor,
-        chosen: Tensor,
-        mask: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        seen: list[tuple[Tensor, Tensor]],
-    ) -> None:
+    def _report(self, loss: Tensor, chosen: Tensor, ids: Tensor, mask: Tensor, seen: dict[str, Tensor]) -> None:
         """Metrics of a micro-batch, and its token record if one is due."""
-        (ref_logp, entropy), (logp, _) = seen
-        metrics, reduced = self._metrics[self._mode], []
-        for side in (chosen, ~chosen):
-            H = masked_mean(entropy[side], mask[side], (-2, -1)).squeeze()
-            spread = masked_mean((weights[side] - 1).square(), mask[side], (-2, -1)).squeeze().sqrt()
-            reduced += [H, spread]
-        reduced += [weights.amax(), loss.detach()]
-        found = self.accelerator.gather(torch.stack(reduced)[None]).mean(0).tolist()
-        names = ("entropy/chosen", "weights/std_chosen", "entropy/rejected", "weights/std_rejected", "weights/max")
-        for name, value in zip(names, found, strict=False):
+        found = {"loss": loss.detach(), "weights/max": seen["weights"].amax()}
+        for name, side in (("chosen", chosen), ("rejected", ~chosen)):
+            found[f"entropy/{name}"] = masked_mean(seen["entropy"][side], mask[side], (-2, -1)).squeeze()
+            variance = masked_mean((seen["weights"][side] - 1).square(), mask[side], (-2, -1)).squeeze()
+            found[f"weights/std_{name}"] = variance.sqrt()
+        means = self.accelerator.gather(torch.stack(list(found.values()))[None]).mean(0).tolist()
+        numbers, metrics = dict(zip(found, means, strict=True)), self._metrics[self._mode]
+        loss_value = numbers.pop("loss")
+        for name, value in numbers.items():
             metrics[name].append(value)
-        if self._mode == "eval":
+        if not self.model.training:
             return
-        self._numbers["loss"].append(found[-1])
+        first = not self._numbers
+        self._numbers["loss"].append(loss_value)
         for name in (name for name in metrics if name.startswith(EVERY_STEP)):
             self._numbers[name].append(metrics[name][-1])
-        step = self.state.global_step + 1
-        if (
-            len(self._numbers["loss"]) == 1
-            and due(step, self.args.records_every, 1)
-            and self.accelerator.is_main_process
-        ):
-            ratio = (logp - ref_logp).exp()
-            signals = {"entropy": entropy, "logp": ref_logp, "ratio": ratio, "advantage": weights}
-            pairs = [
-                self._record(step, i, ids, mask, signals) for i in range(min(len(mask) // 2, self.args.records_groups))
-            ]
-            self._recorder.folder.write_records(step, pairs, self.args.records_keep)
+        step, args = self.state.global_step + 1, self.args
+        if first and due(step, args.records_every, 1) and self.accelerator.is_main_process:
+            count = min(len(mask) // 2, args.records_groups)
+            records = [self._record(step, pair, ids, mask, seen) for pair in range(count)]
+            self._recorder.folder.write_records(step, records, args.records_keep)
 
-    def _record(self, step: int, pair: int, ids: Tensor, mask: Tensor, signals: dict[str, Tensor]) -> GroupRecord:
-        """A pair as a group of two answers; the advantage is ±w, and ±1 without the weights."""
-        decode, answers = self.processing_class.decode, []
-        for row, sign in ((pair, 1), (pair + len(mask) // 2, -1)):
+    def _record(self, step: int, pair: int, ids: Tensor, mask: Tensor, seen: dict[str, Tensor]) -> GroupRecord:
+        """A pair as a group of two answers. The advantage is ±w; it would be ±1 without weights."""
+        decode, answers = self._tokenizer.decode, []
+        for row, sign in ((pair, 1.0), (pair + len(mask) // 2, -1.0)):
             live = mask[row]
-            values = {name: x[row][live] for name, x in signals.items()}
-            values["advantage"] = sign * values["advantage"]
-            answers.append(
-                AnswerRecord(
-                    tokens=[decode([i]) for i in ids[row][live].tolist()],
-                    correct=sign > 0,
-                    reward=float(sign > 0),
-                    grpo=[float(sign)] * int(live.sum()),
-                    **{name: x.float().tolist() for name, x in values.items()},
-                )
+            logp, ref_logp, entropy, w = (
+                seen[x][row][live].float() for x in ("logp", "ref_logp", "entropy", "weights")
             )
-        start = int(mask[pair].int().argmax())
-        settings = vars(self.algorithm)
-        return GroupRecord(
-            step, pair, decode(ids[pair][:start].tolist()), answers, algorithm=self.algorithm.name, settings=settings
-        )
+            answer = AnswerRecord(
+                tokens=[decode([i]) for i in ids[row, 1:][live].tolist()],
+                correct=sign > 0,
+                reward=float(sign > 0),
+                entropy=entropy.tolist(),
+                logp=ref_logp.tolist(),
+                advantage=(sign * w).tolist(),
+                grpo=[sign] * len(w),
+                ratio=(logp - ref_logp).exp().tolist(),
+            )
+            answers.append(answer)
+        prompt = decode(ids[pair, : int(mask[pair].int().argmax()) + 1].tolist())
+        return GroupRecord(step, pair, prompt, answers, None, self.algorithm.name, asdict(self.algorithm))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)

@@ -21,6 +21,7 @@ NONFINITE = "nonfinite/"
 EVERY_STEP = (
     "reward", "accuracy", "entropy", "credit/", "groups/", "clip/", "ratio/", "kl/", "length/", "guide/",
     "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time", "frac_reward",
+    "weights/",
 )  # fmt: skip
 """Metrics that a step's own line has already, or that TRL logs under another name."""
 
