@@ -122,8 +122,6 @@ def _trainer_problems(own: Settings, keys: Mapping[str, Any]) -> list[Problem]:
     trainer, problems = own.get("trainer", TRAINERS[0]), []
     if trainer not in TRAINERS:
         problems.append(Problem(f"trainer: {trainer!r} is unknown.", remedy=f"Use {' or '.join(TRAINERS)}."))
-    if own.get("pairs") and trainer == "grpo":
-        problems.append(Problem("pairs: only `trainer: dpo` trains on them.", remedy="Add it, or remove pairs."))
     if own.get("pairs") and (keys.get("dataset_name") or keys.get("datasets")):
         problems.append(Problem("pairs and dataset_name: a run trains on one of them.", remedy="Remove one."))
     if trainer == "dpo" and own.get("engine") == "verl":

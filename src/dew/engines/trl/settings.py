@@ -61,6 +61,8 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     that has none. `untrusted`: see engines/permission.py.
     """
     typed, file, on_pairs = typed or {}, run.source or "config", run.trainer == "dpo"
+    if run.pairs is not None and not on_pairs:
+        raise ConfigError(Problem("pairs: only `trainer: dpo` trains on them.", remedy="Add it, or remove pairs."))
     known = [f.name for f in setting_fields(on_pairs)]
     check_keys([name for name in run.settings if name in typed], known, source="command line")
     check_keys(run.settings, known, source=file)
