@@ -32,7 +32,7 @@ SETUPS = {
     "tiny": {
         "model": "tiny6",
         "task": ("countdown", {"numbers": 6, "largest": 9}),
-        "pairs": {"problems": 1024, "k": 8, "per_problem": 2, "max_new_tokens": 48},
+        "pairs": {"problems": 512, "k": 8, "per_problem": 2, "max_new_tokens": 48},
         "evaluation": {"problems": 256, "k": 16, "max_new_tokens": 48},
         "training": {"learning_rate": 3e-5, "beta": 1.0, "num_train_epochs": 3, "per_device_train_batch_size": 32,
                      "lr_scheduler_type": "constant", "bf16": False, "use_cpu": True, "gradient_checkpointing": False},

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-import trl_tiny
 
+import trl_tiny
 from dew.errors import ConfigError
 from dew.records import RunFolder
 
@@ -155,7 +155,9 @@ def test_a_run_leaves_metrics_and_the_weights_of_every_token(tmp_path):
 
 def test_a_resumed_run_is_the_same(tmp_path):
     def metrics(folder):
-        return [{k: line[k] for k in ("loss", "rewards/margins", "weights/max")} for line in RunFolder(folder).metrics()]
+        return [
+            {k: line[k] for k in ("loss", "rewards/margins", "weights/max")} for line in RunFolder(folder).metrics()
+        ]
 
     saved = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "per_device_train_batch_size": 2}
     trainer(tmp_path / "whole", **saved).train()
@@ -166,3 +168,90 @@ def test_a_resumed_run_is_the_same(tmp_path):
     (folder / "checkpoint-4" / "dew_manifest.json").unlink()  # as if it had been killed while saving
     trainer(folder, **saved).train(resume_from_checkpoint=True)
     assert metrics(folder) == metrics(tmp_path / "whole")
+
+
+# ---- dew train ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A run with a file of six pairs, two of which have equal answers."""
+    rows = [{"prompt": "2,5>7:", "chosen": "2+5=7", "rejected": f"2+5={i % 3 or '2+5=7'}"} for i in range(1, 7)]
+    rows[1]["rejected"] = rows[4]["rejected"] = "2+5=7"
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = settings(
+        tmp_path / "run", per_device_train_batch_size=3, loss_type="sigmoid", alpha=0.25, save_strategy="steps"
+    )
+    keys |= {"trainer": "dpo", "model_name_or_path": "tiny", "pairs": str(tmp_path / "pairs.jsonl"), "save_steps": 1}
+    return {**keys, "task": "countdown", "scores": {"problems": 2, "k": 2, "max_new_tokens": 16}, "records_every": 1}
+
+
+def test_a_recipe_trains_on_a_file_of_pairs(recipe, tmp_path):
+    from dew.config import make_run, read_run
+    from dew.engines.trl.launch import launch
+    from dew.engines.trl.settings import parse
+    from dew.preflight import preflight
+    from dew.preflight.plan import plan
+
+    run = make_run(recipe)
+    checks = {check.name: check for check in preflight(run)}
+    assert checks["pairs"].status == "warning" and checks["pairs"].facts == {"rows": 6, "same": 2}
+    parsed = parse(run)
+    assert plan(parsed)["algorithm"] == "dpo(alpha=0.25, beta=0.3, loss_type=sigmoid)"
+    assert launch(parsed, say=lambda _: None) == "done"
+    folder = RunFolder(tmp_path / "run")
+    assert folder.finished() and [entry["when"] for entry in folder.scores()] == ["before", "after"]
+    assert folder.run()["algorithm"]["name"] == "dpo" and len(list(folder.records())) == 6  # of 2 steps
+    assert read_run(tmp_path / "run" / "config.yaml").to_dict() == make_run(recipe).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"trainer": "kto"}, "grpo or dpo"),
+        ({"engine": "verl"}, "Use engine: trl"),
+        ({"algorithm": "gtpo"}, "Remove one"),
+        ({"dataset_name": "some/pairs"}, "trains on one of them"),
+        ({"trainer": None}, "only `trainer: dpo`"),
+        ({"num_generations": 4}, "num_generations is not a setting"),
+        ({"pairs": None}, "dew pairs"),
+        ({"pairs": "absent.jsonl"}, "absent.jsonl: cannot be read"),
+        ({"pairs": "bad.jsonl"}, "pairs: bad.jsonl:2 has no rejected"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_named(recipe, tmp_path, monkeypatch, changed, says):
+    from dew.config import make_run
+    from dew.engines.trl.launch import data_of
+    from dew.engines.trl.settings import parse
+
+    monkeypatch.chdir(tmp_path)
+    good = json.dumps({"prompt": "1", "chosen": "2", "rejected": "3"})
+    (tmp_path / "bad.jsonl").write_text(good + '\n{"prompt": "1", "chosen": "2"}\n')
+    with pytest.raises(ConfigError, match=says):
+        data_of(parse(make_run({**recipe, **changed})))
+
+
+@pytest.mark.slow
+def test_the_commands_from_pairs_to_report(recipe, tmp_path):
+    import subprocess
+    import sys
+
+    def dew(*words):
+        command = [sys.executable, "-m", "dew.cli", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    made = dew("pairs", "tiny", "made.jsonl", "-n", "48", "-k", "4", "--max-new-tokens", "32")
+    assert "pairs; " in made
+    (tmp_path / "run.yaml").write_text(json.dumps({**recipe, "pairs": "made.jsonl", "max_steps": 4}))
+    assert "pairs right" in dew("train", "run.yaml")
+    assert json.loads(dew("explain", "run", "--json"))["algorithm"] == "dpo"
+    assert (tmp_path / "run" / "report.html").is_file()
+    folder = tmp_path / "run"
+    for path in (folder / "model").iterdir():
+        path.unlink()
+    (folder / "model").rmdir()
+    (folder / "checkpoint-4" / "dew_manifest.json").unlink()
+    assert "Done" in dew("resume", "run")
+    assert "pass@1" in dew("eval", "run", "-n", "4", "-k", "2", "--max-new-tokens", "16")

@@ -79,7 +79,8 @@ def read_pairs(path: str) -> list[dict[str, Any]]:
         bad += [f"{where} has no {', '.join(missing)}"] if missing else []
         rows += [] if missing else [{key: row[key] for key in PAIR}]
     if bad or not rows:
-        what = f"pairs: {path}: {'; '.join(bad[:3]) or 'no rows'}{f' and {len(bad) - 3} more' * (len(bad) > 3)}."
+        listed = "; ".join(bad[:3]) or f"{path} has no rows"
+        what = f"pairs: {listed}{f' and {len(bad) - 3} more' * (len(bad) > 3)}."
         remedy = "Every row needs prompt, chosen and rejected: text, or lists of chat messages."
         raise ConfigError(Problem(what, remedy=remedy))
     return rows
