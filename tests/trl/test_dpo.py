@@ -179,9 +179,7 @@ def recipe(tmp_path):
     rows = [{"prompt": "2,5>7:", "chosen": "2+5=7", "rejected": f"2+5={i % 3 or '2+5=7'}"} for i in range(1, 7)]
     rows[1]["rejected"] = rows[4]["rejected"] = "2+5=7"
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keys = settings(
-        tmp_path / "run", per_device_train_batch_size=3, loss_type="sigmoid", alpha=0.25, save_strategy="steps"
-    )
+    keys = settings(tmp_path / "run", per_device_train_batch_size=3, alpha=0.25, save_strategy="steps")
     keys |= {"trainer": "dpo", "model_name_or_path": "tiny", "pairs": str(tmp_path / "pairs.jsonl"), "save_steps": 1}
     return {**keys, "task": "countdown", "scores": {"problems": 2, "k": 2, "max_new_tokens": 16}, "records_every": 1}
 
