@@ -50,6 +50,8 @@ COLUMNS = {  # heading: metric, format
     "kept": ("groups/kept", "{:.0f}"),
     "mixed": ("groups/mixed_share", "{:.0%}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
+    "pairs right": ("rewards/accuracies", "{:.3f}"),
+    "margin": ("rewards/margins", "{:.3f}"),
 }
 ANSWERS_SHOWN = 3
 
@@ -155,14 +157,16 @@ class RunView:
 
 def screen(views: Sequence[RunView]) -> RenderableType:
     """Progress, time left and metrics of each run, recent alarms, and some answers of the first run's newest group."""
+    for view in views:
+        view.poll()
+    columns = {head: x for head, x in COLUMNS.items() if any(x[0] in view.latest for view in views)}
     table = Table(show_edge=False, pad_edge=False)
-    for head in ("run", "step", "left", *COLUMNS):
+    for head in ("run", "step", "left", *columns):
         table.add_column(head, justify="left" if head == "run" else "right")
     parts: list[RenderableType] = [table]
     for view in views:
-        view.poll()
         left = view.seconds_left
-        cells = [form.format(view.latest[key]) if key in view.latest else "" for key, form in COLUMNS.values()]
+        cells = [form.format(view.latest[key]) if key in view.latest else "" for key, form in columns.values()]
         step = f"{view.step}/{view.steps}" if view.steps else "starting"
         table.add_row(view.label, step, "" if left is None else clock(left), *cells)
         parts += map(Text, view.alarms[-2:])

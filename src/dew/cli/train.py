@@ -37,13 +37,15 @@ def train(
 ) -> None:
     """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`.
 
+    With `trainer: dpo` it trains on preference pairs (`dew pairs`), with settings of TRL's DPO.
     On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
     """
     if keys:
         from dew.engines.trl.settings import setting_fields
 
         out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
-        for field in sorted(setting_fields(), key=lambda field: field.name):
+        on_pairs = config is not None and load_run(config, context.args)[0].trainer == "dpo"
+        for field in sorted(setting_fields(on_pairs), key=lambda field: field.name):
             out.print(f"{field.name}  {str(field.metadata.get('help', '')).splitlines()[0][:150]}")
         return
     if config is None:
@@ -60,7 +62,8 @@ def train(
     launch.quiet()
     parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
-        launch.check_outcome(parsed)
+        if run.trainer == "grpo":
+            launch.check_outcome(parsed)
         from dew.preflight.plan import plan
 
         found = plan(parsed)
