@@ -24,17 +24,22 @@ const CHARTS = [
   ['Gradient norm', /^grad_norm$/, '0 means that nothing is learned', true],
 ];
 
+/** What drawn charts depend on. */
+const curvesLook = () => [state.smooth, state.seeds, state.hide, isDark(), window.innerWidth].join();
+
 /** Draw the charts that can be seen, and the others when they come into view. */
 function redraw() {
+  curvesState.look = curvesLook();
   for (const plot of curvesState.plots) plot.stale();
   drawVisible();
 }
 
 function drawVisible() {
-  for (const { frame, ensure } of curvesState.plots) {
+  const seen = curvesState.plots.filter(({ frame }) => {
     const { top, bottom, width } = frame.getBoundingClientRect();
-    if (width && bottom > -200 && top < window.innerHeight + 200) ensure();
-  }
+    return width && bottom > 0 && top < window.innerHeight;
+  });
+  for (const { ensure } of seen) ensure(); // after all have been measured: drawing changes the layout
 }
 
 function curvesNote(runs) {
@@ -125,7 +130,7 @@ function curves({ runs }) {
     ),
   );
   for (const { close } of curvesState.plots) close();
-  curvesState.plots = [];
+  Object.assign(curvesState, { plots: [], look: '' });
   if (!all.length)
     return h(
       'div',
@@ -152,7 +157,8 @@ function curves({ runs }) {
   const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
   page.shown = () => {
     bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
-    redraw();
+    if (curvesState.look !== curvesLook()) redraw();
+    else drawVisible();
     const wanted = state.chart && curvesState.plots.find(({ frame }) => frame.dataset.metrics.split(' ').some((n) => n.startsWith(state.chart)));
     for (const { frame } of curvesState.plots) frame.classList.toggle('wanted', frame === wanted?.frame);
     if (!wanted) return;

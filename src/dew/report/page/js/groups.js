@@ -14,7 +14,8 @@ async function openGroup(place) {
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
   else markCurrent();
-  await showGroup();
+  if (other || view.look !== look()) await showGroup();
+  else markPinned();
   tell(view.pinned);
   if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
@@ -213,6 +214,9 @@ async function sameView() {
   );
 }
 
+/** What the drawn group depends on. */
+const look = () => [isDark(), ...['mode', 'signal', 'depth', 'only', 'sort', 'fold', 'q'].map((name) => state[name])].join();
+
 async function showGroup() {
   const { group, parts } = view;
   if (!group) return;
@@ -232,7 +236,8 @@ async function showGroup() {
     body,
   );
   const scroll = parts.group.querySelector('.scroll-x');
-  if (scroll) scroll.scrollLeft = inside;
+  if (scroll && inside) scroll.scrollLeft = inside;
+  view.look = look();
   markPinned();
 }
 

@@ -56,6 +56,7 @@ function turnTheme() {
 
 /** Canvases do not follow style sheets: draw what is visible again. */
 function repaint() {
+  colours.clear();
   for (const section of Object.values(sections)) if (!section.hidden) section.firstChild.shown?.();
   showGroup();
 }
