@@ -214,7 +214,7 @@ async function start() {
   document.body.append(h('dialog', { id: 'tokens', class: 'tokens-box', 'aria-label': 'Tokens' }));
   if (live.stamp) {
     document.getElementById('tools').append(live.sign);
-    setInterval(refresh, 5000);
+    setInterval(refresh, 2000);
   }
   document
     .getElementById('tools')
