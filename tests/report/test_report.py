@@ -22,8 +22,9 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, writ
 from dew.report import build, build_from_records
 from dew.report.arms import arms_of
 from dew.report.content import content_of
-from dew.report.findings import remarks, rows_of, study_verdict
+from dew.report.findings import remarks, study_verdict
 from dew.report.readers import Run, evenly, thin
+from dew.report.results import rows_of
 from dew.report.serve import View, make_server
 from dew.report.statistics import split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
