@@ -666,6 +666,11 @@ def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -
     page.tab.click("#tab-curves")
     assert [text.split(" ×")[0] for text in page.texts(".chip")] == ["baseline", "synthetic(1)", "synthetic(2)"]
     assert page.tab.input_value("label:has-text('Seeds') select") == "mean"
+    page.tab.select_option("label:has-text('Seeds') select", "each")
+    assert len(page.texts(".chip")) == 3  # 18 runs, but one entry per arm
+    page.tab.click(".chip >> nth=1")
+    assert page.tab.url.endswith("hide=6.7.8.9.10.11")
+    assert "12 lines" in page.tab.inner_text(".chart >> nth=0")
     page.tab.click("#tab-groups")
     assert "no groups" in page.tab.inner_text("#view-groups")
 

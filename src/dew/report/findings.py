@@ -16,6 +16,7 @@ from dew.evaluate.metrics import Interval, paired_interval
 from dew.records import Json
 from dew.report.readers import Run
 from dew.report.results import by_problem
+from dew.report.statistics import SURE
 
 MIN_STEPS = 20
 """Shorter runs are not checked for a flat reward."""
@@ -103,20 +104,6 @@ def _listed(texts: Sequence[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def flipped_sentence(groups: int, of: int, tokens: int, share: float) -> str:
-    return (
-        f"{groups:,} of {of:,} recorded groups have credit of the wrong sign, rewarded in a wrong answer or penalised "
-        f"in a correct one: {tokens:,} tokens, {share:.1%} of those that train."
-    )
-
-
-def sure_sentence(share: float, threshold: float) -> str:
-    return (
-        f"{share:.0%} of the recorded tokens have an entropy below {threshold:g} nats. Weights there compare numbers "
-        "that are close to rounding noise."
-    )
-
-
 # ── alarms checked afterwards ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -155,15 +142,15 @@ def findings_of(
     runs: Sequence[Run],
     arms: Sequence[Json],
     rows: Sequence[Json],
-    groups: Sequence[Json],
+    seen: Sequence[Json],
     verdicts: Sequence[str] = (),
 ) -> list[Json]:
     """Verdicts (those of a study, if given), then scores, alarms and what the recorded tokens show, the bad first.
 
-    `groups` holds one entry per run: {groups, flipped_groups, flipped, tokens, sure, threshold, weighted}.
+    `seen` counts the recorded tokens of each run: {groups, flipped_groups, flipped, tokens, sure, weighted}.
     """
     said = [{"kind": "note", "text": verdict, "link": rows[0]["link"] if rows else None} for verdict in verdicts]
-    found = [*_score_changes(runs, arms, rows), *_alarms(runs, arms), *_tokens(runs, groups)]
+    found = [*_score_changes(runs, arms, rows), *_alarms(runs, arms), *_tokens(runs, arms, seen)]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     order = {"bad": 0, "good": 1, "note": 2}
     return [*(said or _verdicts(rows)), *sorted(found, key=lambda finding: order[finding["kind"]])]
@@ -279,15 +266,24 @@ def _when(alarms: Sequence[Json]) -> str:
     return f" (step {steps[0]}, and {len(steps) - 1} more, last at step {steps[-1]})"
 
 
-def _tokens(runs: Sequence[Run], groups: Sequence[Json]) -> list[Json]:
+def _tokens(runs: Sequence[Run], arms: Sequence[Json], seen: Sequence[Json]) -> list[Json]:
+    """What the recorded tokens of each arm show."""
     found = []
-    for i, seen in enumerate(groups):
-        link = f"#groups&in={i + 1}" if len(runs) > 1 else "#groups"
-        if seen["flipped"]:
-            share = seen["flipped"] / seen["tokens"]
-            text = flipped_sentence(seen["flipped_groups"], seen["groups"], seen["flipped"], share)
-            found.append({"kind": "bad", "text": f"{_who(runs, i)}{text}", "link": f"{link}&with=flipped&by=flipped"})
-        if seen["weighted"] and seen["sure"] > 0.5 * seen["tokens"]:
-            text = sure_sentence(seen["sure"] / seen["tokens"], seen["threshold"])
-            found.append({"kind": "note", "text": f"{_who(runs, i)}{text}", "link": f"{link}&with=all&by=sure"})
+    for arm in arms if seen else ():
+        count = {name: sum(seen[i][name] for i in arm["runs"]) for name in seen[0]}
+        who = f"{arm['label']}: " if len(runs) > 1 else ""
+        link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
+        if count["flipped"]:
+            text = (
+                f"{who}{count['flipped_groups']:,} of {count['groups']:,} recorded groups have credit of the wrong sign, "
+                f"rewarded in a wrong answer or penalised in a correct one: {count['flipped']:,} tokens, "
+                f"{count['flipped'] / count['tokens']:.1%} of those that train."
+            )
+            found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
+        if count["weighted"] and count["sure"] > 0.5 * count["tokens"]:
+            text = (
+                f"{who}{count['sure'] / count['tokens']:.0%} of the recorded tokens have an entropy below {SURE:g} nats. "
+                "Weights there compare numbers that are close to rounding noise."
+            )
+            found.append({"kind": "note", "text": text, "link": f"{link}&with=all&by=sure"})
     return found

@@ -51,14 +51,18 @@ function curvesNote(runs) {
   return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${band}${sample}`;
 }
 
-/** One entry per line; a click hides it or shows it again. */
+const MOST_CHIPS = 16;
+
+/** One entry per line, or per arm if there are many lines; a click hides it or shows it again. */
 function runLegend(redo) {
   const hidden = hiddenRuns();
-  const sets = lineSets();
+  const each = !isMerged() && view.report.runs.length <= MOST_CHIPS;
+  const sets = each ? lineSets() : arms().map((arm) => arm.runs);
   if (sets.length < 2) return null;
   const toggle = (members) => {
     const now = hiddenRuns();
-    for (const r of members) if (!now.delete(r)) now.add(r);
+    const off = members.every((r) => now.has(r));
+    for (const r of members) now[off ? 'delete' : 'add'](r);
     set({ hide: [...now].sort((a, b) => a - b).join('.') });
     redo();
   };
@@ -68,9 +72,9 @@ function runLegend(redo) {
     sets.map((members) =>
       h(
         'button',
-        { class: 'chip', 'aria-pressed': String(!hidden.has(members[0])), onclick: () => toggle(members) },
+        { class: 'chip', 'aria-pressed': String(!members.every((r) => hidden.has(r))), onclick: () => toggle(members) },
         h('span', { class: 'dot', '--mark': `var(${colourOf(members[0])})` }),
-        visible(setName(members)),
+        visible(each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label),
         members.length > 1 && h('span', { class: 'quiet' }, ` × ${members.length}`),
       ),
     ),

@@ -65,13 +65,15 @@ function promptBlock(prompt) {
   );
 }
 
+const ofRun = (r) => (view.report.runs.length > 1 ? ` of ${visible(view.report.runs[r].name)}` : '');
+
 function groupHeading(group) {
   const right = group.answers.filter((a) => a.correct).length;
   const { head, r } = view.all[view.n];
   return h(
     'header',
     { class: 'group-title' },
-    h('h2', {}, view.report.runs.length > 1 && runMark(r), `Step ${whole(group.step)}, group ${group.group}`),
+    h('h2', {}, view.report.runs.length > 1 && runMark(r), `Step ${whole(group.step)}, group ${group.group}${ofRun(r)}`),
     promptBlock(group.prompt),
     h(
       'p',
@@ -196,7 +198,7 @@ async function sameView() {
     return h(
       'section',
       { class: 'same-column' },
-      h('h3', {}, view.report.runs.length > 1 && runMark(place.r), h('a', { href: addressOf(place) }, `step ${whole(group.step)}, group ${group.group}`)),
+      h('h3', {}, view.report.runs.length > 1 && runMark(place.r), h('a', { href: addressOf(place) }, `step ${whole(group.step)}, group ${group.group}${ofRun(place.r)}`)),
       h('p', { class: 'quiet' }, `${place.head.correct} of ${place.head.answers} correct`),
       folded(group, orderOf(group)).map((members) => {
         const card = answerCard(group.answers[members[0]], members, longest, scale);

@@ -176,7 +176,7 @@ function picker(report) {
   const box = h('input', {
     type: 'search',
     id: 'search',
-    placeholder: 'Search prompts and answers ( / )',
+    placeholder: 'Search ( / )',
     'aria-label': 'Search prompts and answers',
     value: state.q,
     onfocus: () => unpackAll(),

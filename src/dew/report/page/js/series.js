@@ -79,7 +79,7 @@ function linesOf(runs, names) {
       if (!rows.length) return;
       const many = runs.length > 1;
       const line = {
-        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name}` : ''}` : name,
+        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}` : name,
         colour: many ? colourOf(members[0]) : `--run-${d % COLOURS}`,
         dash: DASHES[d % DASHES.length],
         raw: rows[0],
