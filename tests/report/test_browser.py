@@ -985,9 +985,23 @@ def test_view_follows_a_run_that_is_written(tmp_path: Path, opened: Any) -> None
 
 @pytest.mark.slow
 def test_run_of_five_hundred_steps(tmp_path: Path, opened: Any) -> None:
-    """500 steps, 200 groups of 16: the page opens and every group can be visited."""
-    page = opened(build([make_run(tmp_path / "run")]), "#groups")
-    for _ in range(40):
+    """500 steps, 200 groups of 16: all groups are there, the keys visit one after the other, the table holds all."""
+    run = make_run(tmp_path / "run")
+    groups = list(RunFolder(run).records())
+    page = opened(build([run]), "#groups&fold=no")
+    page.tab.wait_for_selector(".answer")
+    assert page.tab.evaluate("dew.view.all.length") == len(groups) == 200
+    first = page.tab.evaluate("dew.view.n")
+    for n in range(first + 1, first + 41):
+        group = groups[n % len(groups)]
         page.tab.keyboard.press("j")
-        page.tab.wait_for_selector(".answer")
-    assert 1 < page.tab.locator(".answer").count() <= 16  # identical answers are folded
+        title = f"Step {group.step}, group {group.group}"
+        page.tab.wait_for_function(
+            "(title) => document.querySelector('.group-title h2').textContent === title", arg=title
+        )
+        assert page.tab.locator(".answer").count() == len(group.answers) == 16
+        assert page.tab.locator(".answer .t").count() == group.size
+    for end in ("0", "table.scrollHeight") * 5:  # rows are added by scrolling
+        page.tab.evaluate(f"() => {{ const table = document.querySelector('.group-list'); table.scrollTop = {end}; }}")
+        page.settle()
+    assert page.texts(".group-link") == [f"{group.step} · {group.group}" for group in groups]

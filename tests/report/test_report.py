@@ -653,10 +653,10 @@ def test_tokens_of_an_arm_are_one_finding() -> None:
     assert [(f["kind"], f["text"].split(" recorded")[0], f["link"]) for f in found] == [
         ("bad", "a: 2 of 2", "#groups&with=flipped&by=flipped"),
         ("bad", "b: 1 of 1", "#groups&in=3&with=flipped&by=flipped"),
-        ("note", "a: 75% of the", "#groups&with=all&by=sure"),
-        ("note", "b: 75% of the", "#groups&in=3&with=all&by=sure"),
+        ("note", "a: 75 % of the", "#groups&with=all&by=sure"),
+        ("note", "b: 75 % of the", "#groups&in=3&with=all&by=sure"),
     ]
-    assert "2 tokens, 25.0% of those that train." in found[0]["text"]
+    assert "2 tokens, 25.0 % of those that train." in found[0]["text"]
 
 
 # ── groups in numbers ───────────────────────────────────────────────────────────────────────────────────────

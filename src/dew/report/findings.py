@@ -275,15 +275,15 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], seen: Sequence[Json]) -> 
         link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
         if count["flipped"]:
             text = (
-                f"{who}{count['flipped_groups']:,} of {count['groups']:,} recorded groups have credit of the wrong sign, "
-                f"rewarded in a wrong answer or penalised in a correct one: {count['flipped']:,} tokens, "
-                f"{count['flipped'] / count['tokens']:.1%} of those that train."
+                f"{who}{count['flipped_groups']:,} of {count['groups']:,} recorded groups have credit of the wrong "
+                f"sign, rewarded in a wrong answer or penalised in a correct one: {count['flipped']:,} tokens, "
+                f"{100 * count['flipped'] / count['tokens']:.1f} % of those that train."
             )
             found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
         if count["weighted"] and count["sure"] > 0.5 * count["tokens"]:
             text = (
-                f"{who}{count['sure'] / count['tokens']:.0%} of the recorded tokens have an entropy below {SURE:g} nats. "
-                "Weights there compare numbers that are close to rounding noise."
+                f"{who}{100 * count['sure'] / count['tokens']:.0f} % of the recorded tokens have an entropy below "
+                f"{SURE:g} nats. Weights there compare numbers that are close to rounding noise."
             )
             found.append({"kind": "note", "text": text, "link": f"{link}&with=all&by=sure"})
     return found
