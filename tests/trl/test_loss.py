@@ -190,7 +190,10 @@ def gradient_of(folder, algorithm, per_device, accumulation):
 POLICY = tiny.model()
 
 
-@pytest.mark.parametrize("algorithm", ["dew", "gtpo", "grpo_s", "dapo", "forking_tokens"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["gtpo", "grpo_s", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dew", "dapo", "forking_tokens"))],
+)
 def test_one_by_sixty_four_is_sixty_four_by_one(algorithm, tmp_path):
     whole = gradient_of(tmp_path / "whole", algorithm, 64, 1)
     assert whole.norm() > 0.1

@@ -37,7 +37,9 @@ def preference(trainer):
     return (logp[correct][mask[correct]].mean() - logp[~correct][mask[~correct]].mean()).item()
 
 
-@pytest.mark.parametrize("algorithm", ["dew", "gtpo", "grpo_s"])
+@pytest.mark.parametrize(
+    "algorithm", ["dew", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gtpo", "grpo_s"))]
+)
 def test_learning(algorithm, tmp_path):
     """The reward is 1 for answers with an "a", at first 0.3 of them. An untrained or reversed trainer stays there."""
     tiny.trainer(

@@ -5,12 +5,13 @@
     args = DewConfig(output_dir="runs/first", algorithm="gtpo")
     DewTrainer("Qwen/Qwen3-0.6B", reward_funcs=accuracy, args=args, train_dataset=data).train()
 
-Works with TRL >= 1.14, < 2. `compat.py` lists what dew relies on in TRL, and a test checks each item.
+`dew.engines.compat` has the supported releases. `compat.py` lists what dew relies on in TRL; a test checks each item.
 """
 
 from dew.engines.compat import require
 
 require("trl")
+require("transformers")
 
 from dew.engines.trl.config import DewConfig  # noqa: E402
 from dew.engines.trl.trainer import DewTrainer  # noqa: E402
