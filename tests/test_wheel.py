@@ -78,7 +78,8 @@ def test_training(environment, extras):
     run(bin / "dew", "doctor", cwd=folder)
 
 
-def test_what_a_user_of_trl_tries(environment):
-    """Everything in tests/trials, from the wheel: own files, own reward, own rule, LoRA, resume, evaluation."""
+@pytest.mark.parametrize("name", ["switch_from_trl", "faults"])
+def test_what_a_user_of_trl_tries(environment, name):
+    """Everything in tests/trials, from the wheel: own files, reward, rule, LoRA, resume, evaluation; mistakes."""
     bin, folder = environment("trl,math")
-    assert "Everything works." in run(bin / "python", ROOT / "tests/trials/switch_from_trl.py", cwd=folder)
+    assert "Everything works." in run(bin / "python", ROOT / f"tests/trials/{name}.py", cwd=folder)

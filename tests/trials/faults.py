@@ -1,4 +1,4 @@
-"""Mistakes, hostile files and crashes, as a user meets them: each ends in what the user wanted or in one clear sentence.
+"""Mistakes, hostile files and crashes: each ends in what the user wanted or in one clear sentence.
 
     python faults.py [FOLDER]     works in FOLDER (default: a temporary one); exit code 0 if every step did
 
@@ -44,9 +44,8 @@ def config(name: str, **changes: object) -> str:
 
 
 def refused(says: str, *flags: str, command: str = "train", **changes: object) -> None:
-    """A config with these changes ends in one error; no folder is left."""
+    """A config with these changes ends in one error."""
     dew(command, config("refused", **changes), *flags, fails=True, says=says)
-    assert not Path("refused").exists()
 
 
 def settings_and_messages() -> None:
@@ -56,8 +55,8 @@ def settings_and_messages() -> None:
     refused("Write dtype", torch_dtype="bfloat16")
     refused("no longer truncates prompts", max_prompt_length=512)
     refused("learning_rate=inf: not a finite number", learning_rate=float("inf"))
-    refused("refused.yaml: learning_rate='fast'", learning_rate="fast")
-    refused("command line: learning_rate='fast'", "--learning_rate", "fast")
+    refused("refused.yaml: learning_rate: invalid float value: 'fast'", learning_rate="fast")
+    refused("command line: learning_rate: invalid float value: 'fast'", "--learning_rate", "fast")
     write("twice.yaml", "task: countdown\nlearning_rate: 1\n# a comment\nlearning_rate: 2\n")
     dew("train", "twice.yaml", fails=True, says="line 4")
     for level, algorithm in (("sequence", "gspo"), ("token", "dr_grpo")):
@@ -81,8 +80,8 @@ def files() -> None:
     )
     write("bomb.yaml", bomb)
     write("bombed/config.yaml", bomb)
-    dew("train", "bomb.yaml", fails=True, says="200,000")
-    dew("resume", "bombed", fails=True, says="200,000")
+    dew("train", "bomb.yaml", fails=True, says="aliases expand without end")
+    dew("resume", "bombed", fails=True, says="aliases expand without end")
     os.mkfifo("pipe.jsonl")
     os.mkfifo("pipe.yaml")
     Path("zero.jsonl").symlink_to("/dev/zero")
@@ -90,9 +89,7 @@ def files() -> None:
     for path in ("pipe.jsonl", "zero.jsonl"):
         refused("not a regular file", task=path)
         refused("not a regular file", guide=path, algorithm="grpo")
-    rows = [
-        json.dumps({"prompt": f"{i}\u2028+\u0085{i}=", "answer": str(2 * i)}, ensure_ascii=False) for i in range(99)
-    ]
+    rows = [json.dumps({"prompt": f"{i}\u2028+\u0085{i}=", "answer": "1"}, ensure_ascii=False) for i in range(99)]
     text = "\n".join([*rows[:4], "not json", rows[0], *rows[4:]])
     write("rows.jsonl", "\ufeff" + text)
     dew("train", config("from-rows", task="rows.jsonl", verifier="math"), says="Done: from-rows")
@@ -114,22 +111,21 @@ def sizes() -> None:
 
 def crashes() -> None:
     """The folder lock, checkpoints after a clock correction, and a reward function that raises."""
-    long = config("long", max_steps=400, save_steps=5, save_total_limit=1, problems=400)
-    command = [sys.executable, "-m", "dew.cli", "train", long]
+    made = config("cut", max_steps=20, save_steps=5, save_total_limit=1, problems=400)
+    command = [sys.executable, "-m", "dew.cli", "train", made]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not Path("long/checkpoint-5/dew_manifest.json").exists() and first.poll() is None:
-            time.sleep(0.05)
-        dew("train", long, "--overwrite", fails=True, says="in use by another command")
-        dew("resume", "long", fails=True, says="in use by another command")
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    kept = sorted(Path("long").glob("checkpoint-*"))
-    for path in kept:  # the clock was a day ahead
+    while not Path("cut/checkpoint-5/dew_manifest.json").exists() and first.poll() is None:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)
+    dew("train", made, "--overwrite", fails=True, says="in use by another command")
+    dew("resume", "cut", fails=True, says="in use by another command")
+    first.kill()
+    first.wait()
+    for path in Path("cut").glob("checkpoint-*"):  # the clock was a day ahead
         os.utime(path, (time.time() + 86400, time.time() + 86400))
-    steps = max(int(path.name.partition("-")[2]) for path in kept)
-    said = dew("resume", "long", "--max_steps", str(steps + 10)) if False else ""
+    dew("resume", "cut", says="Done: cut")
+    assert [path.name for path in Path("cut").glob("checkpoint-*")] == ["checkpoint-20"]
+
     write("rewards.py", REWARDS)
     made = config("breaks", reward_funcs=["rewards.py:breaks"], max_steps=8, save_steps=100)
     said = dew("train", made, fails=True, says="the judge is out of paper")
