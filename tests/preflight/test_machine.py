@@ -1,11 +1,15 @@
 """Versions against the lock files, and `doctor`: only what dew requires can fail."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from dew.engines import compat
+from dew.engines.compat import SUPPORTED
+from dew.errors import EngineError
 from dew.preflight import machine, passed
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +33,23 @@ def test_the_locks_travel_in_the_wheel():
 
 
 def test_requirements_are_those_of_the_extra():
-    assert "1.14" in machine.requirements("trl")["trl"] and "trl" not in machine.requirements("verl")
+    assert "trl" in machine.requirements("trl") and "trl" not in machine.requirements("verl")
     assert "trl" not in machine.requirements() and "torch" in machine.requirements()
+
+
+def test_the_tried_releases_are_those_of_pyproject_and_the_locks():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package, lock in (("trl", "core"), ("transformers", "core"), ("verl", "verl")):
+        releases, oldest, newest, _ = SUPPORTED[package]
+        assert f"{package}{releases}" in extras["verl" if package == "verl" else "trl"]
+        assert oldest in SpecifierSet(releases) and newest == machine.LOCKS[lock][package]
+
+
+@pytest.mark.parametrize(("package", "found"), [("trl", "1.14.2"), ("trl", "2.0.0"), ("transformers", "4.57.6")])
+def test_another_release_is_one_clear_error(monkeypatch, package, found):
+    monkeypatch.setattr(compat, "version", lambda name: found)
+    with pytest.raises(EngineError, match=rf"{package} {found} is installed.*tried with {package}.*pip install"):
+        compat.require(package)
 
 
 def test_every_lock_satisfies_the_requirements():
@@ -41,7 +60,7 @@ def test_every_lock_satisfies_the_requirements():
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [
-        ({}, "ok", "lock core"),
+        ({}, "ok", "Tried with trl 1.15.0 to 1.16.0, transformers 5.17.0 to 5.22.2."),
         ({"torch": "2.13.0+cu130"}, "ok", "2.13.0+cu130"),
         ({"trl": "1.15.1"}, "warning", "trl 1.15.1 (tested: 1.16.0)"),
         ({"trl": "1.13.0"}, "failed", "trl 1.13.0"),

@@ -8,7 +8,7 @@ from packaging.version import Version
 from dew.errors import EngineError, Problem
 
 SUPPORTED = {  # releases as in pyproject.toml, oldest and newest tried, why no others
-    "trl": (">=1.14,<2", "1.14.0", "1.16.0", "Earlier TRL does not average the fused head's gradients over processes."),
+    "trl": (">=1.15,<2", "1.15.0", "1.16.0", "Earlier releases have another fused head."),
     "transformers": (">=5.17", "5.17.0", "5.22.2", ""),
     "verl": (">=0.9,<0.10", "0.9.1", "0.9.1", "Passing on the old policy's entropy depends on internals of 0.9."),
 }

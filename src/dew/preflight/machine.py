@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from dew.engines.compat import installed
+from dew.engines.compat import installed, tried
 from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
@@ -147,6 +147,7 @@ def check_versions(lock: str | None = None) -> Check:
     if broken:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
     extra, on_gpus = ("verl", ON_GPUS) if lock == "verl" else ("trl", {})
+    releases = tried("verl") if lock == "verl" else f"{tried('trl')}, {tried('transformers')}"
     missing = [name for name in TRAINING_NEEDS[extra] if installed(name) is None]
     if missing:
         says = f"Training needs {', '.join(missing)}, not installed."
@@ -157,9 +158,10 @@ def check_versions(lock: str | None = None) -> Check:
         if number.split("+", maxsplit=1)[0] not in (tested[name], on_gpus.get(name))
     ]
     if other:
-        return warning("versions", f"Not tested together: {', '.join(other)}.", install, **facts)
-    main = [name for name in ("torch", "transformers", "trl", "vllm", "verl") if name in present]
-    return ok("versions", f"As tested (lock {lock}): {', '.join(f'{n} {present[n]}' for n in main)}.", **facts)
+        says = f"Not tested together: {', '.join(other)}. Tried with {releases}."
+        return warning("versions", says, install, **facts)
+    main = ", ".join(f"{n} {present[n]}" for n in ("torch", "transformers", "trl", "vllm", "verl") if n in present)
+    return ok("versions", f"As tested (lock {lock}): {main}. Tried with {releases}.", **facts)
 
 
 def doctor() -> list[Check]:
