@@ -28,14 +28,18 @@ def tried(package: str) -> str:
     return f"{package} {oldest}" + f" to {newest}" * (oldest != newest)
 
 
+def supported(package: str, number: str) -> bool:
+    return Version(number).base_version in SpecifierSet(SUPPORTED[package][0])
+
+
 def require(package: str) -> None:
     """Raise one clear error unless a supported release of the package is installed."""
-    supported, _, newest, why = SUPPORTED[package]
+    releases, _, newest, why = SUPPORTED[package]
     found = installed(package)
     if found is None:
         extra = "verl" if package == "verl" else "trl"
         remedy = f"On every machine that trains: pip install 'dew-rl[{extra}]'."
         raise EngineError(Problem(f"{package} is not installed.", remedy=remedy))
-    if Version(found).base_version not in SpecifierSet(supported):
-        what = f"{package} {found} is installed; dew works with {package}{supported} (tried with {tried(package)})."
+    if not supported(package, found):
+        what = f"{package} {found} is installed; dew works with {package}{releases} (tried with {tried(package)})."
         raise EngineError(Problem(what, why, f"Run: pip install '{package}=={newest}'."))
