@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,9 +20,11 @@ SMALL = {"model_name_or_path": "tiny", "task": "countdown", "problems": 32, "max
          "per_device_train_batch_size": 8, "max_completion_length": 8, "use_cpu": True, "bf16": False,
          "report_to": "none"}  # fmt: skip
 REWARDS = """
+import os
+
 def breaks(completions, **_):
     breaks.calls = getattr(breaks, "calls", 0) + 1
-    if breaks.calls == 4:
+    if breaks.calls == 4 and not os.path.exists("paper"):
         raise ValueError("the judge is out of paper")
     return [float(len(text) % 2) for text in completions]
 """
@@ -130,18 +133,21 @@ def crashes() -> None:
     made = config("breaks", reward_funcs=["rewards.py:breaks"], max_steps=8, save_steps=100)
     said = dew("train", made, fails=True, says="the judge is out of paper")
     assert said.count("the judge is out of paper") == 1 and list(Path("breaks").glob("checkpoint-*")), said
+    write("paper", "")
     said = dew("resume", "breaks", says="Done: breaks")
-    assert "missing keys" not in said.lower(), said
+    assert "missing keys" not in said.lower() and "earlier run" not in said, said
 
 
 def approval() -> None:
-    home = Path("home").resolve()
+    home = Path(tempfile.mkdtemp())
     os.environ |= {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
     refused("is neither below", "--untrusted", output_dir="~/x")
     assert not (home / "x").exists()
     made = config("approved", reward_funcs=["rewards.py:breaks"], max_steps=8)
     dew("train", made, "--untrusted", fails=True, says="reward_funcs")
+    Path("paper").unlink()
     dew("train", made, "--untrusted", "--reward_funcs", "rewards.py:breaks", fails=True, says="out of paper")
+    write("paper", "")
     dew("resume", "approved", "--untrusted", says="Done: approved")
 
 
