@@ -72,7 +72,8 @@ def settings_and_messages() -> None:
     assert said.count("step 2/2") == said.count("Done:") == 1, said
     dew("report", "both", "unsaved")
     for name in ("dapo", "dew"):
-        dew("train", config(name), "--algorithm", name, "--output_dir", f"several/{name}", "--records_every", "1")
+        settings = {"algorithm": name, "output_dir": f"several/{name}", "records_every": 1}
+        dew("train", config(name, max_completion_length=32, **settings))
     dew("explain", "several", fails=True, says="several/dapo")
     dew("explain", "several/dew", says="step 1")
 
