@@ -77,7 +77,7 @@ def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) ->
     """Checks of `dew.preflight` that call neither the model nor your own functions; none where there is no reward."""
     if not rewards:
         return
-    found = [args.batches.misaligned()]
+    found = [args.batches.misaligned(), args.filtered_sampling()]
     rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []
     if empty := sum(not row.get("prompt") for row in rows):
         found.append(Problem(f"{empty} of the first {len(rows)} prompts are empty.", remedy="Remove those rows."))
