@@ -19,8 +19,9 @@ from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (
-    "reward", "accuracy", "entropy", "credit/", "groups/", "clip/", "ratio/", "kl/", "sampler/", "length/", "guide/",
-    "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time", "frac_reward",
+    "reward", "accuracy", "entropy", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/", "sampler/", "length/",
+    "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time",
+    "frac_reward", "weights/",
 )  # fmt: skip
 """Metrics that a step's own line has already, or that TRL logs under another name."""
 
