@@ -4,8 +4,8 @@
 
 A digit is hidden. Where the policy writes "?", the tool `peek` is called when the turn ends, and its output shows the
 digit. An answer is correct if the policy peeked and its last turn begins with the digit: after a peek, guessing
-solves half of the problems and copying solves all of them. In 20 steps the policy learns to call the tool (accuracy 0.07 to about 0.5); with these
-settings it did not learn to copy in 300.
+solves half of the problems and copying solves all of them. In 20 steps the policy learns to call the tool (accuracy
+0.07 to about 0.5); with these settings it did not learn to copy in 300.
 
 With a real model only `tokenizer` and `policy` differ: its own chat template says how tools are called. docs/trl.md has
 more under "Tools and agents".
