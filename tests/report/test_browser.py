@@ -958,7 +958,10 @@ def test_learned_credit_is_reproduced_and_shown_below_the_tokens(tmp_path: Path,
     ]
     write_records(tmp_path, 1, [GroupRecord(1, 0, "?", answers, algorithm="dapo", settings=asdict(algorithm))])
     page = opened(build_from_records(next((tmp_path / "records").iterdir())), "#groups")
-    assert page.texts(".chance") == ["predicted chance of success: 0.4 to 0.9", "predicted chance of success: 0.5 to 0.3"]
+    assert page.texts(".chance") == [
+        "predicted chance of success: 0.4 to 0.9",
+        "predicted chance of success: 0.5 to 0.3",
+    ]
     for i, t in ((0, 0), (0, 1), (0, 3), (1, 1), (1, 3)):
         page.tab.click(f'.answer[data-i="{i}"] .t[data-t="{t}"]')
         page.tab.wait_for_selector(".panel .agrees, .panel .differs")
