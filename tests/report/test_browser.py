@@ -108,7 +108,7 @@ SETTINGS = [
     dict(zip(("compare", "average", "pool", "spread", "entropy_clip"), chosen, strict=True))
     | {"alpha1": 0.9, "alpha2": 0.5}
     for chosen in itertools.product(
-        ["column", "row", "matrix"],
+        ["column", "row", "matrix", "turn"],
         ["arithmetic", "geometric"],
         ["group", "joint", "sign", "outcome"],
         ["both", "correct", "wrong"],

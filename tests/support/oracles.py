@@ -42,6 +42,19 @@ def gtpo_rewards(
     return out
 
 
+def gtpo_turn_rewards(correct, answers, alpha1=1.0, alpha2=0.1, average="arithmetic"):
+    """compare="turn": answers[i][k] holds the entropies of the k-th turn of answer i."""
+    out = []
+    for i, turns in enumerate(answers):
+        value = (lambda h: max(h, FLOOR)) if correct[i] else (lambda h: 1 / max(h, FLOOR))
+        out.append([])
+        for k, turn in enumerate(turns):
+            peers = [a[k] for j, a in enumerate(answers) if correct[j] == correct[i] and k < len(a)]
+            usual = mean([value(h) for other in peers for h in other], average)
+            out[i].append([(1 if correct[i] else -1) * (alpha1 + alpha2 * value(h) / usual) for h in turn])
+    return out
+
+
 def grpo_s_rewards(correct, entropy, beta1=1.0, beta2=0.1, average="arithmetic", entropy_clip=None):
     H = [mean([clamp(h, entropy_clip) for h in row], average) for row in entropy]
     out = []

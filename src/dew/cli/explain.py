@@ -247,7 +247,12 @@ def _show_answer(group: "GroupRecord", i: int, credit: Shown) -> None:
 
 def _formula(rule: Any, correct: bool) -> str:
     side, value, sign = ("O⁺", "H", "+") if correct else ("O⁻", "1/H", "−")
-    over = {"column": "with a token there", "row": "this answer alone", "matrix": "all their tokens"}[rule.compare]
+    over = {
+        "column": "with a token there",
+        "row": "this answer alone",
+        "matrix": "all their tokens",
+        "turn": "their tokens of the same turn",
+    }[rule.compare]
     if rule.spread not in ("both", "correct" if correct else "wrong"):
         shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2}) on every token: entropy weights the other side alone"
     else:

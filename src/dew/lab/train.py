@@ -8,6 +8,7 @@ of replicas, or of rows that train, is another.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -19,11 +20,25 @@ from dew.algorithms.base import Part
 from dew.credit.learned import OutcomeHead, prediction_quality, spaced
 from dew.errors import ConfigError
 from dew.lab.arms import Arm
-from dew.lab.policy import Adam, Answers, Parameters, deterministic, entropy, forward, log_probabilities, sample
+from dew.lab.policy import (
+    SIGNALS,
+    Adam,
+    Answers,
+    Parameters,
+    Replayed,
+    deterministic,
+    entropy,
+    forward,
+    log_probabilities,
+    sample,
+)
 from dew.lab.tasks import OUTPUTS, Problems, Task, generator
 from dew.rollouts import Rollouts
 
 MAX_GRADIENT_NORM = 1.0
+
+Answer = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""(R, P, L) prompts, (R, P, F) facts and (R, P·G, T) uniforms -> tokens, signals, hidden states if kept, verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +174,15 @@ def _given(rollouts: Rollouts) -> dict[str, Tensor]:
 class Stack:
     """Replicas of one task that train together."""
 
-    def __init__(self, task: Task, start: Parameters, replicas: Sequence[Replica], settings: Settings, device: str):
+    def __init__(
+        self,
+        task: Task,
+        start: Parameters,
+        replicas: Sequence[Replica],
+        settings: Settings,
+        device: str,
+        cuda_graphs: bool = False,
+    ) -> None:
         self.task, self.settings, self.device = task, settings, device
         self.replicas = replicas
         R = len(replicas)
@@ -176,6 +199,9 @@ class Stack:
         self.head = OutcomeHead(start["embed"].shape[-1], len(learning), device)
         """Predicts the outcomes of the replicas in `learning`."""
         self.held_out = held_out(task, settings.eval_problems, device)
+        self.answer: Answer = partial(answer, task, self.parameters, hidden_of=self.learning, all_tokens=cuda_graphs)
+        if cuda_graphs:
+            self.answer = Replayed(self.answer)
         self.history: dict[str, list[Tensor]] = {}
 
     def generation(self, number: int) -> None:
@@ -184,17 +210,18 @@ class Stack:
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
         uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
-        answers = sample(self.parameters, problems.prompt, uniforms, self.learning)
-        correct = judge(self.task, answers, problems)
+        tokens, *found, correct = self.answer(problems.prompt, problems.facts, uniforms)
+        hidden = found.pop() if self.learning is not None else None
+        answers = Answers(tokens, dict(zip(SIGNALS, found, strict=True)), hidden)
         mask, G = answers.mask, s.group_size
         self._predict(answers, correct)
         rows = {"mask": mask, "tokens": answers.tokens, "reward": correct.float(), **answers.signals}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
-        found = [team.credit(rollouts[team.rows]) for team in self.teams]
-        signal = torch.cat([kept for _, kept in found])
-        advantages = torch.cat([credit[:, 0] for credit, _ in found]).flatten(1, 2)
-        penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in found]
+        given = [team.credit(rollouts[team.rows]) for team in self.teams]
+        signal = torch.cat([kept for _, kept in given])
+        advantages = torch.cat([credit[:, 0] for credit, _ in given]).flatten(1, 2)
+        penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in given]
         live = mask & signal.repeat_interleave(G, 1)[..., None]
         norm = self._update(problems, answers, advantages, penalties, live, self._uniforms("order", number, s.answers))
         wrong = (advantages * (2 * correct.float() - 1)[..., None] < 0) & live
@@ -274,7 +301,7 @@ class Stack:
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems."""
         k = self.settings.eval_k
-        solved = solve(self.task, self.parameters, self.held_out, k, self.settings.answers, self._uniforms, number)
+        solved = solve(self.task, self.answer, self.held_out, k, self.settings.answers, self._uniforms, number)
         self._record(**{"pass@1": solved.float().mean((1, 2)), "pass@k": solved.any(2).float().mean(1)})
 
     def results(self) -> list[dict[str, Any]]:
@@ -299,31 +326,40 @@ class Stack:
             self.history.setdefault(name, []).append(value)
 
 
-def judge(task: Task, answers: Answers, problems: Problems) -> Tensor:
-    """(R, B) verdicts on answers to (R, P) problems."""
-    R, B = answers.tokens.shape[:2]
-    facts = problems.facts.repeat_interleave(B // problems.facts.shape[1], 1)
-    return task.verdict(answers.tokens.flatten(0, 1), facts.flatten(0, 1)).view(R, B)
+def answer(
+    task: Task,
+    parameters: Parameters,
+    prompt: Tensor,
+    facts: Tensor,
+    uniforms: Tensor,
+    *,
+    hidden_of: Tensor | None = None,
+    all_tokens: bool = False,
+) -> tuple[Tensor, ...]:
+    """Sample and judge: an `Answer`."""
+    found = sample(parameters, prompt, uniforms, hidden_of=hidden_of, all_tokens=all_tokens)
+    hidden = () if found.hidden is None else (found.hidden,)
+    return found.tokens, *found.signals.values(), *hidden, judge(task, found.tokens, facts)
+
+
+def judge(task: Task, tokens: Tensor, facts: Tensor) -> Tensor:
+    """(R, B) verdicts on (R, B, T) answers to problems with (R, P, F) facts."""
+    R, B = tokens.shape[:2]
+    facts = facts.repeat_interleave(B // facts.shape[1], 1)
+    return task.verdict(tokens.flatten(0, 1), facts.flatten(0, 1)).view(R, B)
 
 
 def solve(
-    task: Task,
-    parameters: Parameters,
-    problems: Problems,
-    k: int,
-    rows: int,
-    uniforms: Callable[..., Tensor],
-    number: int,
+    task: Task, answer: Answer, problems: Problems, k: int, rows: int, uniforms: Callable[..., Tensor], number: int
 ) -> Tensor:
     """(R, N, k) verdicts on k answers to each of N problems, at most about `rows` answers of a replica at once."""
-    R, found = len(parameters["embed"]), []
+    found = []
     each = max(1, rows // k)
     for i in range(0, len(problems.facts), each):
         part = problems[i : i + each]
-        n = len(part.facts)
-        part = Problems(*(getattr(part, f).expand(R, *getattr(part, f).shape) for f in Problems.__annotations__))
-        answers = sample(parameters, part.prompt, uniforms(f"held-out/{i}", number, n * k, task.tokens))
-        found.append(judge(task, answers, part).view(R, n, k))
+        drawn = uniforms(f"held-out/{i}", number, len(part.facts) * k, task.tokens)
+        prompt, facts = (x.expand(len(drawn), *x.shape) for x in (part.prompt, part.facts))
+        found.append(answer(prompt, facts, drawn)[-1].unflatten(1, (-1, k)))
     return torch.cat(found, 1)
 
 

@@ -29,10 +29,10 @@ from dew.engines.credit import give_credit, outcomes
 from dew.engines.metrics import Numbers
 from dew.engines.recording import RESUME, due
 from dew.engines.trl import checkpoints, failures
-from dew.engines.trl.batch import Batch, Capture, Scores, make_batch
+from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
+from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import (
     exact_head,
     loss_inputs,
@@ -49,6 +49,7 @@ from dew.engines.trl.metrics import (
     generation_metrics,
     last_rows,
     pass_at,
+    sampler_metrics,
     show_trained,
 )
 from dew.engines.trl.nonfinite import NonFinite, finite_only
@@ -308,6 +309,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             if self._guide is not None and self.model.training:
                 add_authors(inputs, capture.authors)
             old = self._old_policy(inputs)
+        if (sampler := inputs.get("sampling_per_token_logps")) is not None and old.logp is not None:
+            own = inputs["author"] == OWN if "author" in inputs else torch.ones_like(old.logp[:, 0], dtype=torch.bool)
+            self._put(sampler_metrics(old.logp, sampler, loss_mask(inputs) & own[:, None], self.accelerator))
         recorded = rows if self._record_due else None
         return make_batch(self, inputs, capture, old, last_rows(self._logs, len(capture.parts)), recorded)
 

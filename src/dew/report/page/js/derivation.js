@@ -93,6 +93,7 @@ function gtpoSteps(group, i, t, settings) {
     column: `the ${plural(entry.peers, `${side} answer`)} still running at position ${t + 1}`,
     row: `the ${plural(entry.peers, 'token')} of this answer`,
     matrix: `the ${plural(entry.peers, 'token')} of all ${side} answers`,
+    turn: `the ${plural(entry.peers, 'token')} of this turn in all ${side} answers`,
   }[settings.compare];
   return [entry, [...weightSteps(entry, settings, ['α₁', 'α₂', 'H'], peers), ...poolSteps(entry, settings, 'token')]];
 }
