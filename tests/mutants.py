@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = [
     "core/test_golden",
+    "core/test_preferences",
     "core/test_gtpo",
     "core/test_turns",
     "core/test_grpo_s",
@@ -84,6 +85,14 @@ MUTANTS = [
     ("ops.py", "STD_EPS = 1e-4", "STD_EPS = 1e-8", "another ε"),
     ("ops.py", "count = mask.sum(dim, keepdim=keepdim).clamp_min(1)", "count = mask.size(dim if isinstance(dim, int) else dim[0])", "mean over padding"),
     ("ops.py", "torch.promote_types(x.dtype, torch.float32)", "x.dtype", "computed in half precision"),
+    # Preference pairs
+    ("credit/preferences.py", "floored(entropy, (floor, float(\"inf\")))", "floored(entropy, None)", "the floor is forgotten"),
+    ("credit/preferences.py", "mask, -1, \"arithmetic\"", "mask, -2, \"arithmetic\"", "compare across answers"),
+    ("credit/preferences.py", "1 - alpha, alpha, \"both\"", "1.0, alpha, \"both\"", "weights above 1 on average"),
+    ("credit/preferences.py", "1 - alpha, alpha, \"both\"", "1 - alpha, alpha, \"correct\"", "rejected answers are not weighted"),
+    ("credit/preferences.py", "shaped(H, preferred,", "shaped(H, ~preferred,", "chosen and rejected are swapped"),
+    ("credit/preferences.py", "\"both\").abs()", "\"both\")", "signed weights"),
+    ("credit/preferences.py", "not 0 <= alpha <= 1", "not 0 <= alpha", "negative weights are allowed"),
     # Baselines and peers
     ("credit/grpo.py", "standardize(r, present, -1, scale=scale)", "standardize(r, present, -1)", "Dr. GRPO is scaled"),
     ("credit/grpo.py", "standardize(r, present, -1, scale=scale)", "standardize(r, torch.ones_like(present), -1, scale=scale)", "absent answers count"),

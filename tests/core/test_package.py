@@ -74,6 +74,7 @@ def test_public_names_keep_their_signatures():
         "clip_cov_mask": "advantages logp mask share low high",
         "kl_cov_mask": "advantages logp mask share",
         "steer_weights": "advantages logp entropy mask least",
+        "preference_weights": "chosen entropy mask alpha floor",
         "token_baseline_advantages": "rewards logp sum_sq mask",
         "learned_weights": "value advantages mask share",
         "group_relative": "rewards present",

@@ -14,7 +14,7 @@ from rich.text import Text
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, print_json, printable
 from dew.config import parse_yaml
-from dew.errors import ConfigError, DewError, Problem
+from dew.errors import ConfigError, DewError, Problem, RecordError
 
 if TYPE_CHECKING:
     from dew import Algorithm, Rollouts
@@ -40,8 +40,8 @@ class Shown:
 @app.command()
 def explain(
     source: Annotated[Path, typer.Argument(help="A run folder, a records file, or a JSONL of groups.")],
-    step: Annotated[int | None, typer.Option(help="Step (default: the last recorded one).")] = None,
-    group: Annotated[int | None, typer.Option(help="Group (default: where credit differs most).")] = None,
+    step: Annotated[int | None, typer.Option(help="Step (default: of the most telling group).")] = None,
+    group: Annotated[int | None, typer.Option(help="Group (default: the most telling one of the step).")] = None,
     answer: Annotated[int | None, typer.Option(help="Show one answer, counted from 1, with the formula.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Compute with this algorithm (default: the run's).")] = None,
     settings: Annotated[str, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = "{}",
@@ -74,17 +74,22 @@ def explain(
 def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
     from dew.files import stay_inside
     from dew.records import RunFolder, read_records
+    from dew.report.readers import read_sample
 
     if source.is_dir():
         stay_inside(source)
         files = {int(f.name.split("-")[1].split(".")[0]): f for f in RunFolder(source).record_files()}
         if not files:
             runs = sorted(f.parent for f in source.glob("*/run.json"))
-            remedy = (
-                f"Give one of its runs: {', '.join(map(str, runs))}." if runs else "Train with records_every above 0."
-            )
+            remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
+            remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
             raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
-        groups = read_records(files[max(files) if step is None else _recorded("step", step, files)])
+        if step is None and group is None:
+            groups, _, damaged = read_sample(list(files.values()))
+            if not groups:
+                raise RecordError(damaged[0])
+        else:
+            groups = read_records(files[max(files) if step is None else _recorded("step", step, files)])
     else:
         groups = read_records(source)
         if step is not None:
@@ -199,8 +204,11 @@ def _show_group(group: "GroupRecord", credit: Shown) -> None:
     flipped = sum(map(sum, credit.flipped))
     legend = f"advantages of {credit.label}: blue positive, orange negative, full colour = ±{scale:.3f}"
     out.print(Text(legend + ("; underlined: the wrong sign for its answer\n" if flipped else "\n"), style="dim"))
+    same: dict[Any, list[int]] = {}
     for i, a in enumerate(group.answers):
-        ranges = ""
+        same.setdefault((a.correct, tuple(a.tokens), tuple(credit.advantage[i])), []).append(i)
+    for i, *others in same.values():
+        a, ranges = group.answers[i], ""
         for name, rows in (("grpo", credit.grpo), (credit.label.split("(")[0], credit.advantage)):
             values = list(compress(rows[i], _live(a)))
             low, high = (f"{end(values, default=0.0):+.3f}" for end in (min, max))
@@ -208,7 +216,8 @@ def _show_group(group: "GroupRecord", credit: Shown) -> None:
         if a.value:
             ranges += f"   predicted chance of success {a.value[0]:.2f} to {a.value[-1]:.2f}"
         marked = f"   {sum(credit.flipped[i])} of the wrong sign" if any(credit.flipped[i]) else ""
-        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{ranges}{marked}")
+        times = f" × {1 + len(others)}" if others else ""
+        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{times}{ranges}{marked}")
         out.print(Padding(by_credit(a.tokens, credit.advantage[i], scale, credit.flipped[i]), (0, 0, 1, 2)))
     out.print("For one answer with the formula and its numbers, add --answer N.")
 

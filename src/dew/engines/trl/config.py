@@ -95,6 +95,14 @@ AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_w
 """The smallest value of each number."""
 
 
+def too_small(config: Any) -> list[Problem]:
+    return [
+        Problem(f"{name}={getattr(config, name)}:", remedy=f"give a number >= {least}.")
+        for name, least in AT_LEAST.items()
+        if not least <= getattr(config, name, least) < math.inf
+    ]
+
+
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -249,11 +257,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return []
 
     def _number_problems(self) -> list[Problem]:
-        problems = [
-            Problem(f"{name}={getattr(self, name)}:", remedy=f"give a number >= {least}.")
-            for name, least in AT_LEAST.items()
-            if not least <= getattr(self, name) < math.inf
-        ]
+        problems = too_small(self)
         problems += [
             Problem(f"{name}={getattr(self, name)}:", "not a finite number.")
             for name in FINITE

@@ -11,8 +11,6 @@ _save_checkpoint                 TRL's, then dew's state and a manifest
 """
 
 import logging
-import math
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -20,15 +18,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import broadcast_object_list
 from torch import Tensor
-from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
 from dew.engines.credit import give_credit, outcomes
-from dew.engines.metrics import Numbers
-from dew.engines.recording import RESUME, due
-from dew.engines.trl import checkpoints, failures
+from dew.engines.recording import due
+from dew.engines.trl import checkpoints
 from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
@@ -43,7 +38,6 @@ from dew.engines.trl.loss import (
     watched_head,
 )
 from dew.engines.trl.metrics import (
-    Recorder,
     StepStatistics,
     extend_table,
     generation_metrics,
@@ -52,28 +46,22 @@ from dew.engines.trl.metrics import (
     sampler_metrics,
     show_trained,
 )
-from dew.engines.trl.nonfinite import NonFinite, finite_only
 from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
-from dew.engines.trl.rewards import check_rewards, check_weights, checked, used_folder, warn_early
+from dew.engines.trl.recorded import RecordedTrainer
+from dew.engines.trl.rewards import check_rewards, check_weights, checked, warn_early
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem, RewardError
-from dew.records import RunFolder
+from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
 
-LOGS_KEPT = 1000
-"""Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
 
-
-class DewTrainer(GRPOTrainer):  # type: ignore[misc]
+class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer that trains with any algorithm of dew. Takes the arguments of GRPOTrainer, and a `DewConfig`."""
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
     rollout_func: Any
-    _verified: str | None = None
-    """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
         self,
@@ -135,53 +123,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
         main = self.accelerator.is_main_process
         warn_early(args, rewards if main else [], train_dataset if main else None, self.outcome_index)
-        self._statistics, self._nonfinite = StepStatistics(), NonFinite()
-        self._recorder = Recorder(args.output_dir, main)
-        self.add_callback(self._recorder)
+        self._statistics = StepStatistics()
+        self.start_recording()
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as GRPOTrainer does. True resumes from the newest complete checkpoint."""
-        if not resume_from_checkpoint:
-            resume_from_checkpoint = self._claim_folder()
-        self._recorder.start(self)
-        logger.info("%s", self.args.batches)
-        try:
-            if resume_from_checkpoint is True:
-                resume_from_checkpoint = self.last_good_checkpoint()
-                if resume_from_checkpoint is None:
-                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
-                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
-            elif resume_from_checkpoint not in (None, False, self._verified) and self.accelerator.is_main_process:
-                checkpoints.check_complete(str(resume_from_checkpoint))
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
-        except BaseException as error:
-            if isinstance(error, RewardError):
-                self._save_before_failure()
-            with suppress(OSError):  # a full disk has no room for this either
-                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-            explained = failures.explain(error, self.args.output_dir, rank, processes)
-            if explained is None:
-                raise
-            raise explained from error
-        self._recorder.end("done")
-        return result
-
-    def _claim_folder(self) -> str | None:
-        """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
-        folder = self.args.output_dir
-        (used,) = broadcast_object_list([RunFolder(folder).used()])
-        again = os.environ.get(RESUME) == str(Path(folder).resolve())
-        if used and again and (found := self.last_good_checkpoint()) is not None:
-            return found
-        if used and not again and not self.args.overwrite_output_dir:
-            raise ConfigError(used_folder(folder))
-        if used and self.accelerator.is_main_process:
-            RunFolder(folder).clear()
-        self.accelerator.wait_for_everyone()
-        return None
 
     def _save_before_failure(self) -> None:
         """A reward fails between two steps: save the last one. Several processes would have to fail together."""
@@ -197,18 +142,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         with suppress(Exception):  # the reward's own error is the one to report
             self._save_checkpoint(self.model, None)
             logger.warning("Saved checkpoint-%d before the reward failed.", step)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Tied weights are saved once and are not missing."""
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
-    def last_good_checkpoint(self) -> str | None:
-        """The newest complete checkpoint, verified by the main process for all processes."""
-        found = [checkpoints.newest_complete(self.args.output_dir) if self.accelerator.is_main_process else None]
-        self._verified = broadcast_object_list(found)[0]
-        return self._verified
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
@@ -232,10 +165,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
 
     # ── a generation: sample, score, credit, report ─────────────────────────────────────────────────────────
-
-    @property
-    def _mode(self) -> str:
-        return "train" if self.model.training else "eval"
 
     @property
     def group_size(self) -> int:
@@ -429,14 +358,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._forward(self.model, inputs, batch_size=rows)
         return self._capture.passes[-1]
 
-    def _put(self, numbers: Numbers) -> None:
-        """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
-        metrics, numbers = self._metrics[self._mode], finite_only(numbers)
-        for name, value in numbers.items():
-            metrics[name].append(value)
-        if self.model.training:
-            self._recorder.put(numbers)
-
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -505,54 +426,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._put(numbers)
         return loss
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """Called between gradient and update: a step with an infinity or a NaN loses its gradient."""
-        norm = super()._get_grad_norm(*args, **kwargs)
-        value = float(norm) if norm is not None else 0.0
-        step, scaler = self.state.global_step + 1, self.accelerator.scaler
-        found = self._nonfinite.check(step, value, scaled=scaler is not None and scaler.get_scale() > 1)
-        if found is not None:
-            self.optimizer.zero_grad()
-            if self.accelerator.is_main_process:
-                logger.warning("Skipping step %d, not finite: %s", step, found)
-        self._put({"steps/skipped": float(found is not None)})
-        if norm is not None:
-            self._recorder.put(finite_only({"grad_norm": value}))
-        return norm
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        for metrics in self._metrics.values():
-            for name in list(metrics):
-                metrics[name][:] = [x for x in metrics[name] if math.isfinite(x)]
-                if not metrics[name]:
-                    del metrics[name]
-        for name in set(logs) - set(finite_only(logs)):
-            del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
-        super().log(logs, start_time)
-        del self.state.log_history[:-LOGS_KEPT]
-        self._recorder.logged(self.state.global_step, logs)
-
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Everything, then the manifest; only then are older checkpoints removed."""
-        run = self._get_output_dir(trial=None)
-        folder = Path(run) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            (folder / checkpoints.MANIFEST).unlink(missing_ok=True)  # if the step is saved again
-        self.accelerator.wait_for_everyone()
-        if not self.args.save_only_model:
-            checkpoints.save_state(folder, self.accelerator.process_index, self._own_state())
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            super()._save_checkpoint(*args, **kwargs)
-        finally:
-            self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            RunFolder(run).sync()
-            checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""

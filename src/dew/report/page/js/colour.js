@@ -10,8 +10,15 @@ const SIGNALS = {
   grpo: { label: 'GRPO', scale: 'signed', note: 'the advantage with GRPO' },
 };
 
-/** A colour of the style sheet, for canvases. */
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colours = new Map();
+
+/** A colour of the style sheet, for canvases; `colours` is cleared when the theme changes. */
+function css(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colours.get(name);
+}
+
+const rgb = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
 
 const LIGHTEST = 12;
 const MIDDLE = 55;
