@@ -7,7 +7,7 @@ from pathlib import Path
 from dew.config import Run
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.rewards import check_weights, outcome_index
-from dew.engines.trl.settings import parse
+from dew.engines.trl.settings import Parsed, parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError, Problem
 from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
@@ -39,7 +39,7 @@ def preflight(
     except DewError as error:
         checks += [from_problem(_subject(problem), problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
-    checks.append(ok("settings", f"{len(parsed.run.settings)} settings, all valid."))
+    checks.append(check_settings(parsed))
     checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
     if run.trainer == "dpo":
         return checks + guarded("pairs", check_pairs, parsed)
@@ -70,6 +70,14 @@ def _trainable(checks: list[Check]) -> bool:
 
 def _subject(problem: Problem) -> str:
     return "batches" if any(words in str(problem) for words in ABOUT_BATCHES) else "settings"
+
+
+def check_settings(parsed: Parsed) -> Check:
+    valid = f"{len(parsed.run.settings)} settings, all valid."
+    samples = parsed.run.trainer != "dpo"
+    if samples and (problem := parsed.args.filtered_sampling()):
+        return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
+    return ok("settings", valid)
 
 
 def check_batches(args: DewConfig) -> Check:

@@ -189,6 +189,15 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             iterations=self.num_iterations,
         )
 
+    def filtered_sampling(self) -> Problem | None:
+        """Sampling settings with which vLLM's probabilities are not the policy's."""
+        limits = {"top_p": self.top_p not in (None, 1), "top_k": (self.top_k or 0) > 0, "min_p": bool(self.min_p)}
+        given = ", ".join(f"{name}={getattr(self, name)}" for name, limited in limits.items() if limited)
+        if not self.use_vllm or not given:
+            return None
+        why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
+        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0; temperature may differ from 1.")
+
     def _adopt_trl_settings(self) -> list[Problem]:
         """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
         the others into the algorithm that they describe."""

@@ -78,7 +78,7 @@ def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) ->
     """Checks of `dew.preflight` that call neither the model nor your own functions; none where there is no reward."""
     if not rewards:
         return
-    found = [args.batches.misaligned()]
+    found = [args.batches.misaligned(), args.filtered_sampling()]
     if RunFolder(args.output_dir).used() and not args.overwrite_output_dir:
         found.append(used_folder(args.output_dir))
     rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []

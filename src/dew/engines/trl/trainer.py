@@ -24,17 +24,18 @@ from trl import GRPOTrainer
 from dew.engines.credit import give_credit, outcomes
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints
-from dew.engines.trl.batch import Batch, Capture, make_batch
+from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
+from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import (
     exact_head,
     loss_inputs,
     micro_batches,
-    sums_of_squares,
+    outcome_head,
     trl_advantages,
     uses_exact_head,
+    watched_head,
 )
 from dew.engines.trl.metrics import (
     StepStatistics,
@@ -42,6 +43,7 @@ from dew.engines.trl.metrics import (
     generation_metrics,
     last_rows,
     pass_at,
+    sampler_metrics,
     show_trained,
 )
 from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
@@ -102,6 +104,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = uses_exact_head(args.exact_head, self.model, self.algorithm)
+        self._outcome_head = outcome_head(self.model, self.algorithm, self.accelerator.device)
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
         self._aligned = args.less_padding and not (
             sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
@@ -154,6 +157,8 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._buffered_inputs = state["generation"]
         self._metrics["train"].update(state["metrics"])
         self._nonfinite.restore(state["health"])
+        if self._outcome_head is not None and state.get("outcome_head"):
+            self._outcome_head.restore(state["outcome_head"])
         if self._stream is not None and state["position"] is not None:
             self._stream.position = state["position"]
         for _ in range(state["epochs"] if self.shuffle_dataset else 0):
@@ -182,6 +187,10 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             if self.algorithm.engine_loss:
                 credit = replace(credit, advantages=trl_advantages(batch, self.accelerator), flipped=None)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
+            if self._outcome_head is not None and self.model.training and batch.features is not None:
+                assert credit.side is not None  # predictions came first: the head has not seen these answers
+                self._outcome_head.fit(batch.features[None], credit.side[None])
+                batch = replace(batch, features=None)
         batch = replace(batch, inputs=trained, credit=credit)
         seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
         numbers = generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds)
@@ -229,8 +238,11 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             if self._guide is not None and self.model.training:
                 add_authors(inputs, capture.authors)
             old = self._old_policy(inputs)
+        if (sampler := inputs.get("sampling_per_token_logps")) is not None and old.logp is not None:
+            own = inputs["author"] == OWN if "author" in inputs else torch.ones_like(old.logp[:, 0], dtype=torch.bool)
+            self._put(sampler_metrics(old.logp, sampler, loss_mask(inputs) & own[:, None], self.accelerator))
         recorded = rows if self._record_due else None
-        return make_batch(self, inputs, capture, *old, last_rows(self._logs, len(capture.parts)), recorded)
+        return make_batch(self, inputs, capture, old, last_rows(self._logs, len(capture.parts)), recorded)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         authors: list[GuideAnswer | None] = [None] * len(prompts)
@@ -277,33 +289,40 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
         scores = not torch.is_grad_enabled()
-        sum_sq = scores and model is self.model and self.algorithm.needs_sum_sq
-        if scores and model is self.model:
+        own = scores and model is self.model
+        sum_sq = own and self.algorithm.needs_sum_sq
+        if own:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
         bonus = bool(getattr(self, "_entropy_bonus_enabled", False)) and not scores
-        head = exact_head(bonus, sum_sq) if self._exact_head else nullcontext()
-        squares = sums_of_squares(model) if sum_sq else nullcontext()
-        with head, squares as found, dropout_off(model) if scores else nullcontext():
+        head: Any = exact_head(bonus) if self._exact_head else nullcontext()
+        if sum_sq or (own and self._outcome_head is not None):
+            head = watched_head(model, keep, sum_sq, self._outcome_head)
+        with head as found, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
-                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size), None
+                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, found), None
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
         if scores:
-            self._capture.passes.append((logp, entropy, torch.cat(found)[:, -logp.shape[1] :] if found else None))
+            others = {name: torch.cat(x) for name, x in (found or {}).items()}
+            self._capture.passes.append(Scores(logp, entropy, **others))
         self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
 
     def _aligned_passes(
-        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
+        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None, found: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows."""
+        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows. What
+        `watched_head` found in them is put back into the order of rows and columns."""
+        rows, parts = len(ids), [list(range(len(ids)))]
+        if batch_size is not None and batch_size < rows:
+            parts = token_parts(mask.sum(1).tolist(), batch_size * ids.shape[1])
         with self.accelerator.autocast():
-            if batch_size is None or batch_size >= len(ids):
-                return aligned_pass(model, ids, mask, keep)
-            logp, entropy = torch.zeros(2, len(ids), keep, device=ids.device)
-            for part in token_parts(mask.sum(1).tolist(), batch_size * ids.shape[1]):
-                logp[part], entropy[part] = aligned_pass(model, ids[part], mask[part], keep)
+            passes = [aligned_pass(model, ids[part], mask[part], keep) for part in parts]
+        back = torch.tensor([row for part in parts for row in part], device=ids.device).argsort()
+        logp, entropy, value = (torch.cat(column)[back] for column in zip(*passes, strict=True))
+        if found:
+            found.update(value=[value], features=[torch.cat(found["features"])[back]])
         return logp, entropy
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
@@ -321,22 +340,23 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_policy(self, inputs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Entropy, log-probability and Σπ² of the sampling policy: from TRL's pass, the sampler, or our pass."""
+    def _old_policy(self, inputs: dict[str, Any]) -> Scores:
+        """What credit reads of the sampling policy: from TRL's pass, the sampler, or our pass."""
         old, algorithm = inputs.get("old_per_token_logps"), self.algorithm
-        for logp, entropy, sum_sq in self._capture.passes:
-            if logp is old:
-                return entropy, logp, sum_sq
-        if not (algorithm.needs_entropy == "old" or algorithm.needs_logp or self._record_due):
-            return None, None, None
-        if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
-            return *sampled, None
+        for scored in self._capture.passes:
+            if scored.logp is old:
+                return scored
+        only_pass = algorithm.needs_sum_sq or algorithm.needs_hidden
+        if not (algorithm.needs_entropy == "old" or algorithm.needs_logp or only_pass or self._record_due):
+            return Scores()
+        if not only_pass and (sampled := self._captured_sampling.scores(inputs, self._capture)):
+            entropy, logp = sampled
+            return Scores(logp, entropy)
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
             self._forward(self.model, inputs, batch_size=rows)
-        logp, entropy, sum_sq = self._capture.passes[-1]
-        return entropy, logp, sum_sq
+        return self._capture.passes[-1]
 
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -417,4 +437,5 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             "position": self._stream.position if self._stream is not None else None,
             "metrics": dict(self._metrics["train"]),
             "health": self._nonfinite.state(),
+            "outcome_head": self._outcome_head and self._outcome_head.state(),
         }
