@@ -13,7 +13,7 @@ import typer
 
 from dew import __version__
 from dew.algorithms import get_algorithm
-from dew.cli import console, main, runs
+from dew.cli import console, runs
 from dew.cli.app import app
 from dew.config import read_run
 from dew.errors import Problem as Trouble
@@ -24,20 +24,6 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
 from dew.rewards import Verdict
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def dew(monkeypatch, capsys):
-    """Run a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["dew", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run
 
 
 def group(step=3, number=0):
@@ -62,8 +48,8 @@ def test_help_needs_neither_torch_nor_an_engine():
 
 
 COMMANDS = [
-    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "lab", "report", "view", "explain",
-    "doctor",
+    "demo", "recipes", "train", "resume", "preflight", "pairs", "export", "eval", "compare", "lab", "report", "view",
+    "explain", "doctor",
 ]  # fmt: skip
 
 

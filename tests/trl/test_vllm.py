@@ -125,7 +125,7 @@ def test_weights_that_do_not_reach_vllm_show_in_the_divergence(trained):
     trainer.sample(rows)
     with torch.no_grad():
         for weight in (p for p in trainer.model.parameters() if p.requires_grad):
-            weight += 0.5 * weight.std() * torch.randn_like(weight)
+            weight.add_(0.5 * weight.std() * torch.randn_like(weight))
     trainer.sample(rows)
     trainer.vllm_generation.sync_weights()
     trainer.sample(rows)

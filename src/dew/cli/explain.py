@@ -81,9 +81,8 @@ def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
         files = {int(f.name.split("-")[1].split(".")[0]): f for f in RunFolder(source).record_files()}
         if not files:
             runs = sorted(f.parent for f in source.glob("*/run.json"))
-            remedy = (
-                f"Give one of its runs: {', '.join(map(str, runs))}." if runs else "Train with records_every above 0."
-            )
+            remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
+            remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
             raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
         if step is None and group is None:
             groups, _, damaged = read_sample(list(files.values()))

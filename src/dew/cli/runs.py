@@ -36,11 +36,7 @@ PATIENCE = 60.0
 LAST_LINES = 6
 DEMO_RUNS = ("dapo", "dew")
 """The demo's algorithms: the baseline, then the rule that is compared with it."""
-DEMO_FILES = {"report.html", "report.json"} | {
-    f"{name}{end}"
-    for name in (*DEMO_RUNS, "grpo", "gtpo")
-    for end in ("", ".log")  # the latter two in version 0.1
-}
+DEMO_FILES = {"report.html", "report.json", *DEMO_RUNS, *(f"{name}.log" for name in DEMO_RUNS)}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),

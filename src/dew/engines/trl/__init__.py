@@ -7,7 +7,7 @@
 
 `DewDPOTrainer` and `DewDPOConfig` train on preference pairs, with entropy weights on the tokens.
 
-Works with TRL >= 1.14, < 2. `compat.py` lists what dew relies on in TRL, and a test checks each item.
+`dew.engines.compat` has the supported releases. `compat.py` lists what dew relies on in TRL; a test checks each item.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dew.engines.compat import require
 
 require("trl")
+require("transformers")
 
 from dew.engines.trl.config import DewConfig  # noqa: E402
 from dew.engines.trl.trainer import DewTrainer  # noqa: E402
