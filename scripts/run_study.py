@@ -23,6 +23,9 @@ TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
 GTPO_RATES = {**RATES, "countdown-4": 6e-5}
 DEW_RATES = {**GTPO_RATES, "countdown-8": 6e-5}
+LEARNED_RATES = RATES
+"""Of learned credit: to be set to the best of the step `learned` before `learned-confirm` is run."""
+LEARNED = ("dapo(token_weight=learned)", "dapo(token_weight=learned,learned_share=1.0)")
 SHARED: dict[str, Any] = {"prompts": 16, "generations": 100, "evaluations": 2}
 RUNS_PER_SECOND = 1.8
 """Measured with four processes of 120 runs on an H200, before --cuda-graphs."""
@@ -33,7 +36,7 @@ CONTROL = "grpo_s(beta1=1.1,beta2=0.0"
 @dataclass(frozen=True)
 class Step:
     arms: tuple[str, ...]
-    """The baseline first. {gtpo} and {dew} stand for that rule's best learning rate on the task."""
+    """The baseline first. {gtpo}, {dew} and {learned} stand for that rule's best learning rate on the task."""
     tasks: tuple[str, ...] = ("countdown-6",)
     first_seeds: tuple[int, ...] = (0,)
     """One job each."""
@@ -90,6 +93,15 @@ STEPS = {
             "dapo", "gtpo", "gtpo(pool=sign)", "gtpo(average=geometric)", f"{OWN}:MicroBatches", f"{OWN}:EveryGroup",
         )
     ),
+    "learned": Step(
+        ("dapo", *(f"{arm}@{rate}" for arm in LEARNED for rate in ("1.5e-5", "3e-5", "6e-5"))),
+        ("countdown-4", "countdown-6", "addition-8"),
+    ),
+    "learned-confirm": Step(
+        ("dapo", "gtpo@{gtpo}", "dew@{dew}", *(arm + "@{learned}" for arm in LEARNED)),
+        ("countdown-4", "countdown-6", "addition-8"),
+        (200, 216),
+    ),
 }  # fmt: skip
 """Name -> step, in order of value."""
 
@@ -105,7 +117,8 @@ def run(job: str, options: argparse.Namespace) -> None:
     """Train the job's runs in this process."""
     name, task, first = job.split("/")
     step = STEPS[name]
-    arms = [arm.format(gtpo=GTPO_RATES[task], dew=DEW_RATES[task]) for arm in step.arms]
+    rates = {"gtpo": GTPO_RATES[task], "dew": DEW_RATES[task], "learned": LEARNED_RATES[task]}
+    arms = [arm.format(**rates) for arm in step.arms]
     given = {**SHARED, **step.settings, **({"generations": options.generations} if options.generations else {})}
     began = perf_counter()
     found = study(

@@ -86,10 +86,15 @@ def test_public_names_keep_their_signatures():
         assert actual[: len(parameters.split())] == parameters.split(), name
 
 
-def test_example_prints_its_table():
+def test_examples_print_their_tables():
     env = {**os.environ, "COLUMNS": "200"}
     out = subprocess.run(
         [sys.executable, ROOT / "examples" / "one_group.py"], capture_output=True, text=True, check=True, env=env
     ).stdout
     for word in ("GRPO", "GTPO", "GRPO-S"):
         assert word in out
+    command = [sys.executable, ROOT / "examples" / "learned_credit.py"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    *_, values, advantages = (line.split() for line in out.splitlines())
+    credit = [abs(float(a)) for a in advantages[1:]]
+    assert credit.index(max(credit)) == 3 and float(values[-1]) < 0.2  # the slip at token 4

@@ -30,7 +30,7 @@ def test_every_rule_of_the_library_is_in_the_study():
 
 
 def plain(step):
-    return [arm.format(gtpo=1e-4, dew=1e-4) for arm in step.arms]
+    return [arm.format(gtpo=1e-4, dew=1e-4, learned=1e-4) for arm in step.arms]
 
 
 def test_settings_and_order_of_the_jobs():
