@@ -80,6 +80,7 @@ class Page:
         self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def texts(self, selector: str) -> list[str]:
+        """What is drawn: an answer that is out of sight has no such text."""
         return self.tab.locator(selector).all_inner_texts()
 
     def table(self, selector: str) -> dict[str, float]:
@@ -258,7 +259,7 @@ def test_credit_is_blue_in_correct_answers_and_orange_in_wrong_ones(
     for i, answer in enumerate(mixed.answers):
         hues = page.tab.locator(f'.answer[data-i="{i}"] .t').evaluate_all("(ts) => ts.map((t) => t.dataset.hue)")
         assert set(hues) == {"plus" if answer.correct else "less"}
-        header = page.texts(f'.answer[data-i="{i}"] .outcome')[0]
+        header = page.tab.locator(f'.answer[data-i="{i}"] .outcome').text_content()
         assert header == ("✓ correct" if answer.correct else "✗ wrong")  # not by colour alone
 
 
@@ -266,7 +267,7 @@ def test_filter_and_sort(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed))
     page.tab.wait_for_selector(".answer")
     page.tab.select_option("#group-controls label:has-text('Show') select", "wrong")
-    assert set(page.texts(".answer .outcome")) == {"✗ wrong"}
+    assert set(page.tab.locator(".answer .outcome").all_text_contents()) == {"✗ wrong"}
     page.tab.select_option("#group-controls label:has-text('Show') select", "all")
     page.tab.select_option("#group-controls label:has-text('Sort') select", "longest")
     shown = page.tab.locator(".answer").evaluate_all("(as) => as.map((a) => Number(a.dataset.i))")
