@@ -663,7 +663,7 @@ def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -
     area = {(run["arm"], run["seed"]): run["scores"]["area"] for run in runs}
     gaps = [area["synthetic(2)", seed] - area["baseline", seed] for seed in range(6)]
     shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
-    assert float(shown.replace("−", "-")) == pytest.approx(sum(gaps) / 6, rel=2e-3)
+    assert float(shown.replace("−", "-")) == pytest.approx(sum(gaps) / 6, rel=5e-3)  # three digits are shown
     page.tab.click("#tab-curves")
     assert [text.split(" ×")[0] for text in page.texts(".chip")] == ["baseline", "synthetic(1)", "synthetic(2)"]
     assert page.tab.input_value("label:has-text('Seeds') select") == "mean"
