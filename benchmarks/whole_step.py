@@ -3,18 +3,23 @@
     python benchmarks/whole_step.py                             Qwen2.5-0.5B's shape: 16 groups of 8, up to 300 tokens
     python benchmarks/whole_step.py --model 1.5B --cases "dew GTPO"
     python benchmarks/whole_step.py --weights folder --data gsm8k.jsonl.gz      real weights and prompts
+    python benchmarks/whole_step.py --trace folder              also a Chrome trace of each case's last step
     python benchmarks/whole_step.py --small                     a toy model on the CPU, to test the script
 
 Without --weights the weights are random. Then one token in --mean-length ends an answer, so that lengths vary as those
 of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. All cases get the same
-prompts. Phases are measured alike in both trainers, each ending with a device synchronisation:
+prompts, and each runs in a process of its own; the table is written after every case. Phases are measured alike in
+both trainers, each ending with a device synchronisation, nested ones excluded:
 
-    sampling     from prompts to token ids
-    scoring      rewards, passes of the old policy, credit
-    update       forward, backward, optimizer
+    sample     from prompts to token ids
+    reward     reward functions
+    score      the rest of a generation: padding, passes of the old policy, metrics
+    credit     advantages (dew; part of "score" in TRL)
+    update     forward, backward, optimizer
 
 "floor" is what the step's bytes and operations take at the measured ceilings of an H200 (4.3 TB/s, 790 TFLOP/s):
 sampling reads the weights and the cache once per token position, an update takes 6 operations per weight and token.
+A trace shows the phases above the operators and kernels; open it in chrome://tracing or ui.perfetto.dev.
 """
 
 import argparse
@@ -23,7 +28,10 @@ import importlib.util
 import json
 import os
 import random
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -34,10 +42,12 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 from datasets import Dataset
+from torch.profiler import ProfilerActivity, profile, record_function
 from trainer_step import MODELS, QWEN, SMALL, StepTimer, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+import dew.engines.trl.trainer as dew_trainer
 from dew.engines.trl import DewConfig, DewTrainer
 
 # name -> (dew's algorithm, or None for plain TRL; settings)
@@ -54,28 +64,60 @@ DYNAMIC = "dew GTPO, dynamic sampling"
 BANDWIDTH, OPERATIONS = 4.3e12, 790e12
 
 
+PHASES = ("sample", "reward", "score", "credit", "update")
+METHODS = {"_generate": "sample", "_calculate_rewards": "reward", "_generate_and_score_completions": "score"}
+
+
 class Phases(StepTimer):
-    """Seconds of every step, and of two methods of the trainer in it."""
+    """Seconds of the phases of every step, and a trace of the last one."""
+
+    def __init__(self, cuda, last, trace):
+        super().__init__(cuda)
+        self.steps, self.nested, self.last, self.trace, self.profile = [], 0.0, last, trace, None
 
     def watch(self, trainer):
-        self.steps = []
-        for name in ("_generate", "_generate_and_score_completions"):
-            setattr(trainer, name, self._timed(name, getattr(trainer, name)))
+        for name, phase in METHODS.items():
+            setattr(trainer, name, self._timed(phase, getattr(trainer, name)))
+        dew_trainer.give_credit = self._timed("credit", dew_trainer.give_credit)
 
     def on_step_begin(self, args, state, control, **_):
-        self.steps.append({"_generate": 0.0, "_generate_and_score_completions": 0.0, "lengths": []})
+        self.steps.append(dict.fromkeys(PHASES, 0.0) | {"lengths": []})
+        if self.trace and state.global_step + 1 == self.last:
+            kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+            self.profile = profile(activities=kinds)
+            self.profile.start()
         super().on_step_begin(args, state, control)
 
-    def _timed(self, name, method):
+    def on_step_end(self, args, state, control, **_):
+        super().on_step_end(args, state, control)
+        self.steps[-1]["update"] = self.seconds[-1] - sum(self.steps[-1][phase] for phase in PHASES)
+        if self.profile is not None:
+            self.profile.stop()
+            self.profile.export_chrome_trace(str(self.trace))
+
+    def _timed(self, phase, method):
         def timed(*args, **kwargs):
-            start = self._now()
-            found = method(*args, **kwargs)
-            self.steps[-1][name] += self._now() - start
-            if name == "_generate":
+            start, outer, self.nested = self._now(), self.nested, 0.0
+            with record_function(phase):
+                found = method(*args, **kwargs)
+                elapsed = self._now() - start
+            self.steps[-1][phase] += elapsed - self.nested
+            self.nested = outer + elapsed
+            if phase == "sample":
                 self.steps[-1]["lengths"] += [(len(p), len(c)) for p, c in zip(found[0], found[1], strict=True)]
             return found
 
         return timed
+
+
+def on_a_cpu():
+    """vLLM on a CPU repacks weights when it loads them and accepts no new ones; this switches it off."""
+    from vllm import _custom_ops
+    from vllm.model_executor.layers import utils
+
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    _custom_ops._supports_onednn = False
+    utils.check_cpu_sgl_kernel = lambda *_: False
 
 
 def problem(options, shape):
@@ -114,6 +156,7 @@ def in_two_of_five(prompts, **_):
 
 
 def measure(name, options, shape, folder):
+    """Medians over the measured steps of one case."""
     algorithm, settings = CASES[name]
     reader, prompts, build = problem(options, shape)
     cuda = not options.small
@@ -136,11 +179,18 @@ def measure(name, options, shape, folder):
         "shuffle_dataset": False,
         **settings,
     }
+    if settings.get("use_vllm"):
+        common |= {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": options.vllm_memory}
+        common["vllm_max_model_length"] = options.completion + (64 if options.small else 1024)
+        if options.small:
+            on_a_cpu()
     if algorithm is None:
         kind, args = GRPOTrainer, GRPOConfig(loss_type="grpo", **common)
     else:
         kind, args = DewTrainer, DewConfig(algorithm=algorithm, records_every=0, **common)
-    timer, model = Phases(cuda), build()
+    last = options.warm_up + options.steps
+    trace = options.trace and options.trace / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json.gz"
+    timer, model = Phases(cuda, last, trace), build()
     if settings.get("use_vllm"):  # vLLM loads the weights from a folder
         start = str(Path(folder) / "start")
         model.save_pretrained(start)
@@ -154,18 +204,12 @@ def measure(name, options, shape, folder):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trainer.train()
-    steps = timer.steps[options.warm_up :]
-    seconds = [(s["_generate"], s["_generate_and_score_completions"]) for s in steps]
-    whole = timer.seconds[options.warm_up :]
-    found = {
-        "step": statistics.median(whole),
-        "sampling": statistics.median(g for g, _ in seconds),
-        "scoring": statistics.median(both - g for g, both in seconds),
-        "update": statistics.median(step - both for step, (_, both) in zip(whole, seconds, strict=True)),
-        "tokens": statistics.median(sum(c for _, c in s["lengths"]) for s in steps),
-        "floor": statistics.median(floor(trainer.model, s["lengths"], rows) for s in steps),
-    }
-    found["tokens/s"] = found["tokens"] / found["sampling"]
+    steps = timer.steps[options.warm_up : last - bool(trace and options.steps > 1)]  # a traced step is slower
+    found = {"step": statistics.median(sum(s[phase] for phase in PHASES) for s in steps)}
+    found |= {phase: statistics.median(s[phase] for s in steps) for phase in PHASES}
+    found["tokens"] = statistics.median(sum(c for _, c in s["lengths"]) for s in steps)
+    found["floor"] = statistics.median(floor(trainer.model, s["lengths"], rows) for s in steps)
+    found["tokens/s"] = found["tokens"] / found["sample"]
     if cuda:
         found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         found["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
@@ -196,38 +240,62 @@ def main():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU for vLLM (default 0.3)")
+    parser.add_argument("--trace", type=Path, help="folder for a Chrome trace of each case's last step")
+    parser.add_argument("--out", type=Path, help="file for the table")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # the file for one case's numbers
     options = parser.parse_args()
     shape = MODELS[options.model] | QWEN
     if options.small:
-        shape, options.prompts, options.answers, options.micro_batch = SMALL, 2, 4, 4
+        shape = SMALL | {"hidden_size": 128}  # heads of 32, the least that vLLM has on a CPU
+        options.prompts, options.answers, options.micro_batch = 2, 4, 4
         options.completion, options.mean_length = 24, 16
 
-    results = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.cases:
-            if "vLLM" in name and importlib.util.find_spec("vllm") is None:
-                print(f"{name}: skipped, vLLM is not installed", flush=True)
-                continue
-            results[name] = found = measure(name, options, shape, folder)
-            print(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in found.items())}", flush=True)
-            if not options.small:
-                torch.cuda.empty_cache()
+    if options.trace:
+        options.trace.mkdir(parents=True, exist_ok=True)
+    if options.measure:
+        with tempfile.TemporaryDirectory() as folder:
+            options.measure.write_text(json.dumps(measure(options.cases[0], options, shape, folder)))
+        return
     machine = "CPU" if options.small else torch.cuda.get_device_name()
-    print(f"\n{time.strftime('%Y-%m-%d')}, {machine}, torch {torch.__version__}, {vars(options)}\n\n{table(results)}")
-    if options.out:
-        options.out.write_text(table(results) + "\n")
+    used = {key: value for key, value in vars(options).items() if value is not None}
+    head = f"{time.strftime('%Y-%m-%d')}, {machine}, torch {torch.__version__}, {used}\n\n"
+    results = {}
+    for name in options.cases:
+        if "vLLM" in name and importlib.util.find_spec("vllm") is None:
+            print(f"{name}: skipped, vLLM is not installed", flush=True)
+            continue
+        if (found := in_a_process(name)) is None:
+            continue
+        results[name] = found
+        print(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in found.items())}", flush=True)
+        if options.out:
+            options.out.write_text(head + table(results) + "\n")
+    if results:
+        print(f"\n{head}{table(results)}")
+
+
+def in_a_process(name):
+    """One case in a process of its own: vLLM keeps its memory, and a failure ends only this case."""
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = Path(folder) / "numbers.json"
+        # The last --cases counts.
+        command = [sys.executable, __file__, *sys.argv[1:], "--cases", name, "--measure", str(numbers)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if numbers.exists():
+            return json.loads(numbers.read_text())
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        print(f"{name}: failed\n" + "\n".join(lines[-30:]), flush=True)
+        return None
 
 
 def table(results):
     """Markdown; every row relative to the first."""
     first = next(iter(results.values()))["step"]
-    lines = [
-        "| | step, s | relative to the first | sampling | scoring | update | tokens/s | step / floor | peak, GiB |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    columns = ["step, s", "relative to the first", *PHASES, "tokens/s", "step / floor", "peak, GiB"]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, found in results.items():
-        phases = " | ".join(f"{found[phase]:.3f}" for phase in ("sampling", "scoring", "update"))
+        phases = " | ".join(f"{found[phase]:.3f}" for phase in PHASES)
         memory = f"{found['peak_gib']:.1f} ({found['reserved_gib']:.1f} reserved)" if "peak_gib" in found else ""
         speed = f"{found['tokens/s']:,.0f} | {found['step'] / found['floor']:.1f}"
         lines.append(f"| {name} | {found['step']:.3f} | {found['step'] / first:.2f} | {phases} | {speed} | {memory} |")

@@ -48,6 +48,7 @@ def test_annotated_shapes_are_correct():
     credit["group_overlong"](mask.sum(-1), correct)
     credit["forking_mask"](entropy, mask)
     credit["entropy_advantages"](by_answer, entropy, mask)
+    credit["learned_weights"](entropy, A, mask)
     checked(dew.losses.policy_loss)(entropy, entropy, A, mask, weight=torch.ones(2, 4, 1))
     with pytest.raises(jaxtyping.TypeCheckError):
         credit["gtpo_rewards"](correct, entropy[..., :1], mask)
@@ -73,7 +74,9 @@ def test_public_names_keep_their_signatures():
         "clip_cov_mask": "advantages logp mask share low high",
         "kl_cov_mask": "advantages logp mask share",
         "steer_weights": "advantages logp entropy mask least",
+        "preference_weights": "chosen entropy mask alpha floor",
         "token_baseline_advantages": "rewards logp sum_sq mask",
+        "learned_weights": "value advantages mask share",
         "group_relative": "rewards present",
         "wrong_sign": "advantages rewards present",
     }
@@ -83,10 +86,15 @@ def test_public_names_keep_their_signatures():
         assert actual[: len(parameters.split())] == parameters.split(), name
 
 
-def test_example_prints_its_table():
+def test_examples_print_their_tables():
     env = {**os.environ, "COLUMNS": "200"}
     out = subprocess.run(
         [sys.executable, ROOT / "examples" / "one_group.py"], capture_output=True, text=True, check=True, env=env
     ).stdout
     for word in ("GRPO", "GTPO", "GRPO-S"):
         assert word in out
+    command = [sys.executable, ROOT / "examples" / "learned_credit.py"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    *_, values, advantages = (line.split() for line in out.splitlines())
+    credit = [abs(float(a)) for a in advantages[1:]]
+    assert credit.index(max(credit)) == 3 and float(values[-1]) < 0.2  # the slip at token 4

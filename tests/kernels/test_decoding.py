@@ -203,6 +203,69 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
     assert len(warnings) == 1 and "not permitted" in warnings[0]
 
 
+def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):
+    """As PyTorch does it: the error of the step, then another when the capture ends, and nothing is restored."""
+    calls = []
+
+    class Generator:
+        def clone_state(self):
+            return "a state that is not capturing"
+
+        def graphsafe_set_state(self, state):
+            calls.append(state)
+
+    class Capture:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            calls.append("capture")
+
+        def __exit__(self, *_):
+            raise RuntimeError("capture was invalidated")
+
+    def fails(*_):
+        raise RuntimeError("a synchronisation")
+
+    stream = type("Stream", (), {"device_index": 1})()
+    for name, value in {
+        "CUDAGraph": object,
+        "graph": Capture,
+        "current_stream": lambda: stream,
+        "set_stream": calls.append,
+        "default_generators": (None, Generator()),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    ours = greedy(trl_tiny.model())
+    ours.answers(PROMPTS, 3)
+    (buffers,) = ours._kept.values()
+    ours.device = torch.device("cuda", 1)
+    monkeypatch.setattr(buffers, "_forward", fails)
+    with pytest.raises(RuntimeError, match="invalidated") as error:
+        buffers.step(ours, 8)
+    assert calls == ["capture", stream, "a state that is not capturing"]
+    assert str(error.value.__context__) == "a synchronisation"
+
+
+@pytest.mark.gpu
+def test_sampling_continues_after_a_failed_capture():
+    model = trl_tiny.model().cuda()
+    ours = Decoder(model, Draw(), ends=[EOS], pad=PAD)
+    inner, steps = ours.logits, []
+
+    def synchronises(**inputs):
+        steps.append(torch.cuda.is_current_stream_capturing())
+        found = inner(**inputs)
+        return found + found.sum().item() if steps[-1] else found
+
+    ours.logits = synchronises
+    with pytest.raises(RuntimeError):
+        ours.answers(PROMPTS, 8)
+    assert steps[-1]
+    torch.rand(3, device="cuda")
+    assert len(Decoder(model, Draw(), ends=[EOS], pad=PAD).answers(PROMPTS, 8)) == len(PROMPTS)
+
+
 def sampling(folder, monkeypatch, **settings):
     """A trainer that samples with captured steps, and the scoring passes of each generation: their rows."""
     monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)
@@ -327,8 +390,16 @@ def on_cpu(model, draw=None):
     return CpuDecoder(model, draw or Draw(greedy=True), ends=[EOS], pad=PAD)
 
 
+def with_biases(seed, **settings):
+    model = trl_tiny.model(seed, attention_bias=True, mlp_bias=True, **settings)
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p)
+    return model
+
+
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("build", [trl_tiny.model, qwen2])
+@pytest.mark.parametrize("build", [trl_tiny.model, qwen2, with_biases])
 @pytest.mark.parametrize("settings", [{}, GROUPED, {"head_dim": 8, "tie_word_embeddings": True}])
 def test_cpu_decoder_matches_generate(build, settings, seed):
     model = build(seed, **settings).double()
@@ -339,6 +410,19 @@ def test_cpu_decoder_matches_generate(build, settings, seed):
     assert ours.answers(PROMPTS, 30) == generated(model, PROMPTS, 30) != expected[:5]
     assert on_cpu(model).answers(PROMPTS, 1) == [row[:1] for row in generated(model, PROMPTS, 1)]
     assert on_cpu(model).answers([], 5) == []
+
+
+def test_answers_to_the_same_prompt_form_blocks():
+    # 2 + 8 answers: in blocks of 8 they would take 16 rows, in blocks of 4 still 12 > 1.1 · 10.
+    found = cpu.Places.of([7, 3, 7, 7, 3, 7, 7, 7, 7, 7])
+    assert found.prompt.tolist() == [3, 7, 7, 7, 7]
+    assert found.answer.tolist() == [1, 4, 0, 2, 3, 5, 6, 7, 8, 9]
+    assert found.answer[found.place].tolist() == list(range(10))
+    # 3 + 17 answers: blocks of 4 would be 24 rows and are too many, blocks of 2 have 22 = 1.1 · 20.
+    padded = cpu.Places.of([0] * 3 + [1] * 17)
+    assert len(padded.answer) == 22 and padded.prompt.tolist() == [0] * 2 + [1] * 9
+    assert padded.answer[3].item() == 0 and padded.answer[-1].item() == 3
+    assert padded.answer[padded.place].tolist() == list(range(20))
 
 
 def test_answers_that_end_early_do_not_disturb_the_others():

@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ SETTINGS = [
     dict(zip(("compare", "average", "pool", "spread", "entropy_clip"), chosen, strict=True))
     | {"alpha1": 0.9, "alpha2": 0.5}
     for chosen in itertools.product(
-        ["column", "row", "matrix"],
+        ["column", "row", "matrix", "turn"],
         ["arithmetic", "geometric"],
         ["group", "joint", "sign", "outcome"],
         ["both", "correct", "wrong"],
@@ -967,6 +968,25 @@ def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[st
 
 
 # ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_learned_credit_is_reproduced_and_shown_below_the_tokens(tmp_path: Path, opened: Any) -> None:
+    algorithm = get_algorithm("dapo", token_weight="learned")
+    reward, value = torch.tensor([[1.0, 0.0]]), torch.tensor([[[0.4, 0.6, 0.5, 0.9], [0.5, 0.6, 0.2, 0.3]]])
+    mask = torch.tensor([[[True] * 4, [True, True, False, True]]])
+    A = algorithm.advantages(Rollouts(mask=mask, reward=reward, value=value))[0].tolist()
+    answers = [
+        AnswerRecord(list("abcd"), r > 0, r, live=m, value=v, advantage=a)
+        for r, m, v, a in zip(reward[0].tolist(), mask[0].tolist(), value[0].tolist(), A, strict=True)
+    ]
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "?", answers, algorithm="dapo", settings=asdict(algorithm))])
+    page = opened(build_from_records(next((tmp_path / "records").iterdir())), "#groups")
+    chances = ["predicted chance of success: 0.4 to 0.9", "predicted chance of success: 0.5 to 0.3"]
+    assert page.texts(".chance") == chances
+    for i, t in ((0, 0), (0, 1), (0, 3), (1, 1), (1, 3)):
+        page.tab.click(f'.answer[data-i="{i}"] .t[data-t="{t}"]')
+        page.tab.wait_for_selector(".panel .agrees, .panel .differs")
+        assert page.texts(".panel .agrees"), (i, t, page.texts(".panel .differs"))
 
 
 def test_view_follows_a_run_that_is_written(tmp_path: Path, opened: Any) -> None:

@@ -3,6 +3,10 @@
 `generate` spends most of a small model's step in Python: masks, cache objects, checks of its arguments. Here a step
 reads the weights directly and writes into buffers that are allocated once; answers that have ended are removed from
 the batch. The prompts go through the model itself, each distinct prompt once.
+
+The queries of a row are one matrix (heads, key heads · head) with zeros outside of each head's own columns. One product
+of this matrix with the keys of all heads, (slots, key heads · head), is faster than a small product per head, and rows
+that answer the same prompt form a block, whose matrices are stacked for the product with the prompt's keys.
 """
 
 from collections import Counter
@@ -20,8 +24,10 @@ LOOK = 4
 """Steps between checks for answers that have ended."""
 WORTHWHILE = 1 / 4
 """Remove the answers that have ended once they are this share of the batch: it copies the cache."""
-BLOCK = 16
-"""Answers that read the keys and values of their common prompt in one product."""
+SIZES = (16, 8, 4, 2, 1)
+"""Answers in a block."""
+SPARE = 0.1
+"""Largest share of answers that are repeated to fill blocks."""
 LARGEST = 50_000_000
 """Parameters of the largest model: every call copies the weights, and a larger one spends its time in arithmetic."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -43,7 +49,7 @@ def cpu_refusal(model: Any) -> str | None:
 
 
 class Layer(NamedTuple):
-    """The weights of one layer as `(weight, bias)`, with matrices that read the same input joined.
+    """The weights of one layer as (transposed weight, bias), with matrices that read the same input joined.
 
     Folded into them: the weights of the norms, the scale of the attention scores, and the order of a head's
     components, which lets a rotation be one product of complex numbers.
@@ -60,7 +66,7 @@ class Layer(NamedTuple):
         first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         weight, bias = _join([attention.q_proj, attention.k_proj, attention.v_proj], first, scale.dtype)
         return cls(
-            (weight[order] * scale[:, None], None if bias is None else bias[order] * scale),
+            (weight[:, order] * scale, None if bias is None else bias[order] * scale),
             _join([attention.o_proj], None, scale.dtype),
             _join([mlp.gate_proj, mlp.up_proj], second, scale.dtype),
             _join([mlp.down_proj], None, scale.dtype),
@@ -68,9 +74,44 @@ class Layer(NamedTuple):
 
 
 def _join(parts: list[nn.Linear], norm: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    weight = torch.cat([p.weight for p in parts]).to(dtype)
+    weight = torch.cat([p.weight for p in parts]).to(dtype).T
     bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts]).to(dtype)
-    return (weight if norm is None else weight * norm.to(dtype)), bias
+    return (weight if norm is None else weight * norm[:, None].to(dtype)).contiguous(), bias
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def _add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x + y · weight + bias"""
+    return torch.addmm(x if bias is None else x + bias, y, weight)
+
+
+class Places(NamedTuple):
+    """Where the answers stand in a batch of R rows, of which every `R / blocks` answer the same prompt."""
+
+    answer: Tensor
+    """(R,) number of the answer at each place; a block that is not full repeats one."""
+    place: Tensor
+    """(answers,) the place of each answer"""
+    prompt: Tensor
+    """(blocks,) number of the prompt"""
+
+    @classmethod
+    def of(cls, prompts: list[int]) -> "Places":
+        """Places for answers to these prompts, in the largest blocks that repeat at most `SPARE` of the answers."""
+        counts, most = Counter(prompts), (1 + SPARE) * len(prompts)
+        size = next(n for n in SIZES if n * sum(-(-count // n) for count in counts.values()) <= most)
+        answers, blocks, first = list[int](), list[int](), dict[int, int]()
+        left = sorted(range(len(prompts)), key=prompts.__getitem__)
+        for prompt, count in sorted(counts.items()):
+            own, left = left[:count], left[count:]
+            answers += own + own[:1] * (-count % size)
+            blocks += [prompt] * -(-count // size)
+        for place, answer in enumerate(answers):
+            first.setdefault(answer, place)
+        return cls(*map(torch.tensor, (answers, [first[i] for i in range(len(prompts))], blocks)))
 
 
 class CpuDecoder:
@@ -119,11 +160,17 @@ class CpuDecoder:
         inner, width, count = self.model.model, max(map(len, prompts)), len(prompts)
         layers = [Layer.of(layer, self.order, self.scale) for layer in inner.layers]
         embedding, output = inner.embed_tokens.weight.to(self.dtype), self.model.lm_head.weight.to(self.dtype)
-        output = output * inner.norm.weight.to(self.dtype)
+        output = (output * inner.norm.weight.to(self.dtype)).T.contiguous()
         cosine, sine = inner.rotary_emb(embedding, torch.arange(width + max_new_tokens)[None])
         turns = torch.complex(cosine[0, :, : self.head // 2], sine[0, :, : self.head // 2])[:, None]
-        logits, shared, bias, place, position = self._prefill(prompts, width)
-        cache = self._cache(len(layers), count, max_new_tokens)
+        distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
+        logits, texts = self._prefill(list(distinct), width)
+        logits, position = logits[which], torch.tensor([len(ids) for ids in prompts])
+        places = Places.of(which.tolist())
+        shared = [[x[places.prompt] for x in text] for text in texts]
+        cache = self._cache(len(layers), len(places.answer), max_new_tokens)
+        self._queries = torch.zeros(len(places.answer), self.heads, cache.shape[-1], dtype=self.dtype)
         tokens = torch.zeros(max_new_tokens, count, dtype=torch.long)
         logp, entropy = torch.zeros(2, *tokens.shape)
         row = torch.arange(count)  # the prompt of each answer that is still in the batch
@@ -137,105 +184,72 @@ class CpuDecoder:
                 break
             if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
                 left = (~ended).nonzero()[:, 0]
+                row, token, ended, position = (x[left] for x in (row, token, ended, position))
+                before, places = places.place[left], Places.of(which[row].tolist())
                 for part in cache.flatten(0, 1):
-                    part[: len(left), :, :n] = part[:, :, :n].index_select(0, left)
-                cache = cache[:, :, : len(left)]
-                row, token, ended, bias, place, position = (x[left] for x in (row, token, ended, bias, place, position))
-            x, turn = embedding[token], turns[position]
+                    part[: len(places.answer), :n] = part[:, :n].index_select(0, before[places.answer])
+                cache = cache[:, :, : len(places.answer)]
+                shared = [[x[places.prompt] for x in text] for text in texts]
+            x, turn = embedding[token[places.answer]], turns[position[places.answer]]
             for layer, prompt, answer in zip(layers, shared, cache, strict=True):
-                x = self._layer(x, layer, prompt, place, bias, answer, turn, n)
-            logits = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), output)
-            position = position + 1
+                x = self._layer(x, layer, prompt, answer, turn, n)
+            x = F.rms_norm(x.index_select(0, places.place), x.shape[-1:], eps=self.eps)
+            logits, position = torch.mm(x, output), position + 1
         return tokens.T, logp.T, entropy.T
 
-    def _layer(
-        self,
-        x: Tensor,
-        layer: Layer,
-        prompt: "Prompts",
-        place: Tensor,
-        bias: Tensor,
-        cache: Tensor,
-        turn: Tensor,
-        slot: int,
-    ) -> Tensor:
-        """One layer's output (B, D) for one token per row, whose keys and values go to `slot` of the cache."""
-        rows, heads, key_heads = len(x), self.heads, self.key_heads
-        states = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
-        pairs = torch.view_as_complex(states[:, : heads + key_heads].unflatten(-1, (-1, 2)))
-        rotated = torch.view_as_real(pairs * turn).flatten(-2)
-        cache[0, :, :, slot], cache[1, :, :, slot] = rotated[:, heads:], states[:, heads + key_heads :]
-        keys, values = (c.flatten(0, 1)[:, : slot + 1] for c in cache)
-        # Query heads that share a key head are rows of one matrix.
-        query = rotated[:, :heads].reshape(rows * key_heads, heads // key_heads, self.head)
-        to_answer = torch.bmm(query, keys.mT).view(rows, key_heads, -1, slot + 1)
-        to_prompt = prompt.times(query.view(rows, key_heads, -1, self.head), prompt.keys.mT, place).add_(bias)
-        share = torch.cat((to_prompt, to_answer), -1).softmax(-1)
-        from_prompt, from_answer = share.split([to_prompt.shape[-1], slot + 1], -1)
-        mixed = torch.bmm(from_answer.flatten(0, 1), values).view(rows, key_heads, -1, self.head)
-        mixed += prompt.times(from_prompt, prompt.values, place)
-        x = x + F.linear(mixed.view(rows, -1), *layer.out)
-        gate, up = F.linear(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
-        return x + F.linear(self.act(gate) * up, *layer.down)
+    def _layer(self, x: Tensor, layer: Layer, prompt: list[Tensor], cache: Tensor, turn: Tensor, slot: int) -> Tensor:
+        """One layer's output (R, D) for one token per row, whose keys and values go to `slot` of the cache.
+
+        `prompt`: keys (blocks, W, width), values (blocks, width, W) with W = key heads · head, and a bias
+        (blocks, 1, width), −∞ on padding.
+        """
+        rows, heads, key_heads, queries = len(x), self.heads, self.key_heads, self._queries[: len(x)]
+        prompt_keys, prompt_values, padding = prompt
+        blocks, width = len(padding), padding.shape[-1]
+        states = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
+        pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)))
+        _turn(pairs[:, :heads].unflatten(1, (key_heads, -1)), turn[:, None], self._own_columns(queries))
+        _turn(pairs[:, heads : heads + key_heads], turn, cache[0, :, slot].view(rows, key_heads, -1))
+        cache[1, :, slot] = states[:, heads + key_heads :].flatten(1)
+        keys, values = cache[:, :, : slot + 1]
+        to_prompt = torch.bmm(queries.view(blocks, -1, queries.shape[-1]), prompt_keys).add_(padding)
+        share = torch.cat((to_prompt.view(rows, heads, width), torch.bmm(queries, keys.mT)), -1).softmax(-1)
+        mixed = torch.bmm(share[..., width:], values)
+        of_block = share.view(blocks, -1, share.shape[-1])[..., :width]
+        mixed.view(blocks, -1, mixed.shape[-1]).baddbmm_(of_block, prompt_values)
+        x = _add_product(x, self._own_columns(mixed).reshape(rows, -1), *layer.out)
+        gate, up = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
+        return _add_product(x, self.act(gate).mul_(up), *layer.down)
+
+    def _own_columns(self, x: Tensor) -> Tensor:
+        """(R, heads, W) -> (R, key heads, queries of a key head, head): the columns of each query's key head."""
+        by_head = x.view(len(x), self.key_heads, -1, self.key_heads, self.head)
+        return by_head.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
     def _cache(self, layers: int, rows: int, slots: int) -> Tensor:
-        """(layers, 2, B, key heads, slots, head) for keys and values of the answers, reused by later calls."""
-        shape = layers, 2, rows, self.key_heads, slots, self.head
+        """(layers, 2, R, slots, W) for keys and values of the answers, reused by later calls."""
+        shape = layers, 2, rows, slots, self.key_heads * self.head
         size = torch.Size(shape).numel()
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=self.dtype)
         return self._buffer[:size].view(shape)
 
-    def _prefill(
-        self, prompts: Sequence[Sequence[int]], width: int
-    ) -> tuple[Tensor, list["Prompts"], Tensor, Tensor, Tensor]:
-        """Every distinct prompt once, left-padded, through the model itself.
-
-        Returns the first logits (B, V), each layer's `Prompts`, their bias (B, 1, 1, width) with −∞ on padding, and
-        each answer's place in `Prompts` and position in the text (B,).
-        """
-        answered: Counter[tuple[int, ...]] = Counter()
-        blocks: dict[tuple[tuple[int, ...], int], int] = {}
-        place = []
-        for ids in map(tuple, prompts):
-            block = blocks.setdefault((ids, answered[ids] // BLOCK), len(blocks))
-            place.append((block, answered[ids] % BLOCK))
-            answered[ids] += 1
-        size = min(BLOCK, max(answered.values()))
-        texts = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in answered])
-        live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in answered])
+    def _prefill(self, prompts: list[tuple[int, ...]], width: int) -> tuple[Tensor, list[list[Tensor]]]:
+        """The first logits (P, V) of distinct prompts, and what `_layer` reads of them, by the model itself."""
+        ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in prompts])
+        live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in prompts])
         filled = DynamicCache(config=self.model.config)
-        inputs = {"input_ids": texts, "attention_mask": live, "position_ids": (live.cumsum(1) - 1).clamp_min(0)}
+        inputs = {"input_ids": ids, "attention_mask": live, "position_ids": (live.cumsum(1) - 1).clamp_min(0)}
         logits = self.model(**inputs, past_key_values=filled, use_cache=True, logits_to_keep=1).logits[:, -1]
-        distinct = {ids: i for i, ids in enumerate(answered)}
-        of_block = torch.tensor([distinct[ids] for ids, _ in blocks])
-        shared = []
+        padding = torch.zeros(live.shape, dtype=self.dtype).masked_fill_(live == 0, -torch.inf)[:, None]
+        texts = []
         for layer in filled.layers:
-            keys, values = (x.to(self.dtype)[of_block].flatten(0, 1) for x in (layer.keys, layer.values))
-            keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)
-            shared.append(Prompts(keys, values, len(blocks), size))
-        which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
-        bias = torch.zeros(live.shape, dtype=self.dtype).masked_fill_(live == 0, -torch.inf)[which][:, None, None]
-        places = torch.tensor([block * size + nth for block, nth in place])
-        return logits.to(self.dtype)[which], shared, bias, places, live.sum(1)[which]
+            keys, values = (x.to(self.dtype) for x in (layer.keys, layer.values))
+            keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)  # the order of a head's components as in `Layer`
+            texts.append([keys.mT.flatten(1, 2), values.transpose(1, 2).flatten(2), padding])
+        return logits.to(self.dtype), texts
 
 
-class Prompts(NamedTuple):
-    """One layer's keys and values of the prompts. Up to `size` answers to a prompt form a block and read them together.
-
-    A place is `size · block + number in the block`.
-    """
-
-    keys: Tensor
-    """(blocks · key heads, width, head)"""
-    values: Tensor
-    blocks: int
-    size: int
-
-    def times(self, x: Tensor, matrices: Tensor, place: Tensor) -> Tensor:
-        """x (B, key heads, queries, n) times the matrix (n, m) of its prompt and key head."""
-        _, key_heads, queries, n = x.shape
-        placed = x.new_zeros(self.blocks * self.size, key_heads, queries, n).index_copy_(0, place, x)
-        stacked = placed.unflatten(0, (-1, self.size)).transpose(1, 2).reshape(len(matrices), self.size * queries, n)
-        product = torch.bmm(stacked, matrices).view(self.blocks, key_heads, self.size, queries, -1)
-        return product.transpose(1, 2).flatten(0, 1).index_select(0, place)
+def _turn(pairs: Tensor, turn: Tensor, out: Tensor) -> None:
+    """Complex `pairs` times `turn`, written to the real `out`."""
+    torch.mul(pairs, turn, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))

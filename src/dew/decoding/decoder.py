@@ -341,7 +341,7 @@ class _Buffers:
             return
         if (graph := self._graphs[visible]) is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=decoder._pool):
+            with _restored_on_failure(), torch.cuda.graph(graph, pool=decoder._pool):
                 self._forward(decoder, visible)
             self._graphs[visible] = graph
         graph.replay()
@@ -364,6 +364,21 @@ class _Buffers:
         self.position += 1
         self.slot += 1
         self.written += 1
+
+
+@contextmanager
+def _restored_on_failure() -> Iterator[None]:
+    """After a failed capture PyTorch keeps the capturing stream current and the random generator in capture mode, in
+    which it refuses to draw anything else: go back to the stream, and replace the generator's state by a copy.
+    """
+    stream = torch.cuda.current_stream()
+    try:
+        yield
+    except BaseException:
+        torch.cuda.set_stream(stream)
+        generator = torch.cuda.default_generators[stream.device_index]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
 
 
 @contextmanager

@@ -29,6 +29,8 @@ METRICS = {
     "length/truncated_share": "share of truncated answers",
     "groups/mixed_share": "share of groups with correct and wrong answers",
     "credit/flipped_share": "share of tokens with credit of the wrong sign",
+    "rewards/accuracies": "share of pairs whose chosen answer has the larger reward",
+    "rewards/margins": "mean reward of the chosen minus the rejected answer",
 }
 """Metrics with a row of their own, after the scores."""
 OF_CURVE = {"area": "mean accuracy over training", "final": "mean accuracy in the last sixth of training"}

@@ -203,7 +203,7 @@ class CapturedSampling:
         try:
             return self._decoder.scored(prompt_ids, self._trainer.max_completion_length)
         except RuntimeError as error:
-            reason = str(error).split("\n")[0]
+            reason = str(error.__context__ or error).split("\n")[0]  # PyTorch raises again when the capture ends
             logger.warning("Captured sampling failed (%s); sampling with generate from now on.", reason)
             self._copy, self._decoder = None, None
             return None

@@ -144,8 +144,17 @@ function answerCard(answer, places, longest, scale = view.scale) {
     ),
     strip(answer, longest, state.signal, scale),
     body,
+    chance(answer, longest),
     more(),
   );
+}
+
+/** Where outcomes were predicted (learned credit): the chance of success along the answer, from pale (0) to deep (1). */
+function chance(answer, longest) {
+  if (!answer.value) return null;
+  const [first, last] = [answer.value[0], answer.value[answer.value.length - 1]];
+  const row = strip(answer, longest, 'value', makeScale('amount', [0, 1]));
+  return h('div', { class: 'quiet chance' }, row, `predicted chance of success: ${number(first)} to ${number(last)}`);
 }
 
 /** The answers' places in the order and selection that the controls ask for. */

@@ -93,6 +93,7 @@ function compareControls(settings) {
         ['column', 'column: same position'],
         ['row', 'row: same answer'],
         ['matrix', 'matrix: all tokens'],
+        ['turn', 'turn: same turn'],
       ],
       settings.compare,
       (v) => set('compare', v),

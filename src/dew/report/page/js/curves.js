@@ -15,6 +15,7 @@ const CHARTS = [
     /^credit\/(top20_share|top1_share)$/,
     'share of |credit| on the top 20 % of tokens, and on the top token',
   ],
+  ['Predicted outcomes', /^value\/auc_/, 'AUC in each third of the answers; 0.5 = no better than chance'],
   ['Clipped tokens', /^clip\/(low|high)$/, 'share outside the trust region'],
   ['Ratio', /^ratio\/(mean|max)$/, 'new policy / old policy', true],
   ['KL', /^kl\//, 'distance from the old policy or the reference'],

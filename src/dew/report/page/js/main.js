@@ -8,7 +8,7 @@ const VIEWS = {
 };
 const KEYS = [
   ['j  k', 'next and previous group'],
-  ['1 … 6', 'colour by advantage, shaped reward, entropy, …'],
+  ['1 … 7', 'colour by advantage, shaped reward, entropy, …'],
   ['v', 'answers, columns, methods, same prompt'],
   ['p', 'select the first token (or click any)'],
   ['← → ↑ ↓', 'move the selection'],
