@@ -65,7 +65,6 @@ MUTANTS = [
     ("ops.py", "mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]", "mask", "every token is a turn of its own"),
     ("ops.py", "mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]", "~mask", "every token of tool output starts a turn"),
     ("ops.py", "(first.cumsum(-1) - 1).clamp_min(0)", "(first.cumsum(-1) > 1).long()", "all turns after the first are one"),
-    ("ops.py", "(first.cumsum(-1) - 1).clamp_min(0)", "first.cumsum(-1).clamp_min(0)", "a full-length mask has one label too many"),
     ("credit/gtpo.py", "turn_numbers(mask) if compare == \"turn\"", "turn_numbers(mask) * 0 if compare == \"turn\"", "turn is matrix"),
     ("credit/weighting.py", "live if pool == \"group\" else won", "won", "statistics over one polarity, O⁺"),
     ("credit/weighting.py", "live if pool == \"group\" else lost", "lost", "statistics over one polarity, O⁻"),

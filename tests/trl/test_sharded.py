@@ -61,6 +61,7 @@ def run(folder, processes, algorithm, *, tied=True, adapter=False, resume=False,
         algorithm=algorithm,
         per_device_train_batch_size=24 // processes,
         num_generations=8,
+        less_padding=False,  # as sharded: else completions without an advantage are left out of the mean entropy
         **{"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.5, **settings},
     )
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
@@ -126,7 +127,12 @@ def zero_3(rank, folder, tied):
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_clipping": 1e9,
-        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0},
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,  # else DeepSpeed keeps weights from the forward pass, from the 2nd step on
+        },
         "zero_allow_untested_optimizer": True,
     }
     announced = HfDeepSpeedConfig(config)  # a weak reference to it is how TRL knows that weights are partitioned

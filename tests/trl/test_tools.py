@@ -57,11 +57,8 @@ def test_rewards_are_compared_within_turns(trained):
     assert several > 4
 
 
-def test_the_reward_needs_the_tool():
-    box = EXAMPLE["Box"]()
-    box.reset("1")
-    said = [[{"role": "assistant", "content": "1"}]]
-    assert EXAMPLE["peeked_and_copied"](said, [box]) == [0.0]
-    assert box.peek() == "1"
-    assert EXAMPLE["peeked_and_copied"](said, [box]) == [1.0]
-    assert EXAMPLE["peeked_and_copied"]([[{"role": "tool", "content": "1"}]], [box]) == [0.0]
+def test_the_reward_needs_a_turn_after_the_tool():
+    call, shown = {"role": "assistant", "content": "1"}, {"role": "tool", "content": "1"}
+    for messages, reward in (([call], 0.0), ([call, shown], 0.0), ([call, shown, call], 1.0)):
+        assert EXAMPLE["copied_after_a_peek"]([messages], ["1"]) == [reward]
+    assert EXAMPLE["copied_after_a_peek"]([[call, shown, call]], ["0"]) == [0.0]
