@@ -345,7 +345,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._capture.parts
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
+        self,
+        model: Any,
+        ids: Tensor,
+        mask: Tensor,
+        keep: int,
+        batch_size: int | None = None,
+        longest: int | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
         scores = not torch.is_grad_enabled()
@@ -357,7 +364,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         squares = sums_of_squares(model) if sum_sq else nullcontext()
         with head, squares as found, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
-                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size), None
+                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, longest), None
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
@@ -367,15 +374,22 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return logp, entropy, aux
 
     def _aligned_passes(
-        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
+        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None, longest: int | None
     ) -> tuple[Tensor, Tensor]:
-        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows."""
+        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows.
+
+        Between two passes nothing waits for the device.
+        """
         with self.accelerator.autocast():
+            if longest is not None:
+                return aligned_pass(model, ids, mask, keep, longest)
+            lengths = mask.sum(1).tolist()
             if batch_size is None or batch_size >= len(ids):
-                return aligned_pass(model, ids, mask, keep)
+                return aligned_pass(model, ids, mask, keep, max(lengths))
             logp, entropy = torch.zeros(2, len(ids), keep, device=ids.device)
-            for part in token_parts(mask.sum(1).tolist(), batch_size * ids.shape[1]):
-                logp[part], entropy[part] = aligned_pass(model, ids[part], mask[part], keep)
+            parts = token_parts(lengths, batch_size * ids.shape[1])
+            for index, part in zip([torch.tensor(p, device=ids.device) for p in parts], parts, strict=True):
+                logp[index], entropy[index] = aligned_pass(model, ids[index], mask[index], keep, lengths[part[0]])
         return logp, entropy
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
@@ -387,6 +401,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
             inputs["completion_ids"].size(1),
             compute_entropy=True,
+            longest=inputs.get("longest"),
             **images,
             **kwargs,
         )
