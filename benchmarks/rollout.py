@@ -73,6 +73,7 @@ def vllm(shape, rows, length, ends, folder, **settings):
     """vLLM with weights of its own."""
     if not torch.cuda.is_available():  # in this process, whose CPU time is measured
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        settings = {"enforce_eager": True}  # compiling takes minutes
     from vllm import LLM, SamplingParams
 
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
