@@ -1,6 +1,7 @@
 """One torch thread per test process: two on a loaded two-core machine are up to 17 times slower."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -21,3 +22,18 @@ def algorithm_registry(monkeypatch):
 
     monkeypatch.setattr(algorithms, "_BY_NAME", dict(algorithms._BY_NAME))
     return algorithms._BY_NAME
+
+
+@pytest.fixture
+def dew(monkeypatch, capsys):
+    """Run a command in this process: (exit code, standard output, standard error)."""
+    from dew.cli import main
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["dew", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return run

@@ -19,19 +19,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = [
     "core/test_golden",
+    "core/test_preferences",
     "core/test_gtpo",
+    "core/test_turns",
     "core/test_grpo_s",
     "core/test_outcome_pool",
     "core/test_baseline_credit",
     "core/test_losses",
     "core/test_rollouts",
+    "core/test_learned",
     "core/test_rules",
     "core/test_algorithms",
 ]
 
 RULES = ("credit/group_credit.py", "credit/covariance.py", "credit/token_baseline.py", "credit/steer.py",
-         "algorithms/token_weighted.py", "algorithms/baselines.py")  # fmt: skip
-"""Files that only core/test_rules and core/test_algorithms touch."""
+         "credit/learned.py", "algorithms/token_weighted.py", "algorithms/baselines.py")  # fmt: skip
+"""Files that only the last three of these touch."""
 
 VERL_TESTS = [
     "verl/test_credit",
@@ -55,7 +58,15 @@ MUTANTS = [
     ("credit/weighting.py", ".clamp_min(H_FLOOR)\n", "\n", "no floor: 1/0"),
     ("ops.py", "return torch.where(mask, x, 0).sum(dim, keepdim=keepdim)", "return (x * mask).sum(dim, keepdim=keepdim)", "padding is read"),
     ("credit/weighting.py", "H if clip is None else H.clamp(*clip)", "H", "the clip is forgotten"),
-    ("credit/weighting.py", "masked_mean(x.log(), alive, dim).exp()", "masked_mean(x, alive, dim)", "geometric is arithmetic"),
+    ("credit/weighting.py", "if average == \"geometric\" else x", "if average == \"never\" else x", "geometric is the exponential of a mean"),
+    ("credit/weighting.py", "return mean.exp() if average == \"geometric\" else mean", "return mean", "geometric is a mean of logarithms"),
+    ("ops.py", "torch.where(mask, values, 0).double().flatten(-2))", "values.nan_to_num().double().flatten(-2))", "tool output enters the mean of a turn"),
+    ("ops.py", "return mean.gather(-1, key).view_as(x)", "return mean[..., :1].expand_as(key).reshape(x.shape)", "every turn has the mean of the first"),
+    ("ops.py", "mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]", "mask", "every token is a turn of its own"),
+    ("ops.py", "mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]", "~mask", "every token of tool output starts a turn"),
+    ("ops.py", "(first.cumsum(-1) - 1).clamp_min(0)", "(first.cumsum(-1) > 1).long()", "all turns after the first are one"),
+    ("ops.py", "(first.cumsum(-1) - 1).clamp_min(0)", "first.cumsum(-1).clamp_min(0)", "a full-length mask has one label too many"),
+    ("credit/gtpo.py", "turn_numbers(mask) if compare == \"turn\"", "turn_numbers(mask) * 0 if compare == \"turn\"", "turn is matrix"),
     ("credit/weighting.py", "live if pool == \"group\" else won", "won", "statistics over one polarity, O⁺"),
     ("credit/weighting.py", "live if pool == \"group\" else lost", "lost", "statistics over one polarity, O⁻"),
     ("credit/weighting.py", "live if pool == \"group\" else won", "live", "pool=sign is pool=group"),
@@ -74,6 +85,14 @@ MUTANTS = [
     ("ops.py", "STD_EPS = 1e-4", "STD_EPS = 1e-8", "another ε"),
     ("ops.py", "count = mask.sum(dim, keepdim=keepdim).clamp_min(1)", "count = mask.size(dim if isinstance(dim, int) else dim[0])", "mean over padding"),
     ("ops.py", "torch.promote_types(x.dtype, torch.float32)", "x.dtype", "computed in half precision"),
+    # Preference pairs
+    ("credit/preferences.py", "floored(entropy, (floor, float(\"inf\")))", "floored(entropy, None)", "the floor is forgotten"),
+    ("credit/preferences.py", "mask, -1, \"arithmetic\"", "mask, -2, \"arithmetic\"", "compare across answers"),
+    ("credit/preferences.py", "1 - alpha, alpha, \"both\"", "1.0, alpha, \"both\"", "weights above 1 on average"),
+    ("credit/preferences.py", "1 - alpha, alpha, \"both\"", "1 - alpha, alpha, \"correct\"", "rejected answers are not weighted"),
+    ("credit/preferences.py", "shaped(H, preferred,", "shaped(H, ~preferred,", "chosen and rejected are swapped"),
+    ("credit/preferences.py", "\"both\").abs()", "\"both\")", "signed weights"),
+    ("credit/preferences.py", "not 0 <= alpha <= 1", "not 0 <= alpha", "negative weights are allowed"),
     # Baselines and peers
     ("credit/grpo.py", "standardize(r, present, -1, scale=scale)", "standardize(r, present, -1)", "Dr. GRPO is scaled"),
     ("credit/grpo.py", "standardize(r, present, -1, scale=scale)", "standardize(r, torch.ones_like(present), -1, scale=scale)", "absent answers count"),
@@ -113,6 +132,22 @@ MUTANTS = [
     ("credit/steer.py", "(log_pi + H)", "log_pi", "without the entropy"),
     ("credit/steer.py", "(-k * change).exp()", "(k * change).exp()", "STEER amplifies"),
     ("credit/steer.py", ".clamp_min(LEAST)", "", "tiny changes are stretched"),
+    ("credit/learned.py", "- V, 0)\n    p =", "+ V, 0)\n    p =", "the prediction instead of its change"),
+    ("credit/learned.py", ".sign() * change).clamp_min(0)", ".sign() * change).abs()", "moves away from the outcome count"),
+    ("credit/learned.py", "(torch.where(mask, advantages, 0).sign() * change)", "change", "wrong answers are credited for hope"),
+    ("credit/learned.py", "(count * p - P) / P.clamp_min(1)", "(count * p - P) / P.clamp_min(1e-6)", "noise is stretched to full strength"),
+    ("credit/learned.py", "(count * p - P) / P.clamp_min(1)", "(mask.shape[-1] * p - P) / P.clamp_min(1)", "padding counts as tokens"),
+    ("credit/learned.py", "[..., 1:].flip(-1)", "[..., :-1].flip(-1)", "a token's own prediction is the next one"),
+    ("credit/learned.py", "mask & (after < T)", "mask", "the end of an answer is compared with padding"),
+    ("credit/learned.py", "finite & (side != 0)[..., None]", "finite", "answers without an outcome train the head"),
+    ("credit/learned.py", "torch.where(finite[..., None], features, 0)", "features", "a NaN stays in the head"),
+    ("credit/learned.py", "target = (side > 0)", "target = (side < 0)", "the head predicts failure"),
+    ("credit/learned.py", "masked_mean(losses, used, 1).sum()", "masked_mean(losses, used, (0, 1)).sum()", "replicas share a loss"),
+    ("credit/learned.py", "torch.where(worse, x, torch.inf)", "x", "every answer is among the worse"),
+    ("credit/learned.py", "torch.searchsorted(others, x, right=True)", "torch.searchsorted(others, x)", "ties count as lost"),
+    ("credit/learned.py", "mask.sum(-1, keepdim=True).clamp_min(1)\n    found", "mask.shape[-1]\n    found", "thirds of the padded answer"),
+    ("algorithms/baselines.py", "return A * learned_weights(", "return learned_weights(", "weights without the credit"),
+    ("algorithms/baselines.py", "share=self.learned_share", "share=0.5", "κ is not a setting"),
     ("algorithms/token_weighted.py", "**bounds), 0, A)", "**bounds), A, 0)", "Clip-Cov keeps what it should drop"),
     ("algorithms/token_weighted.py", "self.cov_coef * chosen", "chosen", "KL-Cov without its coefficient"),
     ("algorithms/token_weighted.py", "torch.where((highest > lowest)[:, None, None], A, 0)", "A", "OTB trains groups of equal rewards"),
@@ -195,7 +230,7 @@ def survives(mutant: tuple[str, str, str, str]) -> str | None:
             return f"{old!r} no longer stands in {file}: update the mutant"
         (package / file).write_text(source.replace(old, new, 1))
         environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
-        names = VERL_TESTS if file.startswith("engines/verl/") else TESTS[-2:] if file in RULES else TESTS
+        names = VERL_TESTS if file.startswith("engines/verl/") else TESTS[-3:] if file in RULES else TESTS
         tests = [str(ROOT / "tests" / f"{name}.py") for name in names]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
         result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)

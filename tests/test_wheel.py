@@ -37,10 +37,10 @@ def environment(built, tmp_path_factory):
     """A new environment with the wheel and these extras: its folder of commands, and a folder to work in."""
 
     @cache
-    def make(extras):
+    def make(extras, lock="core"):
         folder = tmp_path_factory.mktemp(extras.replace(",", "-") or "core")
         run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-        bin, locks = folder / "venv" / "bin", ROOT / "locks" / "core.txt"
+        bin, locks = folder / "venv" / "bin", ROOT / "locks" / f"{lock}.txt"
         run(bin / "pip", "install", "-q", TORCH, "-c", locks, cwd=folder)
         run(bin / "pip", "install", "-q", "-c", locks, f"{built[0]}[{extras}]" if extras else built[0], cwd=folder)
         return bin, folder
@@ -78,7 +78,16 @@ def test_training(environment, extras):
     run(bin / "dew", "doctor", cwd=folder)
 
 
-def test_what_a_user_of_trl_tries(environment):
-    """Everything in tests/trials, from the wheel: own files, own reward, own rule, LoRA, resume, evaluation."""
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="verl refuses Python 3.13")
+def test_the_verl_extra(environment):
+    bin, folder = environment("verl", lock="verl")
+    run(bin / "python", "-c", "import verl, ray, dew.engines.verl.trainer", cwd=folder)
+    said = run(bin / "dew", "train", "paper/qwen2.5-7b", "--engine", "verl", "--dry-run", cwd=folder)
+    assert "dew.engines.verl.main" in said and "verl is not installed" not in said
+
+
+@pytest.mark.parametrize("name", ["switch_from_trl", "faults"])
+def test_what_a_user_of_trl_tries(environment, name):
+    """Everything in tests/trials, from the wheel: own files, reward, rule, LoRA, resume, evaluation; mistakes."""
     bin, folder = environment("trl,math")
-    assert "Everything works." in run(bin / "python", ROOT / "tests/trials/switch_from_trl.py", cwd=folder)
+    assert "Everything works." in run(bin / "python", ROOT / f"tests/trials/{name}.py", cwd=folder)

@@ -4,7 +4,7 @@ A mask is True on values that count. Values under a False mask are never read an
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 STD_EPS = 1e-4
@@ -31,6 +31,29 @@ def masked_mean(
     """Mean of x over the True entries of `mask`; 0 where there are none."""
     count = mask.sum(dim, keepdim=keepdim).clamp_min(1)
     return masked_sum(x, mask, dim, keepdim) / count
+
+
+def masked_mean_by(
+    x: Float[Tensor, "*P G T"], mask: Bool[Tensor, "*P G T"], label: Int[Tensor, "*P G T"]
+) -> Float[Tensor, "*P G T"]:
+    """At every entry, the mean of x over the True entries of its group (last two axes) that have its label.
+
+    Labels are 0 to T − 1. Summed in float64, where the order in which a GPU adds does not show.
+    """
+    key = label.flatten(-2)
+
+    def total(values: Tensor) -> Tensor:
+        sums = torch.zeros(*key.shape[:-1], x.shape[-1], dtype=torch.float64, device=x.device)
+        return sums.scatter_add(-1, key, torch.where(mask, values, 0).double().flatten(-2))
+
+    mean = total(x) / total(torch.ones_like(x)).clamp_min(1)
+    return mean.gather(-1, key).view_as(x).to(x.dtype)
+
+
+def turn_numbers(mask: Bool[Tensor, "*P G T"]) -> Int[Tensor, "*P G T"]:
+    """0, 1, 2, ...: the turn of each token. A turn is a run of True entries, which tool output (False) ends."""
+    first = mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]
+    return (first.cumsum(-1) - 1).clamp_min(0)
 
 
 def standardize(

@@ -14,6 +14,7 @@ from torch import Tensor
 from dew.errors import ShapeError
 
 PADDING = -1
+BY_TOKEN = ("tokens", "logp", "entropy", "sum_sq", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class Rollouts:
     sum_sq: Float[Tensor, "P G T"] | None = None
     """Σ_v π(v)² of that policy at each token."""
 
+    value: Float[Tensor, "P G T"] | None = None
+    """Predicted chance, before each token, that the answer ends above the mean of its group (`dew.credit.learned`)."""
+
     extra: Float[Tensor, "P G"] | None = None
     """What other rewards (format, length) add to the outcome. Does not affect O⁺ and O⁻."""
 
@@ -51,9 +55,9 @@ class Rollouts:
             raise ShapeError(f"mask has dtype {self.mask.dtype}, expected torch.bool: True on tokens that train.")
         by_token, by_answer = self.mask.shape, self.mask.shape[:2]
         problems = []
-        for name in ("tokens", "logp", "entropy", "sum_sq", "reward", "extra", "rows"):
+        for name in (*BY_TOKEN, "reward", "extra", "rows"):
             x = getattr(self, name)
-            expected = by_token if name in ("tokens", "logp", "entropy", "sum_sq") else by_answer
+            expected = by_token if name in BY_TOKEN else by_answer
             if x is not None and x.shape != expected:
                 axes = "(P, G, T)" if expected == by_token else "(P, G)"
                 problems.append(f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}.")
@@ -90,10 +94,11 @@ class Rollouts:
         logp: Float[Tensor, "B T"] | None = None,
         entropy: Float[Tensor, "B T"] | None = None,
         sum_sq: Float[Tensor, "B T"] | None = None,
+        value: Float[Tensor, "B T"] | None = None,
         extra: Float[Tensor, " B"] | None = None,
     ) -> "Rollouts":
         """Group rows by id. Groups are in the order in which their ids first appear."""
-        by_token = {"tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
+        by_token = {"tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "value": value}
         _check_rows(mask, {"reward": reward, "extra": extra}, by_token)
         ids = _dense_ids(group, mask.device)
         if len(ids) != len(mask):
@@ -142,10 +147,7 @@ class Rollouts:
         return Rollouts(
             mask=mask,
             reward=reward,
-            tokens=flat(self.tokens),
-            logp=flat(self.logp),
-            entropy=flat(self.entropy),
-            sum_sq=flat(self.sum_sq),
+            **{name: flat(getattr(self, name)) for name in BY_TOKEN},
             extra=flat(self.extra),
             rows=rows,
         )

@@ -5,14 +5,15 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import typer
 
 from dew import __version__
-from dew.cli import console, main, runs
+from dew.algorithms import get_algorithm
+from dew.cli import console, runs
 from dew.cli.app import app
 from dew.config import read_run
 from dew.errors import Problem as Trouble
@@ -23,20 +24,6 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
 from dew.rewards import Verdict
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def dew(monkeypatch, capsys):
-    """Run a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["dew", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run
 
 
 def group(step=3, number=0):
@@ -61,8 +48,8 @@ def test_help_needs_neither_torch_nor_an_engine():
 
 
 COMMANDS = [
-    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "lab", "report", "view", "explain",
-    "doctor",
+    "demo", "recipes", "train", "resume", "preflight", "pairs", "export", "eval", "compare", "lab", "report", "view",
+    "explain", "doctor",
 ]  # fmt: skip
 
 
@@ -219,11 +206,14 @@ def test_explain_gives_the_same_numbers_as_json(dew, tmp_path):
 
 
 def test_explain_shows_what_the_run_recorded(dew, tmp_path):
-    """Its own algorithm, settings and advantages; the group in which credit differs most; tokens of the wrong sign."""
+    """Its own algorithm, settings and advantages; the most telling group of all steps; tokens of the wrong sign."""
     dull, telling = group(), group(number=1)
     recorded = [replace(telling.answers[0], advantage=[0.9, 0.1]), replace(telling.answers[1], advantage=[-0.5, 0.25])]
     telling = replace(telling, answers=recorded, algorithm="gtpo", settings={"alpha2": 0.5, "pool": "joint"})
     write_records(tmp_path / "mine", 3, [dull, telling])
+    write_records(tmp_path / "mine", 5, [replace(dull, step=5, answers=[*dull.answers, dull.answers[0]])])
+    code, out, _ = dew("explain", tmp_path / "mine", "--step", 5)
+    assert code == 0 and "step 5, group 0" in out and "1 ✓ correct × 2" in out and out.count("✓ correct") == 1
     code, out, _ = dew("explain", tmp_path / "mine")
     assert code == 0 and "group 1" in out and "gtpo(pool=joint,alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
     assert "1 of the wrong sign" in out and "±0.900" in out
@@ -234,6 +224,23 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
     code, _, err = dew("explain", tmp_path)
     assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
+
+
+def test_explain_shows_predicted_outcomes_and_other_settings_than_recorded(dew, tmp_path):
+    # ✓ V = .4 .6: p = .2 0, P = .2, weights 1 + κ (2 · .2 − .2) = 1.1 and .9 with κ = ½, 1.2 and .8 with κ = 1
+    # ✗ V = .5 .2: p = .3 0: 1.15 and .85, 1.3 and .7; all times ±.7070
+    learned, values = asdict(get_algorithm("dapo", token_weight="learned")), ([0.4, 0.6], [0.5, 0.2])
+    answers = [replace(a, value=v) for a, v in zip(group().answers, values, strict=True)]
+    write_records(tmp_path, 3, [replace(group(), answers=answers, algorithm="dapo", settings=learned)])
+    code, out, _ = dew("explain", tmp_path)
+    assert code == 0 and "dapo +0.636 to +0.778 predicted chance of success 0.40 to 0.60" in " ".join(out.split())
+    _, out, _ = dew("explain", tmp_path, "--settings", "{learned_share: 1.0}", "--answer", 2)
+    assert "learned_share=1.0" in out and "-0.919" in out and "0.500" in out
+    _, out, _ = dew("explain", tmp_path, "--json")
+    assert [a["value"] for a in json.loads(out)["answers"]] == list(values)
+    write_records(tmp_path, 4, [replace(group(), algorithm="dapo", settings=learned)])
+    code, _, err = dew("explain", tmp_path, "--step", 4)
+    assert code == 1 and "answers [1, 2] have no recorded value" in err
 
 
 def test_text_is_readable_on_every_credit():

@@ -37,11 +37,9 @@ SMALL = {
 }
 
 
-def dew(*words, wait=True):
+def start(*words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "dew.cli", *map(str, words)]
-    if wait:
-        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -170,24 +168,24 @@ def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
     assert functions[3](completions=["abc"]) == [-3]
 
 
-def test_train_leaves_a_run_that_can_be_read_scored_and_exported(config, tmp_path):
+def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tmp_path):
     path = config(scores={"problems": 4, "k": 2})
-    done = dew("train", path)
-    assert done.returncode == 0, done.stderr
+    code, said, err = dew("train", path)
+    assert code == 0, err
     folder = RunFolder(tmp_path / "run")
     assert [m["step"] for m in folder.metrics()] == [1, 2] and folder.run()["status"] == "done"
     assert [entry["when"] for entry in folder.scores()] == ["before", "after"]
     assert next(iter(folder.records())).algorithm == "gtpo"
     assert read_run(folder.path / "config.yaml").to_dict() == read_run(path).to_dict()  # re-runnable as it is
     assert (folder.path / "report.html").is_file()
-    assert "step 2/2" in done.stdout and "after training: pass@1" in done.stdout
+    assert "step 2/2" in said and "after training: pass@1" in said
 
-    again = dew("train", path)
-    assert again.returncode == 1 and "is not empty" in again.stderr and "--overwrite" in again.stderr
-    exported = dew("export", folder.path, tmp_path / "model")
-    assert exported.returncode == 0 and (tmp_path / "model" / "config.json").is_file(), exported.stderr
-    scored = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
-    assert 0 <= json.loads(scored.stdout)["scores"]["pass@1"]["value"] <= 1
+    code, _, err = dew("train", path)
+    assert code == 1 and "is not empty" in err and "--overwrite" in err
+    code, _, err = dew("export", folder.path, tmp_path / "model")
+    assert code == 0 and (tmp_path / "model" / "config.json").is_file(), err
+    _, scored, _ = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
+    assert 0 <= json.loads(scored)["scores"]["pass@1"]["value"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -205,24 +203,22 @@ def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
 
 
 @pytest.mark.slow
-def test_a_run_killed_after_its_last_step_is_not_trained_further(config, tmp_path):
-    assert dew("train", config(save_steps=2)).returncode == 0
+def test_a_run_killed_after_its_last_step_is_not_trained_further(dew, config, tmp_path):
+    assert dew("train", config(save_steps=2))[0] == 0
     folder = RunFolder(tmp_path / "run")
     model = (folder.path / "model/model.safetensors").read_bytes()
-    assert "is finished" in dew("resume", folder.path).stdout
+    assert "is finished" in dew("resume", folder.path)[1]
     shutil.rmtree(folder.path / "model")
     folder.write_run({"status": "running"})
-    done = dew("resume", folder.path)
-    assert done.returncode == 0 and folder.run()["status"] == "done", done.stderr
+    assert dew("resume", folder.path)[0] == 0 and folder.run()["status"] == "done"
     assert (folder.path / "model/model.safetensors").read_bytes() == model
     assert [m["step"] for m in folder.metrics()] == [1, 2]
 
 
 @pytest.mark.slow
-def test_a_stopped_run_resumes_with_identical_results(config, tmp_path):
-    whole = dew("train", config(max_steps=6, output_dir=str(tmp_path / "whole")))
-    assert whole.returncode == 0, whole.stderr
-    run = dew("train", config(max_steps=6), wait=False)
+def test_a_stopped_run_resumes_with_identical_results(dew, config, tmp_path):
+    assert dew("train", config(max_steps=6, output_dir=str(tmp_path / "whole")))[0] == 0
+    run = start("train", config(max_steps=6))
     folder = RunFolder(tmp_path / "run")
     while len(folder.metrics()) < 2 and run.poll() is None:
         time.sleep(0.05)
@@ -230,7 +226,7 @@ def test_a_stopped_run_resumes_with_identical_results(config, tmp_path):
     out, err = run.communicate(timeout=120)
     assert run.returncode == 0 and "dew resume" in out, err
     assert folder.run()["status"] == "stopped" and len(folder.metrics()) < 6
-    assert dew("resume", folder.path).returncode == 0
+    assert dew("resume", folder.path)[0] == 0
     assert folder.run()["status"] == "done"
     model = "model/model.safetensors"
     assert (folder.path / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()

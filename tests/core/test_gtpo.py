@@ -8,7 +8,7 @@ from dew import DewError
 from dew.credit import gtpo_advantages, gtpo_rewards
 from groups import groups, pad
 
-COMPARE = st.sampled_from(["column", "row", "matrix"])
+COMPARE = st.sampled_from(["column", "row", "matrix", "turn"])
 AVERAGE = st.sampled_from(["arithmetic", "geometric"])
 POOL = st.sampled_from(["group", "joint", "sign"])
 CLIP = st.sampled_from([None, (0.2, 0.28), (0.0, 1.0)])
@@ -274,7 +274,7 @@ GOOD = {"correct": CORRECT, "entropy": ENTROPY, "mask": MASK}
         ({"alpha1": -1.0}, "alpha1=-1.0"),
         ({"alpha2": -0.1}, "rewarded for being sure"),
         ({"alpha2": float("nan")}, "alpha2=nan"),
-        ({"compare": "diagonal"}, "column, row, matrix"),
+        ({"compare": "diagonal"}, "column, row, matrix, turn"),
         ({"average": "harmonic"}, "arithmetic, geometric"),
         ({"entropy_clip": (0.3, 0.2)}, "low <= high"),
         ({"extra": torch.zeros(3)}, "extra has shape"),

@@ -48,6 +48,7 @@ def test_annotated_shapes_are_correct():
     credit["group_overlong"](mask.sum(-1), correct)
     credit["forking_mask"](entropy, mask)
     credit["entropy_advantages"](by_answer, entropy, mask)
+    credit["learned_weights"](entropy, A, mask)
     checked(dew.losses.policy_loss)(entropy, entropy, A, mask, weight=torch.ones(2, 4, 1))
     with pytest.raises(jaxtyping.TypeCheckError):
         credit["gtpo_rewards"](correct, entropy[..., :1], mask)
@@ -73,7 +74,9 @@ def test_public_names_keep_their_signatures():
         "clip_cov_mask": "advantages logp mask share low high",
         "kl_cov_mask": "advantages logp mask share",
         "steer_weights": "advantages logp entropy mask least",
+        "preference_weights": "chosen entropy mask alpha floor",
         "token_baseline_advantages": "rewards logp sum_sq mask",
+        "learned_weights": "value advantages mask share",
         "group_relative": "rewards present",
         "wrong_sign": "advantages rewards present",
     }

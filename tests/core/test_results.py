@@ -1,10 +1,15 @@
 """The published tables match the stored counts."""
 
 import csv
+import json
 import math
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from dew.evaluate.metrics import paired_interval
 
 DOCS = Path(__file__).parents[2] / "docs"
 K = 8
@@ -39,3 +44,21 @@ def test_table_of_the_real_model(name, title, problems):
         pass4, pass8 = (sum(1 - math.comb(K - c, k) / math.comb(K, k) for c in correct) / problems for k in (4, 8))
         shown = [float(cell.split()[0]) for cell in table[model][:3]]
         assert shown == pytest.approx([mean, pass4, pass8], abs=5.1e-4)
+
+
+@pytest.mark.parametrize("part, seeds", [("select", range(100, 103)), ("confirm", range(8))])
+def test_table_of_preference_pairs(part, seeds):
+    """Scores and paired differences from the counts of correct answers, by seed and problem."""
+    stored = json.loads((DOCS / "results" / "preferences.json").read_text())
+    runs = {(run["alpha"], run["seed"]): np.array(run["correct"]) for run in stored[part]}
+    table, k = published(f"α, {part}"), stored["setup"]["evaluation"]["k"]
+    for alpha in sorted({alpha for alpha, _ in runs}):
+        shown = table[f"{alpha:g}"]
+        for j, column in ((1, 0), (k, 1)):
+            score = np.vectorize(lambda c, j=j: 1 - math.comb(k - c, j) / math.comb(k, j))
+            own = np.stack([score(runs[alpha, seed]) for seed in seeds])
+            assert float(shown[column]) == pytest.approx(own.mean(), abs=5.1e-4)
+            if part == "confirm" and alpha:
+                found = paired_interval(own - np.stack([score(runs[0, seed]) for seed in seeds]))
+                numbers = [float(x.replace("−", "-")) for x in re.findall(r"[+−-]\d\.\d+", shown[column + 2])]
+                assert numbers == pytest.approx([found.value, found.low, found.high], abs=5.1e-4)

@@ -287,19 +287,19 @@ def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, 
     trainer, passes = sampling(tmp_path / "sampled", monkeypatch)
     batches, inner = [], trainer._old_policy
     monkeypatch.setattr(
-        trainer, "_old_policy", lambda inputs: batches.append((inputs, *inner(inputs))) or batches[-1][1:]
+        trainer, "_old_policy", lambda inputs: batches.append((inputs, inner(inputs))) or batches[-1][1]
     )
     trainer.train()
     assert passes == [3], "three answers of the first generation are compared, and nothing else is scored"
     messages = [r.message for r in caplog.records if "Entropy from sampling" in r.message]
     assert len(messages) == 1 and "no scoring pass is needed" in messages[0]
     trainer, _ = sampling(tmp_path / "again", monkeypatch)  # with the weights of the first generation
-    inputs, entropy, logp, _ = batches[0]
+    inputs, sampled = batches[0]
     with torch.no_grad():
         passed_logp, passed, _ = trainer._forward(trainer.model, inputs)
     mask = inputs["completion_mask"].bool()
-    torch.testing.assert_close(entropy[mask], passed[mask], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logp[mask], passed_logp[mask], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sampled.entropy[mask], passed[mask], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sampled.logp[mask], passed_logp[mask], rtol=1e-5, atol=1e-5)
 
 
 def test_a_sampler_without_entropies_says_so_once(tmp_path, caplog):

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dew.algorithms import algorithm_classes, get_algorithm
+from dew.algorithms import algorithm_classes
 from dew.algorithms.base import Part
 from dew.cli import main
+from dew.credit.learned import OutcomeHead, spaced
 from dew.errors import ConfigError
 from dew.lab import Settings, Study, differences, load_study, markdown, study
 from dew.lab import study as run_study
@@ -36,6 +37,7 @@ TINY = Settings(
 )
 EASY = dataclasses.replace(get_task("countdown-3"), verdict=lambda answers, facts: (answers == 3).any(1))
 """Correct is any answer that contains a 3: an untrained policy has groups with signal."""
+LEARNED = "dapo(token_weight=learned)"
 OWN_LOSS = [name for name, cls in algorithm_classes().items() if not cls.engine_loss]
 START = new_policy(32, 2, EASY.prompt_length + EASY.tokens, generator(0))
 
@@ -186,12 +188,14 @@ class Ordinary(torch.nn.Module):
             scores = (q @ k.mT / math.sqrt(32)).masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf)
             x = x + scores.softmax(-1) @ v @ getattr(self, f"{i}_project")
             x = x + F.relu(F.layer_norm(x, (32,)) @ getattr(self, f"{i}_up")) @ getattr(self, f"{i}_down")
+        self.hidden = F.layer_norm(x, (32,)).detach()
         return (F.layer_norm(x, (32,)) @ self.out).log_softmax(-1)
 
 
-def ordinary_run(name, seed, rate):
+def ordinary_run(algorithm, seed, rate):
     """The same training with the library's credit and loss, answer by answer."""
-    s, policy, algorithm = TINY, Ordinary(), get_algorithm(name, max_tokens=EASY.tokens)
+    s, policy, head = TINY, Ordinary(), OutcomeHead(32)
+    algorithm = dataclasses.replace(algorithm, max_tokens=EASY.tokens)
     adam = torch.optim.Adam(policy.parameters(), rate, betas=(0.9, 0.99))
     for g in range(s.generations):
         prompts = EASY.problems(s.prompts, generator(seed, "problems", g)).prompt[0].repeat_interleave(s.group_size, 0)
@@ -211,12 +215,17 @@ def ordinary_run(name, seed, rate):
 
         with torch.no_grad():
             old, H = score(rows, target)
-        grouped = {"mask": mask, "entropy": H, "logp": old, "reward": EASY.verdict(answers, None).float()}
+        reward = EASY.verdict(answers, None).float()
+        hidden = policy.hidden[:, EASY.prompt_length - 1 :]
+        grouped = {"mask": mask, "entropy": H, "logp": old, "reward": reward, "value": head.predict(hidden[None])[0]}
+        means = reward.view(s.prompts, -1).mean(1).repeat_interleave(s.group_size)
+        features = torch.stack([x[points] for x, points in zip(hidden, spaced(mask), strict=True)])
+        head.fit(features[None], (reward - means).sign()[None])
         rollouts = Rollouts(**{k: x.unflatten(0, (s.prompts, s.group_size)) for k, x in grouped.items()})
         keep = algorithm.signal(rollouts)
         A = torch.zeros(rollouts.mask.shape)
         A[keep] = algorithm.advantages(
-            Rollouts(**{k: getattr(rollouts, k)[keep] for k in ("mask", "entropy", "logp", "reward")})
+            Rollouts(**{k: getattr(rollouts, k)[keep] for k in ("mask", "entropy", "logp", "reward", "value")})
         )
         A, trains = A.flatten(0, 1), keep.repeat_interleave(s.group_size)
         order = torch.rand(16, generator=generator(seed, "order", g)).argsort()
@@ -234,14 +243,14 @@ def ordinary_run(name, seed, rate):
 
 
 def test_a_replica_equals_an_ordinary_run():
-    arms, seeds = ["dapo", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage", "dr_grpo"], (0, 7)
+    arms, seeds = ["dapo", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage", "dr_grpo", LEARNED], (0, 7)
     runs = stack(arms, seeds)
     for g in range(TINY.generations):
         runs.generation(g)
-    assert [team.stacked for team in runs.teams] == [True, True, True, False, True, True]
-    for at in (1, 2, 5, 7, 8, 11):
+    assert [team.stacked for team in runs.teams] == [True, True, True, False, True, True, True]
+    for at in (1, 2, 5, 7, 8, 11, 13):
         name, seed = runs.replicas[at].arm.label, runs.replicas[at].seed
-        alone = dict(ordinary_run(name, seed, 1e-3).named_parameters())
+        alone = dict(ordinary_run(runs.replicas[at].arm.algorithm, seed, 1e-3).named_parameters())
         moved = 0.0
         for key, p in runs.parameters.items():
             torch.testing.assert_close(
@@ -255,7 +264,7 @@ def test_replicas_do_not_leak_into_one_another():
     """A replica with a huge learning rate, or with NaN for weights, changes no other replica's numbers."""
 
     def train(disturb):
-        runs = stack(["dapo", "grpo", "gtpo"], (0, 1))
+        runs = stack(["dapo", "grpo", "gtpo", LEARNED, "grpo(token_weight=learned)"], (0, 1))
         disturb(runs)
         for g in range(3):
             runs.generation(g)
@@ -267,13 +276,32 @@ def test_replicas_do_not_leak_into_one_another():
     def fast(runs):
         runs.adam.rates[2] = 0.1
 
+    def nan_with_a_head(runs):
+        runs.parameters["0.up"].data[7] = torch.nan  # dapo with learned weights, seed 1
+
     calm = train(lambda runs: None)
-    for disturb in (nan, fast):
+    for disturb, which in ((nan, 2), (fast, 2), (nan_with_a_head, 7)):
         disturbed = train(disturb)
-        for key, p in calm.parameters.items():
-            for i in (0, 1, 3, 4, 5):  # to rounding: the rows that train are padded to those of the fullest replica
-                torch.testing.assert_close(p[i], disturbed.parameters[key][i], rtol=0, atol=1e-6)
-        assert not torch.allclose(calm.parameters["out"][2], disturbed.parameters["out"][2], atol=1e-3)
+        others = [i for i in range(10) if i != which]
+        for key, p in calm.parameters.items():  # to rounding: rows are padded to those of the fullest replica
+            torch.testing.assert_close(p[others], disturbed.parameters[key][others], rtol=0, atol=1e-6)
+        assert not torch.allclose(calm.parameters["out"][which], disturbed.parameters["out"][which], atol=1e-3)
+    ones = calm.head.predict(torch.randn(4, 5, 32))
+    assert (ones[0] - ones[1]).abs().max() > 1e-3  # each replica has a head of its own
+
+
+def test_the_head_predicts_before_it_is_trained_and_is_recorded():
+    runs = stack(["dapo", LEARNED], (0, 1))
+    for g in range(3):
+        runs.generation(g)
+    assert torch.equal(runs.history["accuracy"][0][:2], runs.history["accuracy"][0][2:])
+    first, third = ({name: runs.history[name][g][2:] for name in ("brier", "auc_first")} for g in (0, 2))
+    assert first["brier"].eq(0.25).all() and first["auc_first"].eq(0.5).all()  # nothing was known
+    assert (third["brier"] - 0.25).abs().max() > 1e-4
+    assert not torch.allclose(runs.parameters["out"][0], runs.parameters["out"][2], rtol=0, atol=1e-5)
+    curves = runs.results()
+    assert "brier" not in curves[0] and len(curves[2]["auc_last"]) == 3
+    json.dumps(curves, allow_nan=False)
 
 
 def test_arms_of_a_seed_start_with_the_same_answers():
@@ -285,7 +313,14 @@ def test_arms_of_a_seed_start_with_the_same_answers():
 
 
 def test_rules_that_look_at_the_whole_batch_are_called_for_each_replica():
-    names = {"gtpo": True, "gtpo(scope=batch)": False, "forking_tokens": False, "clip_cov": False, "otb": True}
+    names = {
+        "gtpo": True,
+        "gtpo(scope=batch)": False,
+        "forking_tokens": False,
+        "clip_cov": False,
+        "otb": True,
+        LEARNED: True,
+    }
     assert [team.stacked for team in stack(list(names)).teams] == list(names.values())
 
 
@@ -310,6 +345,37 @@ def test_the_same_numbers_again_on_a_gpu():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def trained_with(cuda_graphs, task, device):
+    replicas = [Replica(arm, seed) for arm in parse_arms(["dapo", "gtpo"], [1e-3], controls=False) for seed in (0, 1)]
+    start = new_policy(32, 2, task.prompt_length + task.tokens, generator(0))
+    with numerics():
+        runs = Stack(task, start, replicas, TINY, device, cuda_graphs)
+        for g in range(3):
+            runs.generation(g)
+        runs.evaluate(3)
+    return runs, [*runs.parameters.values(), *(torch.stack(x) for x in runs.history.values())]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", [EASY, get_task("countdown-4"), get_task("addition-8")], ids=lambda task: task.name)
+def test_cuda_graphs_give_the_same_numbers(task, recwarn):
+    (_, eager), (runs, replayed) = (trained_with(x, task, "cuda") for x in (False, True))
+    assert all(map(torch.equal, eager, replayed)) and not recwarn.list
+    assert runs.answer.function not in runs.answer.graphs.values()
+
+
+def test_where_no_cuda_graph_can_be_made_the_kernels_are_launched_one_by_one(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("not permitted")
+
+    for name, found in {"graph": refuse, "CUDAGraph": object, "current_stream": object, "set_stream": id}.items():
+        monkeypatch.setattr(torch.cuda, name, found)
+    _, eager = trained_with(False, EASY, "cpu")
+    with pytest.warns(UserWarning, match="No CUDA graph"):
+        _, replayed = trained_with(True, EASY, "cpu")
+    assert all(map(torch.equal, eager, replayed))
+
+
 # ── arms ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -321,6 +387,10 @@ def test_arms_from_text():
         arms[2].control == arms[3].label == "gtpo(pool=joint,alpha1=1.5,alpha2=0.0)" and arms[3].learning_rate == 3e-5
     )
     assert arms[4].algorithm.entropy_clip == (0.1, 2.0)
+    assert [arm.label for arm in parse_arms(["dapo(token_weight=learned,learned_share=0.9)"], [1e-4])] == [
+        "dapo(token_weight=learned,learned_share=0.9)",
+        "dapo",
+    ]
     assert len(parse_arms(["dapo", "gtpo", "dapo"], [1e-4], controls=False)) == 2
 
 
@@ -440,6 +510,7 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path):
     assert "Give at least 1" in error(seeds=0)
     assert "learning rate 2" in error(learning_rates=[2.0])
     assert "no GPU" in error(device="cuda") or torch.cuda.is_available()
+    assert "CUDA graphs need a GPU" in error(device="cpu", cuda_graphs=True)
     assert "is not known" in error(device="gpu")
     assert "Name at least one rule" in error(arms=())
     (tmp_path / "full").mkdir()

@@ -1,12 +1,16 @@
-"""Versions against the lock files, and `doctor`: only what dew requires can fail."""
+"""Versions against the lock files and the supported releases, and the checks of `doctor`."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from dew.preflight import machine, passed
+from dew.engines import compat
+from dew.engines.compat import SUPPORTED
+from dew.errors import EngineError
+from dew.preflight import machine
 
 ROOT = Path(__file__).parents[2]
 VERL = {**dict.fromkeys(machine.PACKAGES), **machine.LOCKS["verl"]}
@@ -28,23 +32,28 @@ def test_the_locks_travel_in_the_wheel():
     assert 'locks = "dew/locks"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_requirements_are_those_of_the_extra():
-    assert "1.14" in machine.requirements("trl")["trl"] and "trl" not in machine.requirements("verl")
-    assert "trl" not in machine.requirements() and "torch" in machine.requirements()
+def test_the_tried_releases_are_those_of_pyproject_and_the_locks():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package, lock in (("trl", "core"), ("transformers", "core"), ("verl", "verl")):
+        releases, oldest, newest, _ = SUPPORTED[package]
+        assert f"{package}{releases}" in extras["verl" if package == "verl" else "trl"]
+        assert oldest in SpecifierSet(releases) and newest == machine.LOCKS[lock][package]
 
 
-def test_every_lock_satisfies_the_requirements():
-    for lock, pins in machine.LOCKS.items():
-        assert all(machine.supported(name, number, lock) for name, number in pins.items())
+@pytest.mark.parametrize(("package", "found"), [("trl", "1.14.2"), ("trl", "2.0.0"), ("transformers", "4.57.6")])
+def test_another_release_is_one_clear_error(monkeypatch, package, found):
+    monkeypatch.setattr(compat, "version", lambda name: found)
+    with pytest.raises(EngineError, match=rf"{package} {found} is installed.*tried with {package}.*pip install"):
+        compat.require(package)
 
 
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [
-        ({}, "ok", "lock core"),
+        ({}, "ok", "Tried with trl 1.15.0 to 1.16.0, transformers 5.17.0 to 5.22.2."),
         ({"torch": "2.13.0+cu130"}, "ok", "2.13.0+cu130"),
         ({"trl": "1.15.1"}, "warning", "trl 1.15.1 (tested: 1.16.0)"),
-        ({"trl": "1.13.0"}, "failed", "trl 1.13.0"),
+        ({"trl": "1.14.2"}, "failed", "trl 1.14.2"),
         ({"trl": "2.0.0"}, "failed", "trl 2.0.0"),
         ({"trl": None}, "warning", "needs trl"),
         ({"peft": None}, "ok", "lock core"),
@@ -61,14 +70,6 @@ def test_versions(monkeypatch, change, status, says):
     found = machine.check_versions()
     assert found.status == status and says in found.says
     assert bool(found.remedy) == (status != "ok")
-
-
-def test_a_missing_requirement_fails(monkeypatch):
-    required = dict.fromkeys(("numpy", "nowhere"), SpecifierSet())
-    monkeypatch.setattr(machine, "requirements", lambda extra="": required)
-    checks = {check.name: check for check in machine.doctor()}
-    assert checks["packages"].status == "failed" and checks["packages"].facts["missing"] == ["nowhere"]
-    assert not passed(list(checks.values()))
 
 
 def test_advice_about_threads(monkeypatch):

@@ -3,6 +3,7 @@
 Needs `apt-get install chromium` (or CHROMIUM=/path/to/one) and `pip install playwright`; skipped without them.
 """
 
+import colorsys
 import csv
 import io
 import itertools
@@ -11,6 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +29,52 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the report's page")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium, or set CHROMIUM")
 
-PHONE = {"width": 390, "height": 844}
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def tabs() -> Iterator[Any]:
+    """The tabs of one browser window, shared by all tests: a window for each page takes three times as long."""
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
+        window, made = browser.new_context(), []
+
+        def tab(k: int) -> Any:
+            while len(made) <= k:
+                made.append(window.new_page())
+            return made[k]
+
+        yield tab
         browser.close()
 
 
 class Page:
-    """A page without console errors, exceptions or requests other than its own file."""
+    """A page in a tab, and what it must not do: console errors, exceptions, requests other than its own."""
 
-    def __init__(self, browser: Any, path: Path, address: str = "", **options: Any) -> None:
+    def __init__(
+        self, tab: Any, page: Path | str, address: str = "", viewport: Any = DESKTOP, color_scheme: str = "light"
+    ) -> None:
+        url = page.as_uri() if isinstance(page, Path) else page
+        self.tab = tab
         self.noise: list[str] = []
-        self.tab = browser.new_page(**{"viewport": {"width": 1440, "height": 900}, **options})
-        self.tab.on("console", lambda m: self.noise.append(m.text) if m.type == "error" else None)
-        self.tab.on("pageerror", lambda e: self.noise.append(str(e)))
-        self.tab.on("request", lambda r: None if r.url.startswith("file:") else self.noise.append(r.url))
-        self.tab.goto(f"{path.as_uri()}{address}")
-        self.tab.wait_for_selector("html[data-ready]")
-        self.path = path
+        self.listeners = {
+            "console": lambda m: self.noise.append(m.text) if m.type == "error" else None,
+            "pageerror": lambda e: self.noise.append(str(e)),
+            "request": lambda r: None if r.url.startswith(url) else self.noise.append(r.url),
+        }
+        tab.bring_to_front()  # frames of a tab in the background are drawn slowly
+        tab.set_viewport_size(viewport)
+        tab.emulate_media(media="screen", color_scheme=color_scheme)
+        for event, listener in self.listeners.items():
+            tab.on(event, listener)
+        tab.goto(f"{url}{address}")
+        tab.wait_for_selector("html[data-ready]")
+
+    def close(self) -> None:
+        self.settle()
+        for event, listener in self.listeners.items():
+            self.tab.remove_listener(event, listener)
+        self.tab.goto("about:blank")
 
     def settle(self) -> None:
         """Wait two frames, until scrolling, drawing and layout are done."""
@@ -65,18 +90,17 @@ class Page:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Any]:
+def opened(tabs: Any) -> Iterator[Any]:
     pages: list[Page] = []
 
-    def opener(path: Path, address: str = "", **options: Any) -> Page:
-        pages.append(Page(browser, path, address, **options))
+    def opener(page: Path | str, address: str = "", **options: Any) -> Page:
+        pages.append(Page(tabs(len(pages)), page, address, **options))
         return pages[-1]
 
     yield opener
     for page in pages:
-        page.settle()
-        page.tab.close()
-        assert page.noise == []
+        page.close()
+    assert [page.noise for page in pages] == [[] for _ in pages]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +131,7 @@ SETTINGS = [
     dict(zip(("compare", "average", "pool", "spread", "entropy_clip"), chosen, strict=True))
     | {"alpha1": 0.9, "alpha2": 0.5}
     for chosen in itertools.product(
-        ["column", "row", "matrix"],
+        ["column", "row", "matrix", "turn"],
         ["arithmetic", "geometric"],
         ["group", "joint", "sign", "outcome"],
         ["both", "correct", "wrong"],
@@ -458,8 +482,8 @@ def test_hostile_text_is_shown_and_not_executed(tmp_path: Path, opened: Any) -> 
     assert bad in page.tab.inner_text(".prompt") and bad in page.tab.inner_text(".panel")
 
 
-def test_content_security_policy_blocks_injected_scripts(report: Path, browser: Any) -> None:
-    page = Page(browser, report)
+def test_content_security_policy_blocks_injected_scripts(report: Path, tabs: Any) -> None:
+    page = Page(tabs(0), report)
     page.tab.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked=1'}))"
     )
@@ -470,7 +494,7 @@ def test_content_security_policy_blocks_injected_scripts(report: Path, browser: 
             break
         page.tab.wait_for_timeout(50)
     assert len(complaints) == 2 and page.tab.evaluate("window.hacked") is None
-    page.tab.close()
+    page.close()
 
 
 def test_answer_of_a_hundred_kilobytes(tmp_path: Path, opened: Any) -> None:
@@ -487,7 +511,7 @@ def test_answer_of_a_hundred_kilobytes(tmp_path: Path, opened: Any) -> None:
     assert page.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.tab.click("[data-mode=columns]")
     page.tab.click("text=later ›")
-    assert "positions 101 to 200 of 18,000" in page.tab.inner_text(".columns")
+    assert "positions 51 to 100 of 18,000" in page.tab.inner_text(".columns")
 
 
 # ── who looks, and on what ──────────────────────────────────────────────────────────────────────────────────
@@ -499,21 +523,21 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_contrast_on_every_colour(report: Path, opened: Any, scheme: str) -> None:
+@pytest.fixture(params=["light", "dark"])
+def colour(request: pytest.FixtureRequest, report: Path, opened: Any) -> Any:
+    """A colour of the style sheet by its name, in the light or the dark theme."""
+    page = opened(report, color_scheme=request.param)
+    code = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()"
+    return lambda name: page.tab.evaluate(code, f"--{name}")
+
+
+def test_text_contrast_on_every_colour(colour: Any) -> None:
     """WCAG AA: contrast of at least 4.5, also on the deepest colours of the heat map."""
-    page = opened(report, color_scheme=scheme)
-
-    def colour(name: str) -> float:
-        code = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()"
-        text = page.tab.evaluate(code, f"--{name}")
-        return luminance("#" + "".join(2 * c for c in text[1:]) if len(text) == 4 else text)
-
     pairs = [("ink", ground) for ground in ("paper", "card", "hover", "plus", "less", "amount", "alarm-paper")]
     pairs += [(text, ground) for text in ("quiet", "right", "wrong") for ground in ("paper", "card")]
     pairs += [("accent-ink", "accent"), ("alarm", "alarm-paper")]
     for text, ground in pairs:
-        high, low = sorted((colour(text), colour(ground)), reverse=True)
+        high, low = sorted((luminance(colour(text)), luminance(colour(ground))), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
 
 
@@ -526,19 +550,19 @@ def test_light_and_dark_by_system_and_by_key(report: Path, opened: Any) -> None:
     assert dark != light == opened(report, color_scheme="light").tab.evaluate(ground)
 
 
-@pytest.mark.parametrize("view", ["overview", "curves", "groups", "credit"])
-def test_phone_layout_scrolls_vertically_only(report: Path, opened: Any, view: str) -> None:
-    page = opened(report, f"#{view}", viewport=PHONE)
-    if view == "groups":
-        page.tab.wait_for_selector(".answer")
-    page.settle()
-    assert page.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    if view == "groups":
-        page.tab.locator(".answer .t").nth(3).click()
+def test_phone_layout_scrolls_vertically_only(report: Path, opened: Any) -> None:
+    page = opened(report, viewport=PHONE)
+    for view in ("overview", "curves", "credit", "groups"):
+        page.tab.click(f"#tab-{view}")
         page.settle()
-        panel = page.tab.locator(".panel").bounding_box()
-        token = page.tab.locator(".pinned").bounding_box()
-        assert panel["y"] + panel["height"] == PHONE["height"] and token["y"] + token["height"] <= panel["y"]
+        if view == "groups":
+            page.tab.wait_for_selector(".answer")
+        assert page.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), view
+    page.tab.locator(".answer .t").nth(3).click()
+    page.settle()
+    panel = page.tab.locator(".panel").bounding_box()
+    token = page.tab.locator(".pinned").bounding_box()
+    assert panel["y"] + panel["height"] == PHONE["height"] and token["y"] + token["height"] <= panel["y"]
 
 
 def test_print_shows_answers_without_controls(report: Path, opened: Any) -> None:
@@ -596,7 +620,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms with two seeds each, the same prompts in both arms."""
     folder = tmp_path_factory.mktemp("arms")
     for algorithm, seed in itertools.product(("grpo", "gtpo"), (0, 1)):
-        make_run(folder / f"{algorithm}-{seed}", steps=40, groups=8, size=4, seed=seed, algorithm=algorithm)
+        make_run(folder / f"{algorithm}-{seed}", steps=40, groups=4, size=4, seed=seed, algorithm=algorithm)
     return build([folder])
 
 
@@ -615,27 +639,19 @@ def test_results_show_every_arm_on_one_axis(compared: Path, opened: Any) -> None
     table = page.tab.inner_text("section:has(> h2:text-is('Settings that differ'))")
     assert "algorithm" in table and "steps" not in table  # only what differs
     page.tab.click(f"{row} h3 a")
-    assert (
-        page.tab.locator("#view-curves").is_visible() and "entropy" in page.tab.locator(".wanted").inner_text().lower()
-    )
+    page.tab.wait_for_selector("#view-curves .wanted")
+    assert "entropy" in page.tab.locator(".wanted").inner_text().lower()
 
 
-def test_runs_have_other_hues_than_credit(report: Path, opened: Any) -> None:
-    import colorsys
+def test_runs_have_other_hues_than_credit(colour: Any) -> None:
+    def hls(name: str) -> tuple[float, float, float]:
+        return colorsys.rgb_to_hls(*(int(colour(name)[k : k + 2], 16) / 255 for k in (1, 3, 5)))
 
-    for scheme in ("light", "dark"):
-        page = opened(report, color_scheme=scheme)
-        read = "(n) => getComputedStyle(document.documentElement).getPropertyValue(n).trim()"
-
-        def hls(name: str, page: Any = page, read: str = read) -> tuple[float, float, float]:
-            text = page.tab.evaluate(read, name)
-            return colorsys.rgb_to_hls(*(int(text[k : k + 2], 16) / 255 for k in (1, 3, 5)))
-
-        taken = [hls(name)[0] for name in ("--plus", "--less", "--right", "--wrong")]
-        for r in range(8):
-            hue, _, saturation = hls(f"--run-{r}")
-            away = min(min(abs(hue - other), 1 - abs(hue - other)) for other in taken)
-            assert saturation < 0.12 or away > 18 / 360, (scheme, r)
+    taken = [hls(name)[0] for name in ("plus", "less", "right", "wrong")]
+    for r in range(8):
+        hue, _, saturation = hls(f"run-{r}")
+        away = min(min(abs(hue - other), 1 - abs(hue - other)) for other in taken)
+        assert saturation < 0.12 or away > 18 / 360, r
 
 
 def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -> None:
@@ -651,6 +667,11 @@ def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -
     page.tab.click("#tab-curves")
     assert [text.split(" ×")[0] for text in page.texts(".chip")] == ["baseline", "synthetic(1)", "synthetic(2)"]
     assert page.tab.input_value("label:has-text('Seeds') select") == "mean"
+    page.tab.select_option("label:has-text('Seeds') select", "each")
+    assert len(page.texts(".chip")) == 3  # 18 runs, but one entry per arm
+    page.tab.click(".chip >> nth=1")
+    assert page.tab.url.endswith("hide=6.7.8.9.10.11")
+    assert "12 lines" in page.tab.inner_text(".chart >> nth=0")
     page.tab.click("#tab-groups")
     assert "no groups" in page.tab.inner_text("#view-groups")
 
@@ -819,10 +840,12 @@ def test_credit_over_training_has_a_column_per_recorded_step(report: Path, run: 
     page = opened(report, "#credit")
     steps = sorted({g.step for g in RunFolder(run).records()})
     assert page.tab.locator(".bar-flipped").count() == len(steps)
-    titles = page.tab.locator(".bar-sure title").evaluate_all("(ts) => ts.map((t) => t.textContent)")
+    bar = page.tab.locator(".bar-sure").first
+    bar.hover()
     sure = [a for g in RunFolder(run).records() if g.step == steps[0] for a in g.answers]
     H = [x for a in sure for x in a.entropy or ()]
-    assert titles[0] == f"step {steps[0]}: {100 * sum(x < 0.01 for x in H) / len(H):.2f} %"
+    share = f"step {steps[0]}: {100 * sum(x < 0.01 for x in H) / len(H):.2f} %"
+    assert bar.get_attribute("aria-label") == share == bar.locator("title").text_content()
 
 
 # ── address, downloads, keyboard ────────────────────────────────────────────────────────────────────────────
@@ -946,17 +969,31 @@ def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[st
 # ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_view_follows_a_run_that_is_written(tmp_path: Path, browser: Any) -> None:
+def test_learned_credit_is_reproduced_and_shown_below_the_tokens(tmp_path: Path, opened: Any) -> None:
+    algorithm = get_algorithm("dapo", token_weight="learned")
+    reward, value = torch.tensor([[1.0, 0.0]]), torch.tensor([[[0.4, 0.6, 0.5, 0.9], [0.5, 0.6, 0.2, 0.3]]])
+    mask = torch.tensor([[[True] * 4, [True, True, False, True]]])
+    A = algorithm.advantages(Rollouts(mask=mask, reward=reward, value=value))[0].tolist()
+    answers = [
+        AnswerRecord(list("abcd"), r > 0, r, live=m, value=v, advantage=a)
+        for r, m, v, a in zip(reward[0].tolist(), mask[0].tolist(), value[0].tolist(), A, strict=True)
+    ]
+    write_records(tmp_path, 1, [GroupRecord(1, 0, "?", answers, algorithm="dapo", settings=asdict(algorithm))])
+    page = opened(build_from_records(next((tmp_path / "records").iterdir())), "#groups")
+    chances = ["predicted chance of success: 0.4 to 0.9", "predicted chance of success: 0.5 to 0.3"]
+    assert page.texts(".chance") == chances
+    for i, t in ((0, 0), (0, 1), (0, 3), (1, 1), (1, 3)):
+        page.tab.click(f'.answer[data-i="{i}"] .t[data-t="{t}"]')
+        page.tab.wait_for_selector(".panel .agrees, .panel .differs")
+        assert page.texts(".panel .agrees"), (i, t, page.texts(".panel .differs"))
+
+
+def test_view_follows_a_run_that_is_written(tmp_path: Path, opened: Any) -> None:
     folder = make_run(tmp_path / "run", steps=5, groups=4, size=3)
     server, address = make_server([folder])
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    tab = browser.new_page()
-    noise: list[str] = []
-    tab.on("console", lambda m: noise.append(m.text) if m.type == "error" else None)
-    tab.on("pageerror", lambda e: noise.append(str(e)))
     try:
-        tab.goto(f"{address}#curves")
-        tab.wait_for_selector("html[data-ready]")
+        tab = opened(address, "#curves").tab
         assert tab.evaluate("dew.report.runs[0].metrics.step.length") == 5
         RunFolder(folder).append_metrics({"step": 6, "accuracy": 0.5})
         tab.wait_for_function("() => dew.report.runs[0].metrics.step.length === 6", timeout=20_000)
@@ -964,15 +1001,27 @@ def test_view_follows_a_run_that_is_written(tmp_path: Path, browser: Any) -> Non
     finally:
         server.shutdown()
         server.server_close()
-        tab.close()
-    assert noise == []
 
 
 @pytest.mark.slow
 def test_run_of_five_hundred_steps(tmp_path: Path, opened: Any) -> None:
-    """500 steps, 200 groups of 16: the page opens and every group can be visited."""
-    page = opened(build([make_run(tmp_path / "run")]), "#groups")
-    for _ in range(40):
+    """500 steps, 200 groups of 16: all groups are there, the keys visit one after the other, the table holds all."""
+    run = make_run(tmp_path / "run")
+    groups = list(RunFolder(run).records())
+    page = opened(build([run]), "#groups&fold=no")
+    page.tab.wait_for_selector(".answer")
+    assert page.tab.evaluate("dew.view.all.length") == len(groups) == 200
+    first = page.tab.evaluate("dew.view.n")
+    for n in range(first + 1, first + 41):
+        group = groups[n % len(groups)]
         page.tab.keyboard.press("j")
-        page.tab.wait_for_selector(".answer")
-    assert 1 < page.tab.locator(".answer").count() <= 16  # identical answers are folded
+        title = f"Step {group.step}, group {group.group}"
+        page.tab.wait_for_function(
+            "(title) => document.querySelector('.group-title h2').textContent === title", arg=title
+        )
+        assert page.tab.locator(".answer").count() == len(group.answers) == 16
+        assert page.tab.locator(".answer .t").count() == group.size
+    for end in ("0", "table.scrollHeight") * 5:  # rows are added by scrolling
+        page.tab.evaluate(f"() => {{ const table = document.querySelector('.group-list'); table.scrollTop = {end}; }}")
+        page.settle()
+    assert page.texts(".group-link") == [f"{group.step} · {group.group}" for group in groups]

@@ -22,8 +22,9 @@ from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, writ
 from dew.report import build, build_from_records
 from dew.report.arms import arms_of
 from dew.report.content import content_of
-from dew.report.findings import remarks, rows_of, study_verdict
+from dew.report.findings import remarks, study_verdict
 from dew.report.readers import Run, evenly, thin
+from dew.report.results import rows_of
 from dew.report.serve import View, make_server
 from dew.report.statistics import split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
@@ -640,6 +641,22 @@ def test_an_alarm_of_several_runs_is_one_finding() -> None:
     runs = [replace(run_with(name, "grpo", i), alarms=[alarm, {**alarm, "step": 9}]) for i, name in enumerate("abc")]
     found = [f for f in content_of(runs)["findings"] if f.get("alarm")]
     assert [f["text"] for f in found] == ["a: Too long. (step 3, and 1 more, last at step 9) Also in 2 more runs."]
+
+
+def test_tokens_of_an_arm_are_one_finding() -> None:
+    """In each of two runs one of one groups has one flipped token of four, and three of four near-zero entropies."""
+    right = answer(True, entropy=[0.5, 0.001], advantage=[1.0, -1.0])
+    wrong = answer(False, entropy=[0.001, 0.001], advantage=[-1.0, -2.0])
+    group = GroupRecord(1, 0, "", [right, wrong])
+    runs = [replace(run_with(name, name[0], i % 2), groups=[group]) for i, name in enumerate(("a-0", "a-1", "b-0"))]
+    found = [f for f in content_of(runs)["findings"] if f.get("link", "").startswith("#groups")]
+    assert [(f["kind"], f["text"].split(" recorded")[0], f["link"]) for f in found] == [
+        ("bad", "a: 2 of 2", "#groups&with=flipped&by=flipped"),
+        ("bad", "b: 1 of 1", "#groups&in=3&with=flipped&by=flipped"),
+        ("note", "a: 75 % of the", "#groups&with=all&by=sure"),
+        ("note", "b: 75 % of the", "#groups&in=3&with=all&by=sure"),
+    ]
+    assert "2 tokens, 25.0 % of those that train." in found[0]["text"]
 
 
 # ── groups in numbers ───────────────────────────────────────────────────────────────────────────────────────

@@ -6,8 +6,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+import pytest
 import torch
 
+from dew.engines.compat import installed
+
+runs_trls_loss = pytest.mark.skipif(
+    str(installed("trl")).startswith("1.15.") and not torch.cuda.is_available(),
+    reason="TRL 1.15's own loss needs a GPU",
+)
 LETTERS = "0123456789abcdefghij+="
 
 

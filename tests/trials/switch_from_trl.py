@@ -116,9 +116,13 @@ def write(name: str, text: str) -> None:
     Path(name).write_text(text)
 
 
-def main() -> None:
+def enter_folder() -> None:
     os.chdir(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
     os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", HF_DATASETS_CACHE=str(Path("cache").resolve()))
+
+
+def main() -> None:
+    enter_folder()
     write("rewards.py", REWARDS)
     write("rules.py", RULES)
     write("trl.yaml", TRL_FILE)

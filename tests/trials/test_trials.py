@@ -8,7 +8,8 @@ import pytest
 
 
 @pytest.mark.slow
-def test_switching_from_trl(tmp_path):
-    script = Path(__file__).with_name("switch_from_trl.py")
+@pytest.mark.parametrize("name", ["switch_from_trl", "faults"])
+def test_trial(name, tmp_path):
+    script = Path(__file__).with_name(f"{name}.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

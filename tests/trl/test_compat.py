@@ -89,6 +89,7 @@ def plain(tmp_path_factory):
     return trainer
 
 
+@tiny.runs_trls_loss
 def test_the_batch_has_the_keys_and_shapes(plain):
     calls = []
     inner = plain._get_per_token_logps_and_entropies

@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
+import trl_tiny as tiny
 from dew.engines.trl.compat import FUSED_HEAD
 from dew.engines.trl.loss import exact_head, exact_head_supported
 
@@ -55,6 +56,7 @@ def test_values_and_gradients_are_those_of_the_logits(temperature, tied):
         torch.testing.assert_close(p.grad, gradients[name], msg=name)
 
 
+@tiny.runs_trls_loss
 def test_a_scaled_head_is_scaled():
     net = model(logit_scale=0.25)
     ids, labels = batch()

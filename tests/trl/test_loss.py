@@ -113,6 +113,7 @@ def losses_and_gradient(trainer, moved):
     return torch.tensor(losses), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
 
 
+@tiny.runs_trls_loss
 @pytest.mark.parametrize(
     ("algorithm", "variant"),
     [(a, v) for a in TRL_TWINS for v in VARIANTS if a not in ("cispo", "sapo") or v in ("plain", "two rewards")],
@@ -128,6 +129,7 @@ def test_the_loss_and_its_gradient_are_those_of_trl(algorithm, variant, tmp_path
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
+@tiny.runs_trls_loss
 def test_the_kl_term_is_that_of_trl(tmp_path):
     ours, theirs = twins("grpo", tmp_path, {}, [outcome], kl=0.5)
     loss, gradient = losses_and_gradient(ours, 0.03)
@@ -147,6 +149,7 @@ AS_IN_TRL = {
 }
 
 
+@tiny.runs_trls_loss
 @pytest.mark.parametrize("name", AS_IN_TRL)
 def test_the_algorithm_trl_is_the_users_trl_run(name, tmp_path):
     """Every setting of GRPOConfig, as it is; several rewards need no outcome_reward."""
@@ -190,7 +193,10 @@ def gradient_of(folder, algorithm, per_device, accumulation):
 POLICY = tiny.model()
 
 
-@pytest.mark.parametrize("algorithm", ["dew", "gtpo", "grpo_s", "dapo", "forking_tokens"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["gtpo", "grpo_s", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dew", "dapo", "forking_tokens"))],
+)
 def test_one_by_sixty_four_is_sixty_four_by_one(algorithm, tmp_path):
     whole = gradient_of(tmp_path / "whole", algorithm, 64, 1)
     assert whole.norm() > 0.1

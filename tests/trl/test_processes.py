@@ -50,7 +50,7 @@ def run(folder, per_device, algorithm, steps=2, problems=16, **settings):
 CASES = {
     "gtpo": {},
     "grpo_s": {"num_iterations": 2},
-    "dapo": {"algorithm_kwargs": {"max_rounds": 2}},
+    "dapo": {"algorithm_kwargs": {"max_rounds": 2, "token_weight": "learned"}},
 }
 
 

@@ -7,7 +7,7 @@ from transformers import TrainerCallback
 import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
 from dew.engines.recording import due
-from dew.engines.trl import trainer as trainer_module
+from dew.engines.trl import recorded
 from dew.errors import ConfigError
 from dew.records import RunFolder
 
@@ -213,7 +213,7 @@ def test_trackers_get_means_over_all_steps_since_the_last_log(tmp_path):
 
 def test_the_log_history_of_transformers_is_bounded(tmp_path, monkeypatch):
     """It is kept in memory and in every checkpoint; metrics.jsonl has every step."""
-    monkeypatch.setattr(trainer_module, "LOGS_KEPT", 3)
+    monkeypatch.setattr(recorded, "LOGS_KEPT", 3)
     trainer = tiny.trainer(tmp_path, max_steps=6, logging_steps=1)
     trainer.train()
     assert len(trainer.state.log_history) == 3

@@ -37,7 +37,11 @@ SETTINGS = {
         "gradient_accumulation_steps": 2,
         "per_device_train_batch_size": 4,
     },
-    "dapo, dynamic sampling": {"algorithm": "dapo", "data": 6},
+    "dapo, dynamic sampling, learned weights": {
+        "algorithm": "dapo",
+        "data": 6,
+        "algorithm_kwargs": {"token_weight": "learned"},
+    },
 }
 CHANGES_WITH_TIME = ("time", "seconds", "tokens_per_second", "step_time")
 

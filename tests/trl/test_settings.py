@@ -37,7 +37,9 @@ def preference(trainer):
     return (logp[correct][mask[correct]].mean() - logp[~correct][mask[~correct]].mean()).item()
 
 
-@pytest.mark.parametrize("algorithm", ["dew", "gtpo", "grpo_s"])
+@pytest.mark.parametrize(
+    "algorithm", ["dew", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gtpo", "grpo_s"))]
+)
 def test_learning(algorithm, tmp_path):
     """The reward is 1 for answers with an "a", at first 0.3 of them. An untrained or reversed trainer stays there."""
     tiny.trainer(
@@ -105,6 +107,7 @@ def test_the_final_folder_loads_with_from_pretrained(tmp_path):
     assert "2508.04349" in (tmp_path / "README.md").read_text()
 
 
+@tiny.runs_trls_loss
 def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
     """docs/trl.md shows a subclass that shapes advantages with dew.credit; it is run as printed."""
     text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text()

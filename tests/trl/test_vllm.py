@@ -11,10 +11,23 @@ vllm = pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, whi
 pytestmark = pytest.mark.slow
 
 STEPS = 3
+LAYER = "model.layers.0.mlp.down_proj"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def policy_weight(trainer):
+    """A weight matrix of the policy, with the adapter merged into it."""
+    layer = trainer.model.get_submodule(f"{'base_model.model.' * hasattr(trainer.model, 'peft_config')}{LAYER}")
+    merged = layer.get_delta_weight("default") if hasattr(layer, "get_delta_weight") else 0
+    return (layer.weight + merged).detach()
+
+
+def sampler_weight(trainer):
+    engine = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner.model
+    return dict(engine.named_parameters())[f"{LAYER}.weight"].float()
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def trained(tmp_path_factory, request):
     """A trainer after three steps, with what vLLM sampled and what the loss was given at each."""
     from vllm import _custom_ops
     from vllm.model_executor.layers import utils
@@ -56,8 +69,14 @@ def trained(tmp_path_factory):
         report_to="none",
         save_strategy="no",
     )
-    trainer = Watched(str(TINY), verifier("countdown"), args, Dataset.from_list(task("countdown").rows(64)))
-    start = trainer.model.model.embed_tokens.weight.detach().clone()
+    adapter = None
+    if request.param == "lora":
+        from peft import LoraConfig
+
+        adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    data = Dataset.from_list(task("countdown").rows(64))
+    trainer = Watched(str(TINY), verifier("countdown"), args, data, peft_config=adapter)
+    start = policy_weight(trainer).clone()
     trainer.train()
     yield trainer, seen, start
     patch.undo()
@@ -91,8 +110,24 @@ def test_the_correction_is_in_force(trained):
 def test_vllm_holds_the_weights_of_the_step(trained):
     trainer, _, start = trained
     trainer.vllm_generation.sync_weights()
-    engine = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner.model
-    theirs = dict(engine.named_parameters())["model.embed_tokens.weight"][: len(start)]
-    ours = trainer.model.model.embed_tokens.weight.detach()
-    torch.testing.assert_close(theirs.float(), ours.to(theirs.dtype).float())
-    assert not torch.allclose(theirs.float(), start.to(theirs.dtype).float())
+    theirs, ours = sampler_weight(trainer), policy_weight(trainer)
+    torch.testing.assert_close(theirs, ours.to(torch.bfloat16).float(), rtol=1e-2, atol=1e-4)
+    assert (theirs - start).abs().mean() > 3 * (theirs - ours).abs().mean()
+
+
+def test_weights_that_do_not_reach_vllm_show_in_the_divergence(trained):
+    trainer, *_ = trained
+    kl = trainer._metrics["train"]["sampler/kl"]
+    rows = [dict(trainer.train_dataset[i]) for i in range(4) for _ in range(8)]
+    trainer.model.train()
+    trainer.vllm_generation.sync_weights()
+    trainer._last_loaded_step = trainer.state.global_step  # the step at which TRL synced
+    trainer.sample(rows)
+    with torch.no_grad():
+        for weight in (p for p in trainer.model.parameters() if p.requires_grad):
+            weight.add_(0.5 * weight.std() * torch.randn_like(weight))
+    trainer.sample(rows)
+    trainer.vllm_generation.sync_weights()
+    trainer.sample(rows)
+    synced, stale, again = kl[-3:]
+    assert max(synced, again) < 0.02 and stale > 5 * max(synced, again)

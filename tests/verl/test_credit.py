@@ -147,6 +147,18 @@ def test_the_rows_of_a_conversation_are_one_answer(name):
     close(torch.cat([rows["u_2_0"][:1], rows["u_2_1"]]), expected[2, :3])
 
 
+def test_turns_are_the_runs_of_the_response_mask():
+    """compare="turn" compares H = 1, 3, 2 of the first turns (mean 2) and H = 2, 6 of the second ones (mean 4)."""
+    mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    H = torch.tensor([[1.0, 3, 9, 9, 2, 9], [2, 9, 6, 9, 9, 9], [1, 1, 1, 1, 1, 1]], dtype=torch.float64)
+    rewards = torch.tensor([[1.0], [1], [0]], dtype=torch.float64).expand(3, 6) / 6
+    advantages, _ = estimate("dew", rewards, mask, ["u"] * 3, H, {"compare": "turn"})
+    A, wrong = advantages[1, 0], advantages[2, 0]  # the token with H = 2 has the mean of its turn, so weight 1
+    close(advantages[0], A * torch.tensor([0.5, 1.5, 0, 0, 0.5, 0]))
+    close(advantages[1], A * torch.tensor([1.0, 0, 1.5, 0, 0, 0]))
+    close(advantages[2], wrong.expand(6))
+
+
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5), st.randoms())
 def test_joining_and_splitting_restore_every_row(lengths, random):
     rows = [(f"u_{i}_{k}", n) for i, answer in enumerate(lengths) for k, n in enumerate(answer)]

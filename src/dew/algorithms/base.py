@@ -158,6 +158,11 @@ class Algorithm:
         return found
 
     @property
+    def needs_hidden(self) -> bool:
+        """Whether its credit reads outcomes predicted from the sampling policy's hidden states (`Rollouts.value`)."""
+        return False
+
+    @property
     def no_loss_without_advantage(self) -> bool:
         """Whether answers whose advantages are all 0 have no loss, so that an engine may leave them out."""
         return not self.kl_coef and type(self).loss is Algorithm.loss
@@ -199,7 +204,7 @@ class Algorithm:
         )
 
     def control(self) -> "Algorithm | None":
-        """The same algorithm with its entropy weighting off, to tell the weighting from everything else it changes."""
+        """The same algorithm with its token weighting off, to tell the weighting from everything else it changes."""
         return None
 
     def correct(self, rollouts: Rollouts) -> Tensor:
@@ -302,6 +307,11 @@ def sampling_logp(name: str, rollouts: Rollouts) -> Tensor:
 def sampling_sum_sq(name: str, rollouts: Rollouts) -> Tensor:
     """Σ_v π(v)² of the sampling policy, which must have been recorded."""
     return _recorded(name, rollouts.sum_sq, "sum_sq", "sum of squared probabilities")
+
+
+def predicted_outcome(name: str, rollouts: Rollouts) -> Tensor:
+    """The outcome predicted at each token, which must have been recorded."""
+    return _recorded(name, rollouts.value, "value", "predicted outcome")
 
 
 def _recorded(name: str, x: Tensor | None, field: str, what: str) -> Tensor:

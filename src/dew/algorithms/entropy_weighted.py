@@ -15,6 +15,7 @@ from dew.credit import (
     gtpo_advantages,
     gtpo_rewards,
 )
+from dew.credit.gtpo import COMPARE, Compare
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -140,12 +141,13 @@ class GTPO(EntropyWeighted):
     alpha2: float = 0.1
     """α₂: weight of the part that is distributed by entropy. 0 keeps only the outcome."""
 
-    compare: Literal["column", "row", "matrix"] = "column"
-    """A token is compared with the same position across answers (published), with its own answer, or with all."""
+    compare: Compare = "column"
+    """A token is compared with the same position across answers (published), with its own answer, with all tokens, or
+    with the same turn of each answer (for tools and agents)."""
 
     def problems(self) -> list[str]:
         found = super().problems() + weights(alpha1=self.alpha1, alpha2=self.alpha2)
-        return found + choice("compare", self.compare, ("column", "row", "matrix"))
+        return found + choice("compare", self.compare, COMPARE)
 
     def control(self) -> "GTPO":
         return replace(self, alpha1=self.alpha1 + self.alpha2, alpha2=0.0)

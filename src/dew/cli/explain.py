@@ -14,7 +14,7 @@ from rich.text import Text
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, print_json, printable
 from dew.config import parse_yaml
-from dew.errors import ConfigError, DewError, Problem
+from dew.errors import ConfigError, DewError, Problem, RecordError
 
 if TYPE_CHECKING:
     from dew import Algorithm, Rollouts
@@ -40,8 +40,8 @@ class Shown:
 @app.command()
 def explain(
     source: Annotated[Path, typer.Argument(help="A run folder, a records file, or a JSONL of groups.")],
-    step: Annotated[int | None, typer.Option(help="Step (default: the last recorded one).")] = None,
-    group: Annotated[int | None, typer.Option(help="Group (default: where credit differs most).")] = None,
+    step: Annotated[int | None, typer.Option(help="Step (default: of the most telling group).")] = None,
+    group: Annotated[int | None, typer.Option(help="Group (default: the most telling one of the step).")] = None,
     answer: Annotated[int | None, typer.Option(help="Show one answer, counted from 1, with the formula.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Compute with this algorithm (default: the run's).")] = None,
     settings: Annotated[str, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = "{}",
@@ -58,6 +58,7 @@ def explain(
         for i, a in enumerate(chosen.answers):
             entry: dict[str, Any] = {"correct": a.correct, "tokens": a.tokens, "entropy": a.entropy}
             entry |= {"advantage": credit.advantage[i], "grpo": credit.grpo[i], "flipped": credit.flipped[i]}
+            entry |= {} if a.value is None else {"value": a.value}
             answers.append(entry if credit.shaped is None else entry | {"shaped": credit.shaped[i]})
         head = {name: getattr(chosen, name) for name in ("step", "group", "prompt", "gold")}
         print_json({**head, "algorithm": credit.label, "answers": answers})
@@ -73,17 +74,22 @@ def explain(
 def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
     from dew.files import stay_inside
     from dew.records import RunFolder, read_records
+    from dew.report.readers import read_sample
 
     if source.is_dir():
         stay_inside(source)
         files = {int(f.name.split("-")[1].split(".")[0]): f for f in RunFolder(source).record_files()}
         if not files:
             runs = sorted(f.parent for f in source.glob("*/run.json"))
-            remedy = (
-                f"Give one of its runs: {', '.join(map(str, runs))}." if runs else "Train with records_every above 0."
-            )
+            remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
+            remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
             raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
-        groups = read_records(files[max(files) if step is None else _recorded("step", step, files)])
+        if step is None and group is None:
+            groups, _, damaged = read_sample(list(files.values()))
+            if not groups:
+                raise RecordError(damaged[0])
+        else:
+            groups = read_records(files[max(files) if step is None else _recorded("step", step, files)])
     else:
         groups = read_records(source)
         if step is not None:
@@ -121,7 +127,7 @@ def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> 
 
     own: dict[str, Any] = dict(group.settings) if name in (None, group.algorithm) else {}
     try:
-        algorithm = get_algorithm(name or group.algorithm or "gtpo", **own, **changed)
+        algorithm = get_algorithm(name or group.algorithm or "gtpo", **{**own, **changed})
     except (DewError, TypeError):
         if name or changed or any(a.advantage is None for a in group.answers):
             raise
@@ -135,7 +141,9 @@ def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> 
         return [row[: len(a.tokens)] for row, a in zip(rows, group.answers, strict=True)]
 
     needs = algorithm is not None and algorithm.needs_entropy == "old"
-    rollouts = _rollouts(group, needs and not (recorded and all(a.advantage for a in group.answers)))
+    computed = algorithm is not None and not (recorded and all(a.advantage for a in group.answers))
+    wanted = {"entropy": needs, "value": algorithm is not None and algorithm.needs_hidden} if computed else {}
+    rollouts = _rollouts(group, {name for name, needed in wanted.items() if needed})
     advantage = values("advantage", algorithm and algorithm.advantages)
     padded = torch.zeros(rollouts.mask.shape)
     for i, row in enumerate(advantage):
@@ -152,24 +160,31 @@ def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> 
     )
 
 
-def _rollouts(group: "GroupRecord", needs_entropy: bool) -> "Rollouts":
+def _rollouts(group: "GroupRecord", needs: set[str]) -> "Rollouts":
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     from dew import Rollouts
 
-    missing = [i + 1 for i, a in enumerate(group.answers) if a.entropy is None]
-    if missing and needs_entropy:
-        raise ConfigError(f"answers {missing} have no recorded entropy, which this algorithm needs (docs/records.md).")
+    for name in sorted(needs):
+        missing = [i + 1 for i, a in enumerate(group.answers) if getattr(a, name) is None]
+        if missing:
+            what = f"answers {missing} have no recorded {name}, which this algorithm needs (docs/records.md)."
+            raise ConfigError(what)
     if not any(a.tokens for a in group.answers):
         raise ConfigError(f"group {group.group} of step {group.step} has no tokens.")
-    entropy = [torch.tensor(a.entropy or [0.0] * len(a.tokens), dtype=torch.float32) for a in group.answers]
+
+    def padded(name: str) -> torch.Tensor:
+        rows = [getattr(a, name) or [0.0] * len(a.tokens) for a in group.answers]
+        return pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+
     mask = [torch.tensor(_live(a), dtype=torch.bool) for a in group.answers]
     return Rollouts.from_rows(
         [0] * len(group.answers),
         mask=pad_sequence(mask, batch_first=True),
         reward=torch.tensor([float(a.reward) for a in group.answers]),
-        entropy=pad_sequence(entropy, batch_first=True),
+        entropy=padded("entropy"),
+        value=padded("value") if "value" in needs else None,
         extra=torch.tensor([a.extra for a in group.answers]),
     )
 
@@ -189,14 +204,20 @@ def _show_group(group: "GroupRecord", credit: Shown) -> None:
     flipped = sum(map(sum, credit.flipped))
     legend = f"advantages of {credit.label}: blue positive, orange negative, full colour = ±{scale:.3f}"
     out.print(Text(legend + ("; underlined: the wrong sign for its answer\n" if flipped else "\n"), style="dim"))
+    same: dict[Any, list[int]] = {}
     for i, a in enumerate(group.answers):
-        ranges = ""
+        same.setdefault((a.correct, tuple(a.tokens), tuple(credit.advantage[i])), []).append(i)
+    for i, *others in same.values():
+        a, ranges = group.answers[i], ""
         for name, rows in (("grpo", credit.grpo), (credit.label.split("(")[0], credit.advantage)):
             values = list(compress(rows[i], _live(a)))
             low, high = (f"{end(values, default=0.0):+.3f}" for end in (min, max))
             ranges += f"   {name} {low if low == high else f'{low} to {high}'}"
+        if a.value:
+            ranges += f"   predicted chance of success {a.value[0]:.2f} to {a.value[-1]:.2f}"
         marked = f"   {sum(credit.flipped[i])} of the wrong sign" if any(credit.flipped[i]) else ""
-        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{ranges}{marked}")
+        times = f" × {1 + len(others)}" if others else ""
+        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{times}{ranges}{marked}")
         out.print(Padding(by_credit(a.tokens, credit.advantage[i], scale, credit.flipped[i]), (0, 0, 1, 2)))
     out.print("For one answer with the formula and its numbers, add --answer N.")
 
@@ -213,12 +234,16 @@ def _show_answer(group: "GroupRecord", i: int, credit: Shown) -> None:
     if not any(any(row) for row in credit.advantage):
         out.print("The answers of this group do not differ, so every advantage is 0.")
     table = Table(show_edge=False)
-    for head in ("token", "H", *(("x", "x / mean", "r̃") if weighted else ()), "A", "A grpo", ""):
+    if a.value:
+        out.print("V: predicted chance of success before the token (docs/papers.md).")
+    chance = ("V",) if a.value else ()
+    for head in ("token", "H", *chance, *(("x", "x / mean", "r̃") if weighted else ()), "A", "A grpo", ""):
         table.add_column(head, justify="left" if head == "token" else "right")
     scale = max((abs(x) for row in credit.advantage for x in row), default=0.0)
     for t, (token, live) in enumerate(zip(a.tokens, _live(a), strict=True)):
         H = None if a.entropy is None else a.entropy[t]
         cells: list[Any] = [printable(token), "" if H is None else f"{H:.3f}"]
+        cells += [f"{a.value[t]:.3f}"] if a.value else []
         if live:
             if weighted:
                 cells += _weight_cells(rule, a, H, credit.shaped[i][t])  # type: ignore[index]
@@ -231,7 +256,12 @@ def _show_answer(group: "GroupRecord", i: int, credit: Shown) -> None:
 
 def _formula(rule: Any, correct: bool) -> str:
     side, value, sign = ("O⁺", "H", "+") if correct else ("O⁻", "1/H", "−")
-    over = {"column": "with a token there", "row": "this answer alone", "matrix": "all their tokens"}[rule.compare]
+    over = {
+        "column": "with a token there",
+        "row": "this answer alone",
+        "matrix": "all their tokens",
+        "turn": "their tokens of the same turn",
+    }[rule.compare]
     if rule.spread not in ("both", "correct" if correct else "wrong"):
         shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2}) on every token: entropy weights the other side alone"
     else:

@@ -1,7 +1,7 @@
 """`dew lab`: does a credit rule help? Many small paired runs at once."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ QUICK_ARMS = ["dapo", "gtpo"]
 
 @app.command()
 def lab(
+    context: typer.Context,
     arms: Annotated[
         list[str] | None,
         typer.Argument(help="dapo, gtpo(alpha2=0.5), module:Class, rules.py:Class; @3e-5 sets a learning rate."),
@@ -40,6 +41,7 @@ def lab(
     eval_k: Annotated[int | None, typer.Option(help="Answers per held-out problem (default 16).")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer launches on a GPU, more memory.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder (default runs/lab).")] = None,
     warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
@@ -51,32 +53,29 @@ def lab(
     The first arm is the baseline. Re-run the same command to resume. Other arms, tasks and seeds are added to the
     folder.
     """
-    from dataclasses import asdict, replace
+    from dataclasses import asdict, fields, replace
 
     from dew.lab import QUICK, QUICK_TASK, Settings, differences, markdown, study
 
     if not arms and not quick:
         raise ConfigError(Problem("no arms.", remedy="Name the baseline first, then the others: dew lab dapo gtpo"))
-    given = {
-        "group_size": group_size, "prompts": prompts, "optimizer_steps": optimizer_steps, "generations": generations,
-        "width": width, "depth": depth, "eval_problems": eval_problems, "eval_k": eval_k, "evaluations": evaluations,
-    }  # fmt: skip
-    settings = replace(QUICK if quick else Settings(), **{k: v for k, v in given.items() if v is not None})
+    given = {f.name: value for f in fields(Settings) if (value := context.params[f.name]) is not None}
+    small: dict[str, Any] = {"tasks": [QUICK_TASK], "seeds": 2, "learning_rates": [1e-4]} if quick else {}
+    chosen = {"tasks": task, "seeds": seeds, "learning_rates": learning_rate}
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     try:
         found = study(
             arms or QUICK_ARMS,
             output=folder,
-            tasks=task or ([QUICK_TASK] if quick else ["countdown-4"]),
-            seeds=seeds or (2 if quick else 8),
             first_seed=first_seed,
-            learning_rates=learning_rate or [1e-4 if quick else 5e-5],
-            settings=settings,
-            controls=not no_controls and not (quick and not arms),
+            settings=replace(QUICK if quick else Settings(), **given),
+            controls=bool(arms) and not no_controls,
             device=device,
+            cuda_graphs=cuda_graphs,
             warm_starts=warm_starts,
             say=(lambda _: None) if as_json else lambda text: out.print(text, soft_wrap=True),
             progress=(lambda _: None) if as_json else _show,
+            **small | {name: value for name, value in chosen.items() if value},
         )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished runs are kept. Re-run the same command to resume.") from None

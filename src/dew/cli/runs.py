@@ -36,11 +36,7 @@ PATIENCE = 60.0
 LAST_LINES = 6
 DEMO_RUNS = ("dapo", "dew")
 """The demo's algorithms: the baseline, then the rule that is compared with it."""
-DEMO_FILES = {"report.html", "report.json"} | {
-    f"{name}{end}"
-    for name in (*DEMO_RUNS, "grpo", "gtpo")
-    for end in ("", ".log")  # the latter two in version 0.1
-}
+DEMO_FILES = {"report.html", "report.json", *DEMO_RUNS, *(f"{name}.log" for name in DEMO_RUNS)}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),
@@ -50,6 +46,8 @@ COLUMNS = {  # heading: metric, format
     "kept": ("groups/kept", "{:.0f}"),
     "mixed": ("groups/mixed_share", "{:.0%}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
+    "pairs right": ("rewards/accuracies", "{:.3f}"),
+    "margin": ("rewards/margins", "{:.3f}"),
 }
 ANSWERS_SHOWN = 3
 
@@ -155,14 +153,16 @@ class RunView:
 
 def screen(views: Sequence[RunView]) -> RenderableType:
     """Progress, time left and metrics of each run, recent alarms, and some answers of the first run's newest group."""
+    for view in views:
+        view.poll()
+    columns = {head: x for head, x in COLUMNS.items() if any(x[0] in view.latest for view in views)}
     table = Table(show_edge=False, pad_edge=False)
-    for head in ("run", "step", "left", *COLUMNS):
+    for head in ("run", "step", "left", *columns):
         table.add_column(head, justify="left" if head == "run" else "right")
     parts: list[RenderableType] = [table]
     for view in views:
-        view.poll()
         left = view.seconds_left
-        cells = [form.format(view.latest[key]) if key in view.latest else "" for key, form in COLUMNS.values()]
+        cells = [form.format(view.latest[key]) if key in view.latest else "" for key, form in columns.values()]
         step = f"{view.step}/{view.steps}" if view.steps else "starting"
         table.add_row(view.label, step, "" if left is None else clock(left), *cells)
         parts += map(Text, view.alarms[-2:])

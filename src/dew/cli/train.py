@@ -37,14 +37,11 @@ def train(
 ) -> None:
     """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`.
 
+    With `trainer: dpo` it trains on preference pairs (`dew pairs`), with settings of TRL's DPO.
     On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
     """
     if keys:
-        from dew.engines.trl.settings import setting_fields
-
-        out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
-        for field in sorted(setting_fields(), key=lambda field: field.name):
-            out.print(f"{field.name}  {str(field.metadata.get('help', '')).splitlines()[0][:150]}")
+        _print_keys(on_pairs=config is not None and load_run(config, context.args)[0].trainer == "dpo")
         return
     if config is None:
         raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
@@ -60,21 +57,7 @@ def train(
     launch.quiet()
     parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
     if dry_run:
-        launch.check_outcome(parsed)
-        from dew.preflight.plan import plan
-
-        found = plan(parsed)
-        if json:
-            algorithm = vars(parsed.args.build_algorithm())
-            print_json(
-                {**parsed.run.to_dict(), "algorithm_settings": algorithm, "batches": found["batches"], "plan": found}
-            )
-            return
-        out.print(to_yaml(parsed.run), soft_wrap=True)
-        table = Table(show_header=False, show_edge=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading, text in found.items():
-            table.add_row(heading, printable(text))
-        out.print(table)
+        _print_plan(parsed, json)
         return
     folder = Path(parsed.args.output_dir)
     with lock(folder):
@@ -85,6 +68,32 @@ def train(
         _train(parsed, resume=False)
 
 
+def _print_keys(on_pairs: bool) -> None:
+    from dew.engines.trl.settings import setting_fields
+
+    out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
+    for field in sorted(setting_fields(on_pairs), key=lambda field: field.name):
+        out.print(f"{field.name}  {str(field.metadata.get('help', '')).splitlines()[0][:150]}")
+
+
+def _print_plan(parsed: "Parsed", as_json: bool) -> None:
+    from dew.engines.trl import launch
+    from dew.preflight.plan import plan
+
+    if parsed.run.trainer == "grpo":
+        launch.check_outcome(parsed)
+    found, settings = plan(parsed), vars(parsed.args.build_algorithm())
+    if as_json:
+        shown = {"algorithm_settings": settings, "batches": found["batches"], "plan": found}
+        print_json({**parsed.run.to_dict(), **shown})
+        return
+    out.print(to_yaml(parsed.run), soft_wrap=True)
+    table = Table(show_header=False, show_edge=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, text in found.items():
+        table.add_row(heading, printable(text))
+    out.print(table)
+
+
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The output_dir of a run that was stopped or killed.")],
@@ -92,13 +101,13 @@ def resume(
 ) -> None:
     """Resume a run from its last complete checkpoint."""
     config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
-    if not config.is_file() and not on_verl and (folder / "run.json").is_file():
-        stay_inside(folder)
-        _resume_script(folder, untrusted)
-        return
-    if not config.is_file() and not on_verl:
+    from_python = not config.is_file() and not on_verl
+    if from_python and not (folder / "run.json").is_file():
         raise ConfigError(Problem(f"{folder}: no config.yaml there.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
+    if from_python:
+        _resume_script(folder, untrusted)
+        return
     if on_verl:
         from dew.cli import verl
 

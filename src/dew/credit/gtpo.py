@@ -19,10 +19,11 @@ from dew.credit.checks import (
     check_weight,
 )
 from dew.credit.weighting import AVERAGES, POOLS, SIDES, Average, Pool, Side, floored, pooled, shaped
-from dew.ops import Dims, at_least_float32
+from dew.ops import Dims, at_least_float32, turn_numbers
 
-Compare = Literal["column", "row", "matrix"]
+Compare = Literal["column", "row", "matrix", "turn"]
 COMPARED_WITH: dict[str, Dims] = {"column": -2, "row": -1, "matrix": (-2, -1)}
+COMPARE = (*COMPARED_WITH, "turn")
 
 
 def gtpo_rewards(
@@ -53,7 +54,8 @@ def gtpo_rewards(
         alpha1: weight of the plain outcome.
         alpha2: weight of the part distributed by entropy.
         compare: the tokens of one polarity that a token is compared with. "column": the same position
-            across answers (published). "row": the same answer. "matrix": all of them.
+            across answers (published). "row": the same answer. "matrix": all of them. "turn": the tokens of the
+            same turn, the k-th of each answer; a turn is a run of True in `mask`, ended by tool output.
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
@@ -66,14 +68,15 @@ def gtpo_rewards(
     check_tokens(correct, entropy, mask)
     check_weight("alpha1", alpha1, 1.0, "a wrong answer would be rewarded")
     check_weight("alpha2", alpha2, 0.1, "a wrong answer would be rewarded for being sure")
-    check_choice("compare", compare, tuple(COMPARED_WITH))
+    check_choice("compare", compare, COMPARE)
     check_choice("average", average, AVERAGES)
     check_choice("spread", spread, SIDES)
     check_entropy_clip(entropy_clip)
 
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
-    rewards = shaped(H, won, mask, COMPARED_WITH[compare], average, alpha1, alpha2, spread)
+    over = turn_numbers(mask) if compare == "turn" else COMPARED_WITH[compare]
+    rewards = shaped(H, won, mask, over, average, alpha1, alpha2, spread)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.ops import Dims, at_least_float32, masked_mean, standardize
+from dew.ops import Dims, at_least_float32, masked_mean, masked_mean_by, standardize
 
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
@@ -31,19 +31,19 @@ def floored(entropy: Float[Tensor, "*shape"], clip: tuple[float, float] | None) 
 
 
 def mean_over(
-    x: Float[Tensor, "*shape"], alive: Bool[Tensor, "*shape"], dim: Dims, average: Average
+    x: Float[Tensor, "*shape"], alive: Bool[Tensor, "*shape"], over: Dims | Tensor, average: Average
 ) -> Float[Tensor, "..."]:
-    """The arithmetic or geometric mean of x > 0 over the entries where `alive` is True."""
-    if average == "geometric":
-        return masked_mean(x.log(), alive, dim).exp()
-    return masked_mean(x, alive, dim)
+    """The arithmetic or geometric mean of x > 0 over the entries where `alive` is True: along dims, or by label."""
+    values = x.log() if average == "geometric" else x
+    mean = masked_mean_by(values, alive, over) if isinstance(over, Tensor) else masked_mean(values, alive, over)
+    return mean.exp() if average == "geometric" else mean
 
 
 def shaped(
     H: Float[Tensor, "*shape"],
     correct: Bool[Tensor, "*shape"],
     live: Bool[Tensor, "*shape"],
-    dim: Dims,
+    over: Dims | Tensor,
     average: Average,
     alpha1: float,
     alpha2: float,
@@ -51,11 +51,12 @@ def shaped(
 ) -> Float[Tensor, "*shape"]:
     """r̃ = ±(α₁ + α₂ · x / mean(x over its comparison set)), + on O⁺ and − on O⁻; 0 where not live.
 
-    x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along `dim`. The paper
+    x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along the dims
+    `over`, or has the same label `over`. The paper
     writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
     """
     x = torch.where(correct, H, 1 / H)
-    mean_won, mean_lost = (mean_over(x, live & side, dim, average) for side in (correct, ~correct))
+    mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
     weight = x / torch.where(correct, mean_won, mean_lost)
     if spread != "both":
         weight = torch.where(correct == (spread == "correct"), weight, 1)

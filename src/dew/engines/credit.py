@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.credit import wrong_sign
+from dew.credit import group_relative, wrong_sign
 from dew.rollouts import Rollouts
 
 
@@ -32,6 +32,10 @@ class Rows:
     """(N, T) log-probability under the sampling policy; for algorithms that need it, and for records."""
     sum_sq: Tensor | None = None
     """(N, T) Σ_v π(v)² of the sampling policy, for algorithms that need it."""
+    value: Tensor | None = None
+    """(N, T) predicted outcome, for algorithms that need it."""
+    features: Tensor | None = None
+    """(N, K, D) hidden states of some tokens, on which its prediction is trained."""
     guided: Tensor
     """(N,) True on answers of the guide."""
 
@@ -50,6 +54,8 @@ class Credit:
     """(N,) everything added to the outcome: other rewards and overlong penalties; only computed for records."""
     flipped: Tensor | None = None
     """(N, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
+    side: Tensor | None = None
+    """(N,) 1 on answers above the mean outcome reward of their group, −1 below, 0 at it or without a token to train."""
     correct: Tensor
     """(N,) True on O⁺."""
     scored: Tensor
@@ -88,6 +94,7 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
     advantages, shaped = credit.advantages, torch.zeros_like(credit.advantages)
     extra, flipped = torch.zeros_like(rows.extra), torch.zeros_like(rows.mask)
     penalty = torch.zeros_like(advantages) if algorithm.penalises else None
+    side = torch.zeros_like(rows.outcome)
     for part in (credit.scored & ~credit.failed, credit.scored & credit.failed):
         if not part.any():
             continue
@@ -96,12 +103,13 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
         advantages[index] = rollouts.to_rows(token_advantages).to(advantages.dtype)
         wrong = wrong_sign(token_advantages, rollouts.reward + added, rollouts.present)
         flipped[index] = rollouts.to_rows(wrong & rollouts.mask)
+        side[index] = rollouts.to_rows(group_relative(rollouts.reward, rollouts.present).sign() * rollouts.live)
         if penalty is not None:
             penalty[index] = rollouts.to_rows(algorithm.penalties(rollouts, token_advantages)).to(penalty.dtype)
         if for_records:
             shaped[index] = rollouts.to_rows(algorithm.rewards(rollouts)).to(shaped.dtype)
             extra[index] = rollouts.to_rows(added).to(extra.dtype)
-    credit = replace(credit, flipped=flipped, penalty=penalty)
+    credit = replace(credit, flipped=flipped, penalty=penalty, side=side)
     return replace(credit, shaped=shaped, extra=extra) if for_records else credit
 
 
@@ -112,7 +120,7 @@ def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
         mask=rows.mask[index],
         reward=rows.outcome[index],
         extra=rows.extra[index],
-        **{name: x[index] for name in ("logp", "entropy", "sum_sq") if (x := getattr(rows, name)) is not None},
+        **{name: x[index] for name in ("logp", "entropy", "sum_sq", "value") if (x := getattr(rows, name)) is not None},
     )
 
 

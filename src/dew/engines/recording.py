@@ -189,6 +189,7 @@ def _answers(
                 live=None if live.all() else live.tolist(),
                 entropy=values(columns.get("entropy")),
                 logp=values(columns.get("logp")),
+                value=values(columns.get("value")),
                 shaped=values(credit.shaped),
                 advantage=values(credit.advantages),
                 grpo=[grpo] * length,

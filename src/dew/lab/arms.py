@@ -25,11 +25,11 @@ class Arm:
     source: str = ""
     """Digest of the file of a user's rule: after a change its runs are new runs."""
     control: str | None = None
-    """The label of the same arm without entropy weighting."""
+    """The label of the same arm without weights on tokens."""
 
 
 def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, controls: bool = True) -> list[Arm]:
-    """Every arm at each of the learning rates, or at its own; each entropy-weighted arm followed by its control."""
+    """Every arm at each of the learning rates, or at its own; each arm that weights tokens followed by its control."""
     arms: dict[tuple[str, float], Arm] = {}
     problems: list[Problem] = []
     for text in texts:

@@ -5,7 +5,8 @@ Axes besides those of the library: R replicas, B answers of a replica, L prompt 
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from dew.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
 Parameters = dict[str, Tensor]
 HEAD = 32
 """Width of an attention head."""
+SIGNALS = ("logp", "entropy", "sum_sq")
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
@@ -43,10 +45,12 @@ def forward(
     last: int,
     cache: list[tuple[Tensor, Tensor]] | None = None,
     start: int = 0,
+    states: list[Tensor] | None = None,
 ) -> Tensor:
     """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
 
-    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it.
+    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it. The hidden
+    states (R, B·last, D) that the logits are computed from are added to `states`.
     """
     R, B, S = ids.shape
     D = parameters["embed"].shape[-1]
@@ -68,6 +72,8 @@ def forward(
         inner = torch.bmm(F.layer_norm(x, (D,)), parameters[f"{i}.up"]).relu_()
         x = torch.baddbmm(x, inner, parameters[f"{i}.down"])
     x = F.layer_norm(x.view(R, B, S, D)[:, :, S - last :].reshape(R, B * last, D), (D,))
+    if states is not None:
+        states.append(x)
     return torch.bmm(x, parameters["out"]).view(R, B, last, OUTPUTS)
 
 
@@ -96,6 +102,8 @@ class Answers:
     """PAD after EOS."""
     signals: dict[str, Tensor]
     """Of the sampling policy at each token: its log-probability `logp`, the `entropy`, and Σπ² `sum_sq`."""
+    hidden: Tensor | None = None
+    """(r, B, T, D) its hidden states, of the replicas that were asked for."""
 
     @property
     def mask(self) -> Tensor:
@@ -103,17 +111,28 @@ class Answers:
 
 
 @torch.no_grad()
-def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) -> Answers:
+def sample(
+    parameters: Mapping[str, Tensor],
+    prompts: Tensor,
+    uniforms: Tensor,
+    *,
+    hidden_of: Tensor | None = None,
+    all_tokens: bool = False,
+) -> Answers:
     """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
 
     Policies that agree and read the same uniforms write the same answers, which is what pairs the arms of a study.
+    `hidden_of` are the replicas whose hidden states are kept. `all_tokens` samples all T and never waits for the
+    device; else sampling stops when all answers have ended.
     """
     R, P, L = prompts.shape
     B, T = uniforms.shape[1:]
     G, width, embed = B // P, parameters["embed"].shape[-1], parameters["embed"]
     heads, depth = max(1, width // HEAD), sum(name.endswith("qkv") for name in parameters)
     prefix = [tuple(embed.new_empty(R * P, heads, L, width // heads) for _ in "kv") for _ in range(depth)]
-    logits = forward(parameters, prompts, last=1, cache=prefix)[:, :, 0].repeat_interleave(G, 1)  # type: ignore[arg-type]
+    states: list[Tensor] | None = None if hidden_of is None else []
+    logits = forward(parameters, prompts, last=1, cache=prefix, states=states)[:, :, 0].repeat_interleave(G, 1)  # type: ignore[arg-type]
+    hidden = None if hidden_of is None else embed.new_zeros(len(hidden_of), B, T, width)
     cache = []
     for layer in prefix:
         both = tuple(embed.new_empty(R * B, heads, L + T, width // heads) for _ in "kv")
@@ -121,9 +140,12 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) 
             whole.view(R * P, G, heads, L + T, -1)[:, :, :, :L] = part[:, None]
         cache.append(both)
     tokens = torch.full((R, B, T), PAD, device=prompts.device)
-    signals = {name: uniforms.new_zeros(R, B, T) for name in ("logp", "entropy", "sum_sq")}
+    signals = {name: uniforms.new_zeros(R, B, T) for name in SIGNALS}
     done = torch.zeros(R, B, dtype=torch.bool, device=prompts.device)
     for t in range(T):
+        if hidden is not None and states is not None:
+            state = states.pop()[hidden_of]
+            hidden[:, :, t] = state if t else state.repeat_interleave(G, 1)
         logp = logits.log_softmax(-1)
         p = logp.exp()
         token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
@@ -132,10 +154,48 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) 
         signals["sum_sq"][:, :, t] = p.square().sum(-1)
         tokens[:, :, t] = torch.where(done, PAD, token)
         done |= token == EOS
-        if t == T - 1 or (t % 16 == 15 and bool(done.all())):
+        if t == T - 1 or (t % 16 == 15 and not all_tokens and bool(done.all())):
             break
-        logits = forward(parameters, tokens[:, :, t, None], last=1, cache=cache, start=L + t)[:, :, 0]  # type: ignore[arg-type]
-    return Answers(tokens, signals)
+        newest = tokens[:, :, t, None]
+        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, states=states)[:, :, 0]  # type: ignore[arg-type]
+    return Answers(tokens, signals, hidden)
+
+
+class Replayed:
+    """A function of tensors on a GPU as a CUDA graph: its many small kernels are launched at once.
+
+    It may read other tensors, if they stay where they are in memory, and must not wait for the device. One graph for
+    each set of input shapes. Where a graph cannot be made, or differs from the function, the function is called.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.function = function
+        self.graphs: dict[tuple[torch.Size, ...], Callable[..., tuple[Tensor, ...]]] = {}
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        shapes = tuple(x.shape for x in inputs)
+        if shapes not in self.graphs:
+            self.graphs[shapes] = self._capture(inputs)
+        return self.graphs[shapes](*inputs)
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
+        given, expected, stream = [x.clone() for x in inputs], self.function(*inputs), torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                result = self.function(*given)
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a failed capture leaves its own
+            warnings.warn(f"No CUDA graph ({error}); the kernels are launched one by one.", stacklevel=2)
+            return self.function
+
+        def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
+            for mine, x in zip(given, inputs, strict=True):
+                mine.copy_(x)
+            graph.replay()
+            return tuple(x.clone() for x in result)
+
+        return replay if all(map(torch.equal, replay(*inputs), expected)) else self.function
 
 
 class Adam:

@@ -70,7 +70,7 @@ def pairs(study: Study, task: str, compare: str) -> list[tuple[Point, Point]]:
 
     baseline   every arm with the baseline at the same learning rate, or at the baseline's best if it has no such runs
     best       every arm at its best learning rate with the baseline at its best
-    control    every entropy-weighted arm with its control, at the same learning rate
+    control    every arm that weights tokens with its control, at the same learning rate
     """
     found, best, first = points(study, task), best_rates(study, task), study.arms[0]
     if first not in best:

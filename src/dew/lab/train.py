@@ -5,8 +5,10 @@ depend on the runs stacked with it, except for rounding: a batched product may a
 of replicas, or of rows that train, is another.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -15,13 +17,28 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
+from dew.credit.learned import OutcomeHead, prediction_quality, spaced
 from dew.errors import ConfigError
 from dew.lab.arms import Arm
-from dew.lab.policy import Adam, Answers, Parameters, deterministic, entropy, forward, log_probabilities, sample
+from dew.lab.policy import (
+    SIGNALS,
+    Adam,
+    Answers,
+    Parameters,
+    Replayed,
+    deterministic,
+    entropy,
+    forward,
+    log_probabilities,
+    sample,
+)
 from dew.lab.tasks import OUTPUTS, Problems, Task, generator
 from dew.rollouts import Rollouts
 
 MAX_GRADIENT_NORM = 1.0
+
+Answer = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""(R, P, L) prompts, (R, P, F) facts and (R, P·G, T) uniforms -> tokens, signals, hidden states if kept, verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +161,10 @@ def _random_rollouts(G: int, T: int, seed: int) -> Rollouts:
     mask = torch.arange(T) < torch.randint(1, T + 1, (4, G, 1), generator=random)
     reward = (torch.rand(4, G, generator=random) < 0.5).float()
     reward[0], reward[1:, 0], reward[1:, 1] = 0, 0, 1
-    logp, entropy, sum_sq = torch.rand(3, 4, G, T, generator=random) * torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1)
+    scale = torch.tensor([-6.0, 2.0, 1.0, 1.0]).view(4, 1, 1, 1)
+    logp, entropy, sum_sq, value = torch.rand(4, 4, G, T, generator=random) * scale
     tokens = torch.randint(OUTPUTS, (4, G, T), generator=random)
-    return Rollouts(mask=mask, reward=reward, tokens=tokens, logp=logp, entropy=entropy, sum_sq=sum_sq)
+    return Rollouts(mask=mask, reward=reward, tokens=tokens, logp=logp, entropy=entropy, sum_sq=sum_sq, value=value)
 
 
 def _given(rollouts: Rollouts) -> dict[str, Tensor]:
@@ -156,7 +174,15 @@ def _given(rollouts: Rollouts) -> dict[str, Tensor]:
 class Stack:
     """Replicas of one task that train together."""
 
-    def __init__(self, task: Task, start: Parameters, replicas: Sequence[Replica], settings: Settings, device: str):
+    def __init__(
+        self,
+        task: Task,
+        start: Parameters,
+        replicas: Sequence[Replica],
+        settings: Settings,
+        device: str,
+        cuda_graphs: bool = False,
+    ) -> None:
         self.task, self.settings, self.device = task, settings, device
         self.replicas = replicas
         R = len(replicas)
@@ -168,7 +194,14 @@ class Stack:
         self.teams = _teams(replicas, settings.group_size, task.tokens)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
+        learning = [i for i, x in enumerate(replicas) if x.arm.algorithm.needs_hidden]
+        self.learning = torch.tensor(learning, device=device) if learning else None
+        self.head = OutcomeHead(start["embed"].shape[-1], len(learning), device)
+        """Predicts the outcomes of the replicas in `learning`."""
         self.held_out = held_out(task, settings.eval_problems, device)
+        self.answer: Answer = partial(answer, task, self.parameters, hidden_of=self.learning, all_tokens=cuda_graphs)
+        if cuda_graphs:
+            self.answer = Replayed(self.answer)
         self.history: dict[str, list[Tensor]] = {}
 
     def generation(self, number: int) -> None:
@@ -177,16 +210,18 @@ class Stack:
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
         uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
-        answers = sample(self.parameters, problems.prompt, uniforms)
-        correct = judge(self.task, answers, problems)
+        tokens, *found, correct = self.answer(problems.prompt, problems.facts, uniforms)
+        hidden = found.pop() if self.learning is not None else None
+        answers = Answers(tokens, dict(zip(SIGNALS, found, strict=True)), hidden)
         mask, G = answers.mask, s.group_size
+        self._predict(answers, correct)
         rows = {"mask": mask, "tokens": answers.tokens, "reward": correct.float(), **answers.signals}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
-        found = [team.credit(rollouts[team.rows]) for team in self.teams]
-        signal = torch.cat([kept for _, kept in found])
-        advantages = torch.cat([credit[:, 0] for credit, _ in found]).flatten(1, 2)
-        penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in found]
+        given = [team.credit(rollouts[team.rows]) for team in self.teams]
+        signal = torch.cat([kept for _, kept in given])
+        advantages = torch.cat([credit[:, 0] for credit, _ in given]).flatten(1, 2)
+        penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in given]
         live = mask & signal.repeat_interleave(G, 1)[..., None]
         norm = self._update(problems, answers, advantages, penalties, live, self._uniforms("order", number, s.answers))
         wrong = (advantages * (2 * correct.float() - 1)[..., None] < 0) & live
@@ -198,6 +233,21 @@ class Stack:
             signal=signal.float().mean(1),
             gradient=norm,
         )
+
+    def _predict(self, answers: Answers, correct: Tensor) -> None:
+        """Add the predicted outcomes to the signals, and only then train the head on the answers."""
+        if self.learning is None or answers.hidden is None:
+            return
+        value, at = torch.zeros_like(answers.signals["logp"]), self.learning
+        value[at] = V = self.head.predict(answers.hidden)
+        answers.signals["value"] = value
+        mask, won = answers.mask[at], correct[at].float()
+        groups = won.unflatten(1, (self.settings.prompts, -1))
+        side = (groups - groups.mean(-1, keepdim=True)).sign().flatten(1)
+        for name, x in prediction_quality(V, side, mask).items():
+            self._record(**{name: torch.full_like(value[:, 0, 0], torch.nan).index_copy(0, at, x)})
+        points = spaced(mask)[..., None].expand(-1, -1, -1, answers.hidden.shape[-1])
+        self.head.fit(answers.hidden.gather(2, points), side)
 
     def _update(
         self,
@@ -251,15 +301,17 @@ class Stack:
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems."""
         k = self.settings.eval_k
-        solved = solve(self.task, self.parameters, self.held_out, k, self.settings.answers, self._uniforms, number)
+        solved = solve(self.task, self.answer, self.held_out, k, self.settings.answers, self._uniforms, number)
         self._record(**{"pass@1": solved.float().mean((1, 2)), "pass@k": solved.any(2).float().mean(1)})
 
     def results(self) -> list[dict[str, Any]]:
-        """The curves of each replica: one number per generation or evaluation."""
+        """The curves of each replica: one number per generation or evaluation, None where it is not defined."""
         curves = {name: torch.stack(values).T.tolist() for name, values in self.history.items()}
-        return [
-            {name: [round(x, 6) for x in curve[i]] for name, curve in curves.items()} for i in range(len(self.replicas))
+        found = [
+            {name: [None if math.isnan(x) else round(x, 6) for x in curve[i]] for name, curve in curves.items()}
+            for i in range(len(self.replicas))
         ]
+        return [{name: curve for name, curve in run.items() if set(curve) != {None}} for run in found]
 
     def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
         """(R, *shape) uniform numbers: those of the replica's seed."""
@@ -274,31 +326,40 @@ class Stack:
             self.history.setdefault(name, []).append(value)
 
 
-def judge(task: Task, answers: Answers, problems: Problems) -> Tensor:
-    """(R, B) verdicts on answers to (R, P) problems."""
-    R, B = answers.tokens.shape[:2]
-    facts = problems.facts.repeat_interleave(B // problems.facts.shape[1], 1)
-    return task.verdict(answers.tokens.flatten(0, 1), facts.flatten(0, 1)).view(R, B)
+def answer(
+    task: Task,
+    parameters: Parameters,
+    prompt: Tensor,
+    facts: Tensor,
+    uniforms: Tensor,
+    *,
+    hidden_of: Tensor | None = None,
+    all_tokens: bool = False,
+) -> tuple[Tensor, ...]:
+    """Sample and judge: an `Answer`."""
+    found = sample(parameters, prompt, uniforms, hidden_of=hidden_of, all_tokens=all_tokens)
+    hidden = () if found.hidden is None else (found.hidden,)
+    return found.tokens, *found.signals.values(), *hidden, judge(task, found.tokens, facts)
+
+
+def judge(task: Task, tokens: Tensor, facts: Tensor) -> Tensor:
+    """(R, B) verdicts on (R, B, T) answers to problems with (R, P, F) facts."""
+    R, B = tokens.shape[:2]
+    facts = facts.repeat_interleave(B // facts.shape[1], 1)
+    return task.verdict(tokens.flatten(0, 1), facts.flatten(0, 1)).view(R, B)
 
 
 def solve(
-    task: Task,
-    parameters: Parameters,
-    problems: Problems,
-    k: int,
-    rows: int,
-    uniforms: Callable[..., Tensor],
-    number: int,
+    task: Task, answer: Answer, problems: Problems, k: int, rows: int, uniforms: Callable[..., Tensor], number: int
 ) -> Tensor:
     """(R, N, k) verdicts on k answers to each of N problems, at most about `rows` answers of a replica at once."""
-    R, found = len(parameters["embed"]), []
+    found = []
     each = max(1, rows // k)
     for i in range(0, len(problems.facts), each):
         part = problems[i : i + each]
-        n = len(part.facts)
-        part = Problems(*(getattr(part, f).expand(R, *getattr(part, f).shape) for f in Problems.__annotations__))
-        answers = sample(parameters, part.prompt, uniforms(f"held-out/{i}", number, n * k, task.tokens))
-        found.append(judge(task, answers, part).view(R, n, k))
+        drawn = uniforms(f"held-out/{i}", number, len(part.facts) * k, task.tokens)
+        prompt, facts = (x.expand(len(drawn), *x.shape) for x in (part.prompt, part.facts))
+        found.append(answer(prompt, facts, drawn)[-1].unflatten(1, (-1, k)))
     return torch.cat(found, 1)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from dew.files import write_atomically
 from dew.lab.policy import Parameters, deterministic, forward, new_policy
 from dew.lab.tasks import PAD, Task, generator
-from dew.lab.train import held_out, solve
+from dew.lab.train import answer, held_out, solve
 
 TARGET = 0.12
 """Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""
@@ -77,6 +78,8 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
     order = generator(task.name, "order", device=device)
     probe, test = task.problems(PROBED, generator("probe"), device=device)[0], held_out(task, TESTED, device)
 
+    answers = partial(answer, task, parameters)
+
     def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
         random = generator(task.name, purpose, number, device=device)
         return torch.rand(1, *shape, generator=random, device=device)
@@ -92,11 +95,11 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         adam.step()
         if step % CHECK == 0:
-            now = solve(task, parameters, probe, 4, 512, uniforms, step).float().mean().item()
+            now = solve(task, answers, probe, 4, 512, uniforms, step).float().mean().item()
             say(f"warm start of {task.name}: step {step}, pass@1 {now:.3f} (stops at {TARGET})")
             if now >= TARGET:
                 break
-    solved = solve(task, parameters, test, 16, 512, uniforms, 0)
+    solved = solve(task, answers, test, 16, 512, uniforms, 0)
     scores = {"pass@1": solved.float().mean().item(), "pass@16": solved.any(2).float().mean().item(), "steps": step}
     final = {name: p.detach().cpu() for name, p in parameters.items()}
     digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in final.values())).hexdigest()[:12]

@@ -5,14 +5,10 @@ import platform
 import re
 import shutil
 import tempfile
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-
-from dew.engines.compat import installed
+from dew.engines.compat import installed, supported, tried
 from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
@@ -113,20 +109,6 @@ def lock_in_use() -> str:
     return next((name for name in ("verl", "vllm") if installed(name)), "core")
 
 
-def requirements(extra: str = "") -> dict[str, SpecifierSet]:
-    """What dew and one of its extras require, from dew's own metadata; lower-case names."""
-    try:
-        found = [Requirement(line) for line in requires("dew-rl") or []]
-    except PackageNotFoundError:  # a checkout on PYTHONPATH
-        return {}
-    return {r.name.lower(): r.specifier for r in found if r.marker is None or r.marker.evaluate({"extra": extra})}
-
-
-def supported(name: str, found: str, lock: str = "core") -> bool:
-    bounds = requirements("verl" if lock == "verl" else "trl").get(name.lower(), SpecifierSet())
-    return bounds.contains(found, prereleases=True)
-
-
 def matrix() -> list[dict[str, str | None]]:
     """A row per package: the installed version, and that of each lock."""
     return [
@@ -143,10 +125,12 @@ def check_versions(lock: str | None = None) -> Check:
     facts = {"lock": lock, "installed": found, "tested": tested}
     install = f"pip install {' '.join(f'{name}=={number}' for name, number in tested.items())}"
     present = {name: number for name, number in found.items() if number is not None}
-    broken = [f"{name} {number}" for name, number in present.items() if not supported(name, number, lock)]
+    engine = ("verl",) if lock == "verl" else ("trl", "transformers")
+    broken = [f"{name} {present[name]}" for name in engine if name in present and not supported(name, present[name])]
     if broken:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
     extra, on_gpus = ("verl", ON_GPUS) if lock == "verl" else ("trl", {})
+    releases = ", ".join(map(tried, engine))
     missing = [name for name in TRAINING_NEEDS[extra] if installed(name) is None]
     if missing:
         says = f"Training needs {', '.join(missing)}, not installed."
@@ -157,16 +141,16 @@ def check_versions(lock: str | None = None) -> Check:
         if number.split("+", maxsplit=1)[0] not in (tested[name], on_gpus.get(name))
     ]
     if other:
-        return warning("versions", f"Not tested together: {', '.join(other)}.", install, **facts)
-    main = [name for name in ("torch", "transformers", "trl", "vllm", "verl") if name in present]
-    return ok("versions", f"As tested (lock {lock}): {', '.join(f'{n} {present[n]}' for n in main)}.", **facts)
+        says = f"Not tested together: {', '.join(other)}. Tried with {releases}."
+        return warning("versions", says, install, **facts)
+    main = ", ".join(f"{n} {present[n]}" for n in ("torch", "transformers", "trl", "vllm", "verl") if n in present)
+    return ok("versions", f"As tested (lock {lock}): {main}. Tried with {releases}.", **facts)
 
 
 def doctor() -> list[Check]:
-    """Fails only if something that dew requires is missing or broken."""
+    """Fails only if something is broken or not supported."""
     checks = (
-        check_python, check_packages, check_torch, check_threads, check_versions, check_gpu, check_triton,
-        check_memory, check_disk,
+        check_python, check_torch, check_threads, check_versions, check_gpu, check_triton, check_memory, check_disk,
     )  # fmt: skip
     return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
 
@@ -174,13 +158,6 @@ def doctor() -> list[Check]:
 def check_python() -> Check:
     number = platform.python_version()
     return ok("python", f"Python {number} on {platform.platform()}.", version=number)
-
-
-def check_packages() -> Check:
-    missing = [name for name in requirements() if installed(name) is None]
-    if missing:
-        return failed("packages", f"Not installed: {', '.join(missing)}.", "pip install dew-rl", missing=missing)
-    return ok("packages", "All required packages are installed.")
 
 
 def check_torch() -> Check:

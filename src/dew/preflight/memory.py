@@ -183,13 +183,7 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
     model, args = trainer.model, trainer.args
     weights = list(model.parameters())
     stored = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)
-    mixed = args.bf16 or args.fp16
-    shape = shape_of(
-        model.config.get_text_config(),
-        **_counts(model, adapters=hasattr(model, "peft_config")),
-        weight_bytes=stored,
-        compute_bytes=2 if mixed or stored <= 2 else 4,
-    )
+    shape = _shape(model, model.config, args, stored, adapters=hasattr(model, "peft_config"))
     return _check_shape(shape, args, longest_prompt(trainer._tokenizer, rows), len(rows), loaded=True)
 
 
@@ -205,7 +199,8 @@ def _check_shape(shape: Shape, args: "DewConfig", prompt: int, rows: int, loaded
 
 def read_shape(parsed: "Parsed") -> Shape:
     """The shape of a run's model, from its config: no weights are loaded."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from trl import get_peft_config
 
     from dew.engines.trl.launch import local_model
 
@@ -215,37 +210,25 @@ def read_shape(parsed: "Parsed") -> Shape:
         config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     except Exception as error:  # many kinds, from the hub and from the file system
         raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
-    stored = weight_bytes(parsed, config)
-    mixed = parsed.args.bf16 or parsed.args.fp16
-    return shape_of(
-        config.get_text_config(),
-        **_count(config, wanted),
-        weight_bytes=stored,
-        compute_bytes=2 if mixed or stored <= 2 else 4,
-    )
-
-
-def _count(config: Any, wanted: Any) -> dict[str, Any]:
-    """Counted on a model without memory, on torch's meta device."""
-    from transformers import AutoModelForCausalLM
-    from trl import get_peft_config
-
     lora = get_peft_config(wanted)
-    with torch.device("meta"):
+    with torch.device("meta"):  # takes no memory
         model = AutoModelForCausalLM.from_config(config)
         if lora is not None:
             from peft import get_peft_model
 
             model = get_peft_model(model, lora)
-    return _counts(model, adapters=lora is not None)
+    return _shape(model, config, parsed.args, weight_bytes(parsed, config), adapters=lora is not None)
 
 
-def _counts(model: Any, adapters: bool) -> dict[str, Any]:
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "adapters": sum(p.numel() for p in model.parameters() if p.requires_grad) if adapters else 0,
-        "normed_heads": any(name.endswith("q_norm") for name, _ in model.named_modules()),
-    }
+def _shape(model: Any, config: Any, args: "DewConfig", stored: float, adapters: bool) -> Shape:
+    return shape_of(
+        config.get_text_config(),
+        parameters=sum(p.numel() for p in model.parameters()),
+        adapters=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapters else 0,
+        normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        weight_bytes=stored,
+        compute_bytes=2 if args.bf16 or args.fp16 or stored <= 2 else 4,
+    )
 
 
 def weight_bytes(parsed: "Parsed", config: Any) -> float:

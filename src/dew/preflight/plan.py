@@ -18,6 +18,13 @@ GB = 2**30
 def plan(parsed: "Parsed") -> dict[str, str]:
     """Heading -> text, for a table."""
     args, settings = parsed.args, parsed.run.settings
+    if parsed.run.trainer == "dpo":
+        found = {
+            "model": parsed.model.model_name_or_path,
+            "data": parsed.data,
+            "algorithm": args.build_algorithm().label,
+        }
+        return {**found, "batches": str(args.batches)}
     steps = optimizer_steps(args, parsed.run.problems or 0)
     generations = math.ceil(steps * args.batches.accumulation / (args.batches.micro_batches * args.num_iterations))
     limit, answers = int(args.max_completion_length or 0), generations * args.batches.completions

@@ -7,12 +7,12 @@ from pathlib import Path
 from dew.config import Run
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.rewards import check_weights, outcome_index
-from dew.engines.trl.settings import parse
+from dew.engines.trl.settings import Parsed, parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError, Problem
 from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
 from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
-from dew.preflight.data import Data, check_columns, check_golds, data_with, read_data
+from dew.preflight.data import Data, check_columns, check_golds, check_pairs, data_with, read_data
 from dew.preflight.machine import check_folder, check_versions
 from dew.preflight.memory import check_loaded_model, check_model
 
@@ -39,8 +39,11 @@ def preflight(
     except DewError as error:
         checks += [from_problem(_subject(problem), problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
-    checks += [ok("settings", f"{len(parsed.run.settings)} settings, all valid."), check_batches(parsed.args)]
+    checks.append(check_settings(parsed))
     checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
+    if run.trainer == "dpo":
+        return checks + guarded("pairs", check_pairs, parsed)
+    checks.append(check_batches(parsed.args))
     data, failures = attempt("data", read_data, parsed)
     if data is None:
         return [*checks, *failures, skipped("the rest", "There are no data to check.")]
@@ -67,6 +70,14 @@ def _trainable(checks: list[Check]) -> bool:
 
 def _subject(problem: Problem) -> str:
     return "batches" if any(words in str(problem) for words in ABOUT_BATCHES) else "settings"
+
+
+def check_settings(parsed: Parsed) -> Check:
+    valid = f"{len(parsed.run.settings)} settings, all valid."
+    samples = parsed.run.trainer != "dpo"
+    if samples and (problem := parsed.args.filtered_sampling()):
+        return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
+    return ok("settings", valid)
 
 
 def check_batches(args: DewConfig) -> Check:

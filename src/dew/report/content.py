@@ -11,9 +11,10 @@ import numpy as np
 from dew import __version__
 from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 from dew.report.arms import arms_of
-from dew.report.findings import findings_of, rows_of, seeds_verdict
+from dew.report.findings import findings_of, seeds_verdict
 from dew.report.readers import Run, evenly
-from dew.report.statistics import SURE, statistics, summary
+from dew.report.results import rows_of
+from dew.report.statistics import statistics, summary
 
 SCHEMA = 1
 MAX_STEPS = 4000
@@ -74,15 +75,13 @@ def _title(names: Sequence[str]) -> str:
 
 def _seen(groups: Sequence[Json]) -> Json:
     """A run's groups together."""
-    tokens = sum(group["trained"] for group in groups)
     return {
         "groups": len(groups),
-        "tokens": tokens,
+        "tokens": sum(group["trained"] for group in groups),
         "flipped": sum(group["flipped"] for group in groups),
         "flipped_groups": sum(group["flipped"] > 0 for group in groups),
         "sure": sum(group["sure"] * group["trained"] for group in groups),
-        "threshold": SURE,
-        "weighted": any(group["spread"] for group in groups),
+        "weighted": sum(group["spread"] > 0 for group in groups),
     }
 
 

@@ -4,7 +4,7 @@ sample -> score -> credit -> report          each step takes a `Batch` and retur
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -54,6 +54,19 @@ class Batch(Rows):
         return {name: x for name, x in values.items() if isinstance(x, Tensor | list)}
 
 
+class Scores(NamedTuple):
+    """What a scoring pass, or the sampler, gives for the tokens of this process's rows: (B, T) each."""
+
+    logp: Tensor | None = None
+    entropy: Tensor | None = None
+    sum_sq: Tensor | None = None
+    """Σπ²"""
+    value: Tensor | None = None
+    """The predicted outcome."""
+    features: Tensor | None = None
+    """(B, K, D) hidden states of some tokens."""
+
+
 @dataclass
 class Capture:
     """What TRL computes inside `_generate_and_score_completions` and does not return.
@@ -70,8 +83,8 @@ class Capture:
     """(N, F) True where a reward function returned an infinity or a NaN."""
     sampled: list[tuple[list[list[int]], Tensor, Tensor]] = field(default_factory=list)
     """Tokens, log-probabilities and entropies of every call of dew's sampler."""
-    passes: list[tuple[Tensor, Tensor | None, Tensor | None]] = field(default_factory=list)
-    """Log-probabilities, entropies and Σπ² of every scoring pass."""
+    passes: list[Scores] = field(default_factory=list)
+    """Of every scoring pass."""
     newest: tuple[Tensor, Tensor | None] = field(default_factory=lambda: (torch.empty(0), None))
     """Log-probabilities and entropies of the newest pass, detached."""
 
@@ -80,9 +93,7 @@ def make_batch(
     trainer: Any,
     inputs: Columns,
     capture: Capture,
-    entropy: Tensor | None,
-    logp: Tensor | None,
-    sum_sq: Tensor | None,
+    old: Scores,
     table: list[dict[tuple[str, ...], Any]],
     recorded: list[dict[str, Any]] | None,
 ) -> Batch:
@@ -90,7 +101,7 @@ def make_batch(
 
     `recorded` has this process's rows of the data set if a token record is due.
     """
-    accelerator, parts = trainer.accelerator, capture.parts
+    accelerator, parts, logp, entropy = trainer.accelerator, capture.parts, old.logp, old.entropy
     wants_logp = recorded is not None or trainer.algorithm.needs_logp
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
     count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
@@ -116,7 +127,9 @@ def make_batch(
         mask=gather_rows(accelerator, mask),
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=gather_rows(accelerator, logp) if logp is not None and wants_logp else None,
-        sum_sq=None if sum_sq is None else gather_rows(accelerator, sum_sq),
+        sum_sq=None if old.sum_sq is None else gather_rows(accelerator, old.sum_sq),
+        value=None if old.value is None else gather_rows(accelerator, old.value.nan_to_num(0.5)),
+        features=None if old.features is None else gather_rows(accelerator, old.features),
         gold=None if recorded is None else gather_object([gold_of(row) for row in recorded]),
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         table=table,

@@ -36,4 +36,4 @@ def check_generated(values: Sequence[Any]) -> None:
     """Fail if `_generate` changed, as it did in several TRL releases: columns would be mixed up without an error."""
     if len(values) != GENERATED:
         what = f"TRL {version('trl')} returns {len(values)} values from _generate; dew knows {GENERATED}."
-        raise EngineError(Problem(what, remedy=f"Run: pip install 'trl=={SUPPORTED['trl'][1]}'."))
+        raise EngineError(Problem(what, remedy=f"Run: pip install 'trl=={SUPPORTED['trl'][2]}'."))

@@ -95,6 +95,14 @@ AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_w
 """The smallest value of each number."""
 
 
+def too_small(config: Any) -> list[Problem]:
+    return [
+        Problem(f"{name}={getattr(config, name)}:", remedy=f"give a number >= {least}.")
+        for name, least in AT_LEAST.items()
+        if not least <= getattr(config, name, least) < math.inf
+    ]
+
+
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -181,6 +189,15 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             iterations=self.num_iterations,
         )
 
+    def filtered_sampling(self) -> Problem | None:
+        """Sampling settings with which vLLM's probabilities are not the policy's."""
+        limits = {"top_p": self.top_p not in (None, 1), "top_k": (self.top_k or 0) > 0, "min_p": bool(self.min_p)}
+        given = ", ".join(f"{name}={getattr(self, name)}" for name, limited in limits.items() if limited)
+        if not self.use_vllm or not given:
+            return None
+        why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
+        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0; temperature may differ from 1.")
+
     def _adopt_trl_settings(self) -> list[Problem]:
         """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
         the others into the algorithm that they describe."""
@@ -240,11 +257,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return []
 
     def _number_problems(self) -> list[Problem]:
-        problems = [
-            Problem(f"{name}={getattr(self, name)}:", remedy=f"give a number >= {least}.")
-            for name, least in AT_LEAST.items()
-            if not least <= getattr(self, name) < math.inf
-        ]
+        problems = too_small(self)
         problems += [
             Problem(f"{name}={getattr(self, name)}:", "not a finite number.")
             for name in FINITE

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import disable_progress_bars
 from safetensors import safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
@@ -19,6 +20,7 @@ from dew.config import Scoring, to_yaml
 from dew.engines.problems import training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
+from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import outcome_index, reward_name
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
@@ -26,9 +28,11 @@ from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.records import RunFolder
 from dew.tasks import model_folder, task
+from dew.tasks.files import raw_rows
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
+PAIR = ("prompt", "chosen", "rejected")
 
 
 # ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────
@@ -39,12 +43,17 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
     from datasets import Dataset, load_dataset
 
     run, script, evaluates = parsed.run, parsed.script, parsed.args.eval_strategy != "no"
-    if run.task is not None:
+    if run.trainer == "dpo":
+        if run.pairs is not None:
+            return Dataset.from_list(read_pairs(run.pairs)), None
+    elif run.task is not None:
         source, rows = training_rows(run)
         held_out = source.rows(run.scores.problems if run.scores else 64, split="held_out") if evaluates else None
         return Dataset.from_list(rows), Dataset.from_list(held_out) if held_out is not None else None
     if not script.dataset_name and not parsed.mixture.datasets:
         remedy = "Write `task: countdown` (or chain, or a .jsonl file), or TRL's `dataset_name:` or `datasets:`."
+        if run.trainer == "dpo":
+            remedy = "Write `pairs: FILE`, a file that `dew pairs` makes, or TRL's `dataset_name:` or `datasets:`."
         raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=run.source)
     try:
         if parsed.mixture.datasets:
@@ -60,6 +69,21 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
         raise ConfigError(Problem(what, remedy=remedy), source=run.source)
     return data[train], data[test] if test is not None else None
+
+
+def read_pairs(path: str) -> list[dict[str, Any]]:
+    """The rows of a file of preference pairs: prompt, chosen and rejected, each text or a list of messages."""
+    rows, bad = [], []
+    for where, row in raw_rows(path, split="train"):
+        missing = [key for key in PAIR if not isinstance(row, dict) or not isinstance(row.get(key), str | list)]
+        bad += [f"{where} has no {', '.join(missing)}"] if missing else []
+        rows += [] if missing else [{key: row[key] for key in PAIR}]
+    if bad or not rows:
+        listed = "; ".join(bad[:3]) or f"{path} has no rows"
+        what = f"pairs: {listed}{f' and {len(bad) - 3} more' * (len(bad) > 3)}."
+        remedy = "Every row needs prompt, chosen and rejected: text, or lists of chat messages."
+        raise ConfigError(Problem(what, remedy=remedy))
+    return rows
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
@@ -107,7 +131,8 @@ def check_outcome(parsed: Parsed) -> None:
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> DewTrainer:
+def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
+    """A DewTrainer, or a DewDPOTrainer for preference pairs."""
     args, model = parsed.args, parsed.model
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     init["use_safetensors"] = True  # other formats are pickles, which can run code
@@ -115,16 +140,13 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> DewTrainer:
     folder = local_model(model.model_name_or_path)
     check_width(Path(folder), args.model_init_kwargs)
     train, evaluation = data_of(parsed)
-    return DewTrainer(
-        folder,
-        rewards_of(parsed),
-        args,
-        train,
-        evaluation,
-        quantization_config=get_quantization_config(model),
-        peft_config=get_peft_config(model),
-        callbacks=list(callbacks),
-    )
+    others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
+    others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
+    if parsed.run.trainer == "dpo":
+        from dew.engines.trl.dpo import DewDPOTrainer
+
+        return DewDPOTrainer(folder, **others)
+    return DewTrainer(folder, rewards_of(parsed), **others)
 
 
 def local_model(name: str) -> str:
@@ -212,7 +234,7 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._requested = True
 
 
-def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
+def _train(trainer: RecordedTrainer, folder: Path, resume: bool) -> None:
     """Train or resume. Without a checkpoint the run starts again; after the last step only the weights are loaded."""
     checkpoint = trainer.last_good_checkpoint() if resume else None
     if checkpoint is None:
@@ -233,7 +255,7 @@ def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
         RunFolder(folder).write_run({"status": "done"})
 
 
-def _save_model(trainer: DewTrainer, folder: Path) -> None:
+def _save_model(trainer: RecordedTrainer, folder: Path) -> None:
     """All or nothing: `model/` appears when every file is on the disk."""
     part = folder.with_name(f".{folder.name}.part")
     if trainer.accelerator.is_main_process:
@@ -248,7 +270,7 @@ def _save_model(trainer: DewTrainer, folder: Path) -> None:
         sync(folder.parent)
 
 
-def _score(trainer: DewTrainer, parsed: Parsed, scoring: Scoring, when: str, say: Say) -> None:
+def _score(trainer: Any, parsed: Parsed, scoring: Scoring, when: str, say: Say) -> None:
     """Evaluate pass@k and mean@k on held-out problems, into scores.json."""
     from dew.evaluate import evaluate
 
@@ -286,3 +308,4 @@ def quiet() -> None:
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
+    disable_progress_bars()

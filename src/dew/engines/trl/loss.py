@@ -13,6 +13,7 @@ from trl.trainer import utils
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
+from dew.credit.learned import OutcomeHead, spaced
 from dew.engines.credit import Credit, Rows
 from dew.engines.recording import Columns
 from dew.engines.trl.batch import Batch, gather_rows, local_rows, loss_mask
@@ -35,11 +36,17 @@ UNSCORED_GUIDE = 0.1
 class _LogprobEntropy:
     """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
-    def __init__(self, entropy_grad: bool, sum_sq: bool) -> None:
+    def __init__(self, entropy_grad: bool, sum_sq: bool = False, outcome: OutcomeHead | None = None) -> None:
         self._settings: dict[str, Any] = {"entropy_grad": entropy_grad, "sum_sq": sum_sq}
+        self._outcome = outcome
+        self.hidden = torch.empty(0)
+        """The hidden states of the newest call, if outcomes are predicted from them."""
 
     def apply(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
         temperature, _, softcap, scale, _ = rest
+        value = None
+        if self._outcome is not None:
+            self.hidden, value = hidden, self._outcome.predict(hidden[None])[0]
         if scale != 1.0 and softcap is None and bias is None:
             temperature = temperature / scale
         elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
@@ -48,7 +55,8 @@ class _LogprobEntropy:
             logp, entropy, *squares = linear_logprob_entropy(
                 hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, **self._settings
             )
-        return logp, entropy, squares[0].log() if squares else None, None, None
+        # TRL's names of the last two are mean_logits and is_top1.
+        return logp, entropy, squares[0].log() if squares else None, value, None
 
 
 def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
@@ -67,29 +75,54 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[None]:
+def exact_head(entropy_grad: bool = False) -> Iterator[None]:
     """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits.
 
-    `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs. `sum_sq`: whether
-    TRL's third output is log Σπ².
+    `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs.
     """
+    with _in_place(_LogprobEntropy(entropy_grad)):
+        yield
+
+
+@contextmanager
+def watched_head(model: Any, keep: int, sum_sq: bool, outcome: OutcomeHead | None) -> Iterator[dict[str, list[Tensor]]]:
+    """The same, without a gradient. Collects what TRL's scoring pass does not return, for each of its forward passes:
+    Σπ² and the predicted outcome of the last `keep` tokens, and the features that the prediction is trained on."""
+    found: dict[str, list[Tensor]] = {}
+    head = _LogprobEntropy(False, sum_sq, outcome)
+
+    def watch(module: Any, inputs: Any, output: Any) -> None:
+        if sum_sq:
+            found.setdefault("sum_sq", []).append(output.log_sum_sq_probs.exp()[:, -keep:])
+        if outcome is not None:
+            found.setdefault("value", []).append(output.mean_logits[:, -keep:])
+            found.setdefault("features", []).append(_features(head.hidden, output.label_mask))
+
+    hook = model.register_forward_hook(watch)
+    try:
+        with _in_place(head):
+            yield found
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _in_place(head: _LogprobEntropy) -> Iterator[None]:
     theirs = getattr(utils, FUSED_HEAD)
-    setattr(utils, FUSED_HEAD, _LogprobEntropy(entropy_grad, sum_sq))
+    setattr(utils, FUSED_HEAD, head)
     try:
         yield
     finally:
         setattr(utils, FUSED_HEAD, theirs)
 
 
-@contextmanager
-def sums_of_squares(model: Any) -> Iterator[list[Tensor]]:
-    """Collects Σπ² of each forward pass: TRL's scoring pass does not return it."""
-    found: list[Tensor] = []
-    hook = model.register_forward_hook(lambda module, inputs, output: found.append(output.log_sum_sq_probs.exp()))
-    try:
-        yield found
-    finally:
-        hook.remove()
+def _features(hidden: Tensor, scored: Tensor) -> Tensor:
+    """(B, K, D) states at evenly spaced scored tokens (B, S). TRL passes all tokens to the head, or the scored ones."""
+    flat = scored.flatten()
+    place = torch.arange(len(flat), device=flat.device) if len(hidden) == len(flat) else (flat.cumsum(0) - 1).clamp(0)
+    if len(hidden) == 0:
+        hidden = hidden.new_zeros(1, hidden.shape[-1])
+    return hidden[place.view_as(scored).gather(1, spaced(scored))]
 
 
 def exact_head_supported(model: Any) -> bool:
@@ -102,13 +135,19 @@ def exact_head_supported(model: Any) -> bool:
 
 
 def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
-    """Whether dew's operator computes the head. An algorithm that reads Σπ² cannot do without it."""
+    """Whether dew's operator computes the head. An algorithm that reads Σπ² or hidden states cannot do without it."""
     exact = wanted and exact_head_supported(model)
-    if algorithm.needs_sum_sq and not exact:
-        what = f"{algorithm.name} needs the sum of squared probabilities, which only dew's operator computes."
+    if (algorithm.needs_sum_sq or algorithm.needs_hidden) and not exact:
+        needed = "the sum of squared probabilities" if algorithm.needs_sum_sq else "outcomes predicted along the answer"
+        what = f"{algorithm.label} needs {needed}, which only dew's operator computes."
         remedy = "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
         raise ConfigError(Problem(what, remedy=remedy))
     return exact
+
+
+def outcome_head(model: Any, algorithm: Algorithm, device: Any) -> OutcomeHead | None:
+    """What predicts outcomes from the model's hidden states, if the algorithm needs it."""
+    return OutcomeHead(model.config.get_text_config().hidden_size, device=device) if algorithm.needs_hidden else None
 
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,8 +19,9 @@ from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (
-    "reward", "accuracy", "entropy", "credit/", "groups/", "clip/", "ratio/", "kl/", "length/", "guide/",
-    "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time", "frac_reward",
+    "reward", "accuracy", "entropy", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/", "sampler/", "length/",
+    "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time",
+    "frac_reward", "weights/",
 )  # fmt: skip
 """Metrics that a step's own line has already, or that TRL logs under another name."""
 
@@ -94,6 +95,16 @@ def generation_metrics(batch: Batch, size: int, names: Sequence[str], threshold:
         numbers["guide/accuracy"] = float(credit.correct[batch.guided].float().mean())
         numbers["guide/rescued_share"] = float(credit.failed.float().mean())
     return numbers
+
+
+def sampler_metrics(logp: Tensor, sampler_logp: Tensor, mask: Tensor, accelerator: Any) -> Numbers:
+    """How far the sampler's log-probabilities are from the policy's at the same tokens. A collective call."""
+    log_ratio = (logp - sampler_logp)[mask].double()
+    log_ratio = log_ratio[log_ratio.isfinite()]  # vLLM returns none for some tokens
+    ratio = log_ratio.exp()
+    sums = torch.stack(((ratio - 1 - log_ratio).sum(), ratio.sum(), torch.ones_like(ratio).sum()))
+    kl, total, count = accelerator.reduce(sums, reduction="sum").tolist()
+    return {"sampler/kl": kl / count, "sampler/ratio": total / count} if count else {}
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────

@@ -49,11 +49,11 @@ def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[
     return found
 
 
-def aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor]:
-    """(B, keep) log-probabilities and entropies of the last `keep` columns, with every row's tokens moved to the left.
+def aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, keep) log-probabilities, entropies and predicted outcomes of the last `keep` columns, with every row's tokens
+    moved to the left; `longest` is the number of tokens of the longest row.
 
-    `longest`: tokens of the longest row. The entropies are 0 if the model's head does not compute them, as that of a
-    reference policy.
+    0 if the model's head does not compute them: that of a reference policy has no entropies.
     """
     live = mask.bool()
     order = torch.argsort(~live, dim=1, stable=True)[:, :longest]
@@ -61,8 +61,8 @@ def aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int)
     tokens = ids.gather(1, order)
     outputs = model(input_ids=tokens, labels=tokens.masked_fill(~scored, -100), fused_lm_head=True)
     logp = outputs.log_probs
-    entropy = torch.zeros_like(logp) if outputs.entropy is None else outputs.entropy
+    found = (torch.zeros_like(logp) if x is None else x for x in (logp, outputs.entropy, outputs.mean_logits))
     # The first token has no prediction.
-    back = (torch.zeros_like(ids, dtype=x.dtype).scatter(1, order, pad(x, (1, 0))) for x in (logp, entropy))
-    logp, entropy = (x[:, -keep:] for x in back)
-    return logp, entropy
+    back = (torch.zeros_like(ids, dtype=x.dtype).scatter(1, order, pad(x, (1, 0))) for x in found)
+    logp, entropy, value = (x[:, -keep:] for x in back)
+    return logp, entropy, value

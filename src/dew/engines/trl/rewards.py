@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from dew.errors import ConfigError, Problem, did_you_mean
-from dew.records import RunFolder
 from dew.rewards import Verifier
 from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
@@ -78,9 +77,7 @@ def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) ->
     """Checks of `dew.preflight` that call neither the model nor your own functions; none where there is no reward."""
     if not rewards:
         return
-    found = [args.batches.misaligned()]
-    if RunFolder(args.output_dir).used() and not args.overwrite_output_dir:
-        found.append(used_folder(args.output_dir))
+    found = [args.batches.misaligned(), args.filtered_sampling()]
     rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []
     if empty := sum(not row.get("prompt") for row in rows):
         found.append(Problem(f"{empty} of the first {len(rows)} prompts are empty.", remedy="Remove those rows."))

@@ -7,15 +7,13 @@ from dataclasses import Field, dataclass, fields
 from typing import Any
 
 import torch
-from trl import DatasetMixtureConfig, ModelConfig, TrlParser
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.config import Run, check_keys
 from dew.engines.permission import check_permission
 from dew.engines.trl.config import DewConfig
 from dew.errors import ConfigError, Problem, did_you_mean
-
-CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,7 @@ class Parsed:
     run: Run
     script: Any
     args: DewConfig
+    """With `trainer: dpo` a DewDPOConfig."""
     model: Any
     mixture: Any
     """TRL's `datasets:`, a list of data sets to mix."""
@@ -33,12 +32,26 @@ class Parsed:
     def data(self) -> str:
         """What the run trains on, for messages."""
         mixed = ", ".join(source.path for source in self.mixture.datasets)
-        return self.run.task or mixed or str(self.script.dataset_name)
+        return (
+            self.run.pairs
+            or (self.run.task if self.run.trainer != "dpo" else None)
+            or mixed
+            or str(self.script.dataset_name)
+        )
 
 
-def setting_fields() -> list[Field[Any]]:
-    """The dataclass fields of all settings."""
-    return [f for kind in CLASSES for f in fields(kind) if f.init]
+def classes(on_pairs: bool = False) -> tuple[Any, ...]:
+    """The dataclasses of all settings."""
+    if on_pairs:
+        from dew.engines.trl.dpo import DewDPOConfig
+
+        return (ScriptArguments, DewDPOConfig, ModelConfig, DatasetMixtureConfig)
+    return (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
+
+
+def setting_fields(on_pairs: bool = False) -> list[Field[Any]]:
+    """Their fields."""
+    return [f for kind in classes(on_pairs) for f in fields(kind) if f.init]
 
 
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
@@ -47,13 +60,16 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
     that has none. `untrusted`: see engines/permission.py.
     """
-    typed, file, known = typed or {}, run.source or "config", [f.name for f in setting_fields()]
+    typed, file, on_pairs = typed or {}, run.source or "config", run.trainer == "dpo"
+    if run.pairs is not None and not on_pairs:
+        raise ConfigError(Problem("pairs: only `trainer: dpo` trains on them.", remedy="Add it, or remove pairs."))
+    known = [f.name for f in setting_fields(on_pairs)]
     check_keys([name for name in run.settings if name in typed], known, source="command line")
     check_keys(run.settings, known, source=file)
     both = f"{file} with the command line" if typed else file
     check_permission(run, typed, untrusted)
     run.set_environment()
-    parser = TrlParser(CLASSES, exit_on_error=False)
+    parser = TrlParser(classes(on_pairs), exit_on_error=False)
     actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
     settings, problems, wrong = {}, [], set()
     for name, value in run.settings.items():

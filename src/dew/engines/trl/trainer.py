@@ -11,8 +11,6 @@ _save_checkpoint                 TRL's, then dew's state and a manifest
 """
 
 import logging
-import math
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -20,58 +18,50 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import broadcast_object_list
 from torch import Tensor
-from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
 from dew.engines.credit import give_credit, outcomes
-from dew.engines.metrics import Numbers
-from dew.engines.recording import RESUME, due
-from dew.engines.trl import checkpoints, failures
-from dew.engines.trl.batch import Batch, Capture, make_batch
+from dew.engines.recording import due
+from dew.engines.trl import checkpoints
+from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
+from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
 from dew.engines.trl.loss import (
     exact_head,
     loss_inputs,
     micro_batches,
-    sums_of_squares,
+    outcome_head,
     trl_advantages,
     uses_exact_head,
+    watched_head,
 )
 from dew.engines.trl.metrics import (
-    Recorder,
     StepStatistics,
     extend_table,
     generation_metrics,
     last_rows,
     pass_at,
+    sampler_metrics,
     show_trained,
 )
-from dew.engines.trl.nonfinite import NonFinite, finite_only
 from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
-from dew.engines.trl.rewards import check_rewards, check_weights, checked, used_folder, warn_early
+from dew.engines.trl.recorded import RecordedTrainer
+from dew.engines.trl.rewards import check_rewards, check_weights, checked, warn_early
 from dew.engines.trl.rewards import outcome_index as find_outcome
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem, RewardError
-from dew.records import RunFolder
+from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
 
-LOGS_KEPT = 1000
-"""Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
 
-
-class DewTrainer(GRPOTrainer):  # type: ignore[misc]
+class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer that trains with any algorithm of dew. Takes the arguments of GRPOTrainer, and a `DewConfig`."""
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
     rollout_func: Any
-    _verified: str | None = None
-    """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
         self,
@@ -114,6 +104,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = uses_exact_head(args.exact_head, self.model, self.algorithm)
+        self._outcome_head = outcome_head(self.model, self.algorithm, self.accelerator.device)
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
         self._aligned = args.less_padding and not (
             sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
@@ -133,53 +124,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         main = self.accelerator.is_main_process
         warn_early(args, rewards if main else [], train_dataset if main else None, self.outcome_index)
         self._statistics = StepStatistics()
-        self._nonfinite = NonFinite()
-        self._recorder = Recorder(args.output_dir, main)
-        self.add_callback(self._recorder)
+        self.start_recording()
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as GRPOTrainer does. True resumes from the newest complete checkpoint."""
-        if not resume_from_checkpoint:
-            resume_from_checkpoint = self._claim_folder()
-        self._recorder.start(self)
-        logger.info("%s", self.args.batches)
-        try:
-            if resume_from_checkpoint is True:
-                resume_from_checkpoint = self.last_good_checkpoint()
-                if resume_from_checkpoint is None:
-                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
-                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
-            elif resume_from_checkpoint not in (None, False, self._verified) and self.accelerator.is_main_process:
-                checkpoints.check_complete(str(resume_from_checkpoint))
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
-        except BaseException as error:
-            if isinstance(error, RewardError):
-                self._save_before_failure()
-            with suppress(OSError):  # a full disk has no room for this either
-                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-            explained = failures.explain(error, self.args.output_dir, rank, processes)
-            if explained is None:
-                raise
-            raise explained from error
-        self._recorder.end("done")
-        return result
-
-    def _claim_folder(self) -> str | None:
-        """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
-        folder = self.args.output_dir
-        (used,) = broadcast_object_list([RunFolder(folder).used()])
-        again = os.environ.get(RESUME) == str(Path(folder).resolve())
-        if used and again and (found := self.last_good_checkpoint()) is not None:
-            return found
-        if used and not again and not self.args.overwrite_output_dir:
-            raise ConfigError(used_folder(folder))
-        if used and self.accelerator.is_main_process:
-            RunFolder(folder).clear()
-        self.accelerator.wait_for_everyone()
-        return None
 
     def _save_before_failure(self) -> None:
         """A reward fails between two steps: save the last one. Several processes would have to fail together."""
@@ -196,18 +143,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._save_checkpoint(self.model, None)
             logger.warning("Saved checkpoint-%d before the reward failed.", step)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Tied weights are saved once and are not missing."""
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
-    def last_good_checkpoint(self) -> str | None:
-        """The newest complete checkpoint, verified by the main process for all processes."""
-        found = [checkpoints.newest_complete(self.args.output_dir) if self.accelerator.is_main_process else None]
-        self._verified = broadcast_object_list(found)[0]
-        return self._verified
-
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
         return self._sampler
@@ -222,16 +157,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._buffered_inputs = state["generation"]
         self._metrics["train"].update(state["metrics"])
         self._nonfinite.restore(state["health"])
+        if self._outcome_head is not None and state.get("outcome_head"):
+            self._outcome_head.restore(state["outcome_head"])
         if self._stream is not None and state["position"] is not None:
             self._stream.position = state["position"]
         for _ in range(state["epochs"] if self.shuffle_dataset else 0):
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
 
     # ── a generation: sample, score, credit, report ─────────────────────────────────────────────────────────
-
-    @property
-    def _mode(self) -> str:
-        return "train" if self.model.training else "eval"
 
     @property
     def group_size(self) -> int:
@@ -254,6 +187,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             if self.algorithm.engine_loss:
                 credit = replace(credit, advantages=trl_advantages(batch, self.accelerator), flipped=None)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
+            if self._outcome_head is not None and self.model.training and batch.features is not None:
+                assert credit.side is not None  # predictions came first: the head has not seen these answers
+                self._outcome_head.fit(batch.features[None], credit.side[None])
+                batch = replace(batch, features=None)
         batch = replace(batch, inputs=trained, credit=credit)
         seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
         numbers = generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds)
@@ -301,8 +238,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             if self._guide is not None and self.model.training:
                 add_authors(inputs, capture.authors)
             old = self._old_policy(inputs)
+        if (sampler := inputs.get("sampling_per_token_logps")) is not None and old.logp is not None:
+            own = inputs["author"] == OWN if "author" in inputs else torch.ones_like(old.logp[:, 0], dtype=torch.bool)
+            self._put(sampler_metrics(old.logp, sampler, loss_mask(inputs) & own[:, None], self.accelerator))
         recorded = rows if self._record_due else None
-        return make_batch(self, inputs, capture, *old, last_rows(self._logs, len(capture.parts)), recorded)
+        return make_batch(self, inputs, capture, old, last_rows(self._logs, len(capture.parts)), recorded)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         authors: list[GuideAnswer | None] = [None] * len(prompts)
@@ -356,40 +296,54 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
         scores = not torch.is_grad_enabled()
-        sum_sq = scores and model is self.model and self.algorithm.needs_sum_sq
-        if scores and model is self.model:
+        own = scores and model is self.model
+        sum_sq = own and self.algorithm.needs_sum_sq
+        if own:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
         bonus = bool(getattr(self, "_entropy_bonus_enabled", False)) and not scores
-        head = exact_head(bonus, sum_sq) if self._exact_head else nullcontext()
-        squares = sums_of_squares(model) if sum_sq else nullcontext()
-        with head, squares as found, dropout_off(model) if scores else nullcontext():
+        head: Any = exact_head(bonus) if self._exact_head else nullcontext()
+        if sum_sq or (own and self._outcome_head is not None):
+            head = watched_head(model, keep, sum_sq, self._outcome_head)
+        with head as found, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
-                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, longest), None
+                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, longest, found), None
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
         if scores:
-            self._capture.passes.append((logp, entropy, torch.cat(found)[:, -logp.shape[1] :] if found else None))
+            others = {name: torch.cat(x) for name, x in (found or {}).items()}
+            self._capture.passes.append(Scores(logp, entropy, **others))
         self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
 
     def _aligned_passes(
-        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None, longest: int | None
+        self,
+        model: Any,
+        ids: Tensor,
+        mask: Tensor,
+        keep: int,
+        batch_size: int | None,
+        longest: int | None,
+        found: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows.
+        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows. What
+        `watched_head` found in them is put back into the order of rows and columns.
 
-        Between two passes nothing waits for the device.
+        `longest`: tokens of the longest row, if known; else they are read from the device, once for all passes.
         """
-        with self.accelerator.autocast():
-            if longest is not None:
-                return aligned_pass(model, ids, mask, keep, longest)
-            lengths = mask.sum(1).tolist()
-            if batch_size is None or batch_size >= len(ids):
-                return aligned_pass(model, ids, mask, keep, max(lengths))
-            logp, entropy = torch.zeros(2, len(ids), keep, device=ids.device)
+        rows = len(ids)
+        lengths = [longest] * rows if longest is not None else mask.sum(1).tolist()
+        parts, indices = [list(range(rows))], [torch.arange(rows, device=ids.device)]
+        if batch_size is not None and batch_size < rows:
             parts = token_parts(lengths, batch_size * ids.shape[1])
-            for index, part in zip([torch.tensor(p, device=ids.device) for p in parts], parts, strict=True):
-                logp[index], entropy[index] = aligned_pass(model, ids[index], mask[index], keep, lengths[part[0]])
+            indices = [torch.tensor(part, device=ids.device) for part in parts]
+        most = [max(lengths[row] for row in part) for part in parts]
+        with self.accelerator.autocast():
+            passes = [aligned_pass(model, ids[i], mask[i], keep, n) for i, n in zip(indices, most, strict=True)]
+        back = torch.cat(indices).argsort()
+        logp, entropy, value = (torch.cat(column)[back] for column in zip(*passes, strict=True))
+        if found:
+            found.update(value=[value], features=[torch.cat(found["features"])[back]])
         return logp, entropy
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
@@ -408,30 +362,23 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_policy(self, inputs: dict[str, Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Entropy, log-probability and Σπ² of the sampling policy: from TRL's pass, the sampler, or our pass."""
+    def _old_policy(self, inputs: dict[str, Any]) -> Scores:
+        """What credit reads of the sampling policy: from TRL's pass, the sampler, or our pass."""
         old, algorithm = inputs.get("old_per_token_logps"), self.algorithm
-        for logp, entropy, sum_sq in self._capture.passes:
-            if logp is old:
-                return entropy, logp, sum_sq
-        if not (algorithm.needs_entropy == "old" or algorithm.needs_logp or self._record_due):
-            return None, None, None
-        if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
-            return *sampled, None
+        for scored in self._capture.passes:
+            if scored.logp is old:
+                return scored
+        only_pass = algorithm.needs_sum_sq or algorithm.needs_hidden
+        if not (algorithm.needs_entropy == "old" or algorithm.needs_logp or only_pass or self._record_due):
+            return Scores()
+        if not only_pass and (sampled := self._captured_sampling.scores(inputs, self._capture)):
+            entropy, logp = sampled
+            return Scores(logp, entropy)
         args = self.args
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
             self._forward(self.model, inputs, batch_size=rows)
-        logp, entropy, sum_sq = self._capture.passes[-1]
-        return entropy, logp, sum_sq
-
-    def _put(self, numbers: Numbers) -> None:
-        """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
-        metrics, numbers = self._metrics[self._mode], finite_only(numbers)
-        for name, value in numbers.items():
-            metrics[name].append(value)
-        if self.model.training:
-            self._recorder.put(numbers)
+        return self._capture.passes[-1]
 
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -501,54 +448,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._put(numbers)
         return loss
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """Called between gradient and update: a step with an infinity or a NaN loses its gradient."""
-        norm = super()._get_grad_norm(*args, **kwargs)
-        value = float(norm) if norm is not None else 0.0
-        step, scaler = self.state.global_step + 1, self.accelerator.scaler
-        found = self._nonfinite.check(step, value, scaled=scaler is not None and scaler.get_scale() > 1)
-        if found is not None:
-            self.optimizer.zero_grad()
-            if self.accelerator.is_main_process:
-                logger.warning("Skipping step %d, not finite: %s", step, found)
-        self._put({"steps/skipped": float(found is not None)})
-        if norm is not None:
-            self._recorder.put(finite_only({"grad_norm": value}))
-        return norm
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        for metrics in self._metrics.values():
-            for name in list(metrics):
-                metrics[name][:] = [x for x in metrics[name] if math.isfinite(x)]
-                if not metrics[name]:
-                    del metrics[name]
-        for name in set(logs) - set(finite_only(logs)):
-            del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
-        super().log(logs, start_time)
-        del self.state.log_history[:-LOGS_KEPT]
-        self._recorder.logged(self.state.global_step, logs)
-
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Everything, then the manifest; only then are older checkpoints removed."""
-        run = self._get_output_dir(trial=None)
-        folder = Path(run) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            (folder / checkpoints.MANIFEST).unlink(missing_ok=True)  # if the step is saved again
-        self.accelerator.wait_for_everyone()
-        if not self.args.save_only_model:
-            checkpoints.save_state(folder, self.accelerator.process_index, self._own_state())
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            super()._save_checkpoint(*args, **kwargs)
-        finally:
-            self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            RunFolder(run).sync()
-            checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""
@@ -559,4 +459,5 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             "position": self._stream.position if self._stream is not None else None,
             "metrics": dict(self._metrics["train"]),
             "health": self._nonfinite.state(),
+            "outcome_head": self._outcome_head and self._outcome_head.state(),
         }

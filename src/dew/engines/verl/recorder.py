@@ -18,7 +18,8 @@ from dew.engines.verl.settings import RunSettings, read
 
 TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
 """verl's timers -> dew's `seconds/...`"""
-NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "learning_rate", "actor/kl_loss": "kl/ref"}
+NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "learning_rate", "actor/kl_loss": "kl/ref",
+         "rollout_corr/k3_kl": "sampler/kl"}  # fmt: skip
 """verl's metrics -> dew's, where both mean the same."""
 DROPPED, DROPPED_SCORES = "training/filter_groups/evicted_samples", "_dapo_filtered_reward_counts"
 SUMS = ("groups/kept", "groups/mixed", "tokens")

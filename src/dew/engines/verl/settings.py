@@ -129,6 +129,7 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
     try:
         algorithm = read_algorithm(config)
         problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators)
+        problems += _hidden_problems(algorithm)
         read_run_settings(config)
     except DewError as error:
         problems += error.problems
@@ -211,6 +212,13 @@ def _sum_sq_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
         why = "verl computes it from the logits in bf16: 1 - 2p + sum p^2 of a confident token would be rounding error."
         found.append(Problem(f"{what}.", why, f"Set {FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
     return found
+
+
+def _hidden_problems(algorithm: Algorithm) -> list[Problem]:
+    if not algorithm.needs_hidden:
+        return []
+    what = f"{algorithm.label} needs the policy's hidden states, which verl's workers do not hand out."
+    return [Problem(what, remedy="Leave token_weight out, or use the TRL engine.")]
 
 
 def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:

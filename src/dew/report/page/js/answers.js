@@ -32,17 +32,15 @@ function strip(answer, longest, signal, scale) {
     'aria-hidden': 'true',
     '--share': `${(100 * answer.tokens.length) / longest}%`,
   });
-  const pen = canvas.getContext('2d');
-  const colours = { plus: css('--plus'), less: css('--less'), amount: css('--amount') };
+  const pixels = new ImageData(width, 1);
   for (let x = 0; x < width; x++) {
     const t = Math.floor((x * answer.tokens.length) / width);
     const value = answer[signal] && answer.live[t] ? answer[signal][t] : null;
-    const [hue, deep] = value === null || value === undefined ? ['none', 0] : scale.of(value);
-    if (!colours[hue]) continue;
-    pen.globalAlpha = deep / 100;
-    pen.fillStyle = colours[hue];
-    pen.fillRect(x, 0, 1, 1);
+    if (value === null || value === undefined) continue;
+    const [hue, deep] = scale.of(value);
+    if (hue !== 'none') pixels.data.set([...rgb(css(`--${hue}`)), 2.55 * deep], 4 * x);
   }
+  canvas.getContext('2d').putImageData(pixels, 0, 0);
   return canvas;
 }
 
@@ -81,15 +79,22 @@ function tokenClass(answer, t, found) {
   return classes.join(' ');
 }
 
+/** Without `h`, because a group has thousands of them. */
+function tokenSpan(text, t, className = 't') {
+  const span = document.createElement('span');
+  span.className = className;
+  span.dataset.t = t;
+  span.textContent = running(text) || '∅';
+  return span;
+}
+
 function tokenSpans(answer, from, to, signal, scale) {
-  const spans = [];
   const found = tokensFound(answer.tokens);
-  for (let t = from; t < Math.min(to, answer.tokens.length); t++) {
-    const span = h('span', { class: tokenClass(answer, t, found), 'data-t': t }, running(answer.tokens[t]) || '∅');
-    paintToken(span, answer, t, signal, scale);
-    spans.push(span);
-  }
-  return spans;
+  return answer.tokens.slice(from, to).map((text, k) => {
+    const span = tokenSpan(text, from + k, tokenClass(answer, from + k, found));
+    paintToken(span, answer, from + k, signal, scale);
+    return span;
+  });
 }
 
 /** Identical answers together: lists of places, in the order of the first. */
@@ -139,8 +144,17 @@ function answerCard(answer, places, longest, scale = view.scale) {
     ),
     strip(answer, longest, state.signal, scale),
     body,
+    chance(answer, longest),
     more(),
   );
+}
+
+/** Where outcomes were predicted (learned credit): the chance of success along the answer, from pale (0) to deep (1). */
+function chance(answer, longest) {
+  if (!answer.value) return null;
+  const [first, last] = [answer.value[0], answer.value[answer.value.length - 1]];
+  const row = strip(answer, longest, 'value', makeScale('amount', [0, 1]));
+  return h('div', { class: 'quiet chance' }, row, `predicted chance of success: ${number(first)} to ${number(last)}`);
 }
 
 /** The answers' places in the order and selection that the controls ask for. */

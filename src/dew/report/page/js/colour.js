@@ -4,13 +4,21 @@ const SIGNALS = {
   advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },
   shaped: { label: 'Shaped reward r̃', scale: 'signed', note: 'the reward after weighting, before normalisation' },
   entropy: { label: 'Entropy', scale: 'amount', note: 'uncertainty of the policy, in nats' },
+  value: { label: 'Predicted success', scale: 'amount', note: 'chance, before the token, to end above the mean of the group' },
   logp: { label: 'Log-probability', scale: 'loss', note: 'deeper = less likely' },
   ratio: { label: 'Ratio', scale: 'ratio', note: 'new policy / old policy; 1 = unchanged' },
   grpo: { label: 'GRPO', scale: 'signed', note: 'the advantage with GRPO' },
 };
 
-/** A colour of the style sheet, for canvases. */
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colours = new Map();
+
+/** A colour of the style sheet, for canvases; `colours` is cleared when the theme changes. */
+function css(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colours.get(name);
+}
+
+const rgb = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
 
 const LIGHTEST = 12;
 const MIDDLE = 55;

@@ -1,6 +1,6 @@
 // What GTPO compares: the same position across answers, one column each.
 
-const COLUMNS = 100;
+const COLUMNS = 50;
 
 /** How many answers of one outcome still run at each position, and the mean of what is compared there. */
 function sideRow(group, places, correct) {

@@ -19,7 +19,7 @@ function methodBlock(group, i, method, m, table, scale) {
   const answer = group.answers[i];
   const spans = answer.tokens.slice(0, FIRST_TOKENS).map((token, t) => {
     const v = table[i][t];
-    const span = h('span', { class: 't', 'data-t': t }, running(token) || '∅');
+    const span = tokenSpan(token, t);
     if (v === null) span.dataset.hue = 'dead';
     else paint(span, scale.of(m, v, i));
     return span;
@@ -93,6 +93,7 @@ function compareControls(settings) {
         ['column', 'column: same position'],
         ['row', 'row: same answer'],
         ['matrix', 'matrix: all tokens'],
+        ['turn', 'turn: same turn'],
       ],
       settings.compare,
       (v) => set('compare', v),

@@ -103,18 +103,20 @@ function gtpo(group, settings) {
   const table = group.answers.map(() => []);
   const flat = [];
   const sides = sidesOf(group, settings);
-  group.answers.forEach((answer, i) =>
+  group.answers.forEach((answer, i) => {
+    let turn = 0;
     answer.tokens.forEach((_, t) => {
       if (!answer.live[t]) return;
+      if (!answer.live[t - 1]) turn += 1;
       const H = floored(answer.entropy[t], settings.entropy_clip);
       if (sides[i].none) {
         table[i][t] = nothing(sides[i], H);
         return;
       }
-      table[i][t] = entryOf(sides[i], H, { column: t, row: i, matrix: 0 }[settings.compare]);
+      table[i][t] = entryOf(sides[i], H, { column: t, row: i, matrix: 0, turn }[settings.compare]);
       flat.push(table[i][t]);
-    }),
-  );
+    });
+  });
   shape(flat, settings.alpha1, settings.alpha2, settings, hasSignal(group));
   return table;
 }

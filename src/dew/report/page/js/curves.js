@@ -15,6 +15,7 @@ const CHARTS = [
     /^credit\/(top20_share|top1_share)$/,
     'share of |credit| on the top 20 % of tokens, and on the top token',
   ],
+  ['Predicted outcomes', /^value\/auc_/, 'AUC in each third of the answers; 0.5 = no better than chance'],
   ['Clipped tokens', /^clip\/(low|high)$/, 'share outside the trust region'],
   ['Ratio', /^ratio\/(mean|max)$/, 'new policy / old policy', true],
   ['KL', /^kl\//, 'distance from the old policy or the reference'],
@@ -24,17 +25,22 @@ const CHARTS = [
   ['Gradient norm', /^grad_norm$/, '0 means that nothing is learned', true],
 ];
 
+/** What drawn charts depend on. */
+const curvesLook = () => [state.smooth, state.seeds, state.hide, isDark(), window.innerWidth].join();
+
 /** Draw the charts that can be seen, and the others when they come into view. */
 function redraw() {
+  curvesState.look = curvesLook();
   for (const plot of curvesState.plots) plot.stale();
   drawVisible();
 }
 
 function drawVisible() {
-  for (const { frame, ensure } of curvesState.plots) {
+  const seen = curvesState.plots.filter(({ frame }) => {
     const { top, bottom, width } = frame.getBoundingClientRect();
-    if (width && bottom > -200 && top < window.innerHeight + 200) ensure();
-  }
+    return width && bottom > 0 && top < window.innerHeight;
+  });
+  for (const { ensure } of seen) ensure(); // after all have been measured: drawing changes the layout
 }
 
 function curvesNote(runs) {
@@ -46,14 +52,18 @@ function curvesNote(runs) {
   return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${band}${sample}`;
 }
 
-/** One entry per line; a click hides it or shows it again. */
+const MOST_CHIPS = 16;
+
+/** One entry per line, or per arm if there are many lines; a click hides it or shows it again. */
 function runLegend(redo) {
   const hidden = hiddenRuns();
-  const sets = lineSets();
+  const each = !isMerged() && view.report.runs.length <= MOST_CHIPS;
+  const sets = each ? lineSets() : arms().map((arm) => arm.runs);
   if (sets.length < 2) return null;
   const toggle = (members) => {
     const now = hiddenRuns();
-    for (const r of members) if (!now.delete(r)) now.add(r);
+    const off = members.every((r) => now.has(r));
+    for (const r of members) now[off ? 'delete' : 'add'](r);
     set({ hide: [...now].sort((a, b) => a - b).join('.') });
     redo();
   };
@@ -63,9 +73,9 @@ function runLegend(redo) {
     sets.map((members) =>
       h(
         'button',
-        { class: 'chip', 'aria-pressed': String(!hidden.has(members[0])), onclick: () => toggle(members) },
+        { class: 'chip', 'aria-pressed': String(!members.every((r) => hidden.has(r))), onclick: () => toggle(members) },
         h('span', { class: 'dot', '--mark': `var(${colourOf(members[0])})` }),
-        visible(setName(members)),
+        visible(each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label),
         members.length > 1 && h('span', { class: 'quiet' }, ` × ${members.length}`),
       ),
     ),
@@ -125,7 +135,7 @@ function curves({ runs }) {
     ),
   );
   for (const { close } of curvesState.plots) close();
-  curvesState.plots = [];
+  Object.assign(curvesState, { plots: [], look: '' });
   if (!all.length)
     return h(
       'div',
@@ -152,7 +162,8 @@ function curves({ runs }) {
   const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
   page.shown = () => {
     bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
-    redraw();
+    if (curvesState.look !== curvesLook()) redraw();
+    else drawVisible();
     const wanted = state.chart && curvesState.plots.find(({ frame }) => frame.dataset.metrics.split(' ').some((n) => n.startsWith(state.chart)));
     for (const { frame } of curvesState.plots) frame.classList.toggle('wanted', frame === wanted?.frame);
     if (!wanted) return;

@@ -93,6 +93,7 @@ function gtpoSteps(group, i, t, settings) {
     column: `the ${plural(entry.peers, `${side} answer`)} still running at position ${t + 1}`,
     row: `the ${plural(entry.peers, 'token')} of this answer`,
     matrix: `the ${plural(entry.peers, 'token')} of all ${side} answers`,
+    turn: `the ${plural(entry.peers, 'token')} of this turn in all ${side} answers`,
   }[settings.compare];
   return [entry, [...weightSteps(entry, settings, ['α₁', 'α₂', 'H'], peers), ...poolSteps(entry, settings, 'token')]];
 }
@@ -103,22 +104,41 @@ function grpoSSteps(group, i, settings) {
   return [entry, [...weightSteps(entry, settings, ['β₁', 'β₂', 'Ĥ'], peers), ...poolSteps(entry, settings, 'answer')]];
 }
 
-function grpoSteps(group, i) {
+function grpoSteps(group, i, t) {
   const entry = grpo(group)[i];
   const { mean: m, std, count } = entry.pool;
+  const steps = [
+    step('Reward of the answer', 'r', entry.reward, 'the same for each of its tokens'),
+    step(
+      'Mean and std',
+      `mean ${number(m)}, std ${number(std)}`,
+      null,
+      `over the ${plural(count, 'answer')} of the group`,
+    ),
+    step('Advantage', `(${number(entry.reward)} − ${bracketed(m)}) / (${number(std)} + 0.0001)`, entry.advantage),
+  ];
+  const { token_weight: kind, learned_share: share } = group.settings || {};
+  if (kind !== 'learned' || !group.answers[i].value) return [entry, steps];
+  const { p, P, T, w } = learnedWeight(group.answers[i], t, Math.sign(entry.advantage), share);
+  const advantage = entry.advantage * w;
+  const formula = `1 + ${number(share)} · (${T} · ${number(p)} − ${number(P)}) / ${number(Math.max(1, P))}`;
   return [
-    entry,
+    { ...entry, advantage },
     [
-      step('Reward of the answer', 'r', entry.reward, 'the same for each of its tokens'),
-      step(
-        'Mean and std',
-        `mean ${number(m)}, std ${number(std)}`,
-        null,
-        `over the ${plural(count, 'answer')} of the group`,
-      ),
-      step('Advantage', `(${number(entry.reward)} − ${bracketed(m)}) / (${number(std)} + 0.0001)`, entry.advantage),
+      ...steps,
+      step('Change of the prediction', 'p', p, `towards the outcome, by this token; ${number(P)} by all ${T}`),
+      step('Weight', formula, w, 'mean 1 over the answer'),
+      step('Weighted', `${number(entry.advantage)} · ${number(w)}`, advantage),
     ],
   ];
+}
+
+/** Learned credit: what a token moved the predicted outcome towards its answer's own, and its weight. */
+function learnedWeight({ value, live }, t, sign, share) {
+  const places = value.map((_, k) => k).filter((k) => live[k]);
+  const moves = places.map((k, n) => (n + 1 < places.length ? Math.max(0, sign * (value[places[n + 1]] - value[k])) : 0));
+  const [p, P, T] = [moves[places.indexOf(t)], moves.reduce((a, b) => a + b, 0), places.length];
+  return { p, P, T, w: 1 + (share * (T * p - P)) / Math.max(1, P) };
 }
 
 function verdictOn(answer, t, entry) {
@@ -158,7 +178,7 @@ function derivation(group, i, t) {
   const [entry, steps] = {
     GTPO: () => gtpoSteps(group, i, t, settings),
     'GRPO-S': () => grpoSSteps(group, i, settings),
-    GRPO: () => grpoSteps(group, i),
+    GRPO: () => grpoSteps(group, i, t),
   }[shown]();
   const own = group.algorithm ? ` (${visible(String(group.algorithm))})` : '';
   return [

@@ -21,7 +21,8 @@ const s = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
 
 const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
-const whole = (n) => Math.round(n).toLocaleString('en-US');
+const grouped = new Intl.NumberFormat('en-US'); // made once: toLocaleString makes one per call
+const whole = (n) => grouped.format(Math.round(n));
 const percent = (x, digits = 0) => `${minus((100 * x).toFixed(digits))} %`;
 const minus = (text) => String(text).replace('-', '−');
 

@@ -14,7 +14,8 @@ async function openGroup(place) {
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
   else markCurrent();
-  await showGroup();
+  if (other || view.look !== look()) await showGroup();
+  else markPinned();
   tell(view.pinned);
   if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
@@ -64,13 +65,15 @@ function promptBlock(prompt) {
   );
 }
 
+const ofRun = (r) => (view.report.runs.length > 1 ? ` of ${visible(view.report.runs[r].name)}` : '');
+
 function groupHeading(group) {
   const right = group.answers.filter((a) => a.correct).length;
   const { head, r } = view.all[view.n];
   return h(
     'header',
     { class: 'group-title' },
-    h('h2', {}, view.report.runs.length > 1 && runMark(r), `Step ${whole(group.step)}, group ${group.group}`),
+    h('h2', {}, view.report.runs.length > 1 && runMark(r), `Step ${whole(group.step)}, group ${group.group}${ofRun(r)}`),
     promptBlock(group.prompt),
     h(
       'p',
@@ -195,7 +198,7 @@ async function sameView() {
     return h(
       'section',
       { class: 'same-column' },
-      h('h3', {}, view.report.runs.length > 1 && runMark(place.r), h('a', { href: addressOf(place) }, `step ${whole(group.step)}, group ${group.group}`)),
+      h('h3', {}, view.report.runs.length > 1 && runMark(place.r), h('a', { href: addressOf(place) }, `step ${whole(group.step)}, group ${group.group}${ofRun(place.r)}`)),
       h('p', { class: 'quiet' }, `${place.head.correct} of ${place.head.answers} correct`),
       folded(group, orderOf(group)).map((members) => {
         const card = answerCard(group.answers[members[0]], members, longest, scale);
@@ -212,6 +215,9 @@ async function sameView() {
     left > 0 && h('p', { class: 'quiet' }, `${plural(left, 'more group')} with this prompt.`),
   );
 }
+
+/** What the drawn group depends on. */
+const look = () => [isDark(), ...['mode', 'signal', 'depth', 'only', 'sort', 'fold', 'q'].map((name) => state[name])].join();
 
 async function showGroup() {
   const { group, parts } = view;
@@ -232,7 +238,8 @@ async function showGroup() {
     body,
   );
   const scroll = parts.group.querySelector('.scroll-x');
-  if (scroll) scroll.scrollLeft = inside;
+  if (scroll && inside) scroll.scrollLeft = inside;
+  view.look = look();
   markPinned();
 }
 

@@ -8,7 +8,7 @@ const VIEWS = {
 };
 const KEYS = [
   ['j  k', 'next and previous group'],
-  ['1 … 6', 'colour by advantage, shaped reward, entropy, …'],
+  ['1 … 7', 'colour by advantage, shaped reward, entropy, …'],
   ['v', 'answers, columns, methods, same prompt'],
   ['p', 'select the first token (or click any)'],
   ['← → ↑ ↓', 'move the selection'],
@@ -56,6 +56,7 @@ function turnTheme() {
 
 /** Canvases do not follow style sheets: draw what is visible again. */
 function repaint() {
+  colours.clear();
   for (const section of Object.values(sections)) if (!section.hidden) section.firstChild.shown?.();
   showGroup();
 }
@@ -213,7 +214,7 @@ async function start() {
   document.body.append(h('dialog', { id: 'tokens', class: 'tokens-box', 'aria-label': 'Tokens' }));
   if (live.stamp) {
     document.getElementById('tools').append(live.sign);
-    setInterval(refresh, 5000);
+    setInterval(refresh, 2000);
   }
   document
     .getElementById('tools')

@@ -5,7 +5,8 @@ const armOf = (r) => arms().findIndex((arm) => arm.runs.includes(r));
 
 /** Runs of one arm share a colour; with a single arm, each run has its own. */
 const colourOf = (r) => `--run-${(arms().length > 1 ? (arms()[armOf(r)].colour ?? armOf(r)) : r) % COLOURS}`;
-const runMark = (r) => h('span', { class: 'run-mark', '--mark': `var(${colourOf(r)})` }, String(r + 1));
+const runMark = (r) =>
+  h('span', { class: 'run-mark', '--mark': `var(${colourOf(r)})`, title: visible(view.report.runs[r].name) }, String(r + 1));
 
 const tile = (label, main, note) =>
   h(

@@ -1,6 +1,6 @@
 // The table of groups: sorted, narrowed by run, outcome and text, walked through by keys.
 
-const MOST_ROWS = 200;
+const FIRST_ROWS = 40; // further rows are added by scrolling
 
 const isMixed = ({ head }) => head.correct > 0 && head.correct < head.answers;
 const share = ({ head }) => head.correct / Math.max(1, head.answers);
@@ -90,23 +90,32 @@ function groupList() {
   const found = listed();
   const many = view.report.runs.length > 1;
   const at = found.findIndex(({ n }) => n === view.n);
-  const from = Math.max(0, Math.min(at - MOST_ROWS / 2, found.length - MOST_ROWS));
-  const rows = found.slice(from, from + MOST_ROWS);
-  view.parts.list.replaceChildren(
+  let from = Math.max(0, Math.min(at - FIRST_ROWS / 2, found.length - FIRST_ROWS));
+  let to = Math.min(found.length, from + FIRST_ROWS);
+  const open = ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click();
+  const body = h('tbody', { onclick: open }, found.slice(from, to).map(groupRow));
+  const { list } = view.parts;
+  list.replaceChildren(
     h(
       'table',
       { class: 'group-table' },
       h('thead', {}, h('tr', {}, COLUMNS_OF_GROUPS.slice(many ? 0 : 1).map(columnHead), h('th', { scope: 'col' }, 'prompt'))),
-      h('tbody', { onclick: ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click() }, rows.map(groupRow)),
+      body,
     ),
-    h(
-      'p',
-      { class: 'quiet', hidden: found.length > 0 && found.length === rows.length },
-      found.length
-        ? `Rows ${from + 1} to ${from + rows.length} of ${whole(found.length)}; j and k move on.`
-        : 'No matching groups.',
-    ),
+    found.length ? '' : h('p', { class: 'quiet' }, 'No matching groups.'),
   );
+  list.onscroll = () => {
+    const rest = list.scrollHeight - list.scrollTop - list.clientHeight;
+    if (list.scrollTop < list.clientHeight && from > 0) {
+      body.prepend(...found.slice(Math.max(0, from - FIRST_ROWS), from).map(groupRow));
+      from = Math.max(0, from - FIRST_ROWS);
+      list.scrollTop = list.scrollHeight - rest - list.clientHeight; // the rows in sight stay where they are
+    }
+    if (rest < list.clientHeight && to < found.length) {
+      body.append(...found.slice(to, to + FIRST_ROWS).map(groupRow));
+      to += FIRST_ROWS;
+    }
+  };
   view.parts.count.textContent =
     found.length === view.all.length
       ? `All groups (${whole(found.length)})`
@@ -167,9 +176,10 @@ function picker(report) {
   const box = h('input', {
     type: 'search',
     id: 'search',
-    placeholder: 'Search prompts and answers ( / )',
+    placeholder: 'Search ( / )',
     'aria-label': 'Search prompts and answers',
     value: state.q,
+    onfocus: () => unpackAll(),
     oninput: (event) => {
       clearTimeout(waiting);
       waiting = setTimeout(() => search(event.target.value), 200);

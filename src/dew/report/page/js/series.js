@@ -2,7 +2,7 @@
 
 const COLOURS = 8; // --run-0 … --run-7 in the style sheet
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
-const curvesState = { zoomed: false, plots: [] };
+const curvesState = { zoomed: false, plots: [], look: '' };
 
 const isMerged = () => (state.seeds || (arms().some((arm) => arm.runs.length > 1) ? 'mean' : 'each')) === 'mean';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
@@ -33,15 +33,41 @@ function smoothed(values, amount) {
   return out;
 }
 
+const axes = new WeakMap();
+
+/** The steps of all runs, and each one's place; made once for all charts. */
+function stepAxis(runs) {
+  if (!axes.has(runs)) {
+    const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
+    axes.set(runs, [steps, new Map(steps.map((step, i) => [step, i]))]);
+  }
+  return axes.get(runs);
+}
+
+/** Mean and standard deviation of the rows at each step; null without a value. */
+function meanAndSpread(rows, length) {
+  const [means, spreads] = [Array(length).fill(null), Array(length).fill(null)];
+  for (let i = 0; i < length; i++) {
+    let [n, total, squares] = [0, 0, 0];
+    for (const row of rows) if (row[i] !== null) [n, total] = [n + 1, total + row[i]];
+    if (!n) continue;
+    means[i] = total / n;
+    for (const row of rows) if (row[i] !== null) squares += (row[i] - means[i]) ** 2;
+    spreads[i] = Math.sqrt(squares / Math.max(1, n - 1));
+  }
+  return [means, spreads];
+}
+
 /** All lines of one chart on a common axis of steps: {label, colour, dash, raw, values (smoothed), low?, high?}. */
 function linesOf(runs, names) {
   const hidden = hiddenRuns();
-  const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
-  const place = new Map(steps.map((step, i) => [step, i]));
+  const [steps, place] = stepAxis(runs);
   const aligned = (run, name) => {
+    const own = run.metrics.step;
+    if (own.length === steps.length && own.every((step, i) => step === steps[i])) return run.metrics[name];
     const out = Array(steps.length).fill(null);
-    (run.metrics[name] || []).forEach((v, i) => {
-      out[place.get(run.metrics.step[i])] = v;
+    run.metrics[name].forEach((v, i) => {
+      out[place.get(own[i])] = v;
     });
     return out;
   };
@@ -53,17 +79,15 @@ function linesOf(runs, names) {
       if (!rows.length) return;
       const many = runs.length > 1;
       const line = {
-        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name}` : ''}` : name,
+        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}` : name,
         colour: many ? colourOf(members[0]) : `--run-${d % COLOURS}`,
         dash: DASHES[d % DASHES.length],
         raw: rows[0],
       };
       if (rows.length > 1) {
-        const at = steps.map((_, i) => rows.map((row) => row[i]).filter((v) => v !== null));
-        line.raw = at.map((values) => (values.length ? mean(values) : null));
-        const edge = (sign) =>
-          smooth(at.map((values, i) => (values.length ? line.raw[i] + sign * (values.length > 1 ? spread(values) : 0) : null)));
-        Object.assign(line, { low: edge(-1), high: edge(1) });
+        const [means, spreads] = meanAndSpread(rows, steps.length);
+        const edge = (sign) => smooth(means.map((m, i) => (m === null ? null : m + sign * spreads[i])));
+        Object.assign(line, { raw: means, low: edge(-1), high: edge(1) });
       }
       line.values = smooth(line.raw);
       found.push(line);

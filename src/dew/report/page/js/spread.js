@@ -6,15 +6,15 @@ const SIDES = ['correct', 'wrong'];
 const sideSign = { correct: '✓ correct', wrong: '✗ wrong' };
 const isSide = (name) => (answer) => answer.correct === (name === 'correct');
 
-/** A mark that opens its tokens: `shape` is its tag, `look` its attributes. */
-const openMark = (shape, look, label, act) => {
-  const attributes = opens(label, act);
-  return s(shape, { ...attributes, ...look, class: `opens ${look.class}` }, s('title', {}, label));
-};
+/** A rectangle that opens its tokens; `drawing` listens for all of them. */
+function openMark(look, label, act) {
+  const mark = s('rect', { role: 'button', tabindex: -1, 'aria-label': label, ...look, class: `opens ${look.class}` });
+  mark.act = act;
+  return mark;
+}
 
 /** A figure with a title, downloads and a key. */
 function figure(title, note, svg, rows, key) {
-  oneStop(svg);
   return h(
     'figure',
     { class: 'chart' },
@@ -29,7 +29,29 @@ function figure(title, note, svg, rows, key) {
   );
 }
 
-const drawing = (label, ...marks) => s('svg', { viewBox: `0 0 ${WIDE} ${HIGH}`, role: 'group', 'aria-label': label }, marks);
+/** An SVG with one tab stop: the arrow keys move between its marks, Enter or a click opens one. */
+function drawing(label, ...parts) {
+  const act = ({ target }) => target.act?.();
+  const svg = s('svg', { viewBox: `0 0 ${WIDE} ${HIGH}`, role: 'group', 'aria-label': label, onclick: act }, parts);
+  const marks = [...svg.querySelectorAll('.opens')];
+  marks[0]?.setAttribute('tabindex', 0);
+  svg.addEventListener('mouseover', ({ target }) => {
+    if (target.act && !target.firstChild) target.append(s('title', {}, target.getAttribute('aria-label')));
+  });
+  svg.addEventListener('keydown', (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === 'Enter' || event.key === ' ') act(event);
+    else if (step) {
+      const next = marks[(marks.indexOf(event.target) + step + marks.length) % marks.length];
+      event.target.setAttribute('tabindex', -1);
+      next.setAttribute('tabindex', 0);
+      next.focus();
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  return svg;
+}
 const below = (text, x, anchor = 'start') => s('text', { x, y: HIGH - 6, 'text-anchor': anchor }, text);
 const short = (v) => number(Number(v.toPrecision(3)));
 
@@ -46,12 +68,12 @@ function histogram(r, title, data, note, signal) {
   const edge = (k) => (log ? data.low * (data.high / data.low) ** (k / bins) : data.low + ((data.high - data.low) * k) / bins);
   const inBin = (k) => (answer, t, group) => {
     const v = answer[signal]?.[t];
-    if (v === null || v === undefined || (signal === 'advantage' && !hasCredit(group))) return false;
+    if (v === null || v === undefined || (signal === 'advantage' && !group.credited)) return false;
     return (k === 0 || v >= edge(k)) && (k === bins - 1 || v < edge(k + 1));
   };
   const marks = data.correct.map((_, k) => {
     const label = `${title} ${short(edge(k))} to ${short(edge(k + 1))}: ${percent(data.correct[k], 1)} of the tokens of correct answers, ${percent(data.wrong[k], 1)} of wrong ones`;
-    return openMark('rect', { x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32, class: 'bin' }, label, () =>
+    return openMark({ x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32, class: 'bin' }, label, () =>
       openTokens(`${title} ${short(edge(k))} to ${short(edge(k + 1))}`, r, inBin(k)),
     );
   });
@@ -71,7 +93,6 @@ function histogram(r, title, data, note, signal) {
   ]);
 }
 
-const hasCredit = (group) => group.answers.some((answer) => answer.advantage?.some((v) => v));
 const hasBoth = (answer, t) => Number.isFinite(answer.entropy?.[t]) && Number.isFinite(answer.advantage?.[t]);
 
 function deciles(r, data) {
@@ -83,7 +104,6 @@ function deciles(r, data) {
   const bars = sides.flatMap((name, k) =>
     data[name].shares.map((v, d) =>
       openMark(
-        'rect',
         {
           x: 10 + wide * d + 4 + (k * (wide - 8)) / sides.length,
           width: (wide - 8) / sides.length - 1,
@@ -96,8 +116,8 @@ function deciles(r, data) {
           openTokens(
             `${sideSign[name]}: tenth ${d + 1} by entropy`,
             r,
-            (answer, t, group) => isSide(name)(answer) && hasBoth(answer, t) && hasCredit(group),
-            d,
+            (answer, t, group) => group.credited && isSide(name)(answer) && hasBoth(answer, t),
+            { tenth: d },
           ),
       ),
     ),
@@ -135,7 +155,7 @@ function creditMap(r, data) {
   const x = (k) => 40 + wide * k;
   const y = (k) => HIGH - 22 - high * (k + 1);
   const inCell = (c, e) => (answer, t, group) => {
-    if (!hasBoth(answer, t) || !hasCredit(group)) return false;
+    if (!hasBoth(answer, t) || !group.credited) return false;
     const inside = (v, edges, k) => (k === 0 || v >= edges[k]) && (k === edges.length - 2 || v < edges[k + 1]);
     return inside(answer.entropy[t], entropy, e) && inside(answer.advantage[t], credit, c);
   };
@@ -145,7 +165,6 @@ function creditMap(r, data) {
       const where = `entropy ${short(entropy[e])} to ${short(entropy[e + 1])}, credit ${short(credit[c])} to ${short(credit[c + 1])}`;
       const deep = 15 + (85 * Math.log1p(n)) / Math.log1p(most);
       return openMark(
-        'rect',
         { x: x(e), y: y(c), width: wide, height: high, class: 'cell', '--deep': `${deep}%` },
         `${where}: ${plural(n, 'token')}`,
         () => openTokens(where, r, inCell(c, e)),
@@ -171,7 +190,7 @@ function creditMap(r, data) {
 }
 
 const stepsOf = ({ from, to }) => (from === to ? `step ${whole(from)}` : `steps ${whole(from)} to ${whole(to)}`);
-const inPeriod = ({ from, to }) => (group) => group.step >= from && group.step <= to;
+const inPeriod = ({ from, to }, step) => step >= from && step <= to;
 
 /** Deciles over training: a column per period, a row per tenth of entropy, depth for its share of the credit. */
 function decileMap(r, periods, name) {
@@ -183,7 +202,6 @@ function decileMap(r, periods, name) {
   const cells = periods.flatMap((p, k) =>
     (p.deciles[name] || []).map((v, d) =>
       openMark(
-        'rect',
         {
           x: 60 + wide * k,
           y: HIGH - 22 - high * (d + 1),
@@ -197,8 +215,8 @@ function decileMap(r, periods, name) {
           openTokens(
             `${sideSign[name]}, ${stepsOf(p)}: tenth ${d + 1} by entropy`,
             r,
-            (answer, t, group) => isSide(name)(answer) && hasBoth(answer, t) && inPeriod(p)(group) && hasCredit(group),
-            d,
+            (answer, t, group) => group.credited && isSide(name)(answer) && hasBoth(answer, t),
+            { tenth: d, period: p },
           ),
       ),
     ),
@@ -227,10 +245,9 @@ function periodBars(r, periods, key, title, note, test) {
   const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
   const bars = periods.map((p, k) =>
     openMark(
-      'rect',
       { x: 60 + wide * k + 1, width: Math.max(1, wide - 2), y: y(values[k]), height: y(0) - y(values[k]), class: `bar-${key}` },
       `${stepsOf(p)}: ${percent(values[k], 2)}`,
-      () => openTokens(`${title}, ${stepsOf(p)}`, r, (answer, t, group) => inPeriod(p)(group) && test(answer, t)),
+      () => openTokens(`${title}, ${stepsOf(p)}`, r, test, { period: p }),
     ),
   );
   const svg = drawing(
@@ -258,14 +275,15 @@ function inWord(word) {
   };
 }
 
-const wordButton = (r, side, word, extra = () => true) =>
+const wordButton = (r, side, word, period = null) =>
   h(
     'button',
     {
       class: 'word',
       onclick: () => {
         const test = inWord(word);
-        openTokens(`“${brief(word)}” in ${side} answers`, r, (answer, t, group) => isSide(side)(answer) && extra(group) && hasCredit(group) && test(answer, t));
+        const title = `“${brief(word)}” in ${side} answers`;
+        openTokens(title, r, (answer, t, group) => group.credited && isSide(side)(answer) && test(answer, t), { period });
       },
     },
     h('code', {}, brief(word)),
@@ -297,7 +315,7 @@ function wordsOverTraining(r, periods) {
                 'tr',
                 {},
                 h('th', { scope: 'row' }, stepsOf(p).replace(/^steps? /, '')),
-                SIDES.map((side) => h('td', {}, (p.words[side] || []).map((word) => wordButton(r, side, word, inPeriod(p))))),
+                SIDES.map((side) => h('td', {}, (p.words[side] || []).map((word) => wordButton(r, side, word, p)))),
               ),
             ),
         ),
@@ -419,6 +437,7 @@ function spreadOf(run, r) {
 function spreadView({ runs }) {
   const page = h('div', { class: 'page wide' });
   page.shown = () => {
+    unpackAll();
     const recorded = runs.map((_, r) => r).filter((r) => runs[r].groups.length);
     const told = Number(state.shown) - 1;
     const r = recorded.includes(told) ? told : view.all.length ? mostTelling().r : 0;

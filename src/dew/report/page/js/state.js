@@ -7,6 +7,7 @@ const view = {
   n: 0, // the place of the open one
   group: null, // the open group itself
   scale: null, // the colours of its signal
+  look: '', // the settings that it is drawn with
   column: 0, // first position of the column view
   compared: {}, // answers chosen for the view of the three methods, and its settings if changed
   what: null,
@@ -51,7 +52,10 @@ function fullAddress() {
 }
 
 /** Keep the address in step with the page. */
-const remember = () => history.replaceState({ full: true }, '', fullAddress());
+function remember() {
+  const address = fullAddress();
+  if (!history.state?.full || address !== location.hash) history.replaceState({ full: true }, '', address);
+}
 
 /** Set entries of the state and remember them. */
 function set(changes) {

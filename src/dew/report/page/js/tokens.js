@@ -2,14 +2,14 @@
 
 const MOST_TOKENS = 100;
 
-/** Every trained token of a run's groups that passes the test: {place, group, i, t}. */
-async function collect(r, test) {
+/** Every trained token of a run's groups (of a period) that passes the test: {place, group, i, t, H}. */
+async function collect(r, test, period) {
   const found = [];
-  for (const place of view.all.filter((g) => g.r === r)) {
+  for (const place of view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)))) {
     const group = await groupAt(place.n);
     group.answers.forEach((answer, i) => {
       for (let t = 0; t < answer.tokens.length; t++)
-        if (answer.live[t] && test(answer, t, group, i)) found.push({ place, group, i, t });
+        if (answer.live[t] && test(answer, t, group)) found.push({ place, group, i, t, H: answer.entropy?.[t] });
     });
   }
   return found;
@@ -32,20 +32,26 @@ function tokenRow(found) {
   );
 }
 
-/** Open the list. With `tenth`, the tokens are those of one tenth of all found, by increasing entropy. */
-async function openTokens(title, r, test, tenth = null) {
+/** One tenth of the tokens by increasing entropy, divided as numpy.array_split does. */
+function tenthOf(found, tenth) {
+  const sorted = Float64Array.from(found, ({ H }) => H).sort(); // much faster than sorting the tokens themselves
+  const [size, extra] = [Math.floor(found.length / 10), found.length % 10];
+  const from = tenth * size + Math.min(tenth, extra);
+  const count = size + (tenth < extra ? 1 : 0);
+  const [low, high] = [sorted[from], sorted[from + count - 1]];
+  const near = found.filter(({ H }) => H >= low && H <= high).sort((a, b) => a.H - b.H);
+  const before = from - sorted.indexOf(low); // tokens with the same entropy that belong to the tenth before
+  return near.slice(before, before + count);
+}
+
+/** Open the list, of one period of training if given; with `tenth`, of one tenth of the tokens by increasing entropy. */
+async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
   const box = document.getElementById('tokens');
   const close = h('button', { class: 'small close', onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
   box.replaceChildren(close, h('h2', {}, title), h('p', { class: 'quiet' }, 'Searching …'));
   box.showModal();
-  let found = await collect(r, test);
-  if (tenth !== null) {
-    const H = ({ group, i, t }) => group.answers[i].entropy[t];
-    found.sort((a, b) => H(a) - H(b));
-    const [size, extra] = [Math.floor(found.length / 10), found.length % 10]; // as numpy.array_split
-    const from = tenth * size + Math.min(tenth, extra);
-    found = found.slice(from, from + size + (tenth < extra ? 1 : 0));
-  }
+  let found = await collect(r, test, period);
+  if (tenth !== null && found.length) found = tenthOf(found, tenth);
   const shown = found.slice(0, MOST_TOKENS);
   const csv = () => [
     ['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'],
@@ -74,32 +80,4 @@ async function openTokens(title, r, test, tenth = null) {
       ),
     ),
   );
-}
-
-/** Attributes of a mark in a chart that opens its tokens by click or key. */
-const opens = (label, act) => ({
-  role: 'button',
-  tabindex: -1,
-  class: 'opens',
-  'aria-label': label,
-  onclick: act,
-  onkeydown: (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (event.key === 'Enter' || event.key === ' ') act();
-    else if (step) {
-      const all = [...event.target.closest('svg').querySelectorAll('.opens')];
-      const next = all[(all.indexOf(event.target) + step + all.length) % all.length];
-      event.target.setAttribute('tabindex', -1);
-      next.setAttribute('tabindex', 0);
-      next.focus();
-    } else return;
-    event.preventDefault();
-    event.stopPropagation();
-  },
-});
-
-/** One tab stop per chart; the arrow keys move between its marks. */
-function oneStop(svg) {
-  svg.querySelector('.opens')?.setAttribute('tabindex', 0);
-  return svg;
 }

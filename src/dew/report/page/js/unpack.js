@@ -3,7 +3,9 @@
 let lines = document.getElementById('data').textContent.trim().split('\n');
 
 async function unpack(line) {
-  const bytes = Uint8Array.from(atob(line), (character) => character.charCodeAt(0));
+  const packed = atob(line);
+  const bytes = new Uint8Array(packed.length);
+  for (let k = 0; k < bytes.length; k++) bytes[k] = packed.charCodeAt(k); // several times faster than Uint8Array.from
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   return JSON.parse(await new Response(stream).text());
 }
@@ -30,5 +32,12 @@ function widen(group) {
   group.answers.forEach((answer, i) => {
     answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1; // the sign that its credit should have
   });
+  group.credited = group.answers.some((answer) => answer.advantage?.some((v) => v));
   return group;
+}
+
+/** Unpack all groups while the page is idle, for whoever is about to search them. */
+function unpackAll(n = 0) {
+  while (unpacked.has(n)) n++;
+  if (n + 1 < lines.length && window.requestIdleCallback) requestIdleCallback(() => groupAt(n).then(() => unpackAll(n + 1)));
 }

@@ -1,0 +1,392 @@
+"""A real model trained by several algorithms with several seeds: differences paired by seed and by problem.
+
+    python examples/real_model_seeds.py OUT --model MODEL --choose-limit     token limit and prompt, on the start model
+    python examples/real_model_seeds.py OUT --model MODEL --seeds 0 1 2      train and evaluate; resumes
+    python examples/real_model_seeds.py OUT --model MODEL --seeds 3 4        more seeds for the same table, any time
+    python examples/real_model_seeds.py OUT --table                          the table, from OUT/counts.json alone
+
+MODEL is a folder or a hub name. Arms are written as for `dew lab`: dapo, 'gtpo(alpha2=0.5)', 'dew@2e-6' (a learning
+rate of its own). Each run trains the recipe with one optimizer step a generation, then answers the held-out problems of
+every set k times. Seeds are finished one after the other, all arms of each. Re-run the same command to resume: finished
+runs are skipped, interrupted ones continue from their last checkpoint. OUT/counts.json gets the counts of every run as
+soon as it is finished. Further flags are settings of every run, e.g. `--save_strategy steps --save_steps 25`.
+"""
+
+import argparse
+import json
+import multiprocessing
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import fields
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from dew.cli.recipes import get
+from dew.config import read_run
+from dew.errors import ConfigError, DewError, Problem
+from dew.evaluate.comparison import AREA, Result, difference
+from dew.evaluate.metrics import area, mean_interval, pass_at_k
+from dew.files import write_atomically
+from dew.lab.arms import Arm, parse_arms
+from dew.records import RunFolder
+
+START = "start"
+"""The arm of the model before training."""
+ARMS = ["dapo", "gtpo(alpha1=1.1,alpha2=0.0)", "gtpo", "dew"]
+"""The second is GTPO's control: without weights by entropy, everything else the same."""
+CURVES = {
+    "accuracy": "accuracy",
+    "entropy": "entropy",
+    "length": "length/mean",
+    "cut_off": "length/truncated_share",
+    "flipped": "credit/flipped_share",
+}
+"""Name in counts.json -> metric of the run."""
+LIMITS = (256, 300, 400, 512, 640, 768, 1024)
+CUT_OFF = 0.15
+LAST = 10
+"""Steps that the table averages at the end of training."""
+
+Json = dict[str, Any]
+
+
+# ── one run, in a process of its own ────────────────────────────────────────────────────────────────────────
+
+
+def train(settings: Json, arm: Arm, seed: int, home: Path) -> None:
+    """Start or resume the run in `home`."""
+    if RunFolder(home).finished():
+        return
+    if any(home.glob("checkpoint-*/trainer_state.json")):
+        words = ["resume", str(home)]
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+        changed = {f.name: getattr(arm.algorithm, f.name) for f in fields(arm.algorithm)}
+        changed = {name: value for name, value in changed.items() if value != getattr(type(arm.algorithm), name)}
+        prompts, answers = settings["prompts"], settings["group_size"]
+        flags = {
+            "model_name_or_path": settings["model"],
+            "output_dir": home,
+            "algorithm": arm.algorithm.name,
+            "algorithm_kwargs": json.dumps({"dynamic_sampling": False, **changed}),
+            "learning_rate": arm.learning_rate,
+            "seed": seed,
+            "max_steps": settings["steps"],
+            "num_generations": answers,
+            "per_device_train_batch_size": answers,
+            "gradient_accumulation_steps": prompts,
+            "steps_per_generation": prompts,
+            "max_completion_length": settings["limit"],
+            "task_settings": json.dumps(settings["task_settings"]),
+            "scores": "false",
+        }
+        given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+        words = ["train", settings["recipe"], *given, *settings["flags"]]
+    log = home.with_name(f"{home.name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        process = subprocess.Popen([sys.executable, "-m", "dew.cli", *words], stdout=file, stderr=file)
+        try:
+            process.wait()
+        except KeyboardInterrupt:  # Ctrl-C reached the run too, which saves a checkpoint
+            process.wait()
+            raise
+    if process.returncode or not RunFolder(home).finished():
+        end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise ConfigError(f"{home.name} is not finished. The end of {log}:\n{end}")
+
+
+def evaluate(settings: Json, model: str, home: Path) -> Json:
+    """Counts of correct answers to every problem of every set."""
+    from dew.cli.evaluate import load_model
+    from dew.evaluate import Scores
+    from dew.evaluate import evaluate as score
+    from dew.tasks import task
+
+    loaded, found = None, {}
+    for name, problems in settings["sets"].items():
+        kept = home / f"answers-{name}.json"
+        if kept.exists():
+            scores = Scores.read(kept)
+        else:
+            loaded = loaded or load_model(model)
+            sampling = {"k": settings["k"], "max_new_tokens": settings["limit"], "seed": 1}
+            scores = score(*loaded, task(name, **_task_settings(settings, name)), n_problems=problems, **sampling)
+            scores.write(kept)
+        answers = [answer for problem in scores.problems for answer in problem.answers]
+        found[name] = {
+            "correct": [sum(verdict.correct for verdict in problem.verdicts) for problem in scores.problems],
+            "cut_off": scores.truncated_share,
+            "tokens": fmean(answer.tokens for answer in answers),
+        }
+    return found
+
+
+def _task_settings(settings: Json, name: str) -> Json:
+    """The recipe's, on another set only the template."""
+    own = settings["task_settings"]
+    return own if name == settings["task"] else {key: own[key] for key in ("template",) if key in own}
+
+
+def run(settings: Json, arm: Arm | None, seed: int, home: Path, delete: bool) -> Json:
+    """Train and evaluate; without an arm, evaluate the start."""
+    if arm is None:
+        return {"arm": START, "seed": seed, "sets": evaluate(settings, settings["model"], home)}
+    train(settings, arm, seed, home)
+    sets = evaluate(settings, str(home), home)
+    metrics = RunFolder(home).metrics()
+    curves = {
+        name: [round(float(m[key]), 5) for m in metrics if m.get(key) is not None] for name, key in CURVES.items()
+    }
+    if delete:
+        shutil.rmtree(home / "model")
+    return {"arm": arm.label, "seed": seed, "sets": sets, "curves": curves}
+
+
+# ── all runs ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read(out: Path) -> Json:
+    path = out / "counts.json"
+    return json.loads(path.read_text()) if path.exists() else {"settings": {}, "choice": {}, "runs": []}
+
+
+def write(out: Path, content: Json) -> None:
+    write_atomically(out / "counts.json", json.dumps(content, indent=None).encode())
+
+
+def run_all(options: argparse.Namespace, settings: Json) -> int:
+    """Everything that is missing, seed by seed; returns the number of failures."""
+    content = read(options.out)
+    old = content["settings"]
+    if changed := ", ".join(key for key in settings if old and old.get(key) != settings[key]):
+        what = f"{options.out} holds runs with other settings ({changed})."
+        raise ConfigError(Problem(what, "They cannot be paired.", "Choose another folder."))
+    content["settings"] = settings
+    write(options.out, content)
+    done = {(entry["arm"], entry["seed"]) for entry in content["runs"]}
+    arms = parse_arms(options.arms, [settings["learning_rate"]], controls=False)
+    jobs: list[tuple[Arm | None, int]] = [(None, 0), *((arm, seed) for seed in options.seeds for arm in arms)]
+    jobs = [(arm, seed) for arm, seed in jobs if (arm.label if arm else START, seed) not in done]
+    failures, running = 0, {}
+    print(f"{len(done)} finished, {len(jobs)} to do, {options.parallel} at a time", flush=True)
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with ProcessPoolExecutor(options.parallel, mp_context=spawn) as pool:
+        while jobs or running:
+            while jobs and len(running) < options.parallel:  # none waits in the pool, so that Ctrl-C ends it
+                arm, seed = jobs.pop(0)
+                label = arm.label if arm else START
+                home = options.out / f"{re.sub(r'[^A-Za-z0-9.]+', '_', label).strip('_')}-seed{seed}"
+                running[pool.submit(run, settings, arm, seed, home, options.delete_models)] = f"{label}, seed {seed}"
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name = running.pop(future)
+                if error := future.exception():  # the others go on
+                    failures += 1
+                    print(f"{name}: {type(error).__name__}: {error}", flush=True)
+                    continue
+                content["runs"].append(entry := future.result())
+                write(options.out, content)
+                scores = {task: fmean(found["correct"]) / settings["k"] for task, found in entry["sets"].items()}
+                print(f"{name}: {', '.join(f'{task} {score:.3f}' for task, score in scores.items())}", flush=True)
+    return failures
+
+
+# ── the token limit ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
+    """Sample training problems once with the longest limit: an answer is cut off at every limit below its length.
+
+    For each template the smallest limit that cuts off at most 15 %; of these the one with the most correct answers.
+    """
+    from dew.cli.evaluate import load_model
+    from dew.evaluate import evaluate as score
+    from dew.rewards import verifier
+    from dew.tasks import task
+
+    loaded, name, rows = load_model(settings["model"]), settings["task"], []
+    for template in options.templates or [None]:
+        own = {**settings["task_settings"], **({"template": template} if template else {})}
+        problems = task(name, **own).rows(options.limit_problems, split="train")
+        scores = score(*loaded, problems, verifier(name), k=4, max_new_tokens=max(options.limits), seed=2)
+        pairs = [pair for p in scores.problems for pair in zip(p.answers, p.verdicts, strict=True)]
+        for limit in sorted(options.limits):
+            whole = [v for a, v in pairs if a.tokens <= limit and not a.truncated]
+            rows.append(
+                {
+                    "task_settings": own,
+                    "limit": limit,
+                    "cut_off": 1 - len(whole) / len(pairs),
+                    "correct": sum(v.correct for v in whole) / len(pairs),
+                }
+            )
+    print(markdown(["prompt", "limit", "cut off", "correct"], [_limit_row(row) for row in rows]))
+    fitting = [row for row in rows if row["cut_off"] <= CUT_OFF]
+    first = {json.dumps(row["task_settings"]): row for row in reversed(fitting)}
+    if not first:
+        what = f"Every limit cuts off more than {CUT_OFF:.0%} of the answers."
+        raise ConfigError(Problem(what, remedy="Give longer --limits or other --templates, or choose --limit by hand."))
+    chosen = max(first.values(), key=lambda row: row["correct"])
+    print(f"Chosen: {' | '.join(_limit_row(chosen))}")
+    return {**chosen, "tried": rows}
+
+
+def _limit_row(row: Json) -> list[str]:
+    shown = row["task_settings"].get("template", json.dumps(row["task_settings"]))
+    return [shown, str(row["limit"]), f"{row['cut_off']:.1%}", f"{row['correct']:.3f}"]
+
+
+# ── the table ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def table(content: Json) -> str:
+    """Scores of every arm, paired differences, and the end of training; all from the counts."""
+    k, runs = content["settings"]["k"], content["runs"]
+    arms = list(dict.fromkeys(run["arm"] for run in sorted(runs, key=lambda run: _order(run["arm"]))))
+    ks = [2**i for i in range(k.bit_length()) if 2**i < k] + [k]
+    text = []
+    for name in content["settings"]["sets"]:
+        rows = []
+        for arm in arms:
+            found = [run["sets"][name] for run in runs if run["arm"] == arm]
+            passes = [[fmean(pass_at_k(k, c, j) for c in one["correct"]) for one in found] for j in ks]
+            rows.append([arm, str(len(found)), *map(_spread, passes), *_ends(found)])
+        head = ["arm", "seeds", *(f"pass@{j}" for j in ks), "cut off", "tokens"]
+        problems = len(runs[0]["sets"][name]["correct"])
+        text += [f"{name}: {problems} held-out problems, {k} answers each\n", markdown(head, rows)]
+    trained = [arm for arm in arms if arm != START]
+    pairs = [(arm, trained[0]) for arm in trained[1:]]
+    controls = {arm.label: arm.control for arm in parse_arms(trained, [1e-6])} if trained else {}
+    pairs += [(arm, control) for arm, control in controls.items() if control in trained and (arm, control) not in pairs]
+    scores = [(name, f"pass@{j}") for name in content["settings"]["sets"] for j in dict.fromkeys((1, k))]
+    results = [_result(run, k, ks) for run in runs if run["arm"] != START]
+    rows, seeds = [], {arm: {run["seed"] for run in runs if run["arm"] == arm} for arm in trained}
+    for arm, base in pairs:
+        common = len(seeds[arm] & seeds[base])
+        if common:
+            cells = [_difference(results, arm, base, f"{name} {score}") for name, score in scores]
+            rows.append([f"{arm} − {base}", str(common), _difference(results, arm, base, AREA), *cells])
+    if rows:
+        heads = ["difference", "seeds", "accuracy in training", *(f"{name} {score}" for name, score in scores)]
+        text += ["Differences paired by seed and by problem, 95 % bootstrap intervals over both; bold: without 0\n"]
+        text += [markdown(heads, rows)]
+        if any(row[1] == "1" for row in rows):
+            text += ["With one seed the interval covers other problems, not other seeds.\n"]
+    if trained:
+        ends = []
+        for arm in trained:
+            found = [run["curves"] for run in runs if run["arm"] == arm]
+            last = [[fmean(curve[name][-LAST:]) for curve in found if curve[name]] for name in CURVES]
+            ends.append([arm, *(_spread(values) if values else "" for values in last)])
+        text += [f"Training, mean of the last {LAST} steps\n", markdown(["arm", *CURVES], ends)]
+    return "\n".join(text)
+
+
+def _order(arm: str) -> int:
+    return -1 if arm == START else ARMS.index(arm) if arm in ARMS else len(ARMS)
+
+
+def _result(run: Json, k: int, ks: Sequence[int]) -> Result:
+    """As `dew compare` reads it, with the scores of all sets."""
+    curve = run["curves"]["accuracy"]
+    scores: dict[str, dict[str, float]] = {AREA: {"": area(range(len(curve)), curve)}}
+    for name, found in run["sets"].items():
+        for j in ks:
+            scores[f"{name} pass@{j}"] = {str(i): pass_at_k(k, c, j) for i, c in enumerate(found["correct"])}
+    return Result(run["arm"], run["seed"], 0, scores)
+
+
+def _difference(results: Sequence[Result], arm: str, base: str, score: str) -> str:
+    found = difference(results, arm, base, score)
+    interval = found.difference
+    if len(found.seeds) == 1:
+        if score == AREA:
+            return f"{interval.value:+.3f}"
+        one = {r.algorithm: r.problems[score] for r in results if r.seed == found.seeds[0]}
+        interval = mean_interval([one[arm][p] - one[base][p] for p in one[arm]], span=(-1.0, 1.0))
+    text = f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    return text if interval.low <= 0 <= interval.high else f"**{text}**"
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation over seeds."""
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def _ends(found: Sequence[Json]) -> list[str]:
+    return [f"{fmean(one['cut_off'] for one in found):.0%}", f"{fmean(one['tokens'] for one in found):.0f}"]
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--model", help="folder or hub name (default: the recipe's)")
+    parser.add_argument("--recipe", default="gsm8k/qwen2.5-coder-0.5b-instruct")
+    parser.add_argument("--arms", nargs="+", default=ARMS, help=f"the baseline first (default: {' '.join(ARMS)})")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--group-size", type=int, default=16, help="answers per problem")
+    parser.add_argument("--prompts", type=int, default=16, help="problems per step")
+    parser.add_argument("--limit", type=int, help="tokens of an answer (default: what --choose-limit chose)")
+    parser.add_argument("--sets", nargs="+", default=["gsm8k:1319", "math500:500"], help="held-out sets, NAME:PROBLEMS")
+    parser.add_argument("-k", type=int, default=8, help="answers per held-out problem")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--delete-models", action="store_true", help="delete each model once it is evaluated")
+    parser.add_argument("--choose-limit", action="store_true", help="choose token limit and prompt, train nothing")
+    parser.add_argument("--limits", nargs="+", type=int, default=LIMITS)
+    parser.add_argument("--templates", nargs="*", default=["qwen-boxed", "chat"])
+    parser.add_argument("--limit-problems", type=int, default=256, help="training problems to choose the limit on")
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    options, flags = parser.parse_known_args()
+    try:
+        raise SystemExit(_main(options, flags))
+    except DewError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def _main(options: argparse.Namespace, flags: list[str]) -> int:
+    content, failures = read(options.out), 0
+    if options.table and not content["runs"]:
+        raise ConfigError(Problem(f"{options.out}: no counts.json with runs there."))
+    if not options.table:
+        recipe = read_run(get(options.recipe))
+        choice = content["choice"] or {"task_settings": recipe.task_settings, "limit": None}
+        settings = {
+            "recipe": options.recipe,
+            "model": options.model or recipe.settings["model_name_or_path"],
+            "task": recipe.task,
+            "task_settings": choice["task_settings"],
+            "limit": options.limit or choice["limit"],
+            "learning_rate": float(recipe.settings["learning_rate"]),
+            "steps": options.steps,
+            "group_size": options.group_size,
+            "prompts": options.prompts,
+            "k": options.k,
+            "sets": {name: int(n) for name, _, n in (text.partition(":") for text in options.sets)},
+            "flags": flags,
+        }
+        if options.choose_limit:
+            content["choice"] = choose_limit(options, {**settings, "task_settings": recipe.task_settings})
+            write(options.out, content)
+            return 0
+        if settings["limit"] is None:
+            raise ConfigError(Problem("No token limit.", remedy="Give --limit, or run with --choose-limit first."))
+        failures = run_all(options, settings)
+    print(table(read(options.out)))
+    return failures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Train a policy that uses a tool, with credit per turn, on a CPU and from random weights.
+
+    python examples/tools.py OUT [STEPS]
+
+A digit is hidden. Where the policy writes "?", the tool `peek` is called when the turn ends, and its output shows the
+digit. An answer is correct if the policy peeked and its last turn begins with the digit: after a peek, guessing
+solves half of the problems and copying solves all of them.
+
+With a real model only `tokenizer` and `policy` differ: its own chat template says how tools are called. docs/trl.md has
+more under "Tools and agents".
+"""
+
+import sys
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from dew.engines.trl import DewConfig, DewTrainer
+
+DIGITS = "01"
+TEMPLATE = """
+{%- for m in messages -%}
+  {%- if m.role == "tool" -%}[{{ m.content }}]
+  {%- else -%}{{ m.content }}{%- endif -%}
+  {%- for call in m.tool_calls or [] -%}?{{ call.function.name }}{{ call.function.arguments | tojson }}{%- endfor -%}
+  {%- if m.role == "assistant" -%}<eos>{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}={%- endif -%}
+"""
+CALLS = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "=",
+    "fields": {
+        "tool_calls": {
+            "open": "?",
+            "close_pattern": r"<eos>|$",
+            "content": "text",
+            "transform": [{"type": "function", "function": {"name": "peek", "arguments": {}}}],
+        },
+        "content": {"close_pattern": r"<eos>|$", "content": "text"},
+    },
+}
+"""How transformers finds the tool calls in what the policy wrote."""
+
+
+class Box:
+    """The environment: one per answer. Its methods other than `reset` are the tools."""
+
+    def reset(self, digit: str, **_: Any) -> None:
+        self._digit, self._peeked = digit, False
+
+    def peek(self) -> str:
+        """Show the hidden digit.
+
+        Returns:
+            The digit.
+        """
+        self._peeked = True
+        return self._digit
+
+
+def peeked_and_copied(completions: list[list[dict[str, Any]]], environments: list[Box], **_: Any) -> list[float]:
+    """A completion is the list of its messages, those of the policy and those of the tool."""
+    last = [messages[-1] for messages in completions]
+    texts = [message["content"] if message["role"] == "assistant" else "" for message in last]
+    return [float(box._peeked and text.startswith(box._digit)) for text, box in zip(texts, environments, strict=True)]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *DIGITS, "?", "=", "[", "]"])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+    made.chat_template, made.response_template = TEMPLATE, CALLS
+    return made
+
+
+def policy(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    ids = {"vocab_size": 7 + len(DIGITS), "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    return LlamaForCausalLM(LlamaConfig(**size, **heads, **ids, initializer_range=0.2))
+
+
+def problems(count: int = 64) -> Dataset:
+    prompt = [{"role": "user", "content": "?"}]
+    return Dataset.from_list([{"prompt": prompt, "digit": DIGITS[i % len(DIGITS)]} for i in range(count)])
+
+
+def trainer(folder: str, steps: int, **settings: Any) -> DewTrainer:
+    plain = {
+        "algorithm": "dew",
+        "algorithm_kwargs": {"compare": "turn", "dynamic_sampling": False},
+        "per_device_train_batch_size": 128,
+        "num_generations": 16,
+        "max_completion_length": 12,
+        "max_tool_calling_iterations": 2,
+        "max_steps": steps,
+        "learning_rate": 2e-3,
+        "lr_scheduler_type": "constant",
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 10,
+    }
+    args = DewConfig(folder, **{**plain, **settings})
+    return DewTrainer(
+        policy(),
+        peeked_and_copied,
+        args,
+        problems(),
+        processing_class=tokenizer(),
+        environment_factory=Box,
+    )
+
+
+if __name__ == "__main__":
+    trainer(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100).train()

@@ -1,0 +1,153 @@
+"""DPO against DPO with entropy weights, on preference pairs from a model's own verified answers.
+
+    python examples/weighted_dpo.py OUT                   # tiny6 on countdown, one CPU core: docs/results.md
+    python examples/weighted_dpo.py OUT --setup gsm8k --model MODEL --alphas 0 0.5 --seeds 2     # one GPU
+
+For each seed: sample answers to training problems, pair a correct answer with a wrong one of the same problem, train
+once with every alpha (0 is plain DPO) on the same pairs in the same order, and evaluate on held-out problems. Results
+are written to OUT/results.json after every run. Run the same command again to continue.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from dew.cli.evaluate import load_model
+from dew.engines.trl import DewDPOConfig, DewDPOTrainer
+from dew.engines.trl.launch import quiet
+from dew.evaluate import evaluate, preference_pairs
+from dew.evaluate.metrics import paired_interval, pass_at_k
+from dew.files import write_atomically
+from dew.rewards import verifier
+from dew.tasks import model_folder, task
+
+SETUPS = {
+    "tiny": {
+        "model": "tiny6",
+        "task": ("countdown", {"numbers": 6, "largest": 9}),
+        "pairs": {"problems": 512, "k": 8, "per_problem": 2, "max_new_tokens": 48},
+        "evaluation": {"problems": 256, "k": 16, "max_new_tokens": 48},
+        "training": {"learning_rate": 3e-5, "beta": 1.0, "num_train_epochs": 3, "per_device_train_batch_size": 32,
+                     "lr_scheduler_type": "constant", "bf16": False, "use_cpu": True, "gradient_checkpointing": False},
+    },
+    "gsm8k": {
+        "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        "task": ("gsm8k", {}),
+        "pairs": {"problems": 3000, "k": 8, "per_problem": 2, "max_new_tokens": 300},
+        "evaluation": {"problems": 1319, "k": 8, "max_new_tokens": 300},
+        "training": {"learning_rate": 2e-6, "beta": 0.1, "num_train_epochs": 1, "per_device_train_batch_size": 16,
+                     "gradient_accumulation_steps": 2, "warmup_steps": 5, "lr_scheduler_type": "constant_with_warmup"},
+    },
+}  # fmt: skip
+
+
+def make_pairs(setup, seed, path):
+    """The pairs of a seed, from the model before training; kept in a file."""
+    if not path.exists():
+        name, settings = setup["task"]
+        chosen = dict(setup["pairs"])
+        problems, per_problem = chosen.pop("problems"), chosen.pop("per_problem")
+        source = task(name, **settings)
+        rows = random.Random(seed).sample(source.rows(8 * problems if name == "countdown" else 7000), problems)
+        scores = evaluate(*load_model(setup["model"]), rows, verifier(source.name), seed=seed, **chosen)
+        pairs = preference_pairs(scores, per_problem=per_problem, seed=seed)
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in pairs).encode())
+    return Dataset.from_list([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def train(setup, alpha, seed, pairs, folder):
+    """A trained model and its tokenizer, on the GPU if there is one."""
+    model, init = model_folder(setup["model"]), {"dtype": "float32", "use_safetensors": True}
+    plain = {"report_to": "none", "save_strategy": "no", "logging_steps": 10, "disable_tqdm": True, "records_every": 20}
+    args = DewDPOConfig(str(folder), **plain, **setup["training"], alpha=alpha, seed=seed, model_init_kwargs=init)
+    trainer = DewDPOTrainer(model, args=args, train_dataset=pairs)
+    trainer.train()
+    return trainer
+
+
+def count_correct(setup, model, tokenizer):
+    """Of each held-out problem, how many of its k answers are correct."""
+    name, settings = setup["task"]
+    chosen = dict(setup["evaluation"])
+    source, problems = task(name, **settings), chosen.pop("problems")
+    scores = evaluate(model.eval(), tokenizer, source, verifier(source.name), n_problems=problems, **chosen)
+    return [sum(v.status == "correct" for v in p.verdicts) for p in scores.problems], scores.truncated_share
+
+
+def table(results, k):
+    """Markdown: pass@1 and pass@k of every alpha, and paired differences from alpha 0 over seeds and problems."""
+    runs, alphas = results["runs"], sorted({run["alpha"] for run in results["runs"]})
+    lines = [
+        f"| alpha | seeds | pass@1 | pass@{k} | pass@1 − DPO | pass@{k} − DPO |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    before = [score(results["before"], k, j) for j in (1, k)]
+    lines.append("| before | | " + " | ".join(f"{sum(x) / len(x):.3f}" for x in before) + " | | |")
+    for alpha in alphas:
+        own = {run["seed"]: run["correct"] for run in runs if run["alpha"] == alpha}
+        plain = {run["seed"]: run["correct"] for run in runs if run["alpha"] == 0 and run["seed"] in own}
+        means = [sum(sum(score(c, k, j)) / len(c) for c in own.values()) / len(own) for j in (1, k)]
+        cells = [f"{alpha:g}", str(len(own)), *(f"{mean:.3f}" for mean in means)]
+        for j in (1, k) if alpha and plain else ():
+            D = [[b - a for a, b in zip(score(plain[s], k, j), score(own[s], k, j), strict=True)] for s in plain]
+            found = paired_interval(torch.tensor(D).numpy())
+            cells.append(f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
+        lines.append("| " + " | ".join(cells + [""] * (6 - len(cells))) + " |")
+    return "\n".join(lines)
+
+
+def score(correct, n, k):
+    return [pass_at_k(n, c, k) for c in correct]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--setup", choices=SETUPS, default="tiny")
+    parser.add_argument("--model", help="A folder or a name on the hub, instead of the setup's.")
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.0, 0.5])
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--training", type=json.loads, default={}, help="Other settings of the trainer, as JSON.")
+    given = parser.parse_args()
+    quiet()
+    setup = SETUPS[given.setup]
+    setup = {**setup, "model": given.model or setup["model"], "training": {**setup["training"], **given.training}}
+    given.out.mkdir(parents=True, exist_ok=True)
+    file, k = given.out / "results.json", setup["evaluation"]["k"]
+    results = json.loads(file.read_text()) if file.exists() else {"setup": setup, "runs": []}
+    if "before" not in results:
+        results["before"], _ = count_correct(setup, *load_model(setup["model"]))
+    done = {(run["seed"], run["alpha"]) for run in results["runs"]}
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
+        for alpha in given.alphas:
+            if (seed, alpha) in done:
+                continue
+            pairs, folder = (
+                make_pairs(setup, seed, given.out / f"pairs-{seed}.jsonl"),
+                given.out / f"seed{seed}-alpha{alpha:g}",
+            )
+            shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
+            start = time.perf_counter()
+            trainer = train(setup, alpha, seed, pairs, folder)
+            seconds = time.perf_counter() - start
+            tokenizer = AutoTokenizer.from_pretrained(model_folder(setup["model"]))
+            correct, truncated = count_correct(setup, trainer.sampling_model(), tokenizer)
+            facts = {"pairs": len(pairs), "steps": trainer.state.global_step, "train_seconds": round(seconds, 1)}
+            run = {"seed": seed, "alpha": alpha, **facts, "truncated": round(truncated, 4), "correct": correct}
+            results["runs"].append(run)
+            write_atomically(file, json.dumps(results).encode())
+            mean = sum(correct) / len(correct) / k
+            print(f"seed {seed} alpha {alpha:g}: pass@1 {mean:.3f}, {seconds:.0f} s", flush=True)
+    print(table(results, k))
+
+
+if __name__ == "__main__":
+    main()

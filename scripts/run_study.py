@@ -1,0 +1,158 @@
+"""The open steps of docs/study.md, each as jobs of one task and a block of seeds, in order of value.
+
+    python scripts/run_study.py --list                           jobs, runs, seconds on an H200
+    python scripts/run_study.py OUT [--steps rules ...]          all jobs, four at a time
+    python scripts/run_study.py OUT --jobs rules/countdown-6/0   one job in this process
+
+A job is a study of its own in OUT/STEP/TASK/SEED; `dew.lab.load_study` merges those of a step. Finished jobs are kept:
+the same command resumes. Every arm of a task has DAPO's best learning rate of step 1, in `confirm` its own rule's.
+"""
+
+import argparse
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from dew.lab import Settings, study
+
+TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
+RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
+GTPO_RATES = {**RATES, "countdown-4": 6e-5}
+DEW_RATES = {**GTPO_RATES, "countdown-8": 6e-5}
+SHARED: dict[str, Any] = {"prompts": 16, "generations": 100, "evaluations": 2}
+RUNS_PER_SECOND = 1.8
+"""Measured with four processes of 120 runs on an H200, before --cuda-graphs."""
+OWN = Path(__file__).with_name("gtpo_misreadings.py")
+CONTROL = "grpo_s(beta1=1.1,beta2=0.0"
+
+
+@dataclass(frozen=True)
+class Step:
+    arms: tuple[str, ...]
+    """The baseline first. {gtpo} and {dew} stand for that rule's best learning rate on the task."""
+    tasks: tuple[str, ...] = ("countdown-6",)
+    first_seeds: tuple[int, ...] = (0,)
+    """One job each."""
+    seeds: int = 16
+    """Seeds of a job: stacks of about 100 runs use the GPU best."""
+    settings: dict[str, int] = field(default_factory=dict)
+
+
+def compared(**settings: int) -> Step:
+    return Step(("dapo", "gtpo", "dew"), settings=settings)
+
+
+STEPS = {
+    # Why GRPO-S loses against GRPO: the arithmetic mean of ratios hardly moves, so nothing is ever clipped?
+    "grpo_s": Step(
+        (
+            "grpo", "grpo_s", f"{CONTROL})", "grpo(clip_high=0.28)", "grpo(clip_low=1.0,clip_high=1000.0)",
+            f"{CONTROL},clip_low=0.03,clip_high=0.04)", f"{CONTROL},clip_low=0.01,clip_high=0.013)",
+            "gspo(clip_low=0.03,clip_high=0.04)",
+        ),
+        ("countdown-6", "countdown-8"),
+    ),
+    # One optimizer step: every ratio is 1, and both should learn alike.
+    "grpo_s-1": Step(("grpo", f"{CONTROL})", "grpo_s"), seeds=8, settings={"optimizer_steps": 1}),
+    "rules": Step(
+        (
+            "dapo", "grpo", "dr_grpo", "gspo", "grpo_s", "forking_tokens", "entropy_advantage", "cispo", "sapo",
+            "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
+        ),
+        TASKS,
+        (0, 8),
+        8,
+    ),
+    "candidates": Step(
+        (
+            "dapo", "gtpo", "gtpo(pool=joint)", "gtpo(pool=outcome)", "dew", "dew(alpha1=0.5,alpha2=0.5)",
+            "dew(spread=both)", "dew(spread=both,alpha1=0.5,alpha2=0.5)",
+        ),
+        TASKS,
+    ),
+    "confirm": Step(
+        ("dapo", "gtpo@{gtpo}", "gtpo(pool=joint)@{gtpo}", "gtpo(pool=outcome)@{gtpo}", "dew(spread=both)@{dew}"),
+        TASKS,
+        (100, 116),
+    ),
+    "group-4": compared(group_size=4, prompts=64),
+    "group-8": compared(group_size=8, prompts=32),
+    "group-32": compared(group_size=32, prompts=8),
+    "steps-1": compared(optimizer_steps=1),
+    "steps-2": compared(optimizer_steps=2),
+    "steps-8": compared(optimizer_steps=8),
+    "misreadings": Step(
+        (
+            "dapo", "gtpo", "gtpo(pool=sign)", "gtpo(average=geometric)", f"{OWN}:MicroBatches", f"{OWN}:EveryGroup",
+        )
+    ),
+}  # fmt: skip
+"""Name -> step, in order of value."""
+
+
+def jobs(steps: list[str]) -> list[str]:
+    """STEP/TASK/SEED in order of value: the first job of every step and task, then the others."""
+    every = [(i > 0, s, f"{name}/{task}/{first}") for s, name in enumerate(steps) for task in STEPS[name].tasks
+             for i, first in enumerate(STEPS[name].first_seeds)]  # fmt: skip
+    return [job for _, _, job in sorted(every, key=lambda x: x[:2])]
+
+
+def run(job: str, options: argparse.Namespace) -> None:
+    """Train the job's runs in this process."""
+    name, task, first = job.split("/")
+    step = STEPS[name]
+    arms = [arm.format(gtpo=GTPO_RATES[task], dew=DEW_RATES[task]) for arm in step.arms]
+    given = {**SHARED, **step.settings, **({"generations": options.generations} if options.generations else {})}
+    began = perf_counter()
+    found = study(
+        arms,
+        output=options.out / name / task / first,
+        tasks=[task],
+        seeds=options.seeds or step.seeds,
+        first_seed=int(first),
+        learning_rates=[RATES[task]],
+        settings=Settings(**given),
+        controls=False,
+        cuda_graphs=options.cuda_graphs,
+        warm_starts=options.warm_starts,
+        say=lambda _: None,
+    )
+    print(f"{job}: {len(found.runs)} runs, {perf_counter() - began:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/study"), metavar="OUT")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--jobs", nargs="+", help="these jobs, in this process")
+    parser.add_argument("--parallel", type=int, default=4, help="processes at the same time")
+    parser.add_argument("--seeds", type=int, help="fewer seeds a job, for a trial")
+    parser.add_argument("--generations", type=int, help="fewer for a trial")
+    parser.add_argument("--cuda-graphs", action="store_true")
+    parser.add_argument("--warm-starts", type=Path)
+    options = parser.parse_args()
+    if options.list:
+        total = 0
+        for job in jobs(options.steps):
+            step = STEPS[job.split("/")[0]]
+            total += (runs := len(step.arms) * step.seeds)
+            print(f"{job:32} {runs:4} runs, until {total / RUNS_PER_SECOND:5.0f} s")
+    elif options.jobs:
+        for job in options.jobs:
+            run(job, options)
+    else:
+        words = [sys.executable, __file__, *sys.argv[1:], "--jobs"]
+        with ThreadPoolExecutor(options.parallel) as pool:
+            codes = list(
+                pool.map(lambda job: subprocess.run([*words, job], check=False).returncode, jobs(options.steps))
+            )
+        sys.exit(any(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What dew's trainers do around TRL's: claim the run's folder, record every step, skip non-finite ones, resume."""
+
+import logging
+import math
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from transformers import Trainer
+from transformers.trainer_utils import rotate_checkpoints
+
+from dew.engines.metrics import Numbers
+from dew.engines.recording import RESUME
+from dew.engines.trl import checkpoints, failures
+from dew.engines.trl.metrics import Recorder
+from dew.engines.trl.nonfinite import NonFinite, finite_only
+from dew.engines.trl.rewards import used_folder
+from dew.errors import ConfigError, Problem, RewardError
+from dew.records import RunFolder
+
+logger = logging.getLogger("dew")
+
+LOGS_KEPT = 1000
+"""Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
+
+
+class RecordedTrainer(Trainer):  # type: ignore[misc]
+    """In front of a trainer of TRL. The class below it calls `start_recording` and defines `algorithm` (a dataclass
+    with a name), `args.batches` and `_own_state`."""
+
+    _verified: str | None = None
+    """The checkpoint that was compared with its manifest; a second time would read all of it again."""
+
+    def start_recording(self) -> None:
+        self._nonfinite = NonFinite()
+        self._recorder = Recorder(self.args.output_dir, self.accelerator.is_main_process)
+        self.add_callback(self._recorder)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL's trainer does. True resumes from the newest complete checkpoint."""
+        if not resume_from_checkpoint:
+            resume_from_checkpoint = self._claim_folder()
+        self._recorder.start(self)
+        logger.info("%s", self.args.batches)
+        try:
+            if resume_from_checkpoint is True:
+                resume_from_checkpoint = self.last_good_checkpoint()
+                if resume_from_checkpoint is None:
+                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
+                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
+            elif resume_from_checkpoint not in (None, False, self._verified) and self.accelerator.is_main_process:
+                checkpoints.check_complete(str(resume_from_checkpoint))
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
+        except BaseException as error:
+            if isinstance(error, RewardError):
+                self._save_before_failure()
+            with suppress(OSError):  # a full disk has no room for this either
+                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+            explained = failures.explain(error, self.args.output_dir, rank, processes)
+            if explained is None:
+                raise
+            raise explained from error
+        self._recorder.end("done")
+        return result
+
+    def _claim_folder(self) -> str | None:
+        """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
+        folder = self.args.output_dir
+        (used,) = broadcast_object_list([RunFolder(folder).used()])
+        again = os.environ.get(RESUME) == str(Path(folder).resolve())
+        if used and again and (found := self.last_good_checkpoint()) is not None:
+            return found
+        if used and not again and not self.args.overwrite_output_dir:
+            raise ConfigError(used_folder(folder))
+        if used and self.accelerator.is_main_process:
+            RunFolder(folder).clear()
+        self.accelerator.wait_for_everyone()
+        return None
+
+    def _save_before_failure(self) -> None:
+        """Called when a reward failed."""
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved once and are not missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def last_good_checkpoint(self) -> str | None:
+        """The newest complete checkpoint, verified by the main process for all processes."""
+        found = [checkpoints.newest_complete(self.args.output_dir) if self.accelerator.is_main_process else None]
+        self._verified = broadcast_object_list(found)[0]
+        return self._verified
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def _put(self, numbers: Numbers) -> None:
+        """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
+        metrics, numbers = self._metrics[self._mode], finite_only(numbers)
+        for name, value in numbers.items():
+            metrics[name].append(value)
+        if self.model.training:
+            self._recorder.put(numbers)
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """Called between gradient and update: a step with an infinity or a NaN loses its gradient."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        value = float(norm) if norm is not None else 0.0
+        step, scaler = self.state.global_step + 1, self.accelerator.scaler
+        found = self._nonfinite.check(step, value, scaled=scaler is not None and scaler.get_scale() > 1)
+        if found is not None:
+            self.optimizer.zero_grad()
+            if self.accelerator.is_main_process:
+                logger.warning("Skipping step %d, not finite: %s", step, found)
+        self._put({"steps/skipped": float(found is not None)})
+        if norm is not None:
+            self._recorder.put(finite_only({"grad_norm": value}))
+        return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for metrics in self._metrics.values():
+            for name in list(metrics):
+                metrics[name][:] = [x for x in metrics[name] if math.isfinite(x)]
+                if not metrics[name]:
+                    del metrics[name]
+        for name in set(logs) - set(finite_only(logs)):
+            del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
+        super().log(logs, start_time)
+        del self.state.log_history[:-LOGS_KEPT]
+        self._recorder.logged(self.state.global_step, logs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Everything, then the manifest; only then are older checkpoints removed."""
+        run = self._get_output_dir(trial=None)
+        folder = Path(run) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (folder / checkpoints.MANIFEST).unlink(missing_ok=True)  # if the step is saved again
+        self.accelerator.wait_for_everyone()
+        if not self.args.save_only_model:
+            checkpoints.save_state(folder, self.accelerator.process_index, self._own_state())
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            RunFolder(run).sync()
+            checkpoints.write_manifest(folder)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected

@@ -1,0 +1,33 @@
+"""Preference pairs from verified answers: a correct one against a wrong one of the same problem."""
+
+import random
+from typing import Any
+
+from dew.evaluate.scores import Scores
+from dew.tasks import Row
+
+
+def preference_pairs(scores: Scores, *, per_problem: int = 1, seed: int = 0) -> list[Row]:
+    """Rows with `prompt`, `chosen` and `rejected`, at most `per_problem` of a problem, drawn at random.
+
+    Problems of which every answer is correct, or wrong, give none. Answers cut off at the maximum length are left
+    out, because a trainer would add an end that the model did not write.
+    """
+    rng, rows = random.Random(seed), []
+    for problem in scores.problems:
+        sides: dict[bool, list[str]] = {True: [], False: []}
+        for answer, verdict in zip(problem.answers, problem.verdicts, strict=True):
+            if not answer.truncated:
+                sides[verdict.status == "correct"].append(answer.text)
+        pairs = min(per_problem, *map(len, sides.values()))
+        drawn = zip(rng.sample(sides[True], pairs), rng.sample(sides[False], pairs), strict=True)
+        rows += [
+            {"prompt": problem.prompt, "chosen": _as(problem.prompt, right), "rejected": _as(problem.prompt, wrong)}
+            for right, wrong in drawn
+        ]
+    return rows
+
+
+def _as(prompt: Any, text: str) -> Any:
+    """A chat message if the prompt is a chat."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]

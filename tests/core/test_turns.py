@@ -1,0 +1,155 @@
+"""compare="turn": a token is compared with the same turn, the k-th of each answer with the same outcome."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dew
+import oracles
+from dew.credit import gtpo_rewards
+from dew.ops import turn_numbers
+from dew.rollouts import Rollouts
+
+TOOL = float("nan")
+
+
+def laid_out(answers, gap=lambda i, k: 1, value=TOOL):
+    """Answers as lists of turns -> (values, mask), with `gap` tokens of tool output before each further turn."""
+    rows = []
+    for i, turns in enumerate(answers):
+        row = []
+        for k, turn in enumerate(turns):
+            row += ([(value, False)] * gap(i, k) if k else []) + [(x, True) for x in turn]
+        rows.append(row)
+    T = max(map(len, rows))
+    rows = [row + [(value, False)] * (T - len(row)) for row in rows]
+    values = torch.tensor([[x for x, _ in row] for row in rows], dtype=torch.float64)
+    return values, torch.tensor([[live for _, live in row] for row in rows])
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=1e-9, atol=1e-9)
+
+
+# ---- golden: worked by hand ---------------------------------------------------------------------
+#            turn 1            turn 2
+#   ✓ A      H = 1, 3          H = 2            ✓ turn 1: mean(1, 3, 2) = 2      ✓ turn 2: mean(2, 6) = 4
+#   ✓ B      H = 2             H = 6
+#   ✗ C      H = 1, ½          H = ¼            ✗ turn 1: mean(1, 2, ½) = 7/6    ✗ turn 2: ¼ alone
+#   ✗ D      H = 2             (stopped)
+CORRECT = torch.tensor([True, True, False, False])
+ANSWERS = [[[1, 3], [2]], [[2], [6]], [[1, 0.5], [0.25]], [[2]]]
+REWARDS = [
+    [[1 + 0.1 * 1 / 2, 1 + 0.1 * 3 / 2], [1 + 0.1 * 2 / 4]],
+    [[1 + 0.1 * 2 / 2], [1 + 0.1 * 6 / 4]],
+    [[-1 - 0.1 * 6 / 7, -1 - 0.1 * 12 / 7], [-1.1]],
+    [[-1 - 0.1 * 3 / 7]],
+]
+
+
+def test_golden():
+    entropy, mask = laid_out(ANSWERS)
+    close(gtpo_rewards(CORRECT, entropy, mask, compare="turn"), laid_out(REWARDS, value=0.0)[0])
+
+
+def test_golden_geometric():
+    # ✓ turn 1: ∛(1·3·2) = ∛6, turn 2: √12;  ✗ turn 1: ∛(1·2·½) = 1, turn 2 alone
+    entropy, mask = laid_out(ANSWERS)
+    c, s = 6 ** (1 / 3), 12**0.5
+    expected = [
+        [[1 + 0.1 / c, 1 + 0.3 / c], [1 + 0.2 / s]],
+        [[1 + 0.2 / c], [1 + 0.6 / s]],
+        [[-1.1, -1.2], [-1.1]],
+        [[-1.05]],
+    ]
+    actual = gtpo_rewards(CORRECT, entropy, mask, compare="turn", average="geometric")
+    close(actual, laid_out(expected, value=0.0)[0])
+
+
+def test_golden_dew():
+    # rewards 1 1 0 0: mean ½, std √⅓, so A = ±½ / (√⅓ + 1e-4). Correct answers: A · H / mean of the turn; wrong: A.
+    entropy, mask = laid_out(ANSWERS)
+    A = 0.5 / ((1 / 3) ** 0.5 + 1e-4)
+    expected = [[[A / 2, A * 3 / 2], [A / 2]], [[A], [A * 3 / 2]], [[-A, -A], [-A]], [[-A]]]
+    rollouts = Rollouts(mask=mask[None], reward=CORRECT.double()[None], entropy=entropy.nan_to_num()[None])
+    close(dew.get_algorithm("dew", compare="turn").advantages(rollouts)[0], laid_out(expected, value=0.0)[0])
+
+
+def test_turn_numbers():
+    mask = torch.tensor([[1, 1, 0, 0, 1, 0, 1, 1], [0, 1, 1, 0, 1, 1, 0, 0], [1, 0, 1, 0, 1, 0, 1, 0]]).bool()
+    numbers = turn_numbers(mask)
+    assert [row[m].tolist() for row, m in zip(numbers, mask, strict=True)] == [
+        [0, 0, 1, 2, 2],
+        [0, 0, 1, 1],  # the conversation may begin with what the policy did not write
+        [0, 1, 2, 3],
+    ]
+
+
+# ---- oracle and properties ----------------------------------------------------------------------
+TURN = st.lists(st.floats(0, 5, width=32), min_size=1, max_size=3)
+
+
+@st.composite
+def conversations(draw):
+    G = draw(st.integers(1, 6))
+    answers = draw(st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=G, max_size=G))
+    return draw(st.lists(st.booleans(), min_size=G, max_size=G)), answers
+
+
+AVERAGE = st.sampled_from(["arithmetic", "geometric"])
+
+
+@given(conversations(), AVERAGE, st.floats(0, 2), st.floats(0, 2))
+def test_rewards_match_the_loops(group, average, alpha1, alpha2):
+    correct, answers = group
+    settings = {"average": average, "alpha1": alpha1, "alpha2": alpha2}
+    entropy, mask = laid_out(answers)
+    expected = laid_out(oracles.gtpo_turn_rewards(correct, answers, **settings), value=0.0)[0]
+    close(gtpo_rewards(torch.tensor(correct), entropy, mask, compare="turn", **settings), expected)
+
+
+@given(conversations(), AVERAGE, st.integers(1, 4), st.floats(0, 9))
+def test_tool_output_does_not_matter(group, average, length, value):
+    """Neither its length, which shifts later turns, nor what is stored there."""
+    correct, answers = torch.tensor(group[0]), group[1]
+    short, mask = laid_out(answers)
+    long, wide = laid_out(answers, gap=lambda i, k: 1 + (i + k) % length, value=value)
+    rewards = [
+        gtpo_rewards(correct, H, m, compare="turn", average=average)[m] for H, m in ((short, mask), (long, wide))
+    ]
+    torch.testing.assert_close(*rewards)
+    assert not gtpo_rewards(correct, long, wide, compare="turn")[~wide].any()
+
+
+@given(conversations())
+def test_reward_mass_of_a_turn_is_conserved(group):
+    """Σ r̃ over the k-th turn is (α₁ + α₂) times its number of tokens, on each side."""
+    correct = torch.tensor(group[0])
+    entropy, mask = laid_out(group[1])
+    r, turn = gtpo_rewards(correct, entropy, mask, compare="turn"), turn_numbers(mask)
+    for k in range(4):
+        for side, sign in ((correct, 1), (~correct, -1)):
+            of_turn = mask & (turn == k) & side[:, None]
+            torch.testing.assert_close(r[of_turn].sum(), sign * 1.1 * of_turn.sum().double())
+
+
+@given(conversations(), AVERAGE)
+def test_one_turn_is_the_whole_matrix(group, average):
+    correct = torch.tensor(group[0])
+    entropy, mask = laid_out([[[x for turn in turns for x in turn]] for turns in group[1]])
+    turn, matrix = (gtpo_rewards(correct, entropy, mask, compare=c, average=average) for c in ("turn", "matrix"))
+    torch.testing.assert_close(turn, matrix)
+
+
+@given(conversations(), conversations())
+def test_groups_do_not_see_each_other(one, two):
+    alone = [(torch.tensor(c), *laid_out(a)) for c, a in (one, two)]
+    G, T = (max(mask.shape[d] for _, _, mask in alone) for d in (0, 1))
+    correct, mask = torch.zeros(2, G, dtype=torch.bool), torch.zeros(2, G, T, dtype=torch.bool)
+    entropy = torch.full((2, G, T), TOOL, dtype=torch.float64)
+    for p, (c, H, m) in enumerate(alone):
+        g, t = m.shape
+        correct[p, :g], entropy[p, :g, :t], mask[p, :g, :t] = c, H, m
+    both = gtpo_rewards(correct, entropy, mask, compare="turn")
+    for p, (c, H, m) in enumerate(alone):
+        torch.testing.assert_close(both[p, : m.shape[0], : m.shape[1]], gtpo_rewards(c, H, m, compare="turn"))

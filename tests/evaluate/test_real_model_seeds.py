@@ -1,0 +1,140 @@
+"""examples/real_model_seeds.py: its tables from counts, and a whole small comparison."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dew.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "real_model_seeds.py"
+RESULTS = ROOT / "docs" / "results" / "real-model-seeds" / "counts.json"
+spec = importlib.util.spec_from_file_location("real_model_seeds", SCRIPT)
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+
+def run(arm, seed, correct, accuracy=(0.25, 0.75)):
+    curves = {"accuracy": accuracy, "entropy": [0.5], "length": [20.0], "cut_off": [0.0, 0.5], "flipped": []}
+    return {"arm": arm, "seed": seed, "sets": {"sums": {"correct": correct, "cut_off": 0.5, "tokens": 20}}} | (
+        {} if arm == script.START else {"curves": curves}
+    )
+
+
+def counts(*runs):
+    return {"settings": {"k": 2, "sets": {"sums": 2}}, "choice": {}, "runs": list(runs)}
+
+
+def rows(text):
+    return {line.split(" | ")[0].removeprefix("| "): line.strip("| ").split(" | ")[1:] for line in text.splitlines()}
+
+
+def test_scores_by_hand():
+    """Of 2 answers each, 2 and 1 are correct: pass@1 = (1 + 0.5) / 2, pass@2 = 1. Seeds at 0.75 and 0.25: ± 0.354."""
+    text = script.table(counts(run("dapo", 0, [2, 1]), run("dapo", 1, [0, 1]), run("start", 0, [0, 0])))
+    found = rows(text.split("Training")[0])
+    assert found["start"] == ["1", "0.000", "0.000", "50%", "20"]
+    assert found["dapo"] == ["2", "0.500 ± 0.354", "0.750 ± 0.354", "50%", "20"]
+    assert "difference" not in text
+
+
+def test_differences_are_paired_by_seed_and_problem():
+    """Each problem gains exactly one answer of two: +0.5 for every seed and problem, whatever their level."""
+    text = script.table(
+        counts(
+            run("dapo", 0, [1, 0]), run("dapo", 1, [0, 1]),
+            run("gtpo", 0, [2, 1], accuracy=[0.5, 1.0]), run("gtpo", 1, [1, 2], accuracy=[0.5, 1.0]),
+            run("gtpo", 7, [0, 0]),  # its pair is still to be trained
+        )
+    )  # fmt: skip
+    found = rows(text[text.index("Differences") :].split("Training")[0])
+    seeds, area, first, second = found["gtpo − dapo"]
+    assert (seeds, area, first) == ("2", "**+0.250 [+0.250, +0.250]**", "**+0.500 [+0.500, +0.500]**")
+    assert second.startswith("+0.500")  # pass@2: from 1 and 0 to 1 and 1
+
+
+def test_every_arm_is_also_compared_with_its_control():
+    control = "gtpo(alpha1=1.1,alpha2=0.0)"
+    text = script.table(counts(run("dapo", 0, [0, 1]), run(control, 0, [1, 1]), run("gtpo", 0, [1, 2])))
+    found = rows(text)
+    assert found[f"gtpo − {control}"][:3] == ["1", "+0.000", "+0.250 [+0.000, +0.500]"]
+    # both +0.5: 1 − 0.025^(1/2) = 0.842 of the problems may still be anywhere from −1 to 1
+    assert found["gtpo − dapo"][2] == "+0.500 [-0.763, +0.921]"
+    assert "With one seed" in text
+
+
+def test_the_end_of_training():
+    """The mean of the last steps; a curve that a run has not recorded stays empty."""
+    text = script.table(counts(run("dapo", 0, [0, 1])))
+    assert rows(text[text.index("Training") :])["dapo"] == ["0.500", "0.500", "20.000", "0.250"]
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="no results of a real model are committed yet")
+def test_the_committed_tables():
+    page = (ROOT / "docs" / "results.md").read_text()
+    for line in script.table(json.loads(RESULTS.read_text())).splitlines():
+        assert line in page
+
+
+def test_obvious_mistakes(tmp_path, monkeypatch):
+    def refused(*words):
+        monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "o"), *words])
+        with pytest.raises(SystemExit) as error:
+            script.main()
+        return str(error.value)
+
+    assert "no counts.json" in refused("--table")
+    assert "--choose-limit first" in refused("--recipe", "tiny/countdown")
+    assert "Did you mean 'tiny/countdown'" in refused("--recipe", "tiny/countdwon")
+    script.write(tmp_path / "o", {"settings": {"k": 4}, "choice": {}, "runs": []})
+    assert "other settings" in refused("--recipe", "tiny/countdown", "--limit", "40")
+
+
+def test_the_shortest_limit_that_fits(monkeypatch, tmp_path):
+    """Answers of 10, 20, 30 and 400 tokens: 300 cuts off one of four, 400 none."""
+    lengths = [10, 20, 30, 400]
+
+    class Part:
+        def __init__(self, **given):
+            self.__dict__.update(given)
+
+    answers = [Part(tokens=n, truncated=False) for n in lengths]
+    scores = Part(problems=[Part(answers=answers, verdicts=[Part(correct=n < 30) for n in lengths])])
+    monkeypatch.setattr("dew.cli.evaluate.load_model", lambda model: (None, None))
+    monkeypatch.setattr("dew.evaluate.evaluate", lambda *_, **__: scores)
+    options = Part(templates=[], limits=[300, 400, 500], limit_problems=1)
+    settings = {"model": "tiny", "task": "countdown", "task_settings": {}}
+    chosen = script.choose_limit(options, settings)
+    assert (chosen["limit"], chosen["cut_off"], chosen["correct"]) == (400, 0.0, 0.5)
+    options.limits = [300]
+    with pytest.raises(ConfigError, match="more than 15%"):
+        script.choose_limit(options, settings)
+
+
+@pytest.mark.slow
+def test_a_whole_comparison(tmp_path):
+    """Two arms, then a further seed: finished runs are not trained again."""
+    given = "--recipe tiny/countdown --limit 24 --steps 2 --group-size 4 --prompts 2 --sets countdown:6 -k 2"
+    words = [sys.executable, SCRIPT, tmp_path, *given.split(), "--arms", "dapo", "gtpo", "--logging_steps", "1"]
+
+    def seeds(*wanted):
+        return subprocess.run([*words, "--seeds", *wanted], capture_output=True, text=True, check=True).stdout
+
+    text = seeds("0")
+    assert "0 finished, 3 to do" in text and "| gtpo − dapo | 1 |" in text
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-seed0/metrics.jsonl")}
+    assert len(made) == 2
+    text = seeds("0", "1")
+    assert "3 finished, 2 to do" in text and "| gtpo − dapo | 2 |" in text
+    assert made == {path: path.stat().st_mtime_ns for path in made}
+    content = json.loads((tmp_path / "counts.json").read_text())
+    assert [(entry["arm"], entry["seed"]) for entry in content["runs"]] == [
+        ("start", 0), ("dapo", 0), ("gtpo", 0), ("dapo", 1), ("gtpo", 1),
+    ]  # fmt: skip
+    assert len(content["runs"][-1]["sets"]["countdown"]["correct"]) == 6
+    assert len(content["runs"][-1]["curves"]["accuracy"]) == 2
+    assert script.table(content) in text

@@ -1,0 +1,86 @@
+"""scripts/run_study.py: the jobs of the study's open steps, and the rules of scripts/gtpo_misreadings.py."""
+
+import argparse
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dew import Rollouts, get_algorithm
+from dew.algorithms import algorithm_classes
+from dew.lab import Settings, load_study
+from dew.lab.arms import parse_arms
+from dew.lab.policy import new_policy
+from dew.lab.tasks import generator, get_task
+from dew.lab.warm_start import WarmStart
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+spec = importlib.util.spec_from_file_location("run_study", SCRIPTS / "run_study.py")
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+SMALL = {"group_size": 8, "prompts": 2, "generations": 2, "width": 32, "depth": 1, "eval_problems": 2, "eval_k": 2}
+
+
+def test_every_rule_of_the_library_is_in_the_study():
+    labels = {arm.label for step in script.STEPS.values() for arm in parse_arms(plain(step), [1e-4], controls=False)}
+    assert {name for name, cls in algorithm_classes().items() if not cls.engine_loss} <= labels
+
+
+def plain(step):
+    return [arm.format(gtpo=1e-4, dew=1e-4) for arm in step.arms]
+
+
+def test_settings_and_order_of_the_jobs():
+    for step in script.STEPS.values():
+        settings = Settings(**{**script.SHARED, **step.settings})
+        assert settings.answers == 256  # other group sizes see as many answers
+    jobs = script.jobs(["confirm", "steps-1"])
+    assert jobs[:2] == ["confirm/countdown-4/100", "confirm/countdown-6/100"] and jobs[4] == "steps-1/countdown-6/0"
+    assert len(jobs) == 9 and jobs[-1] == "confirm/addition-8/116"
+
+
+QUICK = "misreadings"
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in script.STEPS if name != QUICK]
+
+
+@pytest.mark.parametrize("name", [QUICK, *SLOW])
+def test_a_job_trains(name, tmp_path, monkeypatch):
+    """With small policies, and every answer that contains a 3 correct."""
+    task, run_study = "countdown-6", sys.modules["dew.lab.study"]
+    easy = dataclasses.replace(get_task(task), verdict=lambda answers, facts: (answers == 3).any(1))
+    monkeypatch.setattr(run_study, "get_task", lambda _: easy)
+    start = new_policy(32, 1, easy.prompt_length + easy.tokens, generator(0))
+    scores = {"pass@1": 0.1, "pass@16": 0.5, "steps": 1}
+    monkeypatch.setattr(run_study, "warm_start", lambda *_: WarmStart(start, "none", scores))
+    monkeypatch.setattr(script, "Settings", lambda **given: Settings(**{**given, **SMALL}))
+    options = argparse.Namespace(out=tmp_path, seeds=1, generations=None, cuda_graphs=False, warm_starts=tmp_path)
+    script.run(f"{name}/{task}/0", options)
+    found = load_study(tmp_path / name / task / "0")
+    assert len(found.runs) == len(script.STEPS[name].arms)
+    assert all(run["curves"]["gradient"][0] > 0 for run in found.runs)
+
+
+def rollouts(rewards, entropy):
+    reward, H = torch.tensor(rewards), torch.tensor(entropy)
+    return Rollouts(mask=torch.ones_like(H, dtype=torch.bool), reward=reward, entropy=H)
+
+
+def test_micro_batches_are_groups_of_their_own():
+    rule, gtpo = get_algorithm(f"{SCRIPTS / 'gtpo_misreadings.py'}:MicroBatches", size=2), get_algorithm("gtpo")
+    entropy = torch.rand(1, 4, 3, generator=generator(0)).tolist()
+    A = rule.advantages(rollouts([[1.0, 0.0, 0.0, 0.0]], entropy))
+    first = gtpo.advantages(rollouts([[1.0, 0.0]], [entropy[0][:2]]))
+    assert torch.equal(A[0, :2], first[0]) and not A[0, 2:].any()  # the second half has one outcome
+
+
+def test_every_group_is_shaped():
+    """All answers wrong: GTPO gives no credit, the misreading rewards the tokens with more entropy than the others."""
+    rule, gtpo = get_algorithm(f"{SCRIPTS / 'gtpo_misreadings.py'}:EveryGroup"), get_algorithm("gtpo")
+    all_wrong = rollouts([[0.0, 0.0]], [[[1.0], [2.0]]])
+    A = rule.advantages(all_wrong)
+    assert A[0, 1, 0] > 0 > A[0, 0, 0] and not gtpo.advantages(all_wrong).any()
+    mixed = rollouts([[1.0, 0.0]], [[[1.0], [2.0]]])
+    assert torch.equal(rule.advantages(mixed), gtpo.advantages(mixed))

@@ -1,0 +1,116 @@
+"""The sampler's log-probabilities against the policy's: metrics, the warning about top_p, and alarms."""
+
+import copy
+import logging
+import math
+
+import pytest
+import torch
+
+import trl_tiny as tiny
+from dew.alarms import Alarms
+from dew.engines.trl.metrics import sampler_metrics
+from dew.records import RunFolder
+
+
+class OneProcess:
+    @staticmethod
+    def reduce(x, reduction):
+        return x
+
+
+def test_golden_metrics():
+    # ratios ½ and 2 at the two live tokens: k3 = (½ − 1 + ln 2 + 2 − 1 − ln 2) / 2 = ¼, mean ratio 1.25
+    logp, nan = torch.tensor([[-2.0, -1.0, -5.0, -3.0]]), float("nan")
+    sampler = logp + torch.tensor([[math.log(2), -math.log(2), 3.0, nan]])
+    mask = torch.tensor([[True, True, False, True]])  # the last one has no log-probability
+    found = sampler_metrics(logp, sampler, mask, OneProcess)
+    assert found == pytest.approx({"sampler/kl": 0.25, "sampler/ratio": 1.25})
+    assert sampler_metrics(logp, sampler, torch.zeros_like(mask), OneProcess) == {}
+
+
+def rollout(keeps):
+    """A sampler that returns log-probabilities. Its weights are those of the trainer `keeps` generations ago (0: the
+    current ones, None: always those of the start)."""
+    net, weights = tiny.model().eval(), []
+
+    def sample(prompts, trainer):
+        weights.append(copy.deepcopy(trainer.model.state_dict()))
+        net.load_state_dict(weights[0 if keeps is None else max(0, len(weights) - 1 - keeps)])
+        ids = trainer.processing_class(prompts)["input_ids"]
+        completions, logprobs = [[] for _ in prompts], [[] for _ in prompts]
+        with torch.no_grad():
+            rows = torch.tensor(ids)
+            for _ in range(trainer.args.max_completion_length):
+                logp = net(rows).logits[:, -1].log_softmax(-1)
+                token = torch.multinomial(logp.exp(), 1)
+                rows = torch.cat([rows, token], 1)
+                for i, t in enumerate(token[:, 0].tolist()):
+                    completions[i].append(t)
+                    logprobs[i].append(logp[i, t].item())
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logprobs}
+
+    return sample
+
+
+def train(folder, keeps, steps, **settings):
+    trainer = tiny.trainer(
+        folder,
+        others={"rollout_func": rollout(keeps)},
+        algorithm="gtpo",
+        max_steps=steps,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=16,
+        num_generations=8,
+        records_every=0,
+        **settings,
+    )
+    trainer.train()
+    run = RunFolder(folder)
+    kl = [line["sampler/kl"] for line in run.metrics() if "sampler/kl" in line]
+    return kl, [alarm["alarm"] for alarm in run.alarms() if alarm["alarm"].startswith("sampler")]
+
+
+def test_a_sampler_that_keeps_the_weights_of_the_start_raises_an_alarm(tmp_path):
+    kl, alarms = train(tmp_path, None, 18)
+    assert kl[0] < 1e-6 and kl[-1] > 10 * kl[1] > 0
+    assert "sampler_stale" in alarms
+
+
+@pytest.mark.parametrize("lag", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_sampler_that_follows_raises_none(tmp_path, lag):
+    kl, alarms = train(tmp_path, lag, 18)
+    assert alarms == []
+    assert len(kl) == 18 and (max(kl) < 1e-6) == (lag == 0)
+
+
+def growing(*values):
+    alarms = Alarms()
+    return [a["alarm"] for step, kl in enumerate(values) for a in alarms.update(step, {"sampler/kl": kl})]
+
+
+def test_the_alarm_tells_distance_from_lag():
+    """KL is about the square of the distance. A lag of L steps stops growing after L; rounding never grows."""
+    start, rounding = [0.0001 * k**2 for k in range(21)], [0.002, 0.0025] * 20
+    assert growing(*start) == ["sampler_stale"]
+    assert growing(*(0.002 + x for x in start)) == ["sampler_stale"]  # on top of rounding
+    for lag in (1, 2, 4, 8):
+        assert growing(*(0.0005 * min(k, lag) ** 2 for k in range(60))) == []
+    assert growing(*rounding) == []
+    assert growing(*[x / 100 for x in start]) == []  # has hardly moved
+
+
+@pytest.mark.parametrize("given", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}])
+def test_filtered_sampling_with_vllm_is_warned_about(tmp_path, given, caplog):
+    from dew.engines.trl.rewards import warn_early
+
+    ((name, value),) = given.items()
+    for use_vllm in (True, False):
+        args = tiny.config(tmp_path, **given)
+        args.use_vllm = use_vllm  # without it installed, TRL does not accept the setting
+        with caplog.at_level(logging.WARNING, logger="dew"):
+            caplog.clear()
+            warn_early(args, [tiny.has_a], None, 0)
+        assert (f"{name}={value} with vLLM" in caplog.text) == use_vllm
+    assert tiny.config(tmp_path).filtered_sampling() is None

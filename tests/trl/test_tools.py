@@ -1,0 +1,67 @@
+"""examples/tools.py: TRL's environment_factory calls a tool between turns, and credit is compared within turns."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import oracles
+import trl_tiny as tiny  # noqa: F401  (offline, without TRL's warnings)
+from dew.records import RunFolder
+
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tools.py"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two steps with tool calls, with what the loss was given and all groups recorded."""
+    folder = tmp_path_factory.mktemp("tools")
+    settings = {"algorithm": "gtpo", "algorithm_kwargs": {"compare": "turn"}, "per_device_train_batch_size": 64}
+    trainer = EXAMPLE["trainer"](str(folder), 2, **settings, records_every=1, records_groups=4, disable_tqdm=True)
+    seen, inner = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: seen.append(inner(inputs)) or seen[-1]
+    trainer.train()
+    return RunFolder(folder), seen
+
+
+def turns(live, values):
+    """The values of each run of live tokens."""
+    found = [[]]
+    for alive, value in zip(live, values, strict=True):
+        if alive:
+            found[-1].append(value)
+        elif found[-1]:
+            found.append([])
+    return [turn for turn in found if turn]
+
+
+def test_tool_output_does_not_train(trained):
+    _, seen = trained
+    for batch in seen:
+        tool = (batch["tool_mask"] == 0) & batch["completion_mask"].bool()
+        assert tool.any() and batch["advantages"].any()
+        assert not batch["advantages"][tool].any()
+
+
+def test_rewards_are_compared_within_turns(trained):
+    folder, _ = trained
+    several = 0
+    for group in folder.records():
+        H, shaped = ([turns(a.live or [True] * len(a.tokens), getattr(a, name)) for a in group.answers]
+                     for name in ("entropy", "shaped"))  # fmt: skip
+        several += sum(len(answer) > 1 for answer in H)
+        expected = oracles.gtpo_turn_rewards([a.correct for a in group.answers], H)
+        flat = [torch.tensor([x for a in rows for turn in a for x in turn]) for rows in (shaped, expected)]
+        torch.testing.assert_close(*flat, rtol=1e-4, atol=1e-4)
+    assert several > 4
+
+
+def test_the_reward_needs_the_tool():
+    box = EXAMPLE["Box"]()
+    box.reset("1")
+    said = [[{"role": "assistant", "content": "1"}]]
+    assert EXAMPLE["peeked_and_copied"](said, [box]) == [0.0]
+    assert box.peek() == "1"
+    assert EXAMPLE["peeked_and_copied"](said, [box]) == [1.0]
+    assert EXAMPLE["peeked_and_copied"]([[{"role": "tool", "content": "1"}]], [box]) == [0.0]
