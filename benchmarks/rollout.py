@@ -9,14 +9,17 @@
 Weights are random, which does not affect timing. No answer ends early, so all methods do the same work; with
 --mean-length, one token in as many ends an answer. Prompts are random tokens with 16 answers each. The extra time of
 the first call (compilation, capture) is listed separately; on a CPU, seconds are CPU seconds of one torch thread.
-vLLM runs with its default settings, and tuned: CUDA graphs up to the number of answers.
+vLLM runs with its default settings, and tuned: CUDA graphs up to the number of answers, each in a process of its own.
 """
 
 import argparse
 import gc
 import importlib.util
 import json
+import os
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -36,7 +39,7 @@ SHAPES = {
            "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False},
 }  # fmt: skip
 QWEN = {"tie_word_embeddings": True, "num_key_value_heads": 2, "vocab_size": 151936}
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+SMALL = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}  # fmt: skip
 GROUP = 16
 PREPARED = ("generate, static cache, compiled", "dew, captured steps", "dew, compiled and captured", "vLLM",
@@ -68,6 +71,9 @@ def generate_batch(model, prompts, new, ends):
 
 def vllm(shape, rows, length, ends, folder, **settings):
     """vLLM with weights of its own."""
+    if not torch.cuda.is_available():  # in this process, whose CPU time is measured
+        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        settings = {"enforce_eager": True}  # compiling takes minutes
     from vllm import LLM, SamplingParams
 
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
@@ -130,7 +136,8 @@ def count(answers, ends):
     return sum(next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in answers)
 
 
-def measure(name, shape, rows, prompt, new, only, mean_length):
+def measure(name, shape, rows, prompt, new, only, mean_length, alone):
+    """Print a row per method. `alone`: the file for the numbers of a vLLM method, in its own process."""
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     torch.manual_seed(0)
@@ -146,25 +153,45 @@ def measure(name, shape, rows, prompt, new, only, mean_length):
         if "vLLM" in way and importlib.util.find_spec("vllm") is None:
             print(f"| {name} | {rows} | {way} | skipped: vLLM is not installed | | | |", flush=True)
             continue
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
         try:
-            call = make()
-            warm_up = new if way in PREPARED else 8
-            first, _ = timed(call, prompts, warm_up, cuda)
-            second, answers = min(
-                (timed(call, prompts, new, cuda) for _ in range(1 if cuda else 3)), key=lambda x: x[0]
-            )
+            if "vLLM" in way and alone is None:
+                first, second, tokens, peak = in_a_process(rows, way)
+            else:
+                first, second, tokens, peak = time_one(make, prompts, new, ends, way, cuda)
         except Exception as error:  # not supported on this machine
             print(f"| {name} | {rows} | {way} | {type(error).__name__}: {str(error)[:80]!r} | | | |", flush=True)
             continue
-        speed = count(answers, ends) / second
+        if alone is not None:
+            alone.write_text(json.dumps([first, second, tokens, peak]))
+        speed = tokens / second
         base = base or speed
-        peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
         ready = f"{first - second:.1f}" if way in PREPARED else ""
         print(f"| {name} | {rows} | {way} | {speed:,.0f} | {speed / base:.2f} | {ready} | {peak:.1f} |", flush=True)
+
+
+def time_one(make, prompts, new, ends, way, cuda):
+    """Seconds of the first and of a later call, the tokens of the later one, and peak memory in GiB."""
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    call = make()
+    first, _ = timed(call, prompts, new if way in PREPARED else 8, cuda)
+    second, answers = min((timed(call, prompts, new, cuda) for _ in range(1 if cuda else 3)), key=lambda x: x[0])
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
+    return first, second, count(answers, ends), peak
+
+
+def in_a_process(rows, way):
+    """What `time_one` returns, from another process: vLLM keeps its memory as long as its process lives."""
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = Path(folder) / "numbers.json"
+        command = [sys.executable, __file__, *sys.argv[1:], "--rows", str(rows), "--ways", way, "--alone", str(numbers)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not numbers.exists():
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
+            raise RuntimeError(lines[-1] if lines else f"exit status {done.returncode}")
+        return json.loads(numbers.read_text())
 
 
 def main():
@@ -178,6 +205,7 @@ def main():
     )
     parser.add_argument("--ways", nargs="*", help="methods to measure (default: all)")
     parser.add_argument("--small", action="store_true", help="toy model, to test the script")
+    parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
@@ -196,6 +224,7 @@ def main():
             32 if args.small else args.new,
             args.ways,
             args.mean_length,
+            args.alone,
         )
 
 

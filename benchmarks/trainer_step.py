@@ -90,7 +90,7 @@ def completions_of(prompt_tokens, completion_tokens, vocabulary, scored):
         ids = torch.randint(3, vocabulary, shape, generator=generator).tolist()
         answers = [row[prompt_tokens:] for row in ids]
         if scored:
-            random = torch.rand(len(ids), completion_tokens, generator=generator).tolist()
+            random = torch.rand(len(ids), completion_tokens, generator=generator)
             trainer._capture.sampled.append((answers, random, random))
             trainer._captured_sampling._exact = True
         return {"prompt_ids": [row[:prompt_tokens] for row in ids], "completion_ids": answers, "logprobs": None}

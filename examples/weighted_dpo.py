@@ -1,7 +1,7 @@
 """DPO against DPO with entropy weights, on preference pairs from a model's own verified answers.
 
     python examples/weighted_dpo.py OUT                   # tiny6 on countdown, one CPU core: docs/results.md
-    python examples/weighted_dpo.py OUT --setup gsm8k --model MODEL --alphas 0 0.5 --seeds 2     # one GPU
+    python examples/weighted_dpo.py OUT --setup gsm8k --model MODEL --seeds 2     # one GPU
 
 For each seed: sample answers to training problems, pair a correct answer with a wrong one of the same problem, train
 once with every alpha (0 is plain DPO) on the same pairs in the same order, and evaluate on held-out problems. Results
@@ -39,7 +39,7 @@ SETUPS = {
     },
     "gsm8k": {
         "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
-        "task": ("gsm8k", {}),
+        "task": ("gsm8k", {"template": "qwen-boxed"}),
         "pairs": {"problems": 3000, "k": 8, "per_problem": 2, "max_new_tokens": 300},
         "evaluation": {"problems": 1319, "k": 8, "max_new_tokens": 300},
         "training": {"learning_rate": 2e-6, "beta": 0.1, "num_train_epochs": 1, "per_device_train_batch_size": 16,
@@ -112,7 +112,7 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--setup", choices=SETUPS, default="tiny")
     parser.add_argument("--model", help="A folder or a name on the hub, instead of the setup's.")
-    parser.add_argument("--alphas", type=float, nargs="+", default=[0.0, 0.5])
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.0, 0.25])
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--training", type=json.loads, default={}, help="Other settings of the trainer, as JSON.")

@@ -81,6 +81,7 @@ class Page:
         self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def texts(self, selector: str) -> list[str]:
+        """What is drawn: an answer that is out of sight has no such text."""
         return self.tab.locator(selector).all_inner_texts()
 
     def table(self, selector: str) -> dict[str, float]:
@@ -259,7 +260,7 @@ def test_credit_is_blue_in_correct_answers_and_orange_in_wrong_ones(
     for i, answer in enumerate(mixed.answers):
         hues = page.tab.locator(f'.answer[data-i="{i}"] .t').evaluate_all("(ts) => ts.map((t) => t.dataset.hue)")
         assert set(hues) == {"plus" if answer.correct else "less"}
-        header = page.texts(f'.answer[data-i="{i}"] .outcome')[0]
+        header = page.tab.locator(f'.answer[data-i="{i}"] .outcome').text_content()
         assert header == ("✓ correct" if answer.correct else "✗ wrong")  # not by colour alone
 
 
@@ -267,7 +268,7 @@ def test_filter_and_sort(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed))
     page.tab.wait_for_selector(".answer")
     page.tab.select_option("#group-controls label:has-text('Show') select", "wrong")
-    assert set(page.texts(".answer .outcome")) == {"✗ wrong"}
+    assert set(page.tab.locator(".answer .outcome").all_text_contents()) == {"✗ wrong"}
     page.tab.select_option("#group-controls label:has-text('Show') select", "all")
     page.tab.select_option("#group-controls label:has-text('Sort') select", "longest")
     shown = page.tab.locator(".answer").evaluate_all("(as) => as.map((a) => Number(a.dataset.i))")
@@ -663,7 +664,7 @@ def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -
     area = {(run["arm"], run["seed"]): run["scores"]["area"] for run in runs}
     gaps = [area["synthetic(2)", seed] - area["baseline", seed] for seed in range(6)]
     shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
-    assert float(shown.replace("−", "-")) == pytest.approx(sum(gaps) / 6, rel=2e-3)
+    assert float(shown.replace("−", "-")) == pytest.approx(sum(gaps) / 6, rel=5e-3)  # three digits are shown
     page.tab.click("#tab-curves")
     assert [text.split(" ×")[0] for text in page.texts(".chip")] == ["baseline", "synthetic(1)", "synthetic(2)"]
     assert page.tab.input_value("label:has-text('Seeds') select") == "mean"

@@ -6,13 +6,14 @@ from types import ModuleType
 
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import DPOTrainer, GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
 from dew.engines.trl import DewTrainer
 from dew.engines.trl.compat import FUSED_HEAD, IMAGE_KEYS, check_generated
+from dew.engines.trl.recorded import RecordedTrainer
 from dew.errors import EngineError
 
 BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
@@ -33,6 +34,9 @@ OVERRIDDEN = ("train", "_get_train_sampler", "_load_optimizer_and_scheduler", "_
 """The methods that `DewTrainer` overrides. All but `_compute_loss` call TRL's own and work on what it returns."""
 
 
+OWN = {**vars(RecordedTrainer), **vars(DewTrainer)}
+
+
 def changed(what):
     return f"TRL has changed: {what}. See dew/engines/trl/compat.py and what reads it."
 
@@ -40,12 +44,22 @@ def changed(what):
 @pytest.mark.parametrize("method", OVERRIDDEN)
 def test_the_overridden_methods_exist(method):
     assert callable(getattr(GRPOTrainer, method, None)), changed(f"GRPOTrainer.{method} is gone")
-    assert method in vars(DewTrainer), f"DewTrainer does not override {method}"
+    assert method in OWN, f"DewTrainer does not override {method}"
 
 
 def test_the_list_of_overridden_methods_is_complete():
-    own = {name for name, value in vars(DewTrainer).items() if callable(value) and hasattr(GRPOTrainer, name)}
+    own = {name for name, value in OWN.items() if callable(value) and hasattr(GRPOTrainer, name)}
     assert own - set(OVERRIDDEN) == {"__init__"}
+
+
+def test_preference_pairs_are_scored_and_compared_by_the_methods_that_dew_calls():
+    """Both get the model as an argument and call it; the reference's sums are read from the inputs."""
+    for method, expected in (("compute_ref_log_probs", 3), ("_compute_loss", 4)):
+        found = list(inspect.signature(getattr(DPOTrainer, method)).parameters)
+        assert found == ["self", "model", "inputs", "return_outputs"][:expected], changed(f"DPOTrainer.{method}")
+    source = inspect.getsource(DPOTrainer._compute_loss)
+    for text in ("self.precompute_ref_logps", 'inputs["ref_chosen_logps"]', "outputs = model("):
+        assert text in source, changed(f"DPOTrainer._compute_loss has no {text}")
 
 
 def test_the_fused_head_has_its_name():

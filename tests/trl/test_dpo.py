@@ -24,35 +24,31 @@ def settings(folder, **own):
     return {**plain, "disable_tqdm": True, "output_dir": str(folder), "loss_type": ["sigmoid"], "beta": 0.3, **own}
 
 
-def lora(policy):
-    """With an adapter that is not zero, so that policy and reference differ."""
+def trainer(folder, kind="full", ours=True, **own):
+    """`full`: with a reference model. `lora`: a new adapter, without which the model is the reference. `adapter`: an
+    adapter that is trained further, of which TRL keeps a copy."""
     from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(1)
-    return get_peft_model(policy, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
-
-
-def trainer(folder, full=True, ours=True, ref=None, **own):
     from trl import DPOConfig, DPOTrainer
 
     from dew.engines.trl import DewDPOConfig, DewDPOTrainer
 
-    policy = trl_tiny.model(seed=0)
-    if full:
-        ref = ref or trl_tiny.model(seed=5)
-    else:
-        policy = lora(policy)
-    kind, config = (DewDPOTrainer, DewDPOConfig) if ours else (DPOTrainer, DPOConfig)
-    return kind(policy, ref, config(**settings(folder, **own)), None, pairs(), processing_class=trl_tiny.tokenizer())
+    torch.manual_seed(1)
+    policy, low_rank = trl_tiny.model(seed=0), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    more = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])} if kind == "lora" else {}
+    if kind == "adapter":
+        policy = get_peft_model(policy, low_rank)
+    ref = trl_tiny.model(seed=5) if kind == "full" else None
+    cls, config = (DewDPOTrainer, DewDPOConfig) if ours else (DPOTrainer, DPOConfig)
+    args = config(**settings(folder, **own))
+    return cls(policy, ref, args, None, pairs(), processing_class=trl_tiny.tokenizer(), **more)
 
 
 def loss_and_gradient(trainer):
     trainer.model.train()
-    if not hasattr(trainer.model, "ref_free"):
-        for name, weights in trainer.model.named_parameters():  # TRL has copied the adapter as the reference: move away
-            if "lora" in name and ".default." in name:
-                with torch.no_grad():
-                    weights.add_(0.3)
+    for name, weights in trainer.model.named_parameters():
+        if ".default." in name:  # an adapter starts as the reference: move away
+            with torch.no_grad():
+                weights.add_(0.3)
     batch = next(iter(trainer.get_train_dataloader()))
     loss = trainer.compute_loss(trainer.model, batch)
     loss.backward()
@@ -60,11 +56,11 @@ def loss_and_gradient(trainer):
     return loss.detach(), torch.cat(gradient), batch
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["full", "lora", "adapter"])
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
-def test_without_weights_it_is_trls_dpo(tmp_path, loss, full):
-    theirs, grad, _ = loss_and_gradient(trainer(tmp_path / "a", full, ours=False, loss_type=[loss]))
-    ours, own_grad, _ = loss_and_gradient(trainer(tmp_path / "b", full, loss_type=[loss], alpha=0.0))
+def test_without_weights_it_is_trls_dpo(tmp_path, loss, kind):
+    theirs, grad, _ = loss_and_gradient(trainer(tmp_path / "a", kind, ours=False, loss_type=[loss]))
+    ours, own_grad, _ = loss_and_gradient(trainer(tmp_path / "b", kind, loss_type=[loss], alpha=0.0))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     assert grad.norm() > 1e-2
     torch.testing.assert_close(own_grad, grad, atol=1e-5, rtol=1e-5)
@@ -132,7 +128,7 @@ def test_what_cannot_be_weighted_is_refused(tmp_path, setting, value, says):
 
 
 def test_a_run_leaves_metrics_and_the_weights_of_every_token(tmp_path):
-    ours = trainer(tmp_path, full=False, alpha=0.5, gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    ours = trainer(tmp_path, "lora", alpha=0.5, gradient_accumulation_steps=2, per_device_train_batch_size=2)
     ours.train()
     run = RunFolder(tmp_path)
     assert run.run()["status"] == "done" and run.run()["algorithm"]["settings"]["alpha"] == 0.5

@@ -16,7 +16,7 @@ def preference_weights(
     entropy: Float[Tensor, "*P G T"],
     mask: Bool[Tensor, "*P G T"],
     *,
-    alpha: float = 0.5,
+    alpha: float = 0.25,
     floor: float = 0.01,
 ) -> Float[Tensor, "*P G T"]:
     """The weight of each token in the sums over log π/π_ref of a preference loss.

@@ -137,23 +137,23 @@ class CpuDecoder:
         """One answer per prompt, up to and including the end token."""
         return self.scored(prompts, max_new_tokens)[0]
 
-    def scored(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int
-    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
-        """The answers with each token's log-probability and entropy (nats), at the temperature, before any filter."""
+    def scored(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[list[list[int]], Tensor, Tensor]:
+        """The answers, and of each of their tokens log-probability and entropy (nats), (B, `max_new_tokens`).
+
+        Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
+        """
         if not prompts:
-            return [], [], []
+            return [], *torch.zeros(2, 0, max_new_tokens)
         training = self.model.training
         self.model.eval()
         try:
             with torch.inference_mode():
-                found = self._run(prompts, max_new_tokens)
+                tokens, logp, entropy = self._run(prompts, max_new_tokens)
         finally:
             self.model.train(training)
-        ended = torch.isin(found[0], self.ends)
+        ended = torch.isin(tokens, self.ends)
         lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens).tolist()
-        tokens, logp, entropy = ([row[:n] for row, n in zip(x.tolist(), lengths, strict=True)] for x in found)
-        return tokens, logp, entropy
+        return [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)], logp, entropy
 
     def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) tokens, log-probabilities and entropies; what follows an end token has no meaning."""

@@ -200,23 +200,23 @@ class Decoder:
         """One answer per prompt, up to and including the end token."""
         return self.scored(prompts, max_new_tokens)[0]
 
-    def scored(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int
-    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
-        """The answers, with each token's log-probability and entropy (nats) at the temperature, before any filter."""
+    def scored(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[list[list[int]], Tensor, Tensor]:
+        """The answers, and of each of their tokens log-probability and entropy (nats), (B, `max_new_tokens`).
+
+        Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
+        """
         if not prompts:
-            return [], [], []
+            return [], *torch.zeros(2, 0, max_new_tokens)
         training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
-                found = self._run(prompts, max_new_tokens)
+                tokens, logp, entropy = self._run(prompts, max_new_tokens)
         finally:
             self.model.train(training)
-        ended = torch.isin(found[0], self.ends)
-        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, found[0].shape[1]).tolist()
-        tokens, logp, entropy = ([row[:n] for row, n in zip(x.tolist(), lengths, strict=True)] for x in found)
-        return tokens, logp, entropy
+        ended = torch.isin(tokens, self.ends)
+        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens).tolist()
+        return [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)], logp, entropy
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """(B,) True on end tokens. torch.isin synchronises if there are many, which a graph cannot capture."""

@@ -37,14 +37,8 @@ class View:
     def _files(self) -> str:
         """The names, sizes and times of the files that the page is made of."""
         inner = [run for folder in self.folders for run in (folder, *run_folders(folder))]
-        kinds = (
-            "*.json",
-            "*.jsonl",
-            "records/*",
-            "completions/*",
-            "token_exports/*/*",
-            "checkpoint-*/trainer_state.json",
-        )
+        logs, tokens = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json"), ("records/*", "completions/*")
+        kinds = (*logs, *tokens, "token_exports/*/*")
         paths = {path for folder in inner for kind in kinds for path in folder.glob(kind) if path.name != "report.json"}
         found = []
         for path in paths:

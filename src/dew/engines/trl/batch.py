@@ -81,7 +81,7 @@ class Capture:
     parts: Tensor = field(default_factory=lambda: torch.empty(0))
     invalid: Tensor = field(default_factory=lambda: torch.empty(0))
     """(N, F) True where a reward function returned an infinity or a NaN."""
-    sampled: list[tuple[list[list[int]], list[list[float]], list[list[float]]]] = field(default_factory=list)
+    sampled: list[tuple[list[list[int]], Tensor, Tensor]] = field(default_factory=list)
     """Tokens, log-probabilities and entropies of every call of dew's sampler."""
     passes: list[Scores] = field(default_factory=list)
     """Of every scoring pass."""

@@ -54,7 +54,7 @@ class PairBatches:
 class DewDPOConfig(DPOConfig):  # type: ignore[misc]
     """All settings of DPOConfig, the weights, and what a run records."""
 
-    alpha: float = _setting(0.5, "Strength of the entropy weights, 0 (plain DPO) to 1.")
+    alpha: float = _setting(0.25, "Strength of the entropy weights, 0 (plain DPO) to 1.")
     entropy_floor: float = _setting(0.01, "Entropies below this, in nats, count as this.")
     exact_head: bool = _setting(True, "Compute the reference's entropies exactly in float32; false: with TRL.")
     records_every: int = _setting(20, "Write token records at the first step and every this many; 0 disables them.")

@@ -31,7 +31,7 @@ def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[
     """The rows of an optimizer step in micro-batches that take no more memory than `rows_at_once` padded rows.
 
     With `skip`, answers without an advantage or penalty are left out; one remains, because every process needs a
-    gradient.
+    gradient. `longest` is the number of tokens of the longest row.
     """
     first = waiting[0]
     rows = {name: torch.cat([w[name] for w in waiting]) for name, x in first.items() if x is not None and x.ndim}
@@ -44,18 +44,19 @@ def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[
     found = []
     for part in token_parts([lengths[i] for i in kept], rows_at_once * width):
         index = torch.tensor([kept[i] for i in part], device=rows["prompt_ids"].device)
-        found.append({**others, **{name: x[index] for name, x in rows.items()}})
+        longest = lengths[kept[part[0]]]
+        found.append({**others, **{name: x[index] for name, x in rows.items()}, "longest": longest})
     return found
 
 
-def aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
+def aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """(B, keep) log-probabilities, entropies and predicted outcomes of the last `keep` columns, with every row's tokens
-    moved to the left.
+    moved to the left; `longest` is the number of tokens of the longest row.
 
     0 if the model's head does not compute them: that of a reference policy has no entropies.
     """
     live = mask.bool()
-    order = torch.argsort(~live, dim=1, stable=True)[:, : int(live.sum(1).max())]
+    order = torch.argsort(~live, dim=1, stable=True)[:, :longest]
     scored = live.gather(1, order) & (order >= ids.shape[1] - keep)
     tokens = ids.gather(1, order)
     outputs = model(input_ids=tokens, labels=tokens.masked_fill(~scored, -100), fused_lm_head=True)

@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -172,13 +170,6 @@ LARGEST_GAP = 0.1
 """Largest mean difference of their entropies, relative to the mean entropy."""
 
 
-def _padded(rows: list[list[float]], width: int) -> Tensor:
-    flat = torch.from_numpy(np.fromiter(chain.from_iterable(rows), np.float32))
-    padded = torch.zeros(len(rows), width)
-    padded[torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]] = flat
-    return padded
-
-
 class CapturedSampling:
     """Samples with one of dew's decoders (`dew.decoding`), from a copy in the sampling precision.
 
@@ -193,9 +184,7 @@ class CapturedSampling:
         self._exact: bool | None = None
         """Whether the sampler's entropies are near those of a scoring pass."""
 
-    def generate(
-        self, prompt_ids: list[list[int]]
-    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]] | None:
+    def generate(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], Tensor, Tensor] | None:
         """One completion per prompt, with log-probabilities and entropies; None where TRL has to sample."""
         self.current_model()
         if self._decoder is None:
@@ -221,8 +210,8 @@ class CapturedSampling:
                 self._exact = False
                 logger.info("Sampling gives no entropies for all tokens, so a scoring pass computes them.")
             return None
-        width, device = inputs["completion_ids"].shape[1], inputs["completion_ids"].device
-        logp, entropy = (_padded(x, width).to(device) for x in capture.sampled[0][1:])
+        live = inputs["completion_mask"].bool()
+        logp, entropy = (torch.where(live, x[:, : live.shape[1]].to(live.device), 0) for x in capture.sampled[0][1:])
         if self._exact is None:
             rows = torch.linspace(0, len(logp) - 1, min(COMPARED, len(logp))).long().tolist()
             part = select_rows({name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.ndim}, rows)

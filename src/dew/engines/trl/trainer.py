@@ -285,7 +285,14 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         return self._capture.parts
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
+        self,
+        model: Any,
+        ids: Tensor,
+        mask: Tensor,
+        keep: int,
+        batch_size: int | None = None,
+        longest: int | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
         scores = not torch.is_grad_enabled()
@@ -299,7 +306,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             head = watched_head(model, keep, sum_sq, self._outcome_head)
         with head as found, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
-                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, found), None
+                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, longest, found), None
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
@@ -310,16 +317,30 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         return logp, entropy, aux
 
     def _aligned_passes(
-        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None, found: Any = None
+        self,
+        model: Any,
+        ids: Tensor,
+        mask: Tensor,
+        keep: int,
+        batch_size: int | None,
+        longest: int | None,
+        found: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows. What
-        `watched_head` found in them is put back into the order of rows and columns."""
-        rows, parts = len(ids), [list(range(len(ids)))]
+        `watched_head` found in them is put back into the order of rows and columns.
+
+        `longest`: tokens of the longest row, if known; else they are read from the device, once for all passes.
+        """
+        rows = len(ids)
+        lengths = [longest] * rows if longest is not None else mask.sum(1).tolist()
+        parts, indices = [list(range(rows))], [torch.arange(rows, device=ids.device)]
         if batch_size is not None and batch_size < rows:
-            parts = token_parts(mask.sum(1).tolist(), batch_size * ids.shape[1])
+            parts = token_parts(lengths, batch_size * ids.shape[1])
+            indices = [torch.tensor(part, device=ids.device) for part in parts]
+        most = [max(lengths[row] for row in part) for part in parts]
         with self.accelerator.autocast():
-            passes = [aligned_pass(model, ids[part], mask[part], keep) for part in parts]
-        back = torch.tensor([row for part in parts for row in part], device=ids.device).argsort()
+            passes = [aligned_pass(model, ids[i], mask[i], keep, n) for i, n in zip(indices, most, strict=True)]
+        back = torch.cat(indices).argsort()
         logp, entropy, value = (torch.cat(column)[back] for column in zip(*passes, strict=True))
         if found:
             found.update(value=[value], features=[torch.cat(found["features"])[back]])
@@ -334,6 +355,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
             inputs["completion_ids"].size(1),
             compute_entropy=True,
+            longest=inputs.get("longest"),
             **images,
             **kwargs,
         )

@@ -159,8 +159,12 @@ function chart(runs, title, names, note, log) {
         return i === null ? Infinity : Math.abs(u.valToPos(line.values[i], 'y') - u.cursor.top);
       };
       const before = near;
-      near = at === null ? null : found.reduce((best, line) => (!best || away(line) < away(best) ? line : best), null);
-      if (near && away(near) > NEAR) near = null;
+      near = null;
+      let least = NEAR;
+      for (const line of at !== null && u.cursor.event ? found : []) {
+        const distance = away(line); // without an event, the pointer is over another chart
+        if (distance <= least) [near, least] = [line, distance];
+      }
       if (near !== before && found.length > 1) u.setSeries(near ? near.index : null, { focus: true });
       show(at);
     };
@@ -172,7 +176,7 @@ function chart(runs, title, names, note, log) {
         series,
         bands,
         focus: { alpha: 0.3 },
-        cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: { size: 7 } },
+        cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: found.length > MANY_LINES ? { show: false } : { size: 7 } },
         scales: {
           x: { time: false },
           y: chartState.log ? { distr: 3 } : names.every((n) => shares(n) && !n.startsWith('clip/')) ? { range: [0, 1] } : {},

@@ -106,7 +106,7 @@ function rowCard(row) {
   const show = shownAs(row.name);
   const axis = axisOf(row);
   const reach = Math.max(1e-9, ...row.differences.flatMap((d) => [Math.abs(d.low), Math.abs(d.high)]).filter((v) => v < 1));
-  const points = (v) => (shares(row.name) ? minus((100 * v).toFixed(1)) : number(v));
+  const points = (v) => (shares(row.name) ? minus((100 * v).toFixed(1)) : short(v));
   const lines = arms().map((arm) => {
     const of = (list) => arm.runs.map((r) => list[r]).filter((v) => v !== null);
     const [before, after] = [of(row.before), of(row.after)];
