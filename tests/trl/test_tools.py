@@ -15,7 +15,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tools.py"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two steps with tool calls and a reward that random weights get often: what the loss was given, all groups recorded."""
+    """Two steps with tool calls and a reward that random weights get often; every group is recorded."""
     folder = tmp_path_factory.mktemp("tools")
     settings = {"algorithm": "gtpo", "algorithm_kwargs": {"compare": "turn"}, "per_device_train_batch_size": 64}
     trainer = EXAMPLE["trainer"](str(folder), 2, **settings, records_every=1, records_groups=4, disable_tqdm=True)
