@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from dew.algorithms import (
@@ -112,6 +113,12 @@ def _of_algorithm(setting: str | None = None) -> Any:
     return _setting(None, f"{meaning}; see docs/trl.md.")
 
 
+def float32_without_bf16(args: Any) -> None:
+    """TRL trains in bf16 unless told otherwise, which stops with an error where there is no GPU for it."""
+    if args.bf16 is None and not args.fp16 and not is_torch_bf16_gpu_available():
+        args.bf16 = False
+
+
 @dataclass
 class DewConfig(GRPOConfig):  # type: ignore[misc]
     """All settings of GRPOConfig. What the algorithm defines (clipping, KL, loss, scaling) is set from it, unless the
@@ -165,6 +172,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         for name, value in settings.items():
             if not algorithm.engine_loss or getattr(self, name) is None:
                 setattr(self, name, value)
+        float32_without_bf16(self)
         super().__post_init__()
 
     def build_algorithm(self) -> Algorithm:

@@ -20,7 +20,7 @@ from dew.credit.preferences import weight_problems
 from dew.decoding import SamplingCopy
 from dew.engines.recording import due
 from dew.engines.trl import checkpoints
-from dew.engines.trl.config import _setting, too_small
+from dew.engines.trl.config import _setting, float32_without_bf16, too_small
 from dew.engines.trl.loss import exact_head, exact_head_supported
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.errors import ConfigError, Problem
@@ -79,6 +79,7 @@ class DewDPOConfig(DPOConfig):  # type: ignore[misc]
             problems.append(Problem("precompute_ref_log_probs=True:", why, "Leave it out; LoRA needs no second model."))
         if problems:
             raise ConfigError(problems)
+        float32_without_bf16(self)
         super().__post_init__()
 
     @property
