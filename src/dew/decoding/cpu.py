@@ -153,7 +153,8 @@ class CpuDecoder:
             self.model.train(training)
         ended = torch.isin(tokens, self.ends)
         lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens).tolist()
-        return [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)], logp, entropy
+        # Clones: tensors of inference mode may be neither changed in place nor kept for a gradient.
+        return [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)], logp.clone(), entropy.clone()
 
     def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) tokens, log-probabilities and entropies; what follows an end token has no meaning."""
