@@ -62,7 +62,7 @@ function chartCsv(runs, names) {
 function chart(runs, title, names, note, log) {
   const box = h('div', { class: 'plot' });
   const values = h('div', { class: 'plot-lines' });
-  const chartState = { log: false, plot: null, drawn: false };
+  const chartState = { log: false, plot: null, drawn: false, width: 0 };
   const logButton = h(
     'button',
     {
@@ -76,6 +76,10 @@ function chart(runs, title, names, note, log) {
     },
     'log',
   );
+  const canvas = () => {
+    if (!chartState.drawn) draw();
+    return box.querySelector('canvas');
+  };
   const frame = h(
     'figure',
     { class: 'chart', 'data-metrics': names.join(' ') },
@@ -83,7 +87,7 @@ function chart(runs, title, names, note, log) {
       'figcaption',
       {},
       h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)),
-      h('span', { class: 'buttons' }, logButton, saveButtons(title, () => chartCsv(runs, names), () => box.querySelector('canvas'))),
+      h('span', { class: 'buttons' }, logButton, saveButtons(title, () => chartCsv(runs, names), canvas)),
     ),
     values,
     box,
@@ -170,7 +174,7 @@ function chart(runs, title, names, note, log) {
     };
     chartState.plot = new uPlot(
       {
-        width: Math.max(260, box.clientWidth || 420),
+        width: Math.max(260, chartState.width || box.clientWidth || 420),
         height: HEIGHT,
         legend: { show: false },
         series,
@@ -197,13 +201,17 @@ function chart(runs, title, names, note, log) {
     box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues.join(', ')}`);
   }
   curvesState.plots.push({
-    draw,
     frame,
     close: () => chartState.plot?.destroy(),
     stale: () => {
       chartState.drawn = false;
     },
-    ensure: () => chartState.drawn || draw(),
+    waits: () => {
+      const { top, bottom, width } = frame.getBoundingClientRect();
+      chartState.width = box.clientWidth; // measured for all charts before one is drawn, which changes the layout
+      return !chartState.drawn && width && bottom > 0 && top < window.innerHeight;
+    },
+    canvas,
     resize: () => box.offsetParent && chartState.plot?.setSize({ width: Math.max(260, box.clientWidth), height: HEIGHT }),
   });
   return frame;

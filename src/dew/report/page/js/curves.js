@@ -35,12 +35,16 @@ function redraw() {
   drawVisible();
 }
 
-function drawVisible() {
-  const seen = curvesState.plots.filter(({ frame }) => {
-    const { top, bottom, width } = frame.getBoundingClientRect();
-    return width && bottom > 0 && top < window.innerHeight;
-  });
-  for (const { ensure } of seen) ensure(); // after all have been measured: drawing changes the layout
+/** The first charts at once, the others after the page has been painted. */
+async function drawVisible() {
+  const end = performance.now() + SLICE;
+  const waiting = curvesState.plots.filter(({ waits }) => waits());
+  while (waiting.length && performance.now() < end) await waiting.shift().canvas(); // uPlot draws in a microtask
+  if (!waiting.length || curvesState.later) return;
+  curvesState.later = true;
+  await painted();
+  curvesState.later = false;
+  drawVisible();
 }
 
 function curvesNote(runs) {
@@ -177,6 +181,9 @@ function curves({ runs }) {
 }
 
 window.addEventListener('scroll', drawVisible, { passive: true });
+window.addEventListener('beforeprint', () => {
+  for (const { frame, canvas } of curvesState.plots) if (frame.offsetParent) canvas();
+});
 window.addEventListener('resize', () => {
   for (const { resize } of curvesState.plots) resize();
   drawVisible();

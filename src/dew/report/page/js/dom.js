@@ -20,6 +20,10 @@ const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag
 const s = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
 
+/** Until the page has painted what was changed. */
+const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+const SLICE = 30; // milliseconds of work before the page is painted
+
 const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
 const grouped = new Intl.NumberFormat('en-US'); // made once: toLocaleString makes one per call
 const whole = (n) => grouped.format(Math.round(n));

@@ -57,5 +57,5 @@ async function savePng(name, title, drawing) {
 const saveButtons = (name, rows, drawing) => [
   h('button', { class: 'small', title: 'Download the numbers', onclick: () => saveCsv(name, rows()) }, 'CSV'),
   drawing &&
-    h('button', { class: 'small', title: 'Download a picture', onclick: () => savePng(name, name, drawing()) }, 'PNG'),
+    h('button', { class: 'small', title: 'Download a picture', onclick: async () => savePng(name, name, await drawing()) }, 'PNG'),
 ];

@@ -2,7 +2,7 @@
 
 const COLOURS = 8; // --run-0 … --run-7 in the style sheet
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
-const curvesState = { zoomed: false, plots: [], look: '' };
+const curvesState = { zoomed: false, plots: [], look: '', later: false };
 
 const isMerged = () => (state.seeds || (arms().some((arm) => arm.runs.length > 1) ? 'mean' : 'each')) === 'mean';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
