@@ -68,7 +68,7 @@ def other_group(code: str) -> str:
 
 
 TABS = [(f"view: {name}", click(f"#tab-{name}")) for name in ("curves", "groups", "credit", "overview")]
-TOKENS = "() => document.querySelector('#tokens[open] .token-table')"
+TOKENS = "() => document.querySelector('#tokens[open] tbody tr')"
 RUN = [
     *TABS,
     *[(f"{label}, again", code) for label, code in TABS],

@@ -77,8 +77,9 @@ class Page:
         self.tab.goto("about:blank")
 
     def settle(self) -> None:
-        """Wait two frames, until scrolling, drawing and layout are done."""
+        """Wait two frames, until scrolling, drawing and layout are done, and for what is drawn or found later."""
         self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
+        self.tab.wait_for_selector("[aria-busy=true]", state="detached")
 
     def texts(self, selector: str) -> list[str]:
         """What is drawn: an answer that is out of sight has no such text."""
@@ -822,13 +823,13 @@ def test_every_mark_opens_its_tokens(report: Path, run: Path, opened: Any) -> No
     answers = [a for g in RunFolder(run).records() for a in g.answers if any(any(b.advantage or ()) for b in g.answers)]
     right = sum(len(a.tokens) for a in answers if a.correct)
     page.tab.locator(".bar-right").first.click()
-    page.tab.wait_for_selector(".token-table tbody tr")
+    page.settle()
     assert page.texts("#tokens p.quiet")[0].startswith(f"{-(-right // 10):,} tokens")  # the first tenth
     page.tab.click("#tokens .close")
     word = page.texts(".words.right tbody th")[0]
     uses = page.texts(".words.right tbody td")[0]
     page.tab.locator(".words.right .word").first.click()
-    page.tab.wait_for_selector(".token-table tbody tr")
+    page.settle()
     assert page.texts("#tokens p.quiet")[0].startswith(f"{uses} token"), word
     page.tab.locator(".token-table a").first.click()
     page.tab.wait_for_selector(".pinned")

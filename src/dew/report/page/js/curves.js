@@ -40,10 +40,11 @@ async function drawVisible() {
   const end = performance.now() + SLICE;
   const waiting = curvesState.plots.filter(({ waits }) => waits());
   while (waiting.length && performance.now() < end) await waiting.shift().canvas(); // uPlot draws in a microtask
-  if (!waiting.length || curvesState.later) return;
-  curvesState.later = true;
+  const section = sections.curves;
+  if (!waiting.length || section.ariaBusy === 'true') return;
+  section.ariaBusy = 'true';
   await painted();
-  curvesState.later = false;
+  section.ariaBusy = 'false';
   drawVisible();
 }
 

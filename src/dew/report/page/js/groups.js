@@ -244,7 +244,6 @@ async function showGroup() {
 }
 
 function groups(report) {
-  view.all = allGroups(report);
   if (!view.all.length)
     return h(
       'div',

@@ -27,6 +27,7 @@ function openView(name, place = null) {
     tab.setAttribute('aria-selected', String(key === name));
     tab.tabIndex = key === name ? 0 : -1;
   }
+  if (!sections[name].firstChild) sections[name].append(VIEWS[name][1](view.report));
   sections[name].firstChild.shown?.();
   if (name === 'groups' && view.all.length) openGroup(place || (view.group && view.all[view.n]) || firstGroup());
   else remember();
@@ -146,26 +147,24 @@ function tabs() {
 /** The results of the chosen task, if this is a study of several. */
 const taskResults = () => view.whole.tasks?.find(({ task }) => task === state.task) || view.whole.tasks?.[0];
 
-/** Draw all views from the packed lines; again when a running job has written more. */
+/** Draw from the packed lines; again when a running job has written more. */
 async function draw() {
   view.whole = await unpack(lines[0]);
   unpacked.clear();
   drawViews();
 }
 
+/** Empty views; each is drawn when it is opened. */
 function drawViews() {
   const main = document.getElementById('content');
   const { whole } = view;
   const chosen = taskResults();
   const report = chosen ? { ...whole, ...chosen, runs: whole.runs.filter((run) => run.facts.data === chosen.task) } : whole;
-  Object.assign(view, { report, group: null, hits: null });
-  for (const [name, [, make]] of Object.entries(VIEWS)) {
+  Object.assign(view, { report, all: allGroups(report), group: null, hits: null });
+  for (const name of Object.keys(VIEWS)) {
     const old = sections[name];
-    sections[name] = h(
-      'section',
-      { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}`, hidden: old ? old.hidden : true },
-      make(report),
-    );
+    const hidden = old ? old.hidden : true;
+    sections[name] = h('section', { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}`, hidden });
     if (old) old.replaceWith(sections[name]);
     else main.append(sections[name]);
   }

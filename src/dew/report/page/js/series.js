@@ -2,7 +2,7 @@
 
 const COLOURS = 8; // --run-0 … --run-7 in the style sheet
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
-const curvesState = { zoomed: false, plots: [], look: '', later: false };
+const curvesState = { zoomed: false, plots: [], look: '' };
 
 const isMerged = () => (state.seeds || (arms().some((arm) => arm.runs.length > 1) ? 'mean' : 'each')) === 'mean';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
@@ -31,6 +31,14 @@ function smoothed(values, amount) {
     out[i] = current[k];
   });
   return out;
+}
+
+const smoothedOnce = new WeakMap();
+
+/** The same for a logged metric, kept until another amount is asked for. */
+function smoothedLog(values, amount) {
+  if (smoothedOnce.get(values)?.amount !== amount) smoothedOnce.set(values, { amount, out: smoothed(values, amount) });
+  return smoothedOnce.get(values).out;
 }
 
 const axes = new WeakMap();
@@ -71,7 +79,7 @@ function linesOf(runs, names) {
     });
     return out;
   };
-  const smooth = (values) => smoothed(values, Number(state.smooth));
+  const smooth = (values) => smoothedLog(values, Number(state.smooth));
   const found = [];
   for (const members of lineSets())
     names.forEach((name, d) => {

@@ -2,16 +2,13 @@
 
 const MOST_TOKENS = 100;
 
-/** Every trained token of a run's groups (of a period) that passes the test: {place, group, i, t, H}. */
-async function collect(r, test, period) {
+/** The trained tokens of a group that pass the test: {place, group, i, t, H}. */
+function tokensIn(place, group, test) {
   const found = [];
-  for (const place of view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)))) {
-    const group = await groupAt(place.n);
-    group.answers.forEach((answer, i) => {
-      for (let t = 0; t < answer.tokens.length; t++)
-        if (answer.live[t] && test(answer, t, group)) found.push({ place, group, i, t, H: answer.entropy?.[t] });
-    });
-  }
+  group.answers.forEach((answer, i) => {
+    for (let t = 0; t < answer.tokens.length; t++)
+      if (answer.live[t] && test(answer, t, group)) found.push({ place, group, i, t, H: answer.entropy?.[t] });
+  });
   return found;
 }
 
@@ -48,10 +45,29 @@ function tenthOf(found, tenth) {
 async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
   const box = document.getElementById('tokens');
   const close = h('button', { class: 'small close', onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
-  box.replaceChildren(close, h('h2', {}, title), h('p', { class: 'quiet' }, 'Searching …'));
+  const [heading, count] = [h('h2', {}, title), h('p', { class: 'quiet' }, 'Searching …')];
+  const body = h('tbody', { onclick: (event) => event.target.closest('a') && box.close() });
+  const names = ['group', 'outcome', 'token', 'entropy', 'credit'];
+  const head = h('thead', {}, h('tr', {}, names.map((name) => h('th', { scope: 'col' }, name))));
+  const table = h('table', { class: 'token-table' }, head, body);
+  box.replaceChildren(close, heading, count, h('div', { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Tokens' }, table));
+  box.setAttribute('aria-busy', 'true');
   box.showModal();
-  let found = await collect(r, test, period);
-  if (tenth !== null && found.length) found = tenthOf(found, tenth);
+  const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
+  const all = [];
+  const chosen = () => (tenth !== null && all.length ? tenthOf(all, tenth) : all);
+  let end = performance.now() + SLICE;
+  for (const [k, place] of places.entries()) {
+    for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
+    for (const found of tokensIn(place, await groupAt(place.n), test)) all.push(found);
+    if (performance.now() < end) continue;
+    if (!body.firstChild) body.append(...chosen().slice(0, MOST_TOKENS).map(tokenRow));
+    count.textContent = `Searching … ${k + 1} of ${plural(places.length, 'group')}`;
+    await painted();
+    if (!box.open || !heading.isConnected) return; // closed, or another list is open
+    end = performance.now() + SLICE;
+  }
+  const found = chosen();
   const shown = found.slice(0, MOST_TOKENS);
   const csv = () => [
     ['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'],
@@ -60,24 +76,8 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
       return [group.step, group.group, i + 1, t + 1, correct, tokens[t], entropy?.[t], advantage?.[t]];
     }),
   ];
-  box.replaceChildren(
-    close,
-    h('h2', {}, title),
-    h(
-      'p',
-      { class: 'quiet' },
-      `${plural(found.length, 'token')}${shown.length < found.length ? `, the first ${shown.length} are shown` : ''} `,
-      saveButtons('tokens', csv),
-    ),
-    h(
-      'div',
-      { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Tokens' },
-      h(
-        'table',
-        { class: 'token-table' },
-        h('thead', {}, h('tr', {}, ['group', 'outcome', 'token', 'entropy', 'credit'].map((name) => h('th', { scope: 'col' }, name)))),
-        h('tbody', { onclick: (event) => event.target.closest('a') && box.close() }, shown.map(tokenRow)),
-      ),
-    ),
-  );
+  const more = shown.length < found.length ? `, the first ${shown.length} are shown` : '';
+  count.replaceChildren(`${plural(found.length, 'token')}${more} `, ...saveButtons('tokens', csv).filter(Boolean));
+  body.replaceChildren(...shown.map(tokenRow));
+  box.removeAttribute('aria-busy');
 }
