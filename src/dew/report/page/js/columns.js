@@ -1,6 +1,6 @@
 // What GTPO compares: the same position across answers, one column each.
 
-const COLUMNS = 50;
+const COLUMNS = 32; // about as many as fit beside the panel
 
 /** How many answers of one outcome still run at each position, and the mean of what is compared there. */
 function sideRow(group, places, correct) {

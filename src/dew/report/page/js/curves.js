@@ -39,7 +39,8 @@ function redraw() {
 async function drawVisible() {
   const end = performance.now() + SLICE;
   const waiting = curvesState.plots.filter(({ waits }) => waits());
-  while (waiting.length && performance.now() < end) await waiting.shift().canvas(); // uPlot draws in a microtask
+  do await waiting.shift()?.canvas(); // uPlot draws in a microtask
+  while (waiting.length && performance.now() < end);
   const section = sections.curves;
   if (!waiting.length || section.ariaBusy === 'true') return;
   section.ariaBusy = 'true';

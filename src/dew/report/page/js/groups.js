@@ -19,6 +19,7 @@ async function openGroup(place) {
   tell(view.pinned);
   if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
+  window.requestIdleCallback?.(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
 }
 
 /** Mean |r̃| of both sides, beside the α₁ + α₂ that weighting must keep. */

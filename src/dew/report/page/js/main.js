@@ -210,7 +210,8 @@ async function start() {
   tabs();
   await draw();
   const help = helpBox();
-  document.body.append(h('dialog', { id: 'tokens', class: 'tokens-box', 'aria-label': 'Tokens' }));
+  const empty = ({ target }) => target.open || target.replaceChildren();
+  document.body.append(h('dialog', { id: 'tokens', class: 'tokens-box', 'aria-label': 'Tokens', onclose: empty }));
   if (live.stamp) {
     document.getElementById('tools').append(live.sign);
     setInterval(refresh, 2000);

@@ -153,10 +153,15 @@ async function search(words) {
   if (view.group) showGroup();
 }
 
-function turnGroup(by) {
+/** The group that is `by` places further in the table. */
+function neighbour(by) {
   const found = listed();
   const at = found.findIndex(({ n }) => n === view.n);
-  const next = found[(at + by + found.length) % found.length];
+  return found[(at + by + found.length) % found.length];
+}
+
+function turnGroup(by) {
+  const next = neighbour(by);
   if (next) location.hash = addressOf(next);
 }
 

@@ -1,6 +1,7 @@
 // The tokens behind a bar, a cell or a word: a list with links to their groups.
 
 const MOST_TOKENS = 100;
+const FIRST_ROWS_OF_TOKENS = 25; // while the search goes on
 
 /** The trained tokens of a group that pass the test: {place, group, i, t, H}. */
 function tokensIn(place, group, test) {
@@ -45,13 +46,13 @@ function tenthOf(found, tenth) {
 async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
   const box = document.getElementById('tokens');
   const close = h('button', { class: 'small close', onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
-  const [heading, count] = [h('h2', {}, title), h('p', { class: 'quiet' }, 'Searching …')];
+  const count = h('p', { class: 'quiet' }, 'Searching …');
   const body = h('tbody', { onclick: (event) => event.target.closest('a') && box.close() });
   const names = ['group', 'outcome', 'token', 'entropy', 'credit'];
   const head = h('thead', {}, h('tr', {}, names.map((name) => h('th', { scope: 'col' }, name))));
   const table = h('table', { class: 'token-table' }, head, body);
-  box.replaceChildren(close, heading, count, h('div', { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Tokens' }, table));
-  box.setAttribute('aria-busy', 'true');
+  const region = h('div', { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Tokens', 'aria-busy': 'true' }, table);
+  box.replaceChildren(close, h('h2', {}, title), count, region);
   box.showModal();
   const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
   const all = [];
@@ -61,10 +62,10 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
     for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
     for (const found of tokensIn(place, await groupAt(place.n), test)) all.push(found);
     if (performance.now() < end) continue;
-    if (!body.firstChild) body.append(...chosen().slice(0, MOST_TOKENS).map(tokenRow));
+    if (!body.firstChild) body.append(...chosen().slice(0, FIRST_ROWS_OF_TOKENS).map(tokenRow));
     count.textContent = `Searching … ${k + 1} of ${plural(places.length, 'group')}`;
     await painted();
-    if (!box.open || !heading.isConnected) return; // closed, or another list is open
+    if (!table.isConnected) return; // closed, or another list is open
     end = performance.now() + SLICE;
   }
   const found = chosen();
@@ -79,5 +80,5 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
   const more = shown.length < found.length ? `, the first ${shown.length} are shown` : '';
   count.replaceChildren(`${plural(found.length, 'token')}${more} `, ...saveButtons('tokens', csv).filter(Boolean));
   body.replaceChildren(...shown.map(tokenRow));
-  box.removeAttribute('aria-busy');
+  region.removeAttribute('aria-busy');
 }
