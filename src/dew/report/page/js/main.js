@@ -19,6 +19,11 @@ const KEYS = [
 ];
 const sections = {};
 
+/** Views are made when they are opened, or before that while the page is idle. */
+function make(name) {
+  if (!sections[name].firstChild) sections[name].append(VIEWS[name][1](view.report));
+}
+
 function openView(name, place = null) {
   viewName = name;
   for (const [key, section] of Object.entries(sections)) {
@@ -27,7 +32,7 @@ function openView(name, place = null) {
     tab.setAttribute('aria-selected', String(key === name));
     tab.tabIndex = key === name ? 0 : -1;
   }
-  if (!sections[name].firstChild) sections[name].append(VIEWS[name][1](view.report));
+  make(name);
   sections[name].firstChild.shown?.();
   if (name === 'groups' && view.all.length) openGroup(place || (view.group && view.all[view.n]) || firstGroup());
   else remember();
@@ -154,7 +159,6 @@ async function draw() {
   drawViews();
 }
 
-/** Empty views; each is drawn when it is opened. */
 function drawViews() {
   const main = document.getElementById('content');
   const { whole } = view;
@@ -167,6 +171,7 @@ function drawViews() {
     sections[name] = h('section', { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}`, hidden });
     if (old) old.replaceWith(sections[name]);
     else main.append(sections[name]);
+    window.requestIdleCallback?.(() => make(name));
   }
   window.dew = { report, view, state, groupAt, gtpo, grpoS, grpo, advantages, settingsOf };
 }

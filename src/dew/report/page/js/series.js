@@ -43,11 +43,12 @@ function smoothedLog(values, amount) {
 
 const axes = new WeakMap();
 
-/** The steps of all runs, and each one's place; made once for all charts. */
+/** The steps of all runs, each one's place, and the runs that have all of them; made once for all charts. */
 function stepAxis(runs) {
   if (!axes.has(runs)) {
     const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
-    axes.set(runs, [steps, new Map(steps.map((step, i) => [step, i]))]);
+    const full = runs.filter(({ metrics: { step: own } }) => own?.length === steps.length && own.every((step, i) => step === steps[i]));
+    axes.set(runs, [steps, new Map(steps.map((step, i) => [step, i])), new Set(full)]);
   }
   return axes.get(runs);
 }
@@ -57,7 +58,11 @@ function meanAndSpread(rows, length) {
   const [means, spreads] = [Array(length).fill(null), Array(length).fill(null)];
   for (let i = 0; i < length; i++) {
     let [n, total, squares] = [0, 0, 0];
-    for (const row of rows) if (row[i] !== null) [n, total] = [n + 1, total + row[i]];
+    for (const row of rows)
+      if (row[i] !== null) {
+        n += 1;
+        total += row[i];
+      }
     if (!n) continue;
     means[i] = total / n;
     for (const row of rows) if (row[i] !== null) squares += (row[i] - means[i]) ** 2;
@@ -69,13 +74,12 @@ function meanAndSpread(rows, length) {
 /** All lines of one chart on a common axis of steps: {label, colour, dash, raw, values (smoothed), low?, high?}. */
 function linesOf(runs, names) {
   const hidden = hiddenRuns();
-  const [steps, place] = stepAxis(runs);
+  const [steps, place, full] = stepAxis(runs);
   const aligned = (run, name) => {
-    const own = run.metrics.step;
-    if (own.length === steps.length && own.every((step, i) => step === steps[i])) return run.metrics[name];
+    if (full.has(run)) return run.metrics[name];
     const out = Array(steps.length).fill(null);
     run.metrics[name].forEach((v, i) => {
-      out[place.get(own[i])] = v;
+      out[place.get(run.metrics.step[i])] = v;
     });
     return out;
   };

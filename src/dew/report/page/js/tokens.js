@@ -1,7 +1,7 @@
 // The tokens behind a bar, a cell or a word: a list with links to their groups.
 
 const MOST_TOKENS = 100;
-const FIRST_ROWS_OF_TOKENS = 25; // while the search goes on
+const FIRST_ROWS_OF_TOKENS = 25; // before the page is painted
 
 /** The trained tokens of a group that pass the test: {place, group, i, t, H}. */
 function tokensIn(place, group, test) {
@@ -79,6 +79,8 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
   ];
   const more = shown.length < found.length ? `, the first ${shown.length} are shown` : '';
   count.replaceChildren(`${plural(found.length, 'token')}${more} `, ...saveButtons('tokens', csv).filter(Boolean));
-  body.replaceChildren(...shown.map(tokenRow));
+  body.replaceChildren(...shown.slice(0, FIRST_ROWS_OF_TOKENS).map(tokenRow));
+  await painted();
+  body.append(...shown.slice(FIRST_ROWS_OF_TOKENS).map(tokenRow));
   region.removeAttribute('aria-busy');
 }
