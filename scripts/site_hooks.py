@@ -12,7 +12,8 @@ OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/dew/tasks/data
 
 
 def on_files(files: Files, config: Any) -> Files:
-    for path in [*map(ROOT.joinpath, OUTSIDE), *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]:
+    measured, examples = (ROOT / "benchmarks/results").glob("*.md"), (ROOT / "examples").glob("*.py")
+    for path in [*map(ROOT.joinpath, OUTSIDE), *sorted(measured), *sorted(examples)]:
         uri = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, uri, content=path.read_text()))
     return files
