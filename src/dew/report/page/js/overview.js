@@ -141,7 +141,7 @@ function rowCard(row) {
   });
   return h(
     'section',
-    { class: 'row', 'data-metric': row.name },
+    { class: 'row', 'data-metric': row.name, '--lines': lines.filter(Boolean).length },
     h(
       'h3',
       {},
