@@ -855,6 +855,9 @@ def test_every_mark_opens_its_tokens(report: Path, run: Path, opened: Any) -> No
     page.tab.locator(".bar-right").first.click()
     page.settle()
     assert page.texts("#tokens p.quiet")[0].startswith(f"{-(-right // 10):,} tokens")  # the first tenth
+    lowest = sorted(H for a in answers if a.correct for H in a.entropy or ())[: min(100, -(-right // 10))]
+    shown = [float(text.replace("−", "-")) for text in page.texts(".token-table td:nth-child(4)")]
+    assert shown == pytest.approx(lowest, rel=1e-2)
     page.tab.click("#tokens .close")
     word = page.texts(".words.right tbody th")[0]
     uses = page.texts(".words.right tbody td")[0]
