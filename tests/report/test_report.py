@@ -688,7 +688,7 @@ def test_credit_over_training_by_step() -> None:
     late = GroupRecord(9, 0, "", [answer(False, advantage=[1.0, -1.0], entropy=[1.0, 1.0])])
     first, second = statistics([early, late])["periods"]
     assert (first["from"], first["to"], first["sure"], first["flipped"]) == (1, 1, 0.5, 0.0)
-    assert first["deciles"]["correct"] == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert first["deciles"]["correct"]["shares"] == pytest.approx([0.05] * 5 + [0.15] * 5)
     assert (second["from"], second["flipped"], second["deciles"]) == (9, 0.5, {})
 
 

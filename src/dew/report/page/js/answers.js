@@ -33,14 +33,19 @@ function strip(answer, longest, signal, scale) {
     '--share': `${(100 * answer.tokens.length) / longest}%`,
   });
   const pixels = new ImageData(width, 1);
-  for (let x = 0; x < width; x++) {
-    const t = Math.floor((x * answer.tokens.length) / width);
-    const value = answer[signal] && answer.live[t] ? answer[signal][t] : null;
-    if (value === null || value === undefined) continue;
-    const [hue, deep] = scale.of(value);
-    if (hue !== 'none') pixels.data.set([...rgb(css(`--${hue}`)), 2.55 * deep], 4 * x);
-  }
-  canvas.getContext('2d').putImageData(pixels, 0, 0);
+  canvas.draw = () => {
+    for (let x = 0; x < width; x++) {
+      const t = Math.floor((x * answer.tokens.length) / width);
+      const value = answer.live[t] ? answer[signal]?.[t] : null;
+      if (value === null || value === undefined) continue;
+      const [hue, deep] = scale.of(value);
+      const colour = rgb(hue);
+      for (let k = 0; k < 3; k++) pixels.data[4 * x + k] = colour[k];
+      pixels.data[4 * x + 3] = hue === 'none' ? 0 : 2.55 * deep;
+    }
+    canvas.getContext('2d', { willReadFrequently: true }).putImageData(pixels, 0, 0);
+  };
+  canvas.draw();
   return canvas;
 }
 

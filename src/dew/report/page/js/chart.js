@@ -17,11 +17,12 @@ function nearest(values, at) {
   return null;
 }
 
-const lineMark = ({ colour, dash }) =>
+const lineMark = ({ colour, dash, shape }) =>
   s(
     'svg',
-    { class: 'line-mark', viewBox: '0 0 22 8', 'aria-hidden': 'true' },
-    s('line', { x1: 0, x2: 22, y1: 4, y2: 4, 'stroke-dasharray': dash.join(' ') || null, '--stroke': `var(${colour})` }),
+    { class: 'line-mark', viewBox: '0 0 22 8', 'aria-hidden': 'true', '--mark': `var(${colour})` },
+    s('line', { x1: 0, x2: 22, y1: 4, y2: 4, 'stroke-dasharray': dash.join(' ') || null }),
+    shape && s('polygon', { points: shape.map(([x, y]) => [7 + 8 * x, 8 * y]).join(' ') }),
   );
 
 /** A dotted, named line where a run first raised an alarm. */
@@ -59,72 +60,76 @@ function chartCsv(runs, names) {
   return [['run', 'arm', 'step', ...names], ...rows];
 }
 
-function chart(runs, title, names, note, log) {
-  const box = h('div', { class: 'plot' });
-  const values = h('div', { class: 'plot-lines' });
-  const chartState = { log: false, plot: null, drawn: false, width: 0 };
-  const logButton = h(
-    'button',
-    {
-      class: 'small',
-      'aria-pressed': 'false',
-      title: 'Logarithmic axis',
-      onclick: () => {
-        chartState.log = !chartState.log;
-        draw();
-      },
-    },
-    'log',
-  );
-  const canvas = () => {
-    if (!chartState.drawn) draw();
-    return box.querySelector('canvas');
-  };
-  const frame = h(
-    'figure',
-    { class: 'chart', 'data-metrics': names.join(' ') },
-    h(
-      'figcaption',
-      {},
-      h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)),
-      h('span', { class: 'buttons' }, logButton, saveButtons(title, () => chartCsv(runs, names), canvas)),
-    ),
-    values,
-    box,
-  );
-  chartState.log = Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0)));
+/** Bands of one standard deviation, below the lines; of many lines, only that of the line that is pointed at. */
+function drawBands(u, steps, found, near) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  for (const line of found.filter((l) => l.low && (near.length ? near.includes(l) : found.length <= 2 * MANY_LINES))) {
+    const to = (edge, i) => line[edge][i] !== null && ctx.lineTo(u.valToPos(steps[i], 'x', true), u.valToPos(line[edge][i], 'y', true));
+    ctx.beginPath();
+    for (let i = 0; i < steps.length; i++) to('high', i);
+    for (let i = steps.length; i--; ) to('low', i);
+    ctx.fillStyle = `${css(line.colour)}33`;
+    ctx.fill();
+  }
+  ctx.restore();
+}
 
-  function draw() {
-    const zoom = chartState.plot && chartState.plot.scales.x;
-    chartState.plot?.destroy();
-    chartState.drawn = true;
-    logButton.setAttribute('aria-pressed', String(chartState.log));
+/** The shapes that tell lines of one colour apart, at different places of each line. */
+function drawShapes(u, steps, found, near) {
+  const { ctx, bbox } = u;
+  const pixel = window.devicePixelRatio;
+  found.forEach((line, k) => {
+    if (!line.shape || (near.length && !near.includes(line))) return;
+    ctx.fillStyle = css(line.colour);
+    for (let x = bbox.left + (12 + ((17 * k) % 50)) * pixel; x < bbox.left + bbox.width; x += 60 * pixel) {
+      const i = nearest(line.values, u.posToIdx((x - bbox.left) / pixel));
+      if (i === null) return;
+      const [left, top] = [u.valToPos(steps[i], 'x', true), u.valToPos(line.values[i], 'y', true)];
+      if (left < bbox.left || left > bbox.left + bbox.width) continue; // zoomed
+      ctx.beginPath();
+      for (const [a, b] of line.shape) ctx.lineTo(left + (a - 0.5) * 8 * pixel, top + (b - 0.5) * 8 * pixel);
+      ctx.fill();
+    }
+  });
+}
+
+function chart(runs, title, names, note, log) {
+  let plot = null;
+  let isLog = Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0)));
+  const values = h('div', { class: 'plot-lines' });
+  const turn = () => {
+    isLog = !isLog;
+    frame.redraw();
+  };
+  const logButton = h('button', { class: 'small', title: 'Logarithmic axis', onclick: turn }, 'log');
+  const frame = figure(title, note, () => chartCsv(runs, names), draw, { names: names.join(' '), tools: logButton, above: values, look: curvesLook });
+
+  function draw(box, width) {
+    const zoom = plot?.scales.x;
+    plot?.destroy();
+    logButton.setAttribute('aria-pressed', String(isLog));
     const [steps, found] = linesOf(runs, names);
-    const fit = (ys) => (chartState.log ? ys.map((y) => (y > 0 ? y : null)) : ys);
-    const data = [steps];
-    const series = [{}];
-    const bands = [];
+    const fit = (ys) => (isLog ? ys.map((y) => (y > 0 ? y : null)) : ys);
+    const [data, series] = [[steps], [{}]];
+    const add = (ys, look) => {
+      data.push(fit(ys));
+      series.push({ spanGaps: true, points: { show: false }, ...look });
+    };
+    for (const [edge, outer] of [['low', Math.min], ['high', Math.max]]) {
+      const edges = found.map((line) => line[edge]).filter(Boolean);
+      const at = (i) => edges.map((ys) => ys[i]).filter((y) => y !== null);
+      if (edges.length) add(steps.map((_, i) => (at(i).length ? outer(...at(i)) : null)), { paths: () => null }); // for the range of the axis
+    }
     for (const line of found) {
-      if (line.low) {
-        data.push(fit(line.high), fit(line.low));
-        const edge = { width: 0, spanGaps: true, points: { show: false } };
-        series.push({ ...edge }, { ...edge });
-        bands.push({ series: [series.length - 2, series.length - 1], fill: `${css(line.colour)}33` });
-      }
-      if (line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES) {
-        data.push(fit(line.raw));
-        series.push({ stroke: `${css(line.colour)}40`, width: 1, spanGaps: true, points: { show: false } });
-      }
-      data.push(fit(line.values));
+      const stroke = css(line.colour);
+      if (line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES) add(line.raw, { stroke: `${stroke}40`, width: 1 });
       line.index = series.length;
-      series.push({
-        label: line.label,
-        stroke: css(line.colour),
-        width: 1.75,
-        dash: line.dash,
-        spanGaps: true,
-        points: { show: line.values.filter((v) => v !== null).length < 40, size: 5 },
-      });
+      const few = line.values.filter((v) => v !== null).length < 40;
+      add(line.values, { label: line.label, stroke, width: 1.75, dash: line.dash, points: { show: few, size: 5 } });
     }
     const axis = {
       stroke: css('--quiet'),
@@ -132,13 +137,13 @@ function chart(runs, title, names, note, log) {
       ticks: { show: false },
       font: '12px system-ui, sans-serif',
     };
-    let near = null; // the line nearest to the pointer
+    let near = []; // the lines that are pointed at
     const metrics = found.length > MANY_LINES && names.length > 1 ? names : [];
     const key = metrics.map((name, d) =>
       h('span', { class: 'plot-key' }, lineMark({ colour: '--quiet', dash: DASHES[d % DASHES.length] }), visible(name.split('/').pop())),
     );
     const show = (at) => {
-      const chosen = found.length <= MANY_LINES ? found : found.filter((line) => line === near);
+      const chosen = found.length <= MANY_LINES ? found : near;
       values.replaceChildren(
         h('span', { class: 'quiet' }, at === null ? 'last' : `step ${whole(steps[at])}`),
         ...(chosen.length || !found.length ? [] : [...key, h('span', { class: 'quiet' }, `${found.length} lines: point at one`)]),
@@ -156,63 +161,58 @@ function chart(runs, title, names, note, log) {
         }),
       );
     };
+    const focus = (lines) => {
+      if (found.length < 2 || String(lines.map((l) => l.index)) === String(near.map((l) => l.index))) return;
+      near = lines;
+      for (const line of found) plot.series[line.index].alpha = !near.length || near.includes(line) ? 1 : 0.25;
+      plot.redraw(false);
+    };
     const point = (u) => {
       const at = u.cursor.idx ?? null;
-      const away = (line) => {
-        const i = nearest(line.values, at);
-        return i === null ? Infinity : Math.abs(u.valToPos(line.values[i], 'y') - u.cursor.top);
-      };
-      const before = near;
-      near = null;
-      let least = NEAR;
+      let [nearby, least] = [[], NEAR];
       for (const line of at !== null && u.cursor.event ? found : []) {
-        const distance = away(line); // without an event, the pointer is over another chart
-        if (distance <= least) [near, least] = [line, distance];
+        const i = nearest(line.values, at); // without an event, the pointer is over another chart
+        const distance = i === null ? Infinity : Math.abs(u.valToPos(line.values[i], 'y') - u.cursor.top);
+        if (distance <= least) [nearby, least] = [[line], distance];
       }
-      if (near !== before && found.length > 1) u.setSeries(near ? near.index : null, { focus: true });
+      focus(nearby);
       show(at);
     };
-    chartState.plot = new uPlot(
+    plot = new uPlot(
       {
-        width: Math.max(260, chartState.width || box.clientWidth || 420),
+        width: Math.max(260, width || 420),
         height: HEIGHT,
         legend: { show: false },
         series,
-        bands,
-        focus: { alpha: 0.3 },
         cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: found.length > MANY_LINES ? { show: false } : { size: 7 } },
         scales: {
           x: { time: false },
-          y: chartState.log ? { distr: 3 } : names.every((n) => shares(n) && !n.startsWith('clip/')) ? { range: [0, 1] } : {},
+          y: isLog ? { distr: 3 } : names.every((n) => shares(n) && !n.startsWith('clip/')) ? { range: [0, 1] } : {},
         },
         axes: [
           { ...axis, size: 30, incrs: WHOLE_STEPS },
           { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
         ],
-        hooks: { setCursor: [point], draw: [(u) => marks(u, runs)] },
+        hooks: {
+          setCursor: [point],
+          drawAxes: [(u) => drawBands(u, steps, found, near)],
+          draw: [(u) => drawShapes(u, steps, found, near), (u) => marks(u, runs)],
+        },
       },
       data,
       box,
     );
     show(null);
-    if (zoom && curvesState.zoomed) chartState.plot.setScale('x', { min: zoom.min, max: zoom.max });
+    if (zoom && (zoom.min > steps[0] || zoom.max < last(steps))) plot.setScale('x', { min: zoom.min, max: zoom.max });
     const lastValues = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`);
     box.setAttribute('role', 'img');
     box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues.join(', ')}`);
+    frame.highlight = (members) => {
+      focus(found.filter((line) => members.includes(line.members[0])));
+      show(null);
+    };
   }
-  curvesState.plots.push({
-    frame,
-    close: () => chartState.plot?.destroy(),
-    stale: () => {
-      chartState.drawn = false;
-    },
-    waits: () => {
-      const { top, bottom, width } = frame.getBoundingClientRect();
-      chartState.width = box.clientWidth; // measured for all charts before one is drawn, which changes the layout
-      return !chartState.drawn && width && bottom > 0 && top < window.innerHeight;
-    },
-    canvas,
-    resize: () => box.offsetParent && chartState.plot?.setSize({ width: Math.max(260, box.clientWidth), height: HEIGHT }),
-  });
+  frame.close = () => plot?.destroy();
+  window.requestIdleCallback?.(() => linesOf(runs, names)); // kept until the chart is drawn
   return frame;
 }

@@ -18,7 +18,12 @@ function css(name) {
   return colours.get(name);
 }
 
-const rgb = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
+/** Red, green and blue of a hue, kept like `colours`. */
+function rgb(hue) {
+  const key = `rgb ${hue}`;
+  if (!colours.has(key)) colours.set(key, [1, 3, 5].map((k) => parseInt(css(`--${hue}`).slice(k, k + 2), 16)));
+  return colours.get(key);
+}
 
 const LIGHTEST = 12;
 const MIDDLE = 55;

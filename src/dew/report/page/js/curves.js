@@ -28,37 +28,19 @@ const CHARTS = [
 /** What drawn charts depend on. */
 const curvesLook = () => [state.smooth, state.seeds, state.hide, isDark(), window.innerWidth].join();
 
-/** Draw the charts that can be seen, and the others when they come into view. */
-function redraw() {
-  curvesState.look = curvesLook();
-  for (const plot of curvesState.plots) plot.stale();
-  drawVisible();
-}
-
-/** The first charts at once, the others after the page has been painted. */
-async function drawVisible() {
-  const end = performance.now() + SLICE;
-  const waiting = curvesState.plots.filter(({ waits }) => waits());
-  do await waiting.shift()?.canvas(); // uPlot draws in a microtask
-  while (waiting.length && performance.now() < end);
-  const section = sections.curves;
-  if (!waiting.length || section.ariaBusy === 'true') return;
-  section.ariaBusy = 'true';
-  await painted();
-  section.ariaBusy = 'false';
-  drawVisible();
-}
-
 function curvesNote(runs) {
   const thinned = runs.filter((run) => run.sample.steps < run.sample.steps_of);
   const sample = thinned.length
     ? ` ${whole(thinned[0].sample.steps)} of ${whole(thinned[0].sample.steps_of)} steps are shown.`
     : '';
-  const band = isMerged() ? ' Lines are means over the seeds of an arm, bands one standard deviation.' : '';
+  const band = isMerged() ? ' Lines are means over the seeds of an arm, bands one standard deviation (of many lines, of the one you point at).' : '';
   return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${band}${sample}`;
 }
 
 const MOST_CHIPS = 16;
+
+/** The lines of these runs before all others, in the charts that are drawn. */
+const highlight = (members) => figures().forEach((frame) => frame.highlight?.(members));
 
 /** One entry per line, or per arm if there are many lines; a click hides it or shows it again. */
 function runLegend(redo) {
@@ -79,8 +61,14 @@ function runLegend(redo) {
     sets.map((members) =>
       h(
         'button',
-        { class: 'chip', 'aria-pressed': String(!members.every((r) => hidden.has(r))), onclick: () => toggle(members) },
-        h('span', { class: 'dot', '--mark': `var(${colourOf(members[0])})` }),
+        {
+          class: 'chip',
+          'aria-pressed': String(!members.every((r) => hidden.has(r))),
+          onclick: () => toggle(members),
+          onmouseenter: () => highlight(members),
+          onmouseleave: () => highlight([]),
+        },
+        dot(members[0]),
         visible(each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label),
         members.length > 1 && h('span', { class: 'quiet' }, ` × ${members.length}`),
       ),
@@ -93,7 +81,7 @@ function curveControls(runs, bar) {
     const at = bar.contains(document.activeElement) ? [...bar.querySelectorAll('button')].indexOf(document.activeElement) : -1;
     bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
     if (at >= 0) bar.querySelectorAll('button')[at]?.focus();
-    redraw();
+    drawVisible();
   };
   const smoothing = h('input', {
     type: 'range',
@@ -104,7 +92,7 @@ function curveControls(runs, bar) {
     id: 'smooth',
     oninput: (event) => {
       set({ smooth: event.target.value });
-      redraw();
+      drawVisible();
     },
   });
   const ways = [
@@ -140,8 +128,6 @@ function curves({ runs }) {
       (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]),
     ),
   );
-  for (const { close } of curvesState.plots) close();
-  Object.assign(curvesState, { plots: [], look: '' });
   if (!all.length)
     return h(
       'div',
@@ -168,25 +154,11 @@ function curves({ runs }) {
   const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
   page.shown = () => {
     bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
-    if (curvesState.look !== curvesLook()) redraw();
-    else drawVisible();
-    const wanted = state.chart && curvesState.plots.find(({ frame }) => frame.dataset.metrics.split(' ').some((n) => n.startsWith(state.chart)));
-    for (const { frame } of curvesState.plots) frame.classList.toggle('wanted', frame === wanted?.frame);
-    if (!wanted) return;
-    if (more.contains(wanted.frame)) more.open = true;
-    wanted.frame.scrollIntoView({ block: 'center' });
+    const wanted = state.chart && figures().find(({ dataset }) => dataset.metrics.split(' ').some((n) => n.startsWith(state.chart)));
+    for (const frame of figures()) frame.classList.toggle('wanted', frame === wanted);
+    if (wanted && more.contains(wanted)) more.open = true;
+    if (wanted) wanted.scrollIntoView({ block: 'center' });
     drawVisible();
   };
-  page.addEventListener('mouseup', () => (curvesState.zoomed = true));
-  page.addEventListener('dblclick', () => (curvesState.zoomed = false));
   return page;
 }
-
-window.addEventListener('scroll', drawVisible, { passive: true });
-window.addEventListener('beforeprint', () => {
-  for (const { frame, canvas } of curvesState.plots) if (frame.offsetParent) canvas();
-});
-window.addEventListener('resize', () => {
-  for (const { resize } of curvesState.plots) resize();
-  drawVisible();
-});

@@ -22,7 +22,6 @@ const s = (tag, attributes = {}, ...children) =>
 
 /** Until the page has painted what was changed. */
 const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-const SLICE = 12; // milliseconds of work before the page is painted
 
 const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
 const grouped = new Intl.NumberFormat('en-US'); // made once: toLocaleString makes one per call

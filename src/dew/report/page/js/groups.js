@@ -218,7 +218,7 @@ async function sameView() {
 }
 
 /** What the drawn group depends on. */
-const look = () => [isDark(), ...['mode', 'signal', 'depth', 'only', 'sort', 'fold', 'q'].map((name) => state[name])].join();
+const look = () => ['mode', 'signal', 'depth', 'only', 'sort', 'fold', 'q'].map((name) => state[name]).join();
 
 async function showGroup() {
   const { group, parts } = view;

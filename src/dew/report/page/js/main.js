@@ -60,11 +60,11 @@ function turnTheme() {
   repaint();
 }
 
-/** Canvases do not follow style sheets: draw what is visible again. */
+/** Canvases do not follow style sheets: draw those in sight again. */
 function repaint() {
   colours.clear();
-  for (const section of Object.values(sections)) if (!section.hidden) section.firstChild.shown?.();
-  showGroup();
+  for (const strip of document.querySelectorAll('.strip')) strip.draw();
+  drawVisible();
 }
 
 function helpBox() {
@@ -165,6 +165,7 @@ function drawViews() {
   const chosen = taskResults();
   const report = chosen ? { ...whole, ...chosen, runs: whole.runs.filter((run) => run.facts.data === chosen.task) } : whole;
   Object.assign(view, { report, all: allGroups(report), group: null, hits: null });
+  for (const frame of main.querySelectorAll('figure')) frame.close?.();
   for (const name of Object.keys(VIEWS)) {
     const old = sections[name];
     const hidden = old ? old.hidden : true;

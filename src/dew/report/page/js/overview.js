@@ -3,8 +3,14 @@
 const arms = () => view.report.arms;
 const armOf = (r) => arms().findIndex((arm) => arm.runs.includes(r));
 
-/** Runs of one arm share a colour; with a single arm, each run has its own. */
-const colourOf = (r) => `--run-${(arms().length > 1 ? (arms()[armOf(r)].colour ?? armOf(r)) : r) % COLOURS}`;
+/** Runs of one arm share a mark, a colour and a shape; with a single arm, each run has its own. */
+const markOf = (r) => (arms().length > 1 ? (arms()[armOf(r)].colour ?? armOf(r)) : r);
+const colourOf = (r) => `--run-${markOf(r) % COLOURS}`;
+const shapeOf = (r) => SHAPES[Math.floor(markOf(r) / COLOURS) % SHAPES.length];
+const dot = (r) => {
+  const shape = shapeOf(r)?.map(([x, y]) => `${100 * x}% ${100 * y}%`);
+  return h('span', { class: 'dot', '--mark': `var(${colourOf(r)})`, '--shape': shape && `polygon(${shape})` });
+};
 const runMark = (r) =>
   h('span', { class: 'run-mark', '--mark': `var(${colourOf(r)})`, title: visible(view.report.runs[r].name) }, String(r + 1));
 
@@ -153,7 +159,7 @@ function rowCard(row) {
 }
 
 const armChip = (arm) =>
-  h('span', { class: 'arm' }, h('span', { class: 'dot', '--mark': `var(${colourOf(arm.runs[0])})` }), visible(arm.label));
+  h('span', { class: 'arm' }, dot(arm.runs[0]), visible(arm.label));
 
 function rowsCsv({ rows, runs }) {
   const head = ['metric', 'run', 'arm', 'before', 'after', 'low', 'high'];

@@ -1,8 +1,8 @@
 // A chart's lines: metrics of all runs on one axis of steps, smoothed, and averaged over the seeds of an arm if asked.
 
 const COLOURS = 8; // --run-0 … --run-7 in the style sheet
+const SHAPES = [null, [[0, 0], [1, 0], [1, 1], [0, 1]], [[0.5, 0], [1, 1], [0, 1]], [[0.5, 0], [1, 0.5], [0.5, 1], [0, 0.5]]]; // of arms beyond
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
-const curvesState = { zoomed: false, plots: [], look: '' };
 
 const isMerged = () => (state.seeds || (arms().some((arm) => arm.runs.length > 1) ? 'mean' : 'each')) === 'mean';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
@@ -14,67 +14,63 @@ const setName = (members) =>
 
 /** Mean over a window of points, twice; the window grows with their number, so it works for few and many. */
 function smoothed(values, amount) {
-  const at = values.map((_, i) => i).filter((i) => values[i] !== null);
+  const at = [];
+  for (let i = 0; i < values.length; i++) if (values[i] !== null) at.push(i);
   const wide = Math.floor(amount ** 2 * Math.max(4, 0.15 * at.length));
   if (!wide || at.length < 3) return values;
-  let current = at.map((i) => values[i]);
+  const current = Float64Array.from(at, (i) => values[i]);
+  const sums = new Float64Array(at.length + 1);
   for (let pass = 0; pass < 2; pass++) {
-    const sums = [0];
-    for (const v of current) sums.push(sums[sums.length - 1] + v);
-    current = current.map((_, k) => {
-      const reach = Math.min(wide, k, current.length - 1 - k); // as far to the left as to the right
-      return (sums[k + reach + 1] - sums[k - reach]) / (2 * reach + 1);
-    });
+    for (let k = 0; k < at.length; k++) sums[k + 1] = sums[k] + current[k];
+    for (let k = 0; k < at.length; k++) {
+      const reach = Math.min(wide, k, at.length - 1 - k); // as far to the left as to the right
+      current[k] = (sums[k + reach + 1] - sums[k - reach]) / (2 * reach + 1);
+    }
   }
-  const out = values.map(() => null);
-  at.forEach((i, k) => {
-    out[i] = current[k];
-  });
+  const out = Array(values.length).fill(null);
+  for (let k = 0; k < at.length; k++) out[at[k]] = current[k];
   return out;
-}
-
-const smoothedOnce = new WeakMap();
-
-/** The same for a logged metric, kept until another amount is asked for. */
-function smoothedLog(values, amount) {
-  if (smoothedOnce.get(values)?.amount !== amount) smoothedOnce.set(values, { amount, out: smoothed(values, amount) });
-  return smoothedOnce.get(values).out;
 }
 
 const axes = new WeakMap();
 
-/** The steps of all runs, each one's place, and the runs that have all of them; made once for all charts. */
+/** The steps of all runs, each one's place, the runs that have all of them, and lines that were made before. */
 function stepAxis(runs) {
   if (!axes.has(runs)) {
     const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
     const full = runs.filter(({ metrics: { step: own } }) => own?.length === steps.length && own.every((step, i) => step === steps[i]));
-    axes.set(runs, [steps, new Map(steps.map((step, i) => [step, i])), new Set(full)]);
+    axes.set(runs, { steps, place: new Map(steps.map((step, i) => [step, i])), full: new Set(full), made: new Map() });
   }
   return axes.get(runs);
 }
 
-/** Mean and standard deviation of the rows at each step; null without a value. */
+/** Mean and standard deviation of the rows at each step, by Welford's update; null without a value. */
 function meanAndSpread(rows, length) {
-  const [means, spreads] = [Array(length).fill(null), Array(length).fill(null)];
-  for (let i = 0; i < length; i++) {
-    let [n, total, squares] = [0, 0, 0];
-    for (const row of rows)
-      if (row[i] !== null) {
-        n += 1;
-        total += row[i];
-      }
-    if (!n) continue;
-    means[i] = total / n;
-    for (const row of rows) if (row[i] !== null) squares += (row[i] - means[i]) ** 2;
-    spreads[i] = Math.sqrt(squares / Math.max(1, n - 1));
-  }
-  return [means, spreads];
+  const [counts, means, squares] = [0, 0, 0].map(() => new Float64Array(length));
+  for (const row of rows)
+    for (let i = 0; i < length; i++) {
+      if (row[i] === null) continue;
+      const away = row[i] - means[i];
+      means[i] += away / ++counts[i];
+      squares[i] += away * (row[i] - means[i]);
+    }
+  const known = (of) => Array.from(counts, (n, i) => (n ? of(i) : null));
+  return [known((i) => means[i]), known((i) => Math.sqrt(squares[i] / Math.max(1, counts[i] - 1)))];
 }
 
-/** All lines of one chart on a common axis of steps: {label, colour, dash, raw, values (smoothed), low?, high?}. */
+/** One line, and its band if it is a mean of several runs: {raw, values (smoothed), low?, high?}. */
+function lineOf(rows, length, amount) {
+  if (rows.length === 1) return { raw: rows[0], values: smoothed(rows[0], amount) };
+  const [raw, spreads] = meanAndSpread(rows, length);
+  const [values, wide] = [smoothed(raw, amount), smoothed(spreads, amount)];
+  const edge = (sign) => values.map((v, i) => (v === null ? null : v + sign * wide[i]));
+  return { raw, values, low: edge(-1), high: edge(1) };
+}
+
+/** All lines of one chart on a common axis of steps: those of `lineOf` with {label, members, colour, shape, dash}. */
 function linesOf(runs, names) {
   const hidden = hiddenRuns();
-  const [steps, place, full] = stepAxis(runs);
+  const { steps, place, full, made } = stepAxis(runs);
   const aligned = (run, name) => {
     if (full.has(run)) return run.metrics[name];
     const out = Array(steps.length).fill(null);
@@ -83,26 +79,25 @@ function linesOf(runs, names) {
     });
     return out;
   };
-  const smooth = (values) => smoothedLog(values, Number(state.smooth));
   const found = [];
   for (const members of lineSets())
     names.forEach((name, d) => {
-      const rows = members.filter((r) => runs[r].metrics[name] && !hidden.has(r)).map((r) => aligned(runs[r], name));
-      if (!rows.length) return;
-      const many = runs.length > 1;
-      const line = {
-        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}` : name,
-        colour: many ? colourOf(members[0]) : `--run-${d % COLOURS}`,
-        dash: DASHES[d % DASHES.length],
-        raw: rows[0],
-      };
-      if (rows.length > 1) {
-        const [means, spreads] = meanAndSpread(rows, steps.length);
-        const edge = (sign) => smooth(means.map((m, i) => (m === null ? null : m + sign * spreads[i])));
-        Object.assign(line, { raw: means, low: edge(-1), high: edge(1) });
+      const shown = members.filter((r) => runs[r].metrics[name] && !hidden.has(r));
+      if (!shown.length) return;
+      const key = `${name} ${shown}`;
+      if (made.get(key)?.amount !== state.smooth) {
+        const rows = shown.map((r) => aligned(runs[r], name));
+        made.set(key, { amount: state.smooth, ...lineOf(rows, steps.length, Number(state.smooth)) });
       }
-      line.values = smooth(line.raw);
-      found.push(line);
+      const many = runs.length > 1;
+      found.push({
+        ...made.get(key),
+        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}` : name,
+        members,
+        colour: many ? colourOf(members[0]) : `--run-${d % COLOURS}`,
+        shape: many && shapeOf(members[0]),
+        dash: DASHES[d % DASHES.length],
+      });
     });
   return [steps, found];
 }

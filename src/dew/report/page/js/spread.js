@@ -4,29 +4,12 @@ const WIDE = 420;
 const HIGH = 170;
 const SIDES = ['correct', 'wrong'];
 const sideSign = { correct: '✓ correct', wrong: '✗ wrong' };
-const isSide = (name) => (answer) => answer.correct === (name === 'correct');
 
 /** A rectangle that opens its tokens; `drawing` listens for all of them. */
 function openMark(look, label, act) {
   const mark = s('rect', { role: 'button', tabindex: -1, 'aria-label': label, ...look, class: `opens ${look.class}` });
   mark.act = act;
   return mark;
-}
-
-/** A figure with a title, downloads and a key. */
-function figure(title, note, svg, rows, key) {
-  return h(
-    'figure',
-    { class: 'chart' },
-    h(
-      'figcaption',
-      {},
-      h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)),
-      h('span', { class: 'buttons' }, saveButtons(title, rows, () => svg)),
-    ),
-    svg,
-    key && h('div', { class: 'key' }, key),
-  );
 }
 
 /** An SVG with one tab stop: the arrow keys move between its marks, Enter or a click opens one. */
@@ -52,17 +35,31 @@ function drawing(label, ...parts) {
   });
   return svg;
 }
+
+const spreadFigure = (title, note, rows, svg, key) => figure(title, note, rows, (box) => box.append(svg()), { key });
 const below = (text, x, anchor = 'start') => s('text', { x, y: HIGH - 6, 'text-anchor': anchor }, text);
+const beside = (text, x, y) => s('text', { x, y, 'text-anchor': 'end' }, text);
+const across = (y, name, from = 10) => s('line', { x1: from, x2: WIDE - 10, y1: y, y2: y, class: name });
+const upTo = (top) => (v) => HIGH - 22 - ((HIGH - 40) * v) / top; // the height of a value
 const short = (v) => number(Number(v.toPrecision(3)));
+const hasBoth = (answer, t) => Number.isFinite(answer.entropy?.[t]) && Number.isFinite(answer.advantage?.[t]);
+
+/** The tokens of one tenth by entropy of the answers with an outcome, of one period of training if given. */
+const openTenth = (r, name, { tops }, d, period = null) =>
+  openTokens(
+    `${sideSign[name]}${period ? `, ${stepsOf(period)}` : ''}: tenth ${d + 1} by entropy`,
+    r,
+    (answer, t, group) => group.credited && answer.correct === (name === 'correct') && hasBoth(answer, t),
+    { tenth: { d, tops }, period },
+  );
 
 /** Two outlines over one axis: correct solid and blue, wrong dashed and orange. Each bin opens its tokens. */
 function histogram(r, title, data, note, signal) {
   if (!data) return null;
   const bins = data.correct.length;
   const log = signal === 'entropy';
-  const top = Math.max(...data.correct, ...data.wrong, 1e-9);
   const x = (k) => 10 + ((WIDE - 20) * k) / bins;
-  const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
+  const y = upTo(Math.max(...data.correct, ...data.wrong, 1e-9));
   const outline = (parts) =>
     `M${x(0)},${y(0)}${parts.map((v, k) => `L${x(k)},${y(v)}L${x(k + 1)},${y(v)}`).join('')}L${x(parts.length)},${y(0)}`;
   const edge = (k) => (log ? data.low * (data.high / data.low) ** (k / bins) : data.low + ((data.high - data.low) * k) / bins);
@@ -71,77 +68,56 @@ function histogram(r, title, data, note, signal) {
     if (v === null || v === undefined || (signal === 'advantage' && !group.credited)) return false;
     return (k === 0 || v >= edge(k)) && (k === bins - 1 || v < edge(k + 1));
   };
-  const marks = data.correct.map((_, k) => {
-    const label = `${title} ${short(edge(k))} to ${short(edge(k + 1))}: ${percent(data.correct[k], 1)} of the tokens of correct answers, ${percent(data.wrong[k], 1)} of wrong ones`;
-    return openMark({ x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32, class: 'bin' }, label, () =>
-      openTokens(`${title} ${short(edge(k))} to ${short(edge(k + 1))}`, r, inBin(k)),
+  const bin = (_, k) => {
+    const where = `${title} ${short(edge(k))} to ${short(edge(k + 1))}`;
+    const label = `${where}: ${percent(data.correct[k], 1)} of the tokens of correct answers, ${percent(data.wrong[k], 1)} of wrong ones`;
+    const look = { x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32, class: 'bin' };
+    return openMark(look, label, () => openTokens(where, r, inBin(k)));
+  };
+  const svg = () =>
+    drawing(
+      `${title}: mean ${number(data.mean_correct)} in correct answers, ${number(data.mean_wrong)} in wrong ones`,
+      s('path', { d: outline(data.correct), class: 'side-right' }),
+      s('path', { d: outline(data.wrong), class: 'side-wrong' }),
+      across(y(0), 'grid'),
+      below(short(data.low), 10),
+      below(short(data.high), WIDE - 10, 'end'),
+      data.correct.map(bin),
     );
-  });
-  const svg = drawing(
-    `${title}: mean ${number(data.mean_correct)} in correct answers, ${number(data.mean_wrong)} in wrong ones`,
-    s('path', { d: outline(data.correct), class: 'side-right' }),
-    s('path', { d: outline(data.wrong), class: 'side-wrong' }),
-    s('line', { x1: 10, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
-    below(short(data.low), 10),
-    below(short(data.high), WIDE - 10, 'end'),
-    marks,
-  );
   const rows = () => [['from', 'to', ...SIDES], ...data.correct.map((v, k) => [edge(k), edge(k + 1), v, data.wrong[k]])];
-  return figure(title, note, svg, rows, [
+  return spreadFigure(title, note, rows, svg, [
     h('span', { class: 'key-right' }, `✓ correct, mean ${number(data.mean_correct)}`),
     h('span', { class: 'key-wrong' }, `✗ wrong, mean ${number(data.mean_wrong)}`),
   ]);
 }
 
-const hasBoth = (answer, t) => Number.isFinite(answer.entropy?.[t]) && Number.isFinite(answer.advantage?.[t]);
-
 function deciles(r, data) {
   if (!data) return null;
   const sides = SIDES.filter((name) => data[name]);
-  const top = Math.max(0.14, ...sides.flatMap((name) => data[name].shares));
-  const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
+  const y = upTo(Math.max(0.14, ...sides.flatMap((name) => data[name].shares)));
   const wide = (WIDE - 20) / 10;
-  const bars = sides.flatMap((name, k) =>
-    data[name].shares.map((v, d) =>
-      openMark(
-        {
-          x: 10 + wide * d + 4 + (k * (wide - 8)) / sides.length,
-          width: (wide - 8) / sides.length - 1,
-          y: y(v),
-          height: y(0) - y(v),
-          class: name === 'correct' ? 'bar-right' : 'bar-wrong',
-        },
-        `${name}, tenth ${d + 1} (entropy up to ${short(data[name].tops[d])}): ${percent(v, 1)} of the credit`,
-        () =>
-          openTokens(
-            `${sideSign[name]}: tenth ${d + 1} by entropy`,
-            r,
-            (answer, t, group) => group.credited && isSide(name)(answer) && hasBoth(answer, t),
-            { tenth: d },
-          ),
-      ),
-    ),
-  );
-  const svg = drawing(
-    sides.map((name) => `${name}: ${data[name].shares.map((v) => percent(v, 1)).join(', ')}`).join('; '),
-    bars,
-    s('line', { x1: 10, x2: WIDE - 10, y1: y(0.1), y2: y(0.1), class: 'even' }),
-    s('line', { x1: 10, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
-    below('sure', 10),
-    below('unsure', WIDE - 10, 'end'),
-  );
+  const bar = (name, k, v, d) => {
+    const [x, width] = [10 + wide * d + 4 + (k * (wide - 8)) / sides.length, (wide - 8) / sides.length - 1];
+    const look = { x, width, y: y(v), height: y(0) - y(v), class: name === 'correct' ? 'bar-right' : 'bar-wrong' };
+    const label = `${name}, tenth ${d + 1} (entropy up to ${short(data[name].tops[d])}): ${percent(v, 1)} of the credit`;
+    return openMark(look, label, () => openTenth(r, name, data[name], d));
+  };
+  const svg = () =>
+    drawing(
+      sides.map((name) => `${name}: ${data[name].shares.map((v) => percent(v, 1)).join(', ')}`).join('; '),
+      sides.map((name, k) => data[name].shares.map((v, d) => bar(name, k, v, d))),
+      across(y(0.1), 'even'),
+      across(y(0), 'grid'),
+      below('sure', 10),
+      below('unsure', WIDE - 10, 'end'),
+    );
   const rows = () => [
     ['outcome', 'tenth', 'highest_entropy', 'share_of_credit'],
     ...sides.flatMap((name) => data[name].shares.map((v, d) => [name, d + 1, data[name].tops[d], v])),
   ];
-  return figure('Share of |credit| by entropy', 'tokens in ten equal parts, by increasing entropy', svg, rows, [
-    sides.map((name) =>
-      h(
-        'span',
-        { class: name === 'correct' ? 'key-right' : 'key-wrong' },
-        `${sideSign[name]}: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`,
-      ),
-    ),
+  const most = (name) => `${sideSign[name]}: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`;
+  return spreadFigure('Share of |credit| by entropy', 'tokens in ten equal parts, by increasing entropy', rows, svg, [
+    sides.map((name) => h('span', { class: name === 'correct' ? 'key-right' : 'key-wrong' }, most(name))),
     h('span', { class: 'quiet' }, 'dotted: 10 % each, as GRPO gives'),
   ]);
 }
@@ -152,115 +128,83 @@ function creditMap(r, data) {
   const { entropy, credit, counts } = data;
   const most = Math.max(...counts.flat());
   const [wide, high] = [(WIDE - 50) / (entropy.length - 1), (HIGH - 34) / (credit.length - 1)];
-  const x = (k) => 40 + wide * k;
-  const y = (k) => HIGH - 22 - high * (k + 1);
-  const inCell = (c, e) => (answer, t, group) => {
-    if (!hasBoth(answer, t) || !group.credited) return false;
-    const inside = (v, edges, k) => (k === 0 || v >= edges[k]) && (k === edges.length - 2 || v < edges[k + 1]);
-    return inside(answer.entropy[t], entropy, e) && inside(answer.advantage[t], credit, c);
+  const inside = (v, edges, k) => (k === 0 || v >= edges[k]) && (k === edges.length - 2 || v < edges[k + 1]);
+  const inCell = (c, e) => (answer, t, group) =>
+    group.credited && hasBoth(answer, t) && inside(answer.entropy[t], entropy, e) && inside(answer.advantage[t], credit, c);
+  const mark = (n, c, e) => {
+    const where = `entropy ${short(entropy[e])} to ${short(entropy[e + 1])}, credit ${short(credit[c])} to ${short(credit[c + 1])}`;
+    const deep = `${15 + (85 * Math.log1p(n)) / Math.log1p(most)}%`;
+    const look = { x: 40 + wide * e, y: HIGH - 22 - high * (c + 1), width: wide, height: high, class: 'cell', '--deep': deep };
+    return openMark(look, `${where}: ${plural(n, 'token')}`, () => openTokens(where, r, inCell(c, e)));
   };
-  const cells = counts.flatMap((row, c) =>
-    row.map((n, e) => {
-      if (!n) return null;
-      const where = `entropy ${short(entropy[e])} to ${short(entropy[e + 1])}, credit ${short(credit[c])} to ${short(credit[c + 1])}`;
-      const deep = 15 + (85 * Math.log1p(n)) / Math.log1p(most);
-      return openMark(
-        { x: x(e), y: y(c), width: wide, height: high, class: 'cell', '--deep': `${deep}%` },
-        `${where}: ${plural(n, 'token')}`,
-        () => openTokens(where, r, inCell(c, e)),
-      );
-    }),
-  );
-  const zero = credit[0] < 0 && credit[credit.length - 1] > 0 ? HIGH - 22 - ((HIGH - 34) * -credit[0]) / (credit[credit.length - 1] - credit[0]) : null;
-  const svg = drawing(
-    'Entropy against credit',
-    cells,
-    zero && s('line', { x1: 40, x2: WIDE - 10, y1: zero, y2: zero, class: 'even' }),
-    s('text', { x: 36, y: 20, 'text-anchor': 'end' }, short(credit[credit.length - 1])),
-    zero && s('text', { x: 36, y: zero + 4, 'text-anchor': 'end' }, '0'),
-    s('text', { x: 36, y: HIGH - 24, 'text-anchor': 'end' }, short(credit[0])),
-    below(short(entropy[0]), 40),
-    below(short(entropy[entropy.length - 1]), WIDE - 10, 'end'),
-  );
+  const [low, top] = [credit[0], credit[credit.length - 1]];
+  const zero = low < 0 && top > 0 ? HIGH - 22 - ((HIGH - 34) * -low) / (top - low) : null;
+  const svg = () =>
+    drawing(
+      'Entropy against credit',
+      counts.map((row, c) => row.map((n, e) => n > 0 && mark(n, c, e))),
+      zero && [across(zero, 'even', 40), beside('0', 36, zero + 4)],
+      beside(short(top), 36, 20),
+      beside(short(low), 36, HIGH - 24),
+      below(short(entropy[0]), 40),
+      below(short(entropy[entropy.length - 1]), WIDE - 10, 'end'),
+    );
   const rows = () => [
     ['entropy_from', 'entropy_to', 'credit_from', 'credit_to', 'tokens'],
     ...counts.flatMap((row, c) => row.map((n, e) => [entropy[e], entropy[e + 1], credit[c], credit[c + 1], n])),
   ];
-  return figure('Entropy against credit', 'across: entropy in nats, logarithmic; up: credit', svg, rows);
+  return spreadFigure('Entropy against credit', 'across: entropy in nats, logarithmic; up: credit', rows, svg);
 }
 
 const stepsOf = ({ from, to }) => (from === to ? `step ${whole(from)}` : `steps ${whole(from)} to ${whole(to)}`);
 const inPeriod = ({ from, to }, step) => step >= from && step <= to;
+const periodAxis = (periods) => [below(stepsOf(periods[0]), 60), below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end')];
 
 /** Deciles over training: a column per period, a row per tenth of entropy, depth for its share of the credit. */
 function decileMap(r, periods, name) {
   const some = periods.filter((p) => p.deciles[name]);
   if (some.length < 2) return null;
-  const values = some.flatMap((p) => p.deciles[name]);
+  const values = some.flatMap((p) => p.deciles[name].shares);
   const [low, top] = [Math.min(0.08, ...values), Math.max(0.12, ...values)];
-  const [wide, high] = [(WIDE - 70) / periods.length, (HIGH - 34) / 10];
-  const cells = periods.flatMap((p, k) =>
-    (p.deciles[name] || []).map((v, d) =>
-      openMark(
-        {
-          x: 60 + wide * k,
-          y: HIGH - 22 - high * (d + 1),
-          width: wide,
-          height: high,
-          class: `cell ${name}`,
-          '--deep': `${5 + (95 * (v - low)) / (top - low)}%`,
-        },
-        `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`,
-        () =>
-          openTokens(
-            `${sideSign[name]}, ${stepsOf(p)}: tenth ${d + 1} by entropy`,
-            r,
-            (answer, t, group) => group.credited && isSide(name)(answer) && hasBoth(answer, t),
-            { tenth: d, period: p },
-          ),
-      ),
-    ),
-  );
-  const svg = drawing(
-    `Share of credit by entropy over training, ${name} answers`,
-    cells,
-    s('text', { x: 54, y: 22, 'text-anchor': 'end' }, 'unsure'),
-    s('text', { x: 54, y: HIGH - 26, 'text-anchor': 'end' }, 'sure'),
-    below(stepsOf(periods[0]), 60),
-    below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end'),
-  );
+  const [width, height] = [(WIDE - 70) / periods.length, (HIGH - 34) / 10];
+  const mark = (p, k, v, d) => {
+    const deep = `${5 + (95 * (v - low)) / (top - low)}%`;
+    const look = { x: 60 + width * k, y: HIGH - 22 - height * (d + 1), width, height, class: `cell ${name}`, '--deep': deep };
+    return openMark(look, `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`, () => openTenth(r, name, p.deciles[name], d, p));
+  };
+  const svg = () =>
+    drawing(
+      `Share of credit by entropy over training, ${name} answers`,
+      periods.map((p, k) => p.deciles[name]?.shares.map((v, d) => mark(p, k, v, d))),
+      beside('unsure', 54, 22),
+      beside('sure', 54, HIGH - 26),
+      periodAxis(periods),
+    );
   const rows = () => [
     ['from_step', 'to_step', 'tenth', 'share_of_credit'],
-    ...some.flatMap((p) => p.deciles[name].map((v, d) => [p.from, p.to, d + 1, v])),
+    ...some.flatMap((p) => p.deciles[name].shares.map((v, d) => [p.from, p.to, d + 1, v])),
   ];
-  return figure(`Credit by entropy over training, ${name}`, `from ${percent(low)} to ${percent(top)}, deepest; each tenth has 10 % with GRPO`, svg, rows);
+  const note = `from ${percent(low)} to ${percent(top)}, deepest; each tenth has 10 % with GRPO`;
+  return spreadFigure(`Credit by entropy over training, ${name}`, note, rows, svg);
 }
 
 /** A share per period as bars. */
 function periodBars(r, periods, key, title, note, test) {
-  const values = periods.map((p) => p[key] || 0);
   if (periods.length < 2 || periods.every((p) => p[key] === null)) return null;
+  const values = periods.map((p) => p[key] || 0);
   const top = Math.max(...values, 1e-4);
   const wide = (WIDE - 70) / periods.length;
-  const y = (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
-  const bars = periods.map((p, k) =>
-    openMark(
-      { x: 60 + wide * k + 1, width: Math.max(1, wide - 2), y: y(values[k]), height: y(0) - y(values[k]), class: `bar-${key}` },
-      `${stepsOf(p)}: ${percent(values[k], 2)}`,
-      () => openTokens(`${title}, ${stepsOf(p)}`, r, test, { period: p }),
-    ),
-  );
-  const svg = drawing(
-    title,
-    bars,
-    s('line', { x1: 60, x2: WIDE - 10, y1: y(0), y2: y(0), class: 'grid' }),
-    s('text', { x: 54, y: y(top) + 4, 'text-anchor': 'end' }, percent(top, 1)),
-    s('text', { x: 54, y: y(0), 'text-anchor': 'end' }, '0'),
-    below(stepsOf(periods[0]), 60),
-    below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end'),
-  );
+  const y = upTo(top);
+  const bar = (p, k) => {
+    const [x, width] = [60 + wide * k + 1, Math.max(1, wide - 2)];
+    const look = { x, width, y: y(values[k]), height: y(0) - y(values[k]), class: `bar-${key}` };
+    const act = () => openTokens(`${title}, ${stepsOf(p)}`, r, test, { period: p });
+    return openMark(look, `${stepsOf(p)}: ${percent(values[k], 2)}`, act);
+  };
+  const svg = () =>
+    drawing(title, periods.map(bar), across(y(0), 'grid', 60), beside(percent(top, 1), 54, y(top) + 4), beside('0', 54, y(0)), periodAxis(periods));
   const rows = () => [['from_step', 'to_step', key], ...periods.map((p) => [p.from, p.to, p[key]])];
-  return figure(title, note, svg, rows);
+  return spreadFigure(title, note, rows, svg);
 }
 
 /** Whether token t belongs to an occurrence of the word in its answer. */
@@ -283,7 +227,7 @@ const wordButton = (r, side, word, period = null) =>
       onclick: () => {
         const test = inWord(word);
         const title = `“${brief(word)}” in ${side} answers`;
-        openTokens(title, r, (answer, t, group) => group.credited && isSide(side)(answer) && test(answer, t), { period });
+        openTokens(title, r, (answer, t, group) => group.credited && answer.correct === (side === 'correct') && test(answer, t), { period });
       },
     },
     h('code', {}, brief(word)),
@@ -441,7 +385,7 @@ function spreadView({ runs }) {
     const recorded = runs.map((_, r) => r).filter((r) => runs[r].groups.length);
     const told = Number(state.shown) - 1;
     const r = recorded.includes(told) ? told : view.all.length ? mostTelling().r : 0;
-    if (page.dataset.run === String(r)) return;
+    if (page.dataset.run === String(r)) return drawVisible();
     page.dataset.run = r;
     const options = recorded.map((k) => [String(k + 1), `${k + 1} ${visible(runs[k].name)}`]);
     page.replaceChildren(
@@ -457,6 +401,7 @@ function spreadView({ runs }) {
       ),
       ...[spreadOf(runs[r], r)].flat(Infinity).filter(Boolean),
     );
+    drawVisible();
   };
   return page;
 }

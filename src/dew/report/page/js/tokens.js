@@ -3,16 +3,6 @@
 const MOST_TOKENS = 100;
 const FIRST_ROWS_OF_TOKENS = 25; // before the page is painted
 
-/** The trained tokens of a group that pass the test: {place, group, i, t, H}. */
-function tokensIn(place, group, test) {
-  const found = [];
-  group.answers.forEach((answer, i) => {
-    for (let t = 0; t < answer.tokens.length; t++)
-      if (answer.live[t] && test(answer, t, group)) found.push({ place, group, i, t, H: answer.entropy?.[t] });
-  });
-  return found;
-}
-
 const tokenAddress = ({ place, i, t }) => `${addressOf(place)}&token=${i + 1}.${t + 1}`;
 
 function tokenRow(found) {
@@ -30,42 +20,7 @@ function tokenRow(found) {
   );
 }
 
-/** The number at place k if the list were sorted; reorders it (Hoare's selection, many times faster than sorting). */
-function kth(list, k) {
-  let [low, high] = [0, list.length - 1];
-  while (low < high) {
-    const pivot = list[(low + high) >> 1];
-    let [i, j] = [low, high];
-    while (i <= j) {
-      while (list[i] < pivot) i++;
-      while (list[j] > pivot) j--;
-      if (i > j) break;
-      const held = list[i];
-      list[i++] = list[j];
-      list[j--] = held;
-    }
-    if (k <= j) high = j;
-    else if (k >= i) low = i;
-    else break;
-  }
-  return list[k];
-}
-
-/** One tenth of the tokens by increasing entropy, divided as numpy.array_split does. */
-function tenthOf(found, tenth) {
-  const values = new Float64Array(found.length);
-  for (let k = 0; k < found.length; k++) values[k] = found[k].H; // several times faster than Float64Array.from
-  const [size, extra] = [Math.floor(found.length / 10), found.length % 10];
-  const from = tenth * size + Math.min(tenth, extra);
-  const count = size + (tenth < extra ? 1 : 0);
-  if (!count) return [];
-  const [low, high] = [kth(values, from), kth(values, from + count - 1)];
-  const near = found.filter(({ H }) => H >= low && H <= high).sort((a, b) => a.H - b.H);
-  const before = from - values.reduce((n, H) => n + (H < low), 0); // tokens with the same entropy in the tenth before
-  return near.slice(before, before + count);
-}
-
-/** Open the list, of one period of training if given; with `tenth`, of one tenth of the tokens by increasing entropy. */
+/** Open the list, of one period of training if given; with `tenth` {d, tops}, of one tenth by increasing entropy. */
 async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
   const box = document.getElementById('tokens');
   const close = h('button', { class: 'small close', onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
@@ -78,20 +33,35 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
   box.replaceChildren(close, h('h2', {}, title), count, region);
   box.showModal();
   const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
-  const all = [];
-  const chosen = () => (tenth !== null && all.length ? tenthOf(all, tenth) : all);
+  // Entropies are rounded here and `tops` are not: look a little beyond the tenth, and cut it out in the end.
+  const low = tenth?.d ? tenth.tops[tenth.d - 1] * (1 - 1e-4) : -Infinity;
+  const high = tenth ? tenth.tops[tenth.d] * (1 + 1e-4) : Infinity;
+  let [found, all, lower] = [[], 0, 0];
   let end = performance.now() + SLICE;
   for (const [k, place] of places.entries()) {
     for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
-    for (const found of tokensIn(place, await groupAt(place.n), test)) all.push(found);
+    const group = await groupAt(place.n);
+    group.answers.forEach((answer, i) => {
+      for (let t = 0; t < answer.tokens.length; t++) {
+        if (!answer.live[t] || !test(answer, t, group)) continue;
+        const H = answer.entropy?.[t];
+        all += 1;
+        if (H < low) lower += 1;
+        else if (!(H > high)) found.push({ place, group, i, t, H });
+      }
+    });
     if (performance.now() < end) continue;
-    if (!body.firstChild) body.append(...chosen().slice(0, FIRST_ROWS_OF_TOKENS).map(tokenRow));
+    if (!body.firstChild) body.append(...found.slice(0, FIRST_ROWS_OF_TOKENS).map(tokenRow));
     count.textContent = `Searching … ${k + 1} of ${plural(places.length, 'group')}`;
     await painted();
     if (!table.isConnected) return; // closed, or another list is open
     end = performance.now() + SLICE;
   }
-  const found = chosen();
+  if (tenth) {
+    const [size, extra] = [Math.floor(all / 10), all % 10]; // as numpy.array_split divides
+    const from = tenth.d * size + Math.min(tenth.d, extra) - lower;
+    found = found.sort((a, b) => a.H - b.H).slice(from, from + size + (tenth.d < extra ? 1 : 0));
+  }
   const shown = found.slice(0, MOST_TOKENS);
   const csv = () => [
     ['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'],

@@ -1,0 +1,57 @@
+// Figures: a title, downloads, and a drawing that is made when it comes into sight.
+
+const SLICE = 12; // milliseconds of work before the page is painted
+
+/** `draw` fills the box, again when `look` (what the drawing depends on) has changed. */
+function figure(title, note, rows, draw, { names = '', tools, above, key, look = () => 'drawn' } = {}) {
+  const box = h('div', { class: 'plot' });
+  const redraw = () => {
+    frame.drawn = look();
+    draw(box, frame.inner || box.clientWidth);
+  };
+  const picture = async () => {
+    if (frame.waits()) await redraw();
+    return box.querySelector('canvas, svg');
+  };
+  const frame = h(
+    'figure',
+    { class: 'chart', 'data-metrics': names },
+    h(
+      'figcaption',
+      {},
+      h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)),
+      h('span', { class: 'buttons' }, tools, saveButtons(title, rows, picture)),
+    ),
+    above,
+    box,
+    key && h('div', { class: 'key' }, key),
+  );
+  return Object.assign(frame, { redraw, waits: () => frame.drawn !== look() });
+}
+
+const figures = () => [...document.querySelectorAll('main > section:not([hidden]) figure')];
+
+/** Draw the figures in sight: the first ones at once, the others after the page has been painted. */
+async function drawVisible() {
+  const end = performance.now() + SLICE;
+  const waiting = figures().filter((frame) => {
+    if (!frame.waits()) return false;
+    const { top, bottom, width } = frame.getBoundingClientRect(); // all are measured before one is drawn
+    frame.inner = frame.querySelector('.plot').clientWidth;
+    return width && bottom > 0 && top < window.innerHeight;
+  });
+  do await waiting.shift()?.redraw(); // uPlot draws in a microtask
+  while (waiting.length && performance.now() < end);
+  const main = document.getElementById('content');
+  if (!waiting.length || main.ariaBusy === 'true') return;
+  main.ariaBusy = 'true';
+  await painted();
+  main.ariaBusy = 'false';
+  drawVisible();
+}
+
+window.addEventListener('scroll', drawVisible, { passive: true });
+window.addEventListener('resize', drawVisible);
+window.addEventListener('beforeprint', () => {
+  for (const frame of figures()) if (frame.waits() && frame.offsetParent) frame.redraw();
+});
