@@ -37,8 +37,9 @@ async function drawVisible() {
   const waiting = figures().filter((frame) => {
     if (!frame.waits()) return false;
     const { top, bottom, width } = frame.getBoundingClientRect(); // all are measured before one is drawn
-    frame.inner = frame.querySelector('.plot').clientWidth;
-    return width && bottom > 0 && top < window.innerHeight;
+    const inSight = width && bottom > 0 && top < window.innerHeight;
+    if (inSight) frame.inner = frame.querySelector('.plot').clientWidth;
+    return inSight;
   });
   do await waiting.shift()?.redraw(); // uPlot draws in a microtask
   while (waiting.length && performance.now() < end);

@@ -162,7 +162,9 @@ function neighbour(by) {
 
 function turnGroup(by) {
   const next = neighbour(by);
-  if (next) location.hash = addressOf(next);
+  if (!next) return;
+  history.pushState(null, '', addressOf(next)); // without the search for an element of that name
+  follow();
 }
 
 function groupsCsv() {

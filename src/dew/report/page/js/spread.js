@@ -133,8 +133,8 @@ function creditMap(r, data) {
     group.credited && hasBoth(answer, t) && inside(answer.entropy[t], entropy, e) && inside(answer.advantage[t], credit, c);
   const mark = (n, c, e) => {
     const where = `entropy ${short(entropy[e])} to ${short(entropy[e + 1])}, credit ${short(credit[c])} to ${short(credit[c + 1])}`;
-    const deep = `${15 + (85 * Math.log1p(n)) / Math.log1p(most)}%`;
-    const look = { x: 40 + wide * e, y: HIGH - 22 - high * (c + 1), width: wide, height: high, class: 'cell', '--deep': deep };
+    const deep = 0.15 + (0.85 * Math.log1p(n)) / Math.log1p(most);
+    const look = { x: 40 + wide * e, y: HIGH - 22 - high * (c + 1), width: wide, height: high, class: 'cell', 'fill-opacity': deep.toFixed(2) };
     return openMark(look, `${where}: ${plural(n, 'token')}`, () => openTokens(where, r, inCell(c, e)));
   };
   const [low, top] = [credit[0], credit[credit.length - 1]];
@@ -168,8 +168,8 @@ function decileMap(r, periods, name) {
   const [low, top] = [Math.min(0.08, ...values), Math.max(0.12, ...values)];
   const [width, height] = [(WIDE - 70) / periods.length, (HIGH - 34) / 10];
   const mark = (p, k, v, d) => {
-    const deep = `${5 + (95 * (v - low)) / (top - low)}%`;
-    const look = { x: 60 + width * k, y: HIGH - 22 - height * (d + 1), width, height, class: `cell ${name}`, '--deep': deep };
+    const deep = 0.05 + (0.95 * (v - low)) / (top - low);
+    const look = { x: 60 + width * k, y: HIGH - 22 - height * (d + 1), width, height, class: `cell ${name}`, 'fill-opacity': deep.toFixed(2) };
     return openMark(look, `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`, () => openTenth(r, name, p.deciles[name], d, p));
   };
   const svg = () =>

@@ -1,8 +1,5 @@
 // The tokens behind a bar, a cell or a word: a list with links to their groups.
 
-const MOST_TOKENS = 100;
-const FIRST_ROWS_OF_TOKENS = 25; // before the page is painted
-
 const tokenAddress = ({ place, i, t }) => `${addressOf(place)}&token=${i + 1}.${t + 1}`;
 
 function tokenRow(found) {
@@ -37,6 +34,11 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
   const low = tenth?.d ? tenth.tops[tenth.d - 1] * (1 - 1e-4) : -Infinity;
   const high = tenth ? tenth.tops[tenth.d] * (1 + 1e-4) : Infinity;
   let [found, all, lower] = [[], 0, 0];
+  const grow = () => {
+    const next = body.rows.length + Math.ceil(window.innerHeight / 24); // more than fit
+    body.append(...found.slice(body.rows.length, next).map(tokenRow));
+  };
+  box.onscroll = () => box.scrollTop + 2 * box.clientHeight > box.scrollHeight && grow();
   let end = performance.now() + SLICE;
   for (const [k, place] of places.entries()) {
     for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
@@ -51,7 +53,7 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
       }
     });
     if (performance.now() < end) continue;
-    if (!body.firstChild) body.append(...found.slice(0, FIRST_ROWS_OF_TOKENS).map(tokenRow));
+    if (!body.firstChild) grow();
     count.textContent = `Searching … ${k + 1} of ${plural(places.length, 'group')}`;
     await painted();
     if (!table.isConnected) return; // closed, or another list is open
@@ -62,7 +64,6 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
     const from = tenth.d * size + Math.min(tenth.d, extra) - lower;
     found = found.sort((a, b) => a.H - b.H).slice(from, from + size + (tenth.d < extra ? 1 : 0));
   }
-  const shown = found.slice(0, MOST_TOKENS);
   const csv = () => [
     ['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'],
     ...found.map(({ group, i, t }) => {
@@ -70,10 +71,8 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
       return [group.step, group.group, i + 1, t + 1, correct, tokens[t], entropy?.[t], advantage?.[t]];
     }),
   ];
-  const more = shown.length < found.length ? `, the first ${shown.length} are shown` : '';
-  count.replaceChildren(`${plural(found.length, 'token')}${more} `, ...saveButtons('tokens', csv).filter(Boolean));
-  body.replaceChildren(...shown.slice(0, FIRST_ROWS_OF_TOKENS).map(tokenRow));
-  await painted();
-  body.append(...shown.slice(FIRST_ROWS_OF_TOKENS).map(tokenRow));
+  count.replaceChildren(`${plural(found.length, 'token')} `, ...saveButtons('tokens', csv).filter(Boolean));
+  body.replaceChildren();
+  grow();
   region.removeAttribute('aria-busy');
 }
