@@ -181,7 +181,7 @@ function orderOf(group) {
 function answersView(group) {
   const longest = Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
   const order = orderOf(group);
-  if (!order.length) return h('p', { class: 'calm' }, 'This group has no answers with the selected outcome.');
+  if (!order.length) return calm('This group has no answers with the selected outcome.');
   return h(
     'div',
     { class: 'answers' },

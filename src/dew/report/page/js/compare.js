@@ -30,7 +30,7 @@ function methodBlock(group, i, method, m, table, scale) {
   return h(
     'div',
     { class: 'method', 'data-i': i, 'data-method': method },
-    h('div', { class: 'method-name' }, h('strong', {}, method), h('span', { class: 'quiet' }, range)),
+    h('div', { class: 'method-name' }, h('strong', {}, method), quiet(range)),
     h('div', { class: 'tokens' }, spans),
   );
 }
@@ -61,95 +61,40 @@ function comparedRow(group, i, correct, tables, scale) {
 }
 
 function compareControls(settings) {
-  const set = (name, value) => {
+  const change = (name) => (value) => {
     view.what = { ...settings, [name]: value };
     showGroup();
   };
-  const weight = (name, label) =>
-    h(
-      'label',
-      { class: 'choice' },
-      h('span', {}, label),
-      h('input', {
-        type: 'number',
-        min: 0,
-        max: 10,
-        step: 0.1,
-        value: settings[name],
-        'data-setting': name,
-        onchange: (event) => {
-          if (event.target.value !== '' && Number(event.target.value) >= 0) set(name, Number(event.target.value));
-        },
-      }),
-    );
+  const weight = (name, label) => {
+    const onchange = ({ target }) => target.value !== '' && Number(target.value) >= 0 && change(name)(Number(target.value));
+    const look = { type: 'number', min: 0, max: 10, step: 0.1, value: settings[name], 'data-setting': name };
+    return h('label', { class: 'choice' }, h('span', {}, label), h('input', { ...look, onchange }));
+  };
+  const options = (label, name, values) => choice(label, values, settings[name], change(name));
+  const reset = () => {
+    view.what = null;
+    showGroup();
+  };
   return h(
     'div',
     { class: 'controls' },
     weight('alpha1', 'α₁, β₁'),
     weight('alpha2', 'α₂, β₂'),
-    choice(
-      'Compare (GTPO)',
-      [
-        ['column', 'column: same position'],
-        ['row', 'row: same answer'],
-        ['matrix', 'matrix: all tokens'],
-        ['turn', 'turn: same turn'],
-      ],
-      settings.compare,
-      (v) => set('compare', v),
-    ),
-    choice(
-      'Average',
-      [
-        ['arithmetic', 'arithmetic'],
-        ['geometric', 'geometric'],
-      ],
-      settings.average,
-      (v) => set('average', v),
-    ),
-    choice(
-      'Pool',
-      [
-        ['group', 'group'],
-        ['joint', 'joint'],
-        ['sign', 'sign (unlearns)'],
-        ['outcome', 'outcome (keeps signs)'],
-      ],
-      settings.pool,
-      (v) => set('pool', v),
-    ),
-    choice(
-      'Spread',
-      [
-        ['both', 'both outcomes'],
-        ['correct', 'correct only'],
-        ['wrong', 'wrong only'],
-      ],
-      settings.spread,
-      (v) => set('spread', v),
-    ),
-    h(
-      'button',
-      {
-        class: 'small',
-        disabled: !view.what,
-        onclick: () => {
-          view.what = null;
-          showGroup();
-        },
-      },
-      'Settings of the run',
-    ),
+    options('Compare (GTPO)', 'compare', {
+      column: 'column: same position',
+      row: 'row: same answer',
+      matrix: 'matrix: all tokens',
+      turn: 'turn: same turn',
+    }),
+    options('Average', 'average', { arithmetic: 'arithmetic', geometric: 'geometric' }),
+    options('Pool', 'pool', { group: 'group', joint: 'joint', sign: 'sign (unlearns)', outcome: 'outcome (keeps signs)' }),
+    options('Spread', 'spread', { both: 'both outcomes', correct: 'correct only', wrong: 'wrong only' }),
+    h('button', { class: 'small', disabled: !view.what, onclick: reset }, 'Settings of the run'),
   );
 }
 
 function compareView(group) {
-  if (!hasEntropy(group))
-    return h(
-      'p',
-      { class: 'calm' },
-      'The three methods are recomputed from token entropies, and this run recorded none.',
-    );
+  if (!hasEntropy(group)) return calm('The three methods are recomputed from token entropies, and this run recorded none.');
   const settings = view.what || settingsOf(group);
   const tables = METHODS.map((method) => advantages(group, method, settings));
   const scale = shareScale(tables, group);
@@ -176,14 +121,10 @@ function compareView(group) {
           h('span', {}, `+${reach}`),
         ),
       ),
-      h('span', { class: 'quiet' }, 'relative to the mean token of the same outcome; one scale for all three'),
+      quiet('relative to the mean token of the same outcome; one scale for all three'),
     ),
     !hasSignal(group) &&
-      h(
-        'p',
-        { class: 'calm' },
-        'All answers of this group have the same outcome, so no method learns anything from it. Choose a group with both.',
-      ),
+      calm('All answers of this group have the same outcome, so no method learns anything from it. Choose a group with both.'),
     comparedRow(group, right, true, tables, scale),
     comparedRow(group, wrong, false, tables, scale),
   );

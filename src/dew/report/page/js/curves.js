@@ -29,10 +29,8 @@ const CHARTS = [
 const curvesLook = () => [state.smooth, state.seeds, state.hide, isDark(), window.innerWidth].join();
 
 function curvesNote(runs) {
-  const thinned = runs.filter((run) => run.sample.steps < run.sample.steps_of);
-  const sample = thinned.length
-    ? ` ${whole(thinned[0].sample.steps)} of ${whole(thinned[0].sample.steps_of)} steps are shown.`
-    : '';
+  const { sample: some } = runs.find(({ sample }) => sample.steps < sample.steps_of) || {};
+  const sample = some ? ` ${whole(some.steps)} of ${whole(some.steps_of)} steps are shown.` : '';
   const band = isMerged() ? ' Lines are means over the seeds of an arm, bands one standard deviation (of many lines, of the one you point at).' : '';
   return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${band}${sample}`;
 }
@@ -70,7 +68,7 @@ function runLegend(redo) {
         },
         dot(members[0]),
         visible(each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label),
-        members.length > 1 && h('span', { class: 'quiet' }, ` × ${members.length}`),
+        members.length > 1 && quiet(` × ${members.length}`),
       ),
     ),
   );
@@ -79,26 +77,16 @@ function runLegend(redo) {
 function curveControls(runs, bar) {
   const redo = () => {
     const at = bar.contains(document.activeElement) ? [...bar.querySelectorAll('button')].indexOf(document.activeElement) : -1;
-    bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
+    refill(bar, curveControls(runs, bar));
     if (at >= 0) bar.querySelectorAll('button')[at]?.focus();
     drawVisible();
   };
-  const smoothing = h('input', {
-    type: 'range',
-    min: 0,
-    max: 1,
-    step: 0.05,
-    value: state.smooth,
-    id: 'smooth',
-    oninput: (event) => {
-      set({ smooth: event.target.value });
-      drawVisible();
-    },
-  });
-  const ways = [
-    ['each', 'each run'],
-    ['mean', 'mean ± standard deviation'],
-  ];
+  const oninput = (event) => {
+    set({ smooth: event.target.value });
+    drawVisible();
+  };
+  const smoothing = h('input', { type: 'range', min: 0, max: 1, step: 0.05, value: state.smooth, id: 'smooth', oninput });
+  const ways = { each: 'each run', mean: 'mean ± standard deviation' };
   const several = arms().some((arm) => arm.runs.length > 1);
   return [
     taskChoice(),
@@ -109,7 +97,7 @@ function curveControls(runs, bar) {
         redo();
       }),
     runLegend(redo),
-    h('span', { class: 'quiet' }, curvesNote(runs)),
+    quiet(curvesNote(runs)),
   ];
 }
 
@@ -128,12 +116,7 @@ function curves({ runs }) {
       (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]),
     ),
   );
-  if (!all.length)
-    return h(
-      'div',
-      { class: 'page' },
-      h('p', { class: 'calm' }, 'This run recorded no metrics, so there are no curves.'),
-    );
+  if (!all.length) return h('div', { class: 'page' }, calm('This run recorded no metrics, so there are no curves.'));
   const rest = all.filter((name) => !CHARTS.some(([, pattern]) => pattern.test(name)));
   const main = CHARTS.map(([title, pattern, note, log]) => {
     const names = all.filter((name) => pattern.test(name));
@@ -150,10 +133,9 @@ function curves({ runs }) {
     ),
   );
   const bar = h('div', { class: 'controls' });
-  bar.append(...curveControls(runs, bar).filter(Boolean));
   const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
   page.shown = () => {
-    bar.replaceChildren(...curveControls(runs, bar).filter(Boolean));
+    refill(bar, curveControls(runs, bar));
     const wanted = state.chart && figures().find(({ dataset }) => dataset.metrics.split(' ').some((n) => n.startsWith(state.chart)));
     for (const frame of figures()) frame.classList.toggle('wanted', frame === wanted);
     if (wanted && more.contains(wanted)) more.open = true;

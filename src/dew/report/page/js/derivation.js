@@ -12,18 +12,8 @@ const step = (name, formula, value, note) =>
   );
 
 function signalTable(answer, t) {
-  const rows = Object.entries(SIGNALS).filter(([name]) => answer[name] && answer[name][t] !== null);
-  return h(
-    'table',
-    { class: 'signals' },
-    h(
-      'tbody',
-      {},
-      rows.map(([name, { label }]) =>
-        h('tr', { 'data-signal': name }, h('th', { scope: 'row' }, label), h('td', {}, number(answer[name][t]))),
-      ),
-    ),
-  );
+  const names = Object.keys(SIGNALS).filter((name) => answer[name] && answer[name][t] !== null);
+  return table('signals', null, names.map((name) => [SIGNALS[name].label, number(answer[name][t])]));
 }
 
 function poolSteps(entry, settings, things) {

@@ -16,6 +16,12 @@ function fill(element, attributes, children) {
   return element;
 }
 
+/** Other children in place of those that it has. */
+function refill(element, ...children) {
+  element.replaceChildren();
+  return fill(element, {}, children);
+}
+
 const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const s = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
@@ -40,11 +46,22 @@ function number(x) {
 
 const signed = (x) => (x > 0 ? '+' : '') + number(x);
 
+const quiet = (...text) => h('span', { class: 'quiet' }, text);
+const calm = (...text) => h('p', { class: 'calm' }, text);
+
+/** A labelled list to choose from; options are {value: text}, or pairs of them. */
 function choice(label, options, value, onchange) {
-  const select = h(
-    'select',
-    { onchange: (event) => onchange(event.target.value) },
-    options.map(([key, text]) => h('option', { value: key, selected: key === value }, text)),
-  );
+  const pairs = Array.isArray(options) ? options : Object.entries(options);
+  const list = pairs.map(([key, text]) => h('option', { value: key, selected: key === value }, text));
+  const select = h('select', { onchange: (event) => onchange(event.target.value) }, list);
   return h('label', { class: 'choice' }, h('span', {}, label), select);
+}
+
+/** A table of rows of cells, the first of each a heading unless it is made as a cell; without `head`, only its body. */
+function table(name, head, rows) {
+  const cell = (content, scope) =>
+    content instanceof HTMLTableCellElement ? content : h(scope ? 'th' : 'td', { scope }, content);
+  const heads = head && h('thead', {}, h('tr', {}, head.map((text) => cell(text, 'col'))));
+  const row = (cells) => h('tr', {}, cells.map((content, k) => cell(content, k ? null : 'row')));
+  return h('table', { class: name }, heads, h('tbody', {}, rows.map(row)));
 }

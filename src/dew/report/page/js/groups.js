@@ -22,33 +22,6 @@ async function openGroup(place) {
   window.requestIdleCallback?.(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
 }
 
-/** Mean |r̃| of both sides, beside the α₁ + α₂ that weighting must keep. */
-function massLine(group) {
-  const method = methodOf(group);
-  if (!['GTPO', 'GRPO-S'].includes(method) || !group.answers.some((a) => a.shaped)) return null;
-  const { alpha1, alpha2 } = settingsOf(group);
-  const total = alpha1 + alpha2;
-  const sides = [true, false]
-    .map((correct) =>
-      group.answers
-        .filter((a) => a.correct === correct && a.shaped)
-        .flatMap((a) => {
-          const live = a.shaped.filter((_, t) => a.live[t]).map((x) => Math.abs(x - (a.extra || 0)));
-          return method === 'GTPO' ? live : live.slice(0, 1);
-        }),
-    )
-    .filter((sizes) => sizes.length)
-    .map((sizes) => mean(sizes));
-  const kept = sides.every((m) => Math.abs(m / total - 1) < 0.005);
-  return h(
-    'span',
-    { title: 'Weighting moves reward between tokens and creates none: the mean of |r̃| stays α₁ + α₂ for each outcome.' },
-    'mean |r̃| ',
-    h('b', { class: 'mass' }, sides.map((m) => m.toFixed(4)).join(' and ')),
-    ` of ${number(total)}: reward mass ${kept ? 'is conserved' : 'is not conserved'}`,
-  );
-}
-
 /** The prompt by turns; system turns and the raw text with its markup are folded. */
 function promptBlock(prompt) {
   const turns = turnsOf(prompt);
@@ -85,7 +58,6 @@ function groupHeading(group) {
         group.algorithm ? h('span', {}, visible(String(group.algorithm))) : null,
         head.flipped ? h('b', { class: 'flips' }, plural(head.flipped, 'flipped token')) : null,
         head.sure > 0.005 ? h('span', {}, `${percent(head.sure)} of the tokens with entropy near 0`) : null,
-        massLine(group),
       ]),
     ),
   );
@@ -106,73 +78,31 @@ function groupControls(group) {
     set({ [name]: value });
     showGroup();
   };
-  const modes = MODES.filter(([mode]) => mode !== 'same' || sameGroups().length > 1);
-  const segments = (label, key, entries, current, act) =>
-    h(
-      'div',
-      { class: 'segments', role: 'group', 'aria-label': label },
-      entries.map(([value, text, note]) =>
-        h(
-          'button',
-          { 'aria-pressed': String(value === current), [key]: value, title: note, onclick: () => act(value) },
-          text,
-        ),
-      ),
-    );
+  const segments = (label, name, entries) => {
+    const button = ([value, text, title]) => {
+      const look = { 'aria-pressed': String(value === state[name]), [`data-${name}`]: value, title };
+      return h('button', { ...look, onclick: () => change(name)(value) }, text);
+    };
+    return h('div', { class: 'segments', role: 'group', 'aria-label': label }, entries.map(button));
+  };
+  const options = (label, name, values) => choice(label, values, state[name], change(name));
+  const signals = available(group).map((name) => [name, SIGNALS[name].label, SIGNALS[name].note]);
   return h(
     'div',
     { class: 'controls', id: 'group-controls' },
-    segments('View', 'data-mode', modes, state.mode, change('mode')),
+    segments('View', 'mode', modes()),
     state.mode !== 'methods' && [
-      segments(
-        'Colour by',
-        'data-signal',
-        available(group).map((name) => [name, SIGNALS[name].label, SIGNALS[name].note]),
-        state.signal,
-        change('signal'),
-      ),
-      choice(
-        'Show',
-        [
-          ['all', 'all answers'],
-          ['correct', 'correct only'],
-          ['wrong', 'wrong only'],
-        ],
-        state.only,
-        change('only'),
-      ),
-      choice(
-        'Sort',
-        [
-          ['given', 'as sampled'],
-          ['longest', 'longest first'],
-          ['shortest', 'shortest first'],
-          ['reward', 'by reward'],
-          ['credit', 'by mean |credit|'],
-        ],
-        state.sort,
-        change('sort'),
-      ),
-      SIGNALS[state.signal].scale === 'signed' &&
-        choice(
-          'Colour',
-          [
-            ['size', 'proportional'],
-            ['contrast', 'contrast'],
-          ],
-          state.depth,
-          change('depth'),
-        ),
-      state.mode === 'text' &&
-        choice(
-          'Identical answers',
-          [
-            ['yes', 'folded'],
-            ['no', 'each'],
-          ],
-          state.fold,
-          change('fold'),
-        ),
+      segments('Colour by', 'signal', signals),
+      options('Show', 'only', { all: 'all answers', correct: 'correct only', wrong: 'wrong only' }),
+      options('Sort', 'sort', {
+        given: 'as sampled',
+        longest: 'longest first',
+        shortest: 'shortest first',
+        reward: 'by reward',
+        credit: 'by mean |credit|',
+      }),
+      SIGNALS[state.signal].scale === 'signed' && options('Colour', 'depth', { size: 'proportional', contrast: 'contrast' }),
+      state.mode === 'text' && options('Identical answers', 'fold', { yes: 'folded', no: 'each' }),
     ],
     saveButtons(`step-${group.step}-group-${group.group}`, () => answersCsv(group)),
   );
@@ -184,6 +114,8 @@ const MODES = [
   ['methods', 'GRPO · GRPO-S · GTPO'],
   ['same', 'Same prompt'],
 ];
+
+const modes = () => MODES.filter(([mode]) => mode !== 'same' || sameGroups().length > 1);
 
 /** Every group of the page with the prompt of the open one, by run and step. */
 const sameGroups = () => view.all.filter((g) => g.head.same === view.all[view.n].head.same);
@@ -245,12 +177,7 @@ async function showGroup() {
 }
 
 function groups(report) {
-  if (!view.all.length)
-    return h(
-      'div',
-      { class: 'page' },
-      h('p', { class: 'calm' }, 'This run recorded no answers, so there are no groups.'),
-    );
+  if (!view.all.length) return h('div', { class: 'page' }, calm('This run recorded no answers, so there are no groups.'));
   const parts = (view.parts = {
     list: h('div', { class: 'group-list' }),
     count: h('summary', {}),

@@ -91,7 +91,6 @@ function focusSearch() {
 }
 
 function groupKey(event) {
-  const modes = MODES.map(([mode]) => mode).filter((mode) => mode !== 'same' || sameGroups().length > 1);
   const signal = /^[1-9]$/.test(event.key) && available(view.group)[Number(event.key) - 1];
   if (signal)
     return () => {
@@ -106,7 +105,8 @@ function groupKey(event) {
     Escape: () => pin(null),
     p: () => pin({ i: orderOf(view.group)[0] ?? 0, t: 0 }),
     v: () => {
-      set({ mode: modes[(modes.indexOf(state.mode) + 1) % modes.length] });
+      const names = modes().map(([mode]) => mode);
+      set({ mode: names[(names.indexOf(state.mode) + 1) % names.length] });
       showGroup();
     },
     ArrowLeft: () => movePin(-1, 0),

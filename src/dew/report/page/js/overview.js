@@ -46,18 +46,11 @@ function finding({ kind, text, remedy, link }) {
 }
 
 function findings(report) {
-  const known = report.runs.some((run) => run.metrics.step || run.groups.length);
-  const calm = known
+  const nothing = report.runs.some((run) => run.metrics.step || run.groups.length)
     ? '✓ No alarms, and nothing unusual in the curves or in the recorded tokens.'
     : 'No metrics and no tokens were recorded, so there is nothing to check.';
-  return h(
-    'section',
-    {},
-    h('h2', {}, 'Findings'),
-    report.findings.length
-      ? h('ul', { class: 'findings' }, report.findings.map(finding))
-      : h('p', { class: 'calm' }, calm),
-  );
+  const list = report.findings.length ? h('ul', { class: 'findings' }, report.findings.map(finding)) : calm(nothing);
+  return h('section', {}, h('h2', {}, 'Findings'), list);
 }
 
 /** A score or a share is shown in percent. */
@@ -123,15 +116,15 @@ function rowCard(row) {
     return h(
       'div',
       { class: 'row-line', 'data-arm': arm.label },
-      h('span', { class: 'row-arm' }, armChip(arm), arm.runs.length > 1 && h('span', { class: 'quiet' }, ` × ${arm.runs.length}`)),
+      h('span', { class: 'row-arm' }, armChip(arm), arm.runs.length > 1 && quiet(` × ${arm.runs.length}`)),
       valuePlot(row, arm, axis),
       h(
         'span',
         { class: 'row-values' },
         before.length ? [show(mean(before)), ' → '] : '',
         h('b', {}, after.length ? show(mean(after)) : '–'),
-        single && h('span', { class: 'quiet' }, ` [${points(row.low[r])}, ${points(row.high[r])}]`),
-        after.length > 1 && h('span', { class: 'quiet' }, ` ± ${points(spread(after))}`),
+        single && quiet(` [${points(row.low[r])}, ${points(row.high[r])}]`),
+        after.length > 1 && quiet(` ± ${points(spread(after))}`),
       ),
       difference ? forest(difference, reach) : h('span'),
       h(
@@ -140,7 +133,7 @@ function rowCard(row) {
         difference && [
           h('b', {}, `${difference.value > 0 ? '+' : ''}${points(difference.value)}`),
           ` [${points(difference.low)}, ${points(difference.high)}] `,
-          h('span', { class: 'quiet' }, difference.score === 'area' && row.name !== 'area' ? 'area, ' : '', judged(difference)),
+          quiet(difference.score === 'area' && row.name !== 'area' ? 'area, ' : '', judged(difference)),
         ],
       ),
     );
@@ -152,7 +145,7 @@ function rowCard(row) {
       'h3',
       {},
       row.link.startsWith('#curves') ? h('a', { href: row.link }, visible(row.name)) : visible(row.name),
-      h('span', { class: 'quiet' }, ` ${visible(row.note)}`),
+      quiet(` ${visible(row.note)}`),
     ),
     lines,
   );
@@ -204,33 +197,10 @@ function said(value) {
 /** A table with one column per run, or per arm where there are many runs. */
 function settingsTable(title, names, value, columns) {
   if (!names.length) return null;
-  return h(
-    'section',
-    {},
-    h('h2', {}, title),
-    h(
-      'div',
-      { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': title },
-      h(
-        'table',
-        { class: 'facts' },
-        columns.length > 1 &&
-          h('thead', {}, h('tr', {}, h('td', {}), columns.map(({ head }) => h('th', { scope: 'col' }, head())))),
-        h(
-          'tbody',
-          {},
-          names.map((name) =>
-            h(
-              'tr',
-              {},
-              h('th', { scope: 'row' }, visible(name).replace(/_/g, ' ')),
-              columns.map(({ r }) => h('td', {}, value(name, r))),
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
+  const head = columns.length > 1 && [h('td'), ...columns.map((column) => column.head())];
+  const rows = names.map((name) => [visible(name).replace(/_/g, ' '), ...columns.map(({ r }) => value(name, r))]);
+  const region = { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': title };
+  return h('section', {}, h('h2', {}, title), h('div', region, table('facts', head, rows)));
 }
 
 const columnsFor = ({ runs }) =>

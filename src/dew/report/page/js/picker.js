@@ -192,13 +192,13 @@ function picker(report) {
       waiting = setTimeout(() => search(event.target.value), 200);
     },
   });
-  const outcomes = [
-    ['all', 'all'],
-    ['mixed', 'correct and wrong answers'],
-    ['right', 'all correct'],
-    ['wrong', 'all wrong'],
-    ['flipped', 'flipped tokens'],
-  ];
+  const outcomes = {
+    all: 'all',
+    mixed: 'correct and wrong answers',
+    right: 'all correct',
+    wrong: 'all wrong',
+    flipped: 'flipped tokens',
+  };
   const change = (name) => (value) => {
     set({ [name]: value });
     groupList();
@@ -207,13 +207,14 @@ function picker(report) {
   parts.filters = h('div', { class: 'controls' });
   parts.fillFilters = () => {
     box.value = state.q;
-    parts.filters.replaceChildren(
+    refill(
+      parts.filters,
       box,
       choice('With', outcomes, state.with, change('with')),
-      report.runs.length > 1 ? choice('Run', runs, state.in, change('in')) : '',
+      report.runs.length > 1 && choice('Run', runs, state.in, change('in')),
       h('button', { class: 'small', onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
       h('button', { class: 'small', onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
-      ...saveButtons('groups', groupsCsv).filter(Boolean),
+      saveButtons('groups', groupsCsv),
     );
   };
   parts.fillFilters();

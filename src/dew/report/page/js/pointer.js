@@ -9,20 +9,10 @@ function placeOf(target) {
 function tell(place) {
   const { panel } = view.parts;
   panel.classList.toggle('open', Boolean(place));
-  if (place)
-    panel.replaceChildren(
-      h('button', { class: 'small close', 'aria-label': 'Close', onclick: () => pin(null) }, '✕'),
-      ...derivation(view.group, place.i, place.t).filter(Boolean),
-    );
-  else
-    panel.replaceChildren(
-      h('h3', {}, 'How the credit was computed'),
-      h(
-        'p',
-        { class: 'quiet' },
-        'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then move from token to token.',
-      ),
-    );
+  const close = h('button', { class: 'small close', 'aria-label': 'Close', onclick: () => pin(null) }, '✕');
+  const hint = 'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then move from token to token.';
+  if (place) refill(panel, close, derivation(view.group, place.i, place.t));
+  else refill(panel, h('h3', {}, 'How the credit was computed'), h('p', { class: 'quiet' }, hint));
 }
 
 function markPinned() {
@@ -62,22 +52,8 @@ function tipTable({ i, t }, target) {
   const answer = view.group.answers[i];
   if (!target.closest('.method')) return signalTable(answer, t);
   const settings = view.what || settingsOf(view.group);
-  return h(
-    'table',
-    { class: 'signals' },
-    h(
-      'tbody',
-      {},
-      METHODS.map((method) =>
-        h(
-          'tr',
-          {},
-          h('th', { scope: 'row' }, method),
-          h('td', {}, number(advantages(view.group, method, settings)[i][t])),
-        ),
-      ),
-    ),
-  );
+  const given = (method) => number(advantages(view.group, method, settings)[i][t]);
+  return table('signals', null, METHODS.map((method) => [method, given(method)]));
 }
 
 function showTip(place, event) {
@@ -114,11 +90,5 @@ function watchTokens({ group, tip }) {
     const place = placeOf(event.target);
     if (place) pin(place);
   });
-  window.addEventListener(
-    'scroll',
-    () => {
-      tip.hidden = true;
-    },
-    { passive: true },
-  );
+  window.addEventListener('scroll', () => (tip.hidden = true), { passive: true });
 }

@@ -238,6 +238,9 @@ function wordsOverTraining(r, periods) {
   const some = periods.filter((p) => SIDES.some((side) => p.words[side]?.length));
   if (some.length < 2) return null;
   const every = Math.ceil(some.length / 8);
+  const shown = some.filter((_, k) => k % every === 0 || k === some.length - 1);
+  const words = (p, side) => (p.words[side] || []).map((word) => wordButton(r, side, word, p));
+  const rows = shown.map((p) => [stepsOf(p).replace(/^steps? /, ''), ...SIDES.map((side) => words(p, side))]);
   return h(
     'div',
     { class: 'chart' },
@@ -245,92 +248,45 @@ function wordsOverTraining(r, periods) {
     h(
       'div',
       { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Words over training' },
-      h(
-        'table',
-        { class: 'period-words' },
-        h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'steps'), SIDES.map((side) => h('th', { scope: 'col' }, sideSign[side])))),
-        h(
-          'tbody',
-          {},
-          some
-            .filter((_, k) => k % every === 0 || k === some.length - 1)
-            .map((p) =>
-              h(
-                'tr',
-                {},
-                h('th', { scope: 'row' }, stepsOf(p).replace(/^steps? /, '')),
-                SIDES.map((side) => h('td', {}, (p.words[side] || []).map((word) => wordButton(r, side, word, p)))),
-              ),
-            ),
-        ),
-      ),
+      table('period-words', ['steps', ...SIDES.map((side) => sideSign[side])], rows),
     ),
   );
 }
 
-function wordTable(r, side, title, note, words) {
+function wordTable(r, side, title, words) {
   const top = Math.max(...words.map((w) => Math.abs(w.extra)), 1e-9);
+  const extra = (w) => {
+    const share = `${(100 * Math.abs(w.extra)) / top}%`;
+    return h('td', { class: 'extra', '--share': share }, `${w.extra > 0 ? '+' : ''}${percent(w.extra, 1)}`);
+  };
+  const rows = words.map((w) => [wordButton(r, side, w.word), whole(w.uses), extra(w)]);
   return h(
     'div',
     { class: `chart words ${side === 'correct' ? 'right' : 'wrong'}` },
     h('h3', {}, title),
-    h('p', { class: 'quiet' }, note),
-    words.length
-      ? h(
-          'table',
-          {},
-          h('thead', {}, h('tr', {}, ['word', 'uses', 'relative to the mean'].map((name) => h('th', { scope: 'col' }, name)))),
-          h(
-            'tbody',
-            {},
-            words.map((w) =>
-              h(
-                'tr',
-                {},
-                h('th', { scope: 'row' }, wordButton(r, side, w.word)),
-                h('td', {}, whole(w.uses)),
-                h(
-                  'td',
-                  { class: 'extra', '--share': `${(100 * Math.abs(w.extra)) / top}%` },
-                  `${w.extra > 0 ? '+' : ''}${percent(w.extra, 1)}`,
-                ),
-              ),
-            ),
-          ),
-        )
-      : h('p', { class: 'quiet' }, 'Too few words.'),
+    h('p', { class: 'quiet' }, `in ${side} answers: |advantage| relative to the mean token of the same answer`),
+    words.length ? table('', ['word', 'uses', 'relative to the mean'], rows) : h('p', { class: 'quiet' }, 'Too few words.'),
   );
 }
 
 function massCard(mass) {
   if (!mass) return null;
-  const sides = ['correct', 'wrong'].filter((side) => mass[side] !== undefined);
-  const conserved = mass.expected && sides.every((side) => Math.abs(mass[side] / mass.expected - 1) < 0.002);
+  const { expected } = mass;
+  const sides = SIDES.filter((side) => mass[side] !== undefined);
+  const conserved = expected && sides.every((side) => Math.abs(mass[side] / expected - 1) < 0.002);
+  const why = conserved ? 'weighting moves reward between tokens and creates none' : 'as with geometric means or an entropy clip';
   return h(
     'div',
     { class: 'tiles' },
-    sides.map((side) =>
-      tile(
-        `Mean |r̃|, ${side} answers`,
-        mass[side].toFixed(4),
-        mass.expected ? `α₁ + α₂ = ${number(mass.expected)}` : null,
-      ),
-    ),
-    mass.expected &&
-      tile(
-        'Reward mass',
-        conserved ? 'conserved' : 'not conserved',
-        conserved
-          ? 'weighting moves reward between tokens and creates none'
-          : 'as with geometric means or an entropy clip',
-      ),
+    sides.map((side) => tile(`Mean |r̃|, ${side} answers`, mass[side].toFixed(4), expected && `α₁ + α₂ = ${number(expected)}`)),
+    expected && tile('Reward mass', conserved ? 'conserved' : 'not conserved', why),
   );
 }
 
 function spreadOf(run, r) {
   const { credit } = run;
   if (!credit.entropy && !credit.credit)
-    return [h('p', { class: 'calm' }, 'No entropy or credit was recorded, so there is nothing to show here.')];
+    return [calm('No entropy or credit was recorded, so there is nothing to show here.')];
   const { periods } = credit;
   const overTraining = [
     ...SIDES.map((side) => decileMap(r, periods, side)),
@@ -354,27 +310,14 @@ function spreadOf(run, r) {
     ),
     overTraining.length > 0 && [h('h2', {}, 'Over training'), h('div', { class: 'charts' }, overTraining)],
     wordsOverTraining(r, periods),
-    credit.words
-      ? h(
-          'div',
-          { class: 'charts two' },
-          wordTable(
-            r,
-            'correct',
-            'Words with the most credit',
-            'in correct answers: |advantage| relative to the mean token of the same answer',
-            credit.words.correct,
-          ),
-          wordTable(
-            r,
-            'wrong',
-            'Words with the most penalty',
-            'in wrong answers: |advantage| relative to the mean token of the same answer',
-            credit.words.wrong,
-          ),
-        )
-      : credit.credit &&
-        h('p', { class: 'calm' }, 'Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
+    credit.words &&
+      h(
+        'div',
+        { class: 'charts two' },
+        wordTable(r, 'correct', 'Words with the most credit', credit.words.correct),
+        wordTable(r, 'wrong', 'Words with the most penalty', credit.words.wrong),
+      ),
+    !credit.words && credit.credit && calm('Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
   ];
 }
 
@@ -388,7 +331,8 @@ function spreadView({ runs }) {
     if (page.dataset.run === String(r)) return drawVisible();
     page.dataset.run = r;
     const options = recorded.map((k) => [String(k + 1), `${k + 1} ${visible(runs[k].name)}`]);
-    page.replaceChildren(
+    refill(
+      page,
       h(
         'div',
         { class: 'head' },
@@ -399,7 +343,7 @@ function spreadView({ runs }) {
             page.shown();
           }),
       ),
-      ...[spreadOf(runs[r], r)].flat(Infinity).filter(Boolean),
+      spreadOf(runs[r], r),
     );
     drawVisible();
   };

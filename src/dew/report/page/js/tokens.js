@@ -22,11 +22,10 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
   const box = document.getElementById('tokens');
   const close = h('button', { class: 'small close', onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
   const count = h('p', { class: 'quiet' }, 'Searching …');
-  const body = h('tbody', { onclick: (event) => event.target.closest('a') && box.close() });
-  const names = ['group', 'outcome', 'token', 'entropy', 'credit'];
-  const head = h('thead', {}, h('tr', {}, names.map((name) => h('th', { scope: 'col' }, name))));
-  const table = h('table', { class: 'token-table' }, head, body);
-  const region = h('div', { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Tokens', 'aria-busy': 'true' }, table);
+  const list = table('token-table', ['group', 'outcome', 'token', 'entropy', 'credit'], []);
+  const [body] = list.tBodies;
+  body.addEventListener('click', (event) => event.target.closest('a') && box.close());
+  const region = h('div', { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Tokens', 'aria-busy': 'true' }, list);
   box.replaceChildren(close, h('h2', {}, title), count, region);
   box.showModal();
   const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
@@ -56,7 +55,7 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
     if (!body.firstChild) grow();
     count.textContent = `Searching … ${k + 1} of ${plural(places.length, 'group')}`;
     await painted();
-    if (!table.isConnected) return; // closed, or another list is open
+    if (!list.isConnected) return; // closed, or another list is open
     end = performance.now() + SLICE;
   }
   if (tenth) {
@@ -71,7 +70,7 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
       return [group.step, group.group, i + 1, t + 1, correct, tokens[t], entropy?.[t], advantage?.[t]];
     }),
   ];
-  count.replaceChildren(`${plural(found.length, 'token')} `, ...saveButtons('tokens', csv).filter(Boolean));
+  refill(count, `${plural(found.length, 'token')} `, saveButtons('tokens', csv));
   body.replaceChildren();
   grow();
   region.removeAttribute('aria-busy');
