@@ -144,7 +144,7 @@ function answerCard(answer, places, longest, scale = view.scale) {
       {},
       outcome(answer),
       places.length > 1 && h('b', { class: 'times', title: `answers ${places.map((k) => k + 1).join(', ')}` }, `× ${places.length}`),
-      h('span', { class: 'quiet' }, places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
+      quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
       facets(answer),
     ),
     strip(answer, longest, state.signal, scale),

@@ -68,7 +68,10 @@ function drawBands(u, steps, found, near) {
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
   for (const line of found.filter((l) => l.low && (near.length ? near.includes(l) : found.length <= 2 * MANY_LINES))) {
-    const to = (edge, i) => line[edge][i] !== null && ctx.lineTo(u.valToPos(steps[i], 'x', true), u.valToPos(line[edge][i], 'y', true));
+    const to = (edge, i) => {
+      const y = line[edge][i];
+      if (y !== null) ctx.lineTo(u.valToPos(steps[i], 'x', true), u.valToPos(y, 'y', true));
+    };
     ctx.beginPath();
     for (let i = 0; i < steps.length; i++) to('high', i);
     for (let i = steps.length; i--; ) to('low', i);
@@ -106,7 +109,8 @@ function chart(runs, title, names, note, log) {
     frame.redraw();
   };
   const logButton = h('button', { class: 'small', title: 'Logarithmic axis', onclick: turn }, 'log');
-  const frame = figure(title, note, () => chartCsv(runs, names), draw, { names: names.join(' '), tools: logButton, above: values, look: curvesLook });
+  const parts = { names: names.join(' '), tools: logButton, above: values, look: curvesLook };
+  const frame = figure(title, note, () => chartCsv(runs, names), draw, parts);
 
   function draw(box, width) {
     const zoom = plot?.scales.x;
@@ -122,11 +126,13 @@ function chart(runs, title, names, note, log) {
     for (const [edge, outer] of [['low', Math.min], ['high', Math.max]]) {
       const edges = found.map((line) => line[edge]).filter(Boolean);
       const at = (i) => edges.map((ys) => ys[i]).filter((y) => y !== null);
-      if (edges.length) add(steps.map((_, i) => (at(i).length ? outer(...at(i)) : null)), { paths: () => null }); // for the range of the axis
+      const outermost = steps.map((_, i) => (at(i).length ? outer(...at(i)) : null));
+      if (edges.length) add(outermost, { paths: () => null }); // not drawn: the axis has room for the bands
     }
     for (const line of found) {
       const stroke = css(line.colour);
-      if (line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES) add(line.raw, { stroke: `${stroke}40`, width: 1 });
+      const faint = line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES;
+      if (faint) add(line.raw, { stroke: `${stroke}40`, width: 1 });
       line.index = series.length;
       const few = line.values.filter((v) => v !== null).length < 40;
       add(line.values, { label: line.label, stroke, width: 1.75, dash: line.dash, points: { show: few, size: 5 } });
@@ -145,8 +151,8 @@ function chart(runs, title, names, note, log) {
     const show = (at) => {
       const chosen = found.length <= MANY_LINES ? found : near;
       values.replaceChildren(
-        h('span', { class: 'quiet' }, at === null ? 'last' : `step ${whole(steps[at])}`),
-        ...(chosen.length || !found.length ? [] : [...key, h('span', { class: 'quiet' }, `${found.length} lines: point at one`)]),
+        quiet(at === null ? 'last' : `step ${whole(steps[at])}`),
+        ...(chosen.length || !found.length ? [] : [...key, quiet(`${found.length} lines: point at one`)]),
         ...chosen.map((line) => {
           const i = at === null ? null : nearest(line.raw, at);
           const off = i !== null && i !== at ? ` (step ${whole(steps[i])})` : '';
@@ -156,7 +162,7 @@ function chart(runs, title, names, note, log) {
             lineMark(line),
             `${visible(line.label)} `,
             h('b', {}, number(at === null ? last(line.raw) : i === null ? null : line.raw[i])),
-            off && h('span', { class: 'quiet' }, off),
+            off && quiet(off),
           );
         }),
       );

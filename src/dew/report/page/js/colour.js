@@ -133,7 +133,7 @@ function legend(scale, note, flips) {
     'div',
     { class: 'legend', role: 'img', 'aria-label': `Colour scale. ${note}` },
     bars,
-    h('span', { class: 'quiet' }, note),
-    flips && h('span', { class: 'quiet' }, h('span', { class: 't flip' }, 'underlined'), ': flipped, credit of the wrong sign'),
+    quiet(note),
+    flips && quiet(h('span', { class: 't flip' }, 'underlined'), ': flipped, credit of the wrong sign'),
   );
 }

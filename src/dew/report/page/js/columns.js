@@ -58,7 +58,7 @@ function columnsView(group) {
         'div',
         { class: 'controls' },
         h('button', { class: 'small', disabled: from === 0, onclick: () => turn(from - COLUMNS) }, '‹ earlier'),
-        h('span', { class: 'quiet' }, `positions ${whole(from + 1)} to ${whole(to)} of ${whole(longest)}`),
+        quiet(`positions ${whole(from + 1)} to ${whole(to)} of ${whole(longest)}`),
         h('button', { class: 'small', disabled: to >= longest, onclick: () => turn(from + COLUMNS) }, 'later ›'),
       ),
     h(

@@ -66,7 +66,7 @@ function compareControls(settings) {
     showGroup();
   };
   const weight = (name, label) => {
-    const onchange = ({ target }) => target.value !== '' && Number(target.value) >= 0 && change(name)(Number(target.value));
+    const onchange = ({ target: { value } }) => value !== '' && Number(value) >= 0 && change(name)(Number(value));
     const look = { type: 'number', min: 0, max: 10, step: 0.1, value: settings[name], 'data-setting': name };
     return h('label', { class: 'choice' }, h('span', {}, label), h('input', { ...look, onchange }));
   };
@@ -87,14 +87,20 @@ function compareControls(settings) {
       turn: 'turn: same turn',
     }),
     options('Average', 'average', { arithmetic: 'arithmetic', geometric: 'geometric' }),
-    options('Pool', 'pool', { group: 'group', joint: 'joint', sign: 'sign (unlearns)', outcome: 'outcome (keeps signs)' }),
+    options('Pool', 'pool', {
+      group: 'group',
+      joint: 'joint',
+      sign: 'sign (unlearns)',
+      outcome: 'outcome (keeps signs)',
+    }),
     options('Spread', 'spread', { both: 'both outcomes', correct: 'correct only', wrong: 'wrong only' }),
     h('button', { class: 'small', disabled: !view.what, onclick: reset }, 'Settings of the run'),
   );
 }
 
 function compareView(group) {
-  if (!hasEntropy(group)) return calm('The three methods are recomputed from token entropies, and this run recorded none.');
+  if (!hasEntropy(group))
+    return calm('The three methods are recomputed from token entropies, and this run recorded none.');
   const settings = view.what || settingsOf(group);
   const tables = METHODS.map((method) => advantages(group, method, settings));
   const scale = shareScale(tables, group);
@@ -124,7 +130,10 @@ function compareView(group) {
       quiet('relative to the mean token of the same outcome; one scale for all three'),
     ),
     !hasSignal(group) &&
-      calm('All answers of this group have the same outcome, so no method learns anything from it. Choose a group with both.'),
+      calm(
+        'All answers of this group have the same outcome, so no method learns anything from it. ',
+        'Choose a group with both.',
+      ),
     comparedRow(group, right, true, tables, scale),
     comparedRow(group, wrong, false, tables, scale),
   );

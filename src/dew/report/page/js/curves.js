@@ -31,7 +31,8 @@ const curvesLook = () => [state.smooth, state.seeds, state.hide, isDark(), windo
 function curvesNote(runs) {
   const { sample: some } = runs.find(({ sample }) => sample.steps < sample.steps_of) || {};
   const sample = some ? ` ${whole(some.steps)} of ${whole(some.steps_of)} steps are shown.` : '';
-  const band = isMerged() ? ' Lines are means over the seeds of an arm, bands one standard deviation (of many lines, of the one you point at).' : '';
+  const bands = ' Lines are means over the seeds of an arm, bands one standard deviation';
+  const band = isMerged() ? `${bands} (with many lines, only of the one that you point at).` : '';
   return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${band}${sample}`;
 }
 
@@ -85,12 +86,12 @@ function curveControls(runs, bar) {
     set({ smooth: event.target.value });
     drawVisible();
   };
-  const smoothing = h('input', { type: 'range', min: 0, max: 1, step: 0.05, value: state.smooth, id: 'smooth', oninput });
+  const range = { type: 'range', min: 0, max: 1, step: 0.05, value: state.smooth };
   const ways = { each: 'each run', mean: 'mean ± standard deviation' };
   const several = arms().some((arm) => arm.runs.length > 1);
   return [
     taskChoice(),
-    h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), smoothing),
+    h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), h('input', { id: 'smooth', ...range, oninput })),
     several &&
       choice('Seeds', ways, isMerged() ? 'mean' : 'each', (value) => {
         set({ seeds: value, hide: '' });
@@ -136,7 +137,8 @@ function curves({ runs }) {
   const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
   page.shown = () => {
     refill(bar, curveControls(runs, bar));
-    const wanted = state.chart && figures().find(({ dataset }) => dataset.metrics.split(' ').some((n) => n.startsWith(state.chart)));
+    const named = ({ dataset }) => dataset.metrics.split(' ').some((name) => name.startsWith(state.chart));
+    const wanted = state.chart && figures().find(named);
     for (const frame of figures()) frame.classList.toggle('wanted', frame === wanted);
     if (wanted && more.contains(wanted)) more.open = true;
     if (wanted) wanted.scrollIntoView({ block: 'center' });

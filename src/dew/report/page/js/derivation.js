@@ -8,7 +8,7 @@ const step = (name, formula, value, note) =>
     {},
     h('span', { class: 'step-name' }, name),
     h('span', { class: 'formula' }, formula, value !== null && [' = ', h('b', {}, number(value))]),
-    note && h('span', { class: 'quiet' }, note),
+    note && quiet(note),
   );
 
 function signalTable(answer, t) {

@@ -19,7 +19,7 @@ function figure(title, note, rows, draw, { names = '', tools, above, key, look =
     h(
       'figcaption',
       {},
-      h('span', {}, h('strong', {}, title), ' ', h('span', { class: 'quiet' }, note)),
+      h('span', {}, h('strong', {}, title), ' ', quiet(note)),
       h('span', { class: 'buttons' }, tools, saveButtons(title, rows, picture)),
     ),
     above,

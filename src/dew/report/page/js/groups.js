@@ -101,7 +101,8 @@ function groupControls(group) {
         reward: 'by reward',
         credit: 'by mean |credit|',
       }),
-      SIGNALS[state.signal].scale === 'signed' && options('Colour', 'depth', { size: 'proportional', contrast: 'contrast' }),
+      SIGNALS[state.signal].scale === 'signed' &&
+        options('Colour', 'depth', { size: 'proportional', contrast: 'contrast' }),
       state.mode === 'text' && options('Identical answers', 'fold', { yes: 'folded', no: 'each' }),
     ],
     saveButtons(`step-${group.step}-group-${group.group}`, () => answersCsv(group)),
@@ -177,7 +178,8 @@ async function showGroup() {
 }
 
 function groups(report) {
-  if (!view.all.length) return h('div', { class: 'page' }, calm('This run recorded no answers, so there are no groups.'));
+  if (!view.all.length)
+    return h('div', { class: 'page' }, calm('This run recorded no answers, so there are no groups.'));
   const parts = (view.parts = {
     list: h('div', { class: 'group-list' }),
     count: h('summary', {}),

@@ -10,7 +10,10 @@ function tell(place) {
   const { panel } = view.parts;
   panel.classList.toggle('open', Boolean(place));
   const close = h('button', { class: 'small close', 'aria-label': 'Close', onclick: () => pin(null) }, '✕');
-  const hint = 'Point at a token to see its numbers put into the formula. Click to keep it; the arrow keys then move from token to token.';
+  const hint = [
+    'Point at a token to see its numbers put into the formula. ',
+    'Click to keep it; the arrow keys then move from token to token.',
+  ];
   if (place) refill(panel, close, derivation(view.group, place.i, place.t));
   else refill(panel, h('h3', {}, 'How the credit was computed'), h('p', { class: 'quiet' }, hint));
 }

@@ -3,6 +3,7 @@
 const WIDE = 420;
 const HIGH = 170;
 const SIDES = ['correct', 'wrong'];
+const isSide = (answer, name) => answer.correct === (name === 'correct');
 const sideSign = { correct: '✓ correct', wrong: '✗ wrong' };
 
 /** A rectangle that opens its tokens; `drawing` listens for all of them. */
@@ -10,6 +11,12 @@ function openMark(look, label, act) {
   const mark = s('rect', { role: 'button', tabindex: -1, 'aria-label': label, ...look, class: `opens ${look.class}` });
   mark.act = act;
   return mark;
+}
+
+/** A cell of a heat map, in a row counted from below. */
+function cellMark(name, x, row, width, height, deep, label, act) {
+  const y = HIGH - 22 - height * (row + 1);
+  return openMark({ x, y, width, height, class: name, 'fill-opacity': deep.toFixed(2) }, label, act);
 }
 
 /** An SVG with one tab stop: the arrow keys move between its marks, Enter or a click opens one. */
@@ -49,7 +56,7 @@ const openTenth = (r, name, { tops }, d, period = null) =>
   openTokens(
     `${sideSign[name]}${period ? `, ${stepsOf(period)}` : ''}: tenth ${d + 1} by entropy`,
     r,
-    (answer, t, group) => group.credited && answer.correct === (name === 'correct') && hasBoth(answer, t),
+    (answer, t, group) => group.credited && isSide(answer, name) && hasBoth(answer, t),
     { tenth: { d, tops }, period },
   );
 
@@ -70,7 +77,8 @@ function histogram(r, title, data, note, signal) {
   };
   const bin = (_, k) => {
     const where = `${title} ${short(edge(k))} to ${short(edge(k + 1))}`;
-    const label = `${where}: ${percent(data.correct[k], 1)} of the tokens of correct answers, ${percent(data.wrong[k], 1)} of wrong ones`;
+    const [right, wrong] = SIDES.map((side) => percent(data[side][k], 1));
+    const label = `${where}: ${right} of the tokens of correct answers, ${wrong} of wrong ones`;
     const look = { x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32, class: 'bin' };
     return openMark(look, label, () => openTokens(where, r, inBin(k)));
   };
@@ -99,7 +107,8 @@ function deciles(r, data) {
   const bar = (name, k, v, d) => {
     const [x, width] = [10 + wide * d + 4 + (k * (wide - 8)) / sides.length, (wide - 8) / sides.length - 1];
     const look = { x, width, y: y(v), height: y(0) - y(v), class: name === 'correct' ? 'bar-right' : 'bar-wrong' };
-    const label = `${name}, tenth ${d + 1} (entropy up to ${short(data[name].tops[d])}): ${percent(v, 1)} of the credit`;
+    const top = short(data[name].tops[d]);
+    const label = `${name}, tenth ${d + 1} (entropy up to ${top}): ${percent(v, 1)} of the credit`;
     return openMark(look, label, () => openTenth(r, name, data[name], d));
   };
   const svg = () =>
@@ -118,7 +127,7 @@ function deciles(r, data) {
   const most = (name) => `${sideSign[name]}: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`;
   return spreadFigure('Share of |credit| by entropy', 'tokens in ten equal parts, by increasing entropy', rows, svg, [
     sides.map((name) => h('span', { class: name === 'correct' ? 'key-right' : 'key-wrong' }, most(name))),
-    h('span', { class: 'quiet' }, 'dotted: 10 % each, as GRPO gives'),
+    quiet('dotted: 10 % each, as GRPO gives'),
   ]);
 }
 
@@ -127,15 +136,19 @@ function creditMap(r, data) {
   if (!data) return null;
   const { entropy, credit, counts } = data;
   const most = Math.max(...counts.flat());
-  const [wide, high] = [(WIDE - 50) / (entropy.length - 1), (HIGH - 34) / (credit.length - 1)];
+  const [width, height] = [(WIDE - 50) / (entropy.length - 1), (HIGH - 34) / (credit.length - 1)];
   const inside = (v, edges, k) => (k === 0 || v >= edges[k]) && (k === edges.length - 2 || v < edges[k + 1]);
   const inCell = (c, e) => (answer, t, group) =>
-    group.credited && hasBoth(answer, t) && inside(answer.entropy[t], entropy, e) && inside(answer.advantage[t], credit, c);
+    group.credited &&
+    hasBoth(answer, t) &&
+    inside(answer.entropy[t], entropy, e) &&
+    inside(answer.advantage[t], credit, c);
   const mark = (n, c, e) => {
-    const where = `entropy ${short(entropy[e])} to ${short(entropy[e + 1])}, credit ${short(credit[c])} to ${short(credit[c + 1])}`;
+    const range = (edges, k) => `${short(edges[k])} to ${short(edges[k + 1])}`;
+    const where = `entropy ${range(entropy, e)}, credit ${range(credit, c)}`;
     const deep = 0.15 + (0.85 * Math.log1p(n)) / Math.log1p(most);
-    const look = { x: 40 + wide * e, y: HIGH - 22 - high * (c + 1), width: wide, height: high, class: 'cell', 'fill-opacity': deep.toFixed(2) };
-    return openMark(look, `${where}: ${plural(n, 'token')}`, () => openTokens(where, r, inCell(c, e)));
+    const act = () => openTokens(where, r, inCell(c, e));
+    return cellMark('cell', 40 + width * e, c, width, height, deep, `${where}: ${plural(n, 'token')}`, act);
   };
   const [low, top] = [credit[0], credit[credit.length - 1]];
   const zero = low < 0 && top > 0 ? HIGH - 22 - ((HIGH - 34) * -low) / (top - low) : null;
@@ -158,7 +171,10 @@ function creditMap(r, data) {
 
 const stepsOf = ({ from, to }) => (from === to ? `step ${whole(from)}` : `steps ${whole(from)} to ${whole(to)}`);
 const inPeriod = ({ from, to }, step) => step >= from && step <= to;
-const periodAxis = (periods) => [below(stepsOf(periods[0]), 60), below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end')];
+const periodAxis = (periods) => [
+  below(stepsOf(periods[0]), 60),
+  below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end'),
+];
 
 /** Deciles over training: a column per period, a row per tenth of entropy, depth for its share of the credit. */
 function decileMap(r, periods, name) {
@@ -169,8 +185,9 @@ function decileMap(r, periods, name) {
   const [width, height] = [(WIDE - 70) / periods.length, (HIGH - 34) / 10];
   const mark = (p, k, v, d) => {
     const deep = 0.05 + (0.95 * (v - low)) / (top - low);
-    const look = { x: 60 + width * k, y: HIGH - 22 - height * (d + 1), width, height, class: `cell ${name}`, 'fill-opacity': deep.toFixed(2) };
-    return openMark(look, `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`, () => openTenth(r, name, p.deciles[name], d, p));
+    const label = `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`;
+    const act = () => openTenth(r, name, p.deciles[name], d, p);
+    return cellMark(`cell ${name}`, 60 + width * k, d, width, height, deep, label, act);
   };
   const svg = () =>
     drawing(
@@ -202,7 +219,14 @@ function periodBars(r, periods, key, title, note, test) {
     return openMark(look, `${stepsOf(p)}: ${percent(values[k], 2)}`, act);
   };
   const svg = () =>
-    drawing(title, periods.map(bar), across(y(0), 'grid', 60), beside(percent(top, 1), 54, y(top) + 4), beside('0', 54, y(0)), periodAxis(periods));
+    drawing(
+      title,
+      periods.map(bar),
+      across(y(0), 'grid', 60),
+      beside(percent(top, 1), 54, y(top) + 4),
+      beside('0', 54, y(0)),
+      periodAxis(periods),
+    );
   const rows = () => [['from_step', 'to_step', key], ...periods.map((p) => [p.from, p.to, p[key]])];
   return spreadFigure(title, note, rows, svg);
 }
@@ -227,7 +251,8 @@ const wordButton = (r, side, word, period = null) =>
       onclick: () => {
         const test = inWord(word);
         const title = `“${brief(word)}” in ${side} answers`;
-        openTokens(title, r, (answer, t, group) => group.credited && answer.correct === (side === 'correct') && test(answer, t), { period });
+        const fits = (answer, t, group) => group.credited && isSide(answer, side) && test(answer, t);
+        openTokens(title, r, fits, { period });
       },
     },
     h('code', {}, brief(word)),
@@ -265,20 +290,23 @@ function wordTable(r, side, title, words) {
     { class: `chart words ${side === 'correct' ? 'right' : 'wrong'}` },
     h('h3', {}, title),
     h('p', { class: 'quiet' }, `in ${side} answers: |advantage| relative to the mean token of the same answer`),
-    words.length ? table('', ['word', 'uses', 'relative to the mean'], rows) : h('p', { class: 'quiet' }, 'Too few words.'),
+    words.length ? table('', ['word', 'uses', 'relative to the mean'], rows) : quiet('Too few words.'),
   );
 }
 
 function massCard(mass) {
   if (!mass) return null;
   const { expected } = mass;
+  const total = expected && `α₁ + α₂ = ${number(expected)}`;
   const sides = SIDES.filter((side) => mass[side] !== undefined);
   const conserved = expected && sides.every((side) => Math.abs(mass[side] / expected - 1) < 0.002);
-  const why = conserved ? 'weighting moves reward between tokens and creates none' : 'as with geometric means or an entropy clip';
+  const why = conserved
+    ? 'weighting moves reward between tokens and creates none'
+    : 'as with geometric means or an entropy clip';
   return h(
     'div',
     { class: 'tiles' },
-    sides.map((side) => tile(`Mean |r̃|, ${side} answers`, mass[side].toFixed(4), expected && `α₁ + α₂ = ${number(expected)}`)),
+    sides.map((side) => tile(`Mean |r̃|, ${side} answers`, mass[side].toFixed(4), total)),
     expected && tile('Reward mass', conserved ? 'conserved' : 'not conserved', why),
   );
 }
@@ -317,7 +345,9 @@ function spreadOf(run, r) {
         wordTable(r, 'correct', 'Words with the most credit', credit.words.correct),
         wordTable(r, 'wrong', 'Words with the most penalty', credit.words.wrong),
       ),
-    !credit.words && credit.credit && calm('Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
+    !credit.words &&
+      credit.credit &&
+      calm('Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
   ];
 }
 

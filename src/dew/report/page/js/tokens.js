@@ -25,7 +25,8 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
   const list = table('token-table', ['group', 'outcome', 'token', 'entropy', 'credit'], []);
   const [body] = list.tBodies;
   body.addEventListener('click', (event) => event.target.closest('a') && box.close());
-  const region = h('div', { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Tokens', 'aria-busy': 'true' }, list);
+  const role = { role: 'region', 'aria-label': 'Tokens', 'aria-busy': 'true' };
+  const region = h('div', { class: 'scroll-x', tabindex: 0, ...role }, list);
   box.replaceChildren(close, h('h2', {}, title), count, region);
   box.showModal();
   const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
