@@ -18,9 +18,8 @@ from dew.records import Json
 PAGE = Path(__file__).parent / "page"
 VENDOR = PAGE / "vendor" / "uPlot-1.6.32"
 SCRIPTS = (
-    "dom", "unpack", "state", "credit", "colour", "words", "save", "figure", "overview", "series",
-    "chart", "curves", "answers",
-    "columns", "derivation", "compare", "pointer", "tokens", "picker", "groups", "spread", "main",
+    "dom", "unpack", "state", "credit", "colour", "words", "save", "figure", "overview", "series", "chart", "curves",
+    "answers", "columns", "derivation", "compare", "pointer", "tokens", "picker", "groups", "spread", "main",
 )  # fmt: skip
 """Files of page/js, in order of use."""
 

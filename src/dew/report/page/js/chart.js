@@ -219,6 +219,6 @@ function chart(runs, title, names, note, log) {
     };
   }
   frame.close = () => plot?.destroy();
-  window.requestIdleCallback?.(() => linesOf(runs, names)); // kept until the chart is drawn
+  window.requestIdleCallback?.(() => view.report.runs === runs && linesOf(runs, names)); // kept for the first look
   return frame;
 }
