@@ -50,6 +50,21 @@ def compared(**settings: int) -> Step:
 
 
 STEPS = {
+    "candidates": Step(
+        (
+            "dapo", "gtpo", "gtpo(pool=joint)", "gtpo(pool=outcome)", "dew", "dew(alpha1=0.5,alpha2=0.5)",
+            "dew(spread=both)", "dew(spread=both,alpha1=0.5,alpha2=0.5)",
+        ),
+        TASKS,
+    ),
+    "confirm": Step(
+        (
+            "dapo", "gtpo@{gtpo}", "gtpo(pool=joint)@{gtpo}", "gtpo(pool=outcome)@{gtpo}", "dew@{dew}",
+            "dew(spread=both)@{dew}",
+        ),
+        TASKS,
+        (100, 116),
+    ),
     # Why GRPO-S loses against GRPO: the arithmetic mean of ratios hardly moves, so nothing is ever clipped?
     "grpo_s": Step(
         (
@@ -69,18 +84,6 @@ STEPS = {
         TASKS,
         (0, 8),
         8,
-    ),
-    "candidates": Step(
-        (
-            "dapo", "gtpo", "gtpo(pool=joint)", "gtpo(pool=outcome)", "dew", "dew(alpha1=0.5,alpha2=0.5)",
-            "dew(spread=both)", "dew(spread=both,alpha1=0.5,alpha2=0.5)",
-        ),
-        TASKS,
-    ),
-    "confirm": Step(
-        ("dapo", "gtpo@{gtpo}", "gtpo(pool=joint)@{gtpo}", "gtpo(pool=outcome)@{gtpo}", "dew(spread=both)@{dew}"),
-        TASKS,
-        (100, 116),
     ),
     "group-4": compared(group_size=4, prompts=64),
     "group-8": compared(group_size=8, prompts=32),
