@@ -57,7 +57,11 @@ logger = logging.getLogger("dew")
 
 
 class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
-    """GRPOTrainer that trains with any algorithm of dew. Takes the arguments of GRPOTrainer, and a `DewConfig`."""
+    """TRL's GRPOTrainer with an algorithm of dew: `DewTrainer(model, reward_funcs, DewConfig(...), train_dataset)`.
+
+    Takes the arguments of GRPOTrainer. `args` is a `DewConfig`, which names the algorithm; `guide` is a second policy
+    that writes some of the answers (docs/trl.md).
+    """
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
