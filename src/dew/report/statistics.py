@@ -20,9 +20,9 @@ MIN_ENTROPY = 1e-4
 """Start of the logarithmic entropy axis."""
 SURE = 0.01
 """Entropy in nats that counts as near zero: the policy gives one token about 99.9 %."""
-MAX_PERIODS = 30
+MAX_PERIODS = 20
 """Steps, or ranges of steps, in which credit is followed over training."""
-MAP = (32, 24)
+MAP = (24, 16)
 """Cells of the map of entropy against credit."""
 
 SIDES = ("correct", "wrong")
