@@ -133,6 +133,12 @@ function curves({ runs }) {
       rest.map((name) => chart(runs, name, [name], '')),
     ),
   );
+  const first = main.find(Boolean);
+  window.requestIdleCallback?.(() => {
+    if (!first || first.drawn) return;
+    first.redraw(); // what draws charts is compiled before the first look
+    first.drawn = '';
+  });
   const bar = h('div', { class: 'controls' });
   const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
   page.shown = () => {
