@@ -738,8 +738,11 @@ def test_every_arm_of_a_large_study_has_its_own_mark(tmp_path: Path, opened: Any
     assert float(chart.locator(".plot-line b").inner_text()) == pytest.approx(sum(last) / 2, rel=1e-3)
     assert chart.locator(".plot-line polygon").count() == 1  # the second arm of its colour
     assert page.texts(".chart >> nth=0 >> .plot-line")[0].strip().startswith("synthetic(9)")
-    page.tab.hover("h1, #tab-curves")
+    page.tab.hover("#tab-curves")
     assert "17 lines" in page.tab.inner_text(".chart >> nth=0")
+    page.tab.locator(".chip").nth(1).focus()
+    page.tab.keyboard.press("Tab")
+    assert page.texts(".chart >> nth=0 >> .plot-line")[0].strip().startswith("synthetic(2)")
 
 
 def test_study_of_two_tasks_shows_one_at_a_time(tmp_path: Path, opened: Any) -> None:

@@ -66,6 +66,8 @@ function runLegend(redo) {
           onclick: () => toggle(members),
           onmouseenter: () => highlight(members),
           onmouseleave: () => highlight([]),
+          onfocus: ({ target }) => target.matches(':focus-visible') && highlight(members),
+          onblur: () => highlight([]),
         },
         dot(members[0]),
         visible(each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label),
