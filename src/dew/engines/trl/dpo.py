@@ -19,7 +19,6 @@ from dew.credit import preference_weights
 from dew.credit.preferences import weight_problems
 from dew.decoding import SamplingCopy
 from dew.engines.recording import due
-from dew.engines.trl import checkpoints
 from dew.engines.trl.config import _setting, float32_without_bf16, too_small
 from dew.engines.trl.loss import exact_head, exact_head_supported
 from dew.engines.trl.recorded import RecordedTrainer
@@ -234,15 +233,8 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
         return loss
 
     def _own_state(self) -> dict[str, Any]:
-        """What TRL does not save."""
-        metrics, health = dict(self._metrics["train"]), self._nonfinite.state()
-        return {"generation": None, "metrics": metrics, "health": health, "tokens": self._total_train_tokens}
+        return {**super()._own_state(), "tokens": self._total_train_tokens}
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        rank, device = self.accelerator.process_index, self.accelerator.device
-        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
-        if state is not None:
-            self._metrics["train"].update(state["metrics"])
-            self._nonfinite.restore(state["health"])
-            self._total_train_tokens = state["tokens"]
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
+        self._total_train_tokens = state["tokens"]

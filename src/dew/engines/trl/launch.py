@@ -20,6 +20,7 @@ from dew.config import Scoring, to_yaml
 from dew.engines.problems import training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
+from dew.engines.trl.dpo import DewDPOTrainer
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import outcome_index, reward_name
 from dew.engines.trl.settings import Parsed
@@ -143,8 +144,6 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
     if parsed.run.trainer == "dpo":
-        from dew.engines.trl.dpo import DewDPOTrainer
-
         return DewDPOTrainer(folder, **others)
     return DewTrainer(folder, rewards_of(parsed), **others)
 

@@ -91,12 +91,6 @@ def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) ->
         logger.warning("%s", problem)
 
 
-def used_folder(folder: str) -> Problem:
-    why = "A second one would be mixed into its metrics, records and checkpoints."
-    remedy = "Choose another output_dir, or train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
-    return Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy)
-
-
 def reward_name(reward: Any) -> str:
     """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
     while isinstance(reward, functools.partial):

@@ -13,6 +13,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from dew.config import Run, check_keys
 from dew.engines.permission import check_permission
 from dew.engines.trl.config import DewConfig
+from dew.engines.trl.dpo import DewDPOConfig
 from dew.errors import ConfigError, Problem, did_you_mean
 
 
@@ -31,26 +32,18 @@ class Parsed:
     @property
     def data(self) -> str:
         """What the run trains on, for messages."""
+        own = self.run.pairs if self.run.trainer == "dpo" else self.run.task
         mixed = ", ".join(source.path for source in self.mixture.datasets)
-        return (
-            self.run.pairs
-            or (self.run.task if self.run.trainer != "dpo" else None)
-            or mixed
-            or str(self.script.dataset_name)
-        )
+        return own or mixed or str(self.script.dataset_name)
 
 
 def classes(on_pairs: bool = False) -> tuple[Any, ...]:
     """The dataclasses of all settings."""
-    if on_pairs:
-        from dew.engines.trl.dpo import DewDPOConfig
-
-        return (ScriptArguments, DewDPOConfig, ModelConfig, DatasetMixtureConfig)
-    return (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
+    own = (ScriptArguments, DewDPOConfig) if on_pairs else (GRPOScriptArguments, DewConfig)
+    return (*own, ModelConfig, DatasetMixtureConfig)
 
 
 def setting_fields(on_pairs: bool = False) -> list[Field[Any]]:
-    """Their fields."""
     return [f for kind in classes(on_pairs) for f in fields(kind) if f.init]
 
 

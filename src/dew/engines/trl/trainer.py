@@ -23,7 +23,6 @@ from trl import GRPOTrainer
 
 from dew.engines.credit import give_credit, outcomes
 from dew.engines.recording import due
-from dew.engines.trl import checkpoints
 from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
@@ -46,7 +45,7 @@ from dew.engines.trl.metrics import (
     sampler_metrics,
     show_trained,
 )
-from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
+from dew.engines.trl.padding import aligned_passes, update_parts
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import check_rewards, check_weights, checked, warn_early
 from dew.engines.trl.rewards import outcome_index as find_outcome
@@ -147,16 +146,10 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._sampler = super()._get_train_sampler(*args, **kwargs)
         return self._sampler
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        rank, device = self.accelerator.process_index, self.accelerator.device
-        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
-        if state is None:
-            return
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
         self._step = state["step"]
         self._buffered_inputs = state["generation"]
-        self._metrics["train"].update(state["metrics"])
-        self._nonfinite.restore(state["health"])
         if self._outcome_head is not None and state.get("outcome_head"):
             self._outcome_head.restore(state["outcome_head"])
         if self._stream is not None and state["position"] is not None:
@@ -306,7 +299,11 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             head = watched_head(model, keep, sum_sq, self._outcome_head)
         with head as found, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
-                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, longest, found), None
+                with self.accelerator.autocast():
+                    logp, entropy, value, order = aligned_passes(model, ids, mask, keep, batch_size, longest)
+                aux = None
+                if found:
+                    found.update(value=[value], features=[torch.cat(found["features"])[order]])
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
@@ -315,36 +312,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             self._capture.passes.append(Scores(logp, entropy, **others))
         self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
-
-    def _aligned_passes(
-        self,
-        model: Any,
-        ids: Tensor,
-        mask: Tensor,
-        keep: int,
-        batch_size: int | None,
-        longest: int | None,
-        found: Any = None,
-    ) -> tuple[Tensor, Tensor]:
-        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows. What
-        `watched_head` found in them is put back into the order of rows and columns.
-
-        `longest`: tokens of the longest row, if known; else they are read from the device, once for all passes.
-        """
-        rows = len(ids)
-        lengths = [longest] * rows if longest is not None else mask.sum(1).tolist()
-        parts, indices = [list(range(rows))], [torch.arange(rows, device=ids.device)]
-        if batch_size is not None and batch_size < rows:
-            parts = token_parts(lengths, batch_size * ids.shape[1])
-            indices = [torch.tensor(part, device=ids.device) for part in parts]
-        most = [max(lengths[row] for row in part) for part in parts]
-        with self.accelerator.autocast():
-            passes = [aligned_pass(model, ids[i], mask[i], keep, n) for i, n in zip(indices, most, strict=True)]
-        back = torch.cat(indices).argsort()
-        logp, entropy, value = (torch.cat(column)[back] for column in zip(*passes, strict=True))
-        if found:
-            found.update(value=[value], features=[torch.cat(found["features"])[back]])
-        return logp, entropy
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
         """Log-probabilities and entropies of the completions, and the router's loss."""
@@ -451,13 +418,12 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _own_state(self) -> dict[str, Any]:
-        """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""
+        """The current generation, and the positions in it and in the prompts."""
         every = self.args.steps_per_generation * self.num_iterations
         return {
+            **super()._own_state(),
             "step": self._step,
             "generation": self._buffered_inputs if self._step % every else None,
             "position": self._stream.position if self._stream is not None else None,
-            "metrics": dict(self._metrics["train"]),
-            "health": self._nonfinite.state(),
             "outcome_head": self._outcome_head and self._outcome_head.state(),
         }
