@@ -64,7 +64,7 @@ def aligned_passes(
         return *_aligned_pass(model, ids, mask, keep, most), torch.arange(len(ids), device=ids.device)
     lengths = mask.sum(1).tolist()
     parts = token_parts(lengths, rows_at_once * ids.shape[1])
-    indices = [torch.tensor(part, device=ids.device) for part in parts]  # before the passes: a copy waits for the device
+    indices = [torch.tensor(part, device=ids.device) for part in parts]  # a copy would wait for a pass
     passes = [
         _aligned_pass(model, ids[rows], mask[rows], keep, lengths[part[0]])
         for rows, part in zip(indices, parts, strict=True)
