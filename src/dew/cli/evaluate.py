@@ -9,7 +9,7 @@ from rich.table import Table
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.config import parse_yaml
+from dew.cli.flags import mapping
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.records import MODEL_FILES, RunFolder
 
@@ -45,24 +45,19 @@ def evaluate_(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
-    if engine not in ENGINES:
-        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    if sum(given is not None for given in (reward, verifier, suite)) > 1:
+        what = "More than one of --reward, --verifier and --suite:"
+        raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
     from dew import evaluate as ev
     from dew import rewards, tasks
     from dew.evaluate import suites
 
-    own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
-    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
-    given: dict[str, Any] = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    own = mapping(settings)
+    scorer = rewards.load_reward(reward) if reward else rewards.verifier(verifier) if verifier else None
+    given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed, "threshold": threshold}
     given = {name: value for name, value in given.items() if value is not None}
 
-    if reward is not None and (verifier is not None or suite is not None):
-        raise ConfigError(Problem("--reward with --verifier or --suite:", "each scores the answers.", "Give one."))
-    function = rewards.load_reward(reward) if reward is not None else None
-    given["threshold"] = threshold
-
     def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
-        scorer = rewards.verifier(verifier) if verifier and suite is None else function
         return ev.evaluate(*loaded, tasks.task(name, **own), scorer, n_problems=n, **{**sampling, **given})
 
     if suite is not None:
@@ -71,6 +66,7 @@ def evaluate_(
         by_task = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
         _show_suite(suite, chosen, model, by_task, keep, json)
         return
+    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
     names = [name for name in (model, vs) if name is not None]
     kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
     if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
@@ -119,6 +115,8 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
 
     Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
     """
+    if engine not in ENGINES:
+        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar

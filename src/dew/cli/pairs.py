@@ -8,7 +8,8 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out
-from dew.config import parse_yaml
+from dew.cli.evaluate import load_model
+from dew.cli.flags import mapping
 from dew.errors import ConfigError, Problem
 
 
@@ -34,10 +35,9 @@ def pairs(
         )
     from dew import evaluate as ev
     from dew import rewards, tasks
-    from dew.cli.evaluate import load_model
     from dew.files import write_atomically
 
-    source = tasks.task(task, **(parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}))
+    source = tasks.task(task, **mapping(settings))
     sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
     loaded, scorer = load_model(model, engine), rewards.verifier(verifier or source.name)
     scores = ev.evaluate(*loaded, source.rows(problems), scorer, name=source.name, **sampling)
