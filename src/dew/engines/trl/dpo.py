@@ -21,7 +21,7 @@ from dew.decoding import SamplingCopy
 from dew.engines.recording import due
 from dew.engines.trl.config import _setting, float32_without_bf16, too_small
 from dew.engines.trl.loss import exact_head, exact_head_supported
-from dew.engines.trl.recorded import RecordedTrainer
+from dew.engines.trl.recorded import RecordedTrainer, own_config
 from dew.errors import ConfigError, Problem
 from dew.ops import masked_mean
 from dew.records import AnswerRecord, GroupRecord
@@ -124,10 +124,7 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
     def __init__(
         self, model: Any, ref_model: Any = None, args: DewDPOConfig | None = None, *others: Any, **settings: Any
     ):
-        if args is not None and not isinstance(args, DewDPOConfig):
-            remedy = "Write DewDPOConfig, which takes the same settings."
-            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
-        args = args or DewDPOConfig("dpo-dew")
+        args = own_config(args, DewDPOConfig, model)
         super().__init__(model, ref_model, args, *others, **settings)
         if self._is_vlm:
             raise ConfigError(Problem("vision-language models are not supported.", remedy="Use TRL's DPOTrainer."))

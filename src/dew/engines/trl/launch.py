@@ -125,7 +125,7 @@ def check_outcome(parsed: Parsed) -> None:
     if verifier is None and not parsed.args.build_algorithm().engine_loss:
         names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]
         model = parsed.script.reward_model_name_or_path
-        outcome_index(names + [reward_name(model)] * bool(model), parsed.args.outcome_reward)
+        outcome_index(names + [reward_name(model)] * bool(model), parsed.args)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer
@@ -23,6 +23,20 @@ logger = logging.getLogger("dew")
 
 LOGS_KEPT = 1000
 """Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
+
+
+Config = TypeVar("Config")
+
+
+def own_config(args: Any, kind: type[Config], model: Any) -> Config:
+    """`args`, or the defaults if there are none. Another class, such as TRL's, is an error."""
+    if args is None:
+        name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
+        return kind(f"{Path(name).name or 'model'}-dew")  # type: ignore[call-arg]
+    if not isinstance(args, kind):
+        remedy = f"Write {kind.__name__}, which takes the same settings."
+        raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+    return args
 
 
 class RecordedTrainer(Trainer):  # type: ignore[misc]

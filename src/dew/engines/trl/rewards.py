@@ -66,17 +66,8 @@ def _is_model(reward: Any) -> bool:
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None, required: bool = True) -> None:
-    """Reject a data set without the columns that are needed, and an unknown outcome reward."""
-    if problems := missing_columns(dataset, rewards):
-        raise ConfigError(problems)
-    outcome_index([reward_name(reward) for reward in rewards], outcome, required)
-
-
 def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) -> None:
-    """Checks of `dew.preflight` that call neither the model nor your own functions; none where there is no reward."""
-    if not rewards:
-        return
+    """Checks of `dew.preflight` that call neither the model nor your own functions."""
     found = [args.batches.misaligned(), args.filtered_sampling()]
     rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []
     if empty := sum(not row.get("prompt") for row in rows):
@@ -100,8 +91,9 @@ def reward_name(reward: Any) -> str:
     return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
-def outcome_index(names: Sequence[str], wanted: str | None, required: bool = True) -> int:
+def outcome_index(names: Sequence[str], args: Any) -> int:
     """Which reward function decides whether an answer is correct; the first where training does not depend on it."""
+    wanted, weights, required = args.outcome_reward, args.reward_weights, not args.build_algorithm().engine_loss
     if not names:
         raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
     if wanted is None and len(names) > 1 and required:
@@ -111,16 +103,13 @@ def outcome_index(names: Sequence[str], wanted: str | None, required: bool = Tru
     if wanted is not None and wanted not in names:
         what = f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
-    return 0 if wanted is None else list(names).index(wanted)
-
-
-def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome: int) -> None:
-    if weights is None or outcome >= len(weights) or weights[outcome] == 1:  # an environment's own reward weighs 1
-        return
-    why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
-    relative = [round(w / weights[outcome], 6) for w in weights] if weights[outcome] > 0 else None
-    remedy = f"Write reward_weights={relative}." if relative else ""
-    raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
+    outcome = 0 if wanted is None else list(names).index(wanted)
+    weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's own weighs 1
+    if required and weight != 1:
+        why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
+        remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}." if weight > 0 else ""
+        raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
+    return outcome
 
 
 def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:

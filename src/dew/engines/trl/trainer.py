@@ -26,7 +26,7 @@ from dew.engines.recording import due
 from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
+from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, generate_with_guide, guide_of
 from dew.engines.trl.loss import (
     exact_head,
     loss_inputs,
@@ -46,11 +46,10 @@ from dew.engines.trl.metrics import (
     show_trained,
 )
 from dew.engines.trl.padding import aligned_passes, update_parts
-from dew.engines.trl.recorded import RecordedTrainer
-from dew.engines.trl.rewards import check_rewards, check_weights, checked, warn_early
-from dew.engines.trl.rewards import outcome_index as find_outcome
+from dew.engines.trl.recorded import RecordedTrainer, own_config
+from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError
 
 logger = logging.getLogger("dew")
 
@@ -73,20 +72,15 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         check_not_unsloth()
-        if args is None:
-            name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
-            args = DewConfig(f"{Path(name).name or 'model'}-dew")
-        if not isinstance(args, DewConfig):
-            remedy = "Write DewConfig, which takes the same settings."
-            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+        args = own_config(args, DewConfig, model)
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
-        needs_outcome = not self.algorithm.engine_loss
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
-            dataset = None if settings.get("rollout_func") else train_dataset
-            check_rewards(rewards, dataset, args.outcome_reward, needs_outcome)
+            if missing := missing_columns(None if settings.get("rollout_func") else train_dataset, rewards):
+                raise ConfigError(missing)
+            outcome_index([reward_name(reward) for reward in rewards], args)
         args.batches.check_rows(train_dataset)
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
@@ -95,8 +89,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         super().__init__(model, limited, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
-        self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward, needs_outcome)
-        check_weights(self.reward_func_names, args.reward_weights if needs_outcome else None, self.outcome_index)
+        self.outcome_index = outcome_index(self.reward_func_names, args)
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
 
@@ -113,15 +106,9 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream.over(self.train_dataset, args.seed, bool(self.shuffle_dataset))
             extend_table(self._logs)
-        if guide is None and args.guide is not None:
-            guide = open_guide(args.guide, self._tokenizer, args, self.accelerator.device)
-        self._guide = guide
-        if guide is not None:
-            uniform = self.use_vllm or self.accelerator.num_processes > 1
-            check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
-
-        main = self.accelerator.is_main_process
-        warn_early(args, rewards if main else [], train_dataset if main else None, self.outcome_index)
+        self._guide = guide_of(self, guide, train_dataset)
+        if self.accelerator.is_main_process:
+            warn_early(args, rewards, train_dataset, self.outcome_index)
         self._statistics = StepStatistics()
         self.start_recording()
 
