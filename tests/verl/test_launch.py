@@ -124,7 +124,7 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
 
 
 def test_an_algorithm_of_trl_alone_is_refused():
-    with pytest.raises(ConfigError, match="algorithm: trl works on TRL only"):
+    with pytest.raises(ConfigError, match="algorithm: trl works only on TRL"):
         prepare(small(algorithm="trl"))
 
 

@@ -16,7 +16,7 @@ SECTIONS = {
     "Start": ("demo", "recipes"),
     "Train": ("train", "resume", "preflight", "pairs", "export"),
     "Compare": ("eval", "compare", "lab"),
-    "Look": ("report", "view", "explain"),
+    "Inspect": ("report", "view", "explain"),
     "Help": ("doctor",),
 }
 """The help text's headings, and the commands below each."""

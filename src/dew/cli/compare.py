@@ -34,7 +34,7 @@ def compare(
     recipe: Annotated[Path, typer.Argument(help="A YAML file, or a recipe name such as tiny/countdown.")],
     algorithms: Annotated[str, typer.Option(help="Algorithm names, separated by commas.")] = "gtpo,grpo_s,dapo,grpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs and the result.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Baseline algorithm (default: the first).")] = None,

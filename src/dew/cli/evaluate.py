@@ -27,7 +27,7 @@ def evaluate_(
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
     settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
-    reward: Annotated[str | None, typer.Option(help="Instead: your own reward function, file.py:function.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
     threshold: Annotated[float, typer.Option(help="An answer with a --reward above this is correct.")] = 0.5,
     k: Annotated[int | None, typer.Option("-k", help="Answers per problem (default 16).")] = None,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,

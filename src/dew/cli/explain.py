@@ -42,8 +42,8 @@ class Shown:
 @app.command()
 def explain(
     source: Annotated[Path, typer.Argument(help="A run folder, a records file, or a JSONL of groups.")],
-    step: Annotated[int | None, typer.Option(help="Step (default: of the most telling group).")] = None,
-    group: Annotated[int | None, typer.Option(help="Group (default: the most telling one of the step).")] = None,
+    step: Annotated[int | None, typer.Option(help="Step (default: of the most informative group).")] = None,
+    group: Annotated[int | None, typer.Option(help="Group (default: the most informative one of the step).")] = None,
     answer: Annotated[int | None, typer.Option(help="Show one answer, counted from 1, with the formula.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Compute with this algorithm (default: the run's).")] = None,
     settings: Annotated[str, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = "{}",

@@ -27,7 +27,7 @@ def lab(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds per arm (default 8); at least 5 for a verdict.")
     ] = None,
-    first_seed: Annotated[int, typer.Option(help="The first seed: others confirm a result.")] = 0,
+    first_seed: Annotated[int, typer.Option(help="First seed; other seeds confirm a result.")] = 0,
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 5e-5).")
     ] = None,

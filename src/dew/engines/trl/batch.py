@@ -18,6 +18,8 @@ from dew.engines.trl.nonfinite import describe, nonfinite_rows
 
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
 """The columns that `answer_metrics` reads."""
+Table = list[dict[tuple[str, ...], Any]]
+"""Rows of TRL's table of completions, by column: ("prompt",), ("rewards", name), ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,7 @@ class Batch(Rows):
     """(N,) True on answers that were cut off at the maximum length."""
     filler: Tensor
     """(N,) True on masked answers that only fill the batch."""
-    table: list[dict[tuple[str, ...], Any]]
-    """Rows of TRL's table of completions, by column."""
+    table: Table
     gold: list[str | None] | None = None
     """Gold answers, for records only."""
     answers: Columns
@@ -90,12 +91,7 @@ class Capture:
 
 
 def make_batch(
-    trainer: Any,
-    inputs: Columns,
-    capture: Capture,
-    old: Scores,
-    table: list[dict[tuple[str, ...], Any]],
-    recorded: list[dict[str, Any]] | None,
+    trainer: Any, inputs: Columns, capture: Capture, old: Scores, table: Table, recorded: list[dict[str, Any]] | None
 ) -> Batch:
     """One call of TRL as a batch: its inputs, and what is gathered from all processes.
 

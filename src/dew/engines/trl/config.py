@@ -25,7 +25,7 @@ logger = logging.getLogger("dew")
 
 @dataclass(frozen=True)
 class Batches:
-    """The five numbers that set the batch sizes, and what follows from them."""
+    """The numbers that set the batch sizes, and what follows from them."""
 
     per_device: int
     """per_device_train_batch_size: completions of one micro-batch on one process."""

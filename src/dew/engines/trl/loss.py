@@ -196,8 +196,7 @@ def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator:
     if credit.penalty is not None:
         added["penalty"] = local_rows(accelerator, credit.penalty, batch.inputs["completion_ids"].size(1))
     if "author" in batch.inputs:
-        weights = {"guided": args.guide_weight, "failed": args.guide_failed_weight}
-        added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, batch.filler, **weights))
+        added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, count, args))
     return {**batch.inputs, **added}
 
 
@@ -216,14 +215,11 @@ def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) ->
     return _divisor(algorithm, rows, main) or _divisor(algorithm, rows, credit.failed) or 1.0
 
 
-def row_weights(
-    algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor, *, guided: float, failed: float
-) -> Tensor:
-    """(N,) λ on the guide's answers; on groups that only the guide solved λ₀, over their own divisor."""
+def row_weights(algorithm: Algorithm, rows: Rows, credit: Credit, count: float, args: Any) -> Tensor:
+    """(N,) λ on the guide's answers; on groups that only the guide solved λ₀, over their own divisor, not `count`."""
     apart = _divisor(algorithm, rows, credit.failed) or 1.0
-    scale = divisor(algorithm, rows, credit, filler) / apart
-    weights = torch.where(rows.guided, guided, torch.ones_like(rows.extra))
-    return torch.where(credit.failed, failed * scale, weights)
+    weights = torch.where(rows.guided, args.guide_weight, torch.ones_like(rows.extra))
+    return torch.where(credit.failed, args.guide_failed_weight * count / apart, weights)
 
 
 def _divisor(algorithm: Algorithm, rows: Rows, which: Tensor) -> float:

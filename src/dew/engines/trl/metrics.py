@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.recording import Columns, RunLog, group_records, script
-from dew.engines.trl.batch import Batch, gather_columns, loss_mask
+from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
 from dew.evaluate.metrics import pass_at_k
@@ -208,7 +208,7 @@ def extend_table(logs: dict[str, Any]) -> None:
         logs[part].default_factory = deque
 
 
-def last_rows(logs: dict[str, Any], count: int) -> list[dict[tuple[str, ...], Any]]:
+def last_rows(logs: dict[str, Any], count: int) -> Table:
     """The newest `count` rows of the table, by column."""
     columns = {name: list(column) for name, column in _columns(logs).items()}
     return [{name: x[i] for name, x in columns.items() if len(x) >= -i} for i in range(-count, 0)]

@@ -182,4 +182,4 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             RunFolder(run).sync()
             checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks may be adjusted

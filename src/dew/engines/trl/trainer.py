@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from dew.engines.credit import give_credit, outcomes
+from dew.engines.credit import give_credit
 from dew.engines.recording import due
 from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
@@ -193,13 +193,11 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
 
         return fill_batch(
             sample,
-            lambda batch: outcomes(self.algorithm, batch).signal,
+            self.algorithm,
             stream,
             accelerator,
             quota=self.args.generation_batch_size // size,
             size=size,
-            max_rounds=self.algorithm.max_rounds,
-            oversample=self.algorithm.oversample,
             whole_groups=self._guide is not None,
             fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
         )

@@ -129,7 +129,7 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
         algorithm = read_algorithm(config)
         problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators)
         if algorithm.needs_hidden:
-            what = f"{algorithm.label} needs the policy's hidden states, which verl's workers do not hand out."
+            what = f"{algorithm.label} needs the policy's hidden states, which verl's workers do not return."
             problems.append(Problem(what, remedy="Leave token_weight out, or use the TRL engine."))
         read_run_settings(config)
     except DewError as error:
@@ -180,9 +180,8 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     sum_sq = f"{name} needs the sum of squared probabilities."
     fused = read(config, f"{MODEL}.use_fused_kernels")
     chunked = read(config, f"{FSDP}.entropy_from_logits_with_chunking") and read(config, f"{MODEL}.use_remove_padding")
-    in_bf16 = str(read(config, f"{ACTOR}.strategy", "fsdp")) in ("fsdp", "fsdp2") and str(
-        read(config, f"{FSDP}.mixed_precision.param_dtype")
-    ) not in ("fp32", "float32")
+    strategy, dtype = read(config, f"{ACTOR}.strategy", "fsdp"), read(config, f"{FSDP}.mixed_precision.param_dtype")
+    in_bf16 = str(strategy) in ("fsdp", "fsdp2") and str(dtype) not in ("fp32", "float32")
     found = []
     if (entropy or squares) and read(config, "algorithm.rollout_correction.bypass_mode"):
         what = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes the old policy's entropy"
@@ -212,5 +211,5 @@ def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list
     if read(config, "algorithm.dew"):
         found.append(Problem(f"algorithm.dew.* are settings of {ours}; algorithm.adv_estimator is {name}."))
     if read(config, loss_key) == DEW_LOSS:
-        found.append(Problem(f"{loss_key}={DEW_LOSS} does not go with verl's own estimator {name}."))
+        found.append(Problem(f"{loss_key}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
     return found

@@ -177,7 +177,7 @@ def _column(infos: list[Info], name: str) -> Tensor | None:
 
 
 def _texts(batch: Any) -> dict[str, Any]:
-    """What a token record shows, by verl's names."""
+    """What a token record shows, under verl's names."""
     data = _fetch(batch, "prompts", "responses", "old_log_probs", "reward_model")
     lengths, prompts = data["prompts"].offsets().diff(), data["prompts"].to_padded_tensor(0)
     golds = _listed(data, "reward_model") if "reward_model" in data else [None] * len(batch)
