@@ -1,6 +1,6 @@
 """The batch that flows through a training step, and operations on its rows.
 
-sample -> score -> credit -> report          each step takes a `Batch` and returns one
+sample -> score -> credit -> report          each step takes a `Batch`
 """
 
 from dataclasses import dataclass, field, fields
@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dew.engines.credit import Credit, Rows
+from dew.engines.credit import Rows
 from dew.engines.recording import Columns, gold_of
 from dew.engines.trl.guide import GuideAnswer
 from dew.engines.trl.nonfinite import describe, nonfinite_rows
@@ -47,7 +47,6 @@ class Batch(Rows):
     """Number of groups sampled, kept, dropped, refilled, ..., and of sampling rounds."""
     nonfinite: str | None = None
     """Where the first infinity or NaN was found."""
-    credit: Credit | None = None
 
     @property
     def columns(self) -> Columns:

@@ -34,21 +34,6 @@ NOT_WEIGHTED = {
 EVERY_STEP = ("rewards/", "entropy", "weights/")
 
 
-@dataclass(frozen=True)
-class PairBatches:
-    """Pairs of an optimizer step."""
-
-    per_device: int
-    processes: int
-    accumulation: int
-
-    def __str__(self) -> str:
-        pairs = self.per_device * self.processes * self.accumulation
-        processes = f"{self.processes} process{'es' * (self.processes > 1)}"
-        micro_batches = f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)}"
-        return f"{self.per_device} per device x {processes} x {micro_batches} = {pairs} pairs per optimizer step"
-
-
 @dataclass
 class DewDPOConfig(DPOConfig):  # type: ignore[misc]
     """All settings of DPOConfig, the weights, and what a run records."""
@@ -82,8 +67,10 @@ class DewDPOConfig(DPOConfig):  # type: ignore[misc]
         super().__post_init__()
 
     @property
-    def batches(self) -> PairBatches:
-        return PairBatches(self.per_device_train_batch_size, self.world_size, self.gradient_accumulation_steps)
+    def batches(self) -> str:
+        rows, n, m = self.per_device_train_batch_size, self.world_size, self.gradient_accumulation_steps
+        factors = f"{rows} per device x {n} process{'es' * (n > 1)} x {m} micro-batch{'es' * (m > 1)}"
+        return f"{factors} = {rows * n * m} pairs per optimizer step"
 
     @property
     def algorithm(self) -> str:

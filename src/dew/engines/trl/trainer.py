@@ -171,16 +171,15 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 assert credit.side is not None  # predictions came first: the head has not seen these answers
                 self._outcome_head.fit(batch.features[None], credit.side[None])
                 batch = replace(batch, features=None)
-        batch = replace(batch, inputs=trained, credit=credit)
-        seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
-        numbers = generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds)
-        self._put(numbers if self.model.training else {**numbers, **pass_at(batch, self.group_size)})
+        size, seconds, threshold = self.group_size, self._recorder.seconds["generation"], self.algorithm.threshold
+        numbers = generation_metrics(batch, credit, size, self.reward_func_names, threshold, seconds)
+        self._put(numbers if self.model.training else {**numbers, **pass_at(credit, size)})
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
-        show_trained(self._logs, batch, self.args.generation_batch_size)
+        show_trained(self._logs, batch, credit, self.args.generation_batch_size)
         if self._record_due:
-            self._recorder.record(batch, self)
-        return batch.inputs
+            self._recorder.record(batch, credit, self)
+        return trained
 
     def _sample_until_full(self, stream: PromptStream) -> Batch:
         """Dynamic sampling: the prompts come from the stream instead of TRL's data loader."""
