@@ -55,6 +55,14 @@ def test_more_gpus_hold_less_each_and_are_not_slower():
     assert totals == sorted(totals, reverse=True) and hours == sorted(hours, reverse=True)
 
 
+def test_every_pass_over_a_generation_takes_time():
+    """(2 + 8 · 1) P with one pass, (2 + 8 · 3) P with three."""
+    job = paper_job("Qwen/Qwen2.5-7B", 8)
+    thrice = replace(job, batches=replace(job.batches, passes=3))
+    one, three = (verl.pace(x, verl.H200, 1024)["training"] for x in (job, thrice))
+    assert three == pytest.approx(2.6 * one)
+
+
 def test_offloaded_state_is_not_counted():
     job = paper_job("Qwen/Qwen2.5-32B", 8)
     assert not verl.fits(job, verl.H100)

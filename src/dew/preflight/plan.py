@@ -12,39 +12,31 @@ if TYPE_CHECKING:
     from dew.engines.trl.config import DewConfig
     from dew.engines.trl.settings import Parsed
 
-GB = 2**30
-
 
 def plan(parsed: "Parsed") -> dict[str, str]:
     """Heading -> text, for a table."""
-    args, settings = parsed.args, parsed.run.settings
+    args = parsed.args
+    found = {
+        "model": parsed.model.model_name_or_path,
+        "data": parsed.data,
+        "algorithm": args.build_algorithm().label,
+        "batches": str(args.batches),
+    }
     if parsed.run.trainer == "dpo":
-        found = {
-            "model": parsed.model.model_name_or_path,
-            "data": parsed.data,
-            "algorithm": args.build_algorithm().label,
-        }
-        return {**found, "batches": str(args.batches)}
+        return found
     steps = optimizer_steps(args, parsed.run.problems or 0)
     generations = math.ceil(steps * args.batches.accumulation / (args.batches.micro_batches * args.num_iterations))
     limit, answers = int(args.max_completion_length or 0), generations * args.batches.completions
-    found = {
-        "model": parsed.model.model_name_or_path,
-        "data": f"{parsed.run.task or settings.get('dataset_name') or settings.get('datasets')}",
-        "algorithm": args.build_algorithm().label,
-        "batches": str(args.batches),
-        "length": f"{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions of at most "
-        f"{limit} tokens",
-    }
-    if not steps:  # the number of problems is known only when the data are read
-        del found["length"]
+    if steps:  # else the number of problems is known only when the data are read
+        found["length"] = f"{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions"
+        found["length"] += f" of at most {limit} tokens"
     try:
         shape = _shape(parsed)
     except DewError:
         return {**found, "memory, time": "not estimated: the model is neither local nor one whose shape dew knows"}
-    total = estimate(shape, args, TYPICAL_PROMPT, GPUS[-1].memory if args.use_vllm else 0.0).total / GB
+    total = estimate(shape, args, TYPICAL_PROMPT, GPUS[-1].memory if args.use_vllm else 0.0).total / 2**30
     found["memory"] = f"about {total:.1f} GiB on each device, for prompts of {TYPICAL_PROMPT} tokens"
-    if settings.get("use_cpu"):  # not args.use_cpu, which a dry run sets where there is no GPU
+    if parsed.run.settings.get("use_cpu"):  # not args.use_cpu, which a dry run sets where there is no GPU
         return {**found, "time": "`dew preflight` measures how long a generation takes here"}
     if steps:
         hours = ", ".join(f"{_hours(shape, args, generations, gpu):.1f} h on {gpu.name}" for gpu in GPUS)

@@ -13,7 +13,8 @@ The letters are those of `dew.preflight.memory`, in bf16. N GPUs share weights, 
 
 Seconds of a step with R answers of mean length n to prompts of length p:
 
-    training     R (p + n) · 10 P / (N · peak · 0.4): 6 P forward and backward, 2 P recomputed, 2 P for the old policy
+    training     R (p + n) · (2 + 8 E) P / (N · peak · 0.4): 2 P for the old policy; in each of E passes 6 P forward
+                 and backward, 2 P recomputed
     generation   R n / (tokens per second of all samplers), at least the longest answer by itself. Each decoding step
                  of a sampler reads its weights and the cache of its running answers at 0.6 of the memory bandwidth.
 
@@ -134,7 +135,7 @@ def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> dict[str, floa
     s, t = job.shape, job.batches.tensor_parallel
     n, p = mean_answer or TYPICAL_ANSWER * job.answer_limit, min(TYPICAL_PROMPT, job.prompt_limit)
     R = job.batches.prompts * job.batches.answers
-    training = R * (p + n) * 10 * s.parameters / (job.batches.gpus * gpu.peak * MFU)
+    training = R * (p + n) * (2 + 8 * job.batches.passes) * s.parameters / (job.batches.gpus * gpu.peak * MFU)
     samplers = max(1, job.batches.gpus // t)
     running = max(1.0, min(SEQUENCES, R / samplers, cache_tokens(job, gpu) / (p + n)))
     weights, bandwidth = s.weight_bytes * s.parameters, gpu.bandwidth * BANDWIDTH_SHARE
