@@ -80,11 +80,8 @@ def evaluate_(
         for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
             scored.write(path)
     differences = ev.compare(*scores) if len(scores) == 2 else {}
-    if json and vs is None:
-        print_json(scores[0].summary())
-    elif json:
-        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
-        print_json({"model": scores[0].summary(), "vs": scores[1].summary(), "differences": found})
+    if json:
+        _print_json(scores, differences)
     else:
         _show(scores, names, differences)
 
@@ -157,6 +154,15 @@ def load_lora(folder: Path) -> Any:
 
 def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
     return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
+
+
+def _print_json(scores: list["Scores"], differences: dict[str, "Difference"]) -> None:
+    first, *others = [score.summary() for score in scores]
+    if not others:
+        print_json(first)
+        return
+    found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+    print_json({"model": first, "vs": others[0], "differences": found})
 
 
 def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:

@@ -1,5 +1,6 @@
 """`dew lab`: does a credit rule help? Many small paired runs at once."""
 
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 
 if TYPE_CHECKING:
-    from dew.lab import Progress
+    from dew.lab import Progress, Study
 
 QUICK_ARMS = ["dapo", "gtpo"]
 
@@ -53,9 +54,7 @@ def lab(
     The first arm is the baseline. Re-run the same command to resume. Other arms, tasks and seeds are added to the
     folder.
     """
-    from dataclasses import asdict, fields, replace
-
-    from dew.lab import QUICK, QUICK_TASK, Settings, differences, markdown, study
+    from dew.lab import QUICK, QUICK_TASK, Settings, study
 
     if not arms and not quick:
         raise ConfigError(Problem("no arms.", remedy="Name the baseline first, then the others: dew lab dapo gtpo"))
@@ -79,6 +78,12 @@ def lab(
         )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished runs are kept. Re-run the same command to resume.") from None
+    _report(found, folder, as_json)
+
+
+def _report(found: "Study", folder: Path, as_json: bool) -> None:
+    from dew.lab import differences, markdown
+
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
