@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated
@@ -94,7 +95,7 @@ def _without_per_run(run: Run, typed: Typed) -> Run:
     if given := ", ".join(key for key in PER_RUN if key in typed):
         advice = "Use --algorithms, --seeds and --out."
         raise ConfigError(Problem(f"{given}: chosen by the comparison for each run.", remedy=advice))
-    return Run(**{**vars(run), "settings": {k: v for k, v in run.settings.items() if k not in PER_RUN}})
+    return replace(run, settings={k: v for k, v in run.settings.items() if k not in PER_RUN})
 
 
 def _write_config(run: Run, folder: Path) -> Path:

@@ -112,14 +112,11 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
     return outcome
 
 
-def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
-    """What the data set lacks: the prompt, or a column that a reward function asks for by name.
+def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:
+    """What a data set with these columns lacks: the prompt, or a column that a reward function asks for by name.
 
     A column with the name of another argument of every reward function is a problem too.
     """
-    columns = getattr(dataset, "column_names", None)
-    if not isinstance(columns, list):
-        return []
     taken = [
         f"the column {c!r} has the name of what TRL passes to every reward. Rename it." for c in columns if c in TAKEN
     ]

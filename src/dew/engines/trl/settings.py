@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     if not model.model_name_or_path:
         advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
-    return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model, mixture)
+    return Parsed(replace(run, settings=settings), script, args, model, mixture)
 
 
 def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:

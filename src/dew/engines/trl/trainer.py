@@ -78,7 +78,8 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
-            if missing := missing_columns(None if settings.get("rollout_func") else train_dataset, rewards):
+            columns = None if settings.get("rollout_func") else getattr(train_dataset, "column_names", None)
+            if isinstance(columns, list) and (missing := missing_columns(columns, rewards)):
                 raise ConfigError(missing)
             outcome_index([reward_name(reward) for reward in rewards], args)
         args.batches.check_rows(train_dataset)
