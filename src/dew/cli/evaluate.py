@@ -25,7 +25,7 @@ ENGINES = ("transformers", "vllm")
 
 @app.command("eval")
 def evaluate_(
-    model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file of --keep.")],
+    model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
     settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
@@ -42,7 +42,7 @@ def evaluate_(
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
     vs: Annotated[str | None, typer.Option(help="A second model on the same problems: paired differences.")] = None,
-    suite: Annotated[str | None, typer.Option(help="Data sets and settings of a paper: paper.")] = None,
+    suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

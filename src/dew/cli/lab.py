@@ -42,11 +42,11 @@ def lab(
     eval_k: Annotated[int | None, typer.Option(help="Answers per held-out problem (default 16).")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
-    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer launches on a GPU, more memory.")] = False,
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer kernel launches, more memory.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder (default runs/lab).")] = None,
     warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
-    no_controls: Annotated[bool, typer.Option("--no-controls", help="Without the arms with weighting off.")] = False,
+    no_controls: Annotated[bool, typer.Option("--no-controls", help="Leave out the arms with weighting off.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
     """Compare credit rules over many small training runs, paired by seed.

@@ -27,7 +27,7 @@ from dew.ops import masked_mean
 from dew.records import AnswerRecord, GroupRecord
 
 NOT_WEIGHTED = {
-    "aot": "it sorts the policy and the reference apart from each other",
+    "aot": "it sorts the policy and the reference separately",
     "sft": "it has no reference policy",
 }
 """Losses of TRL that are no function of the two sums Σ w·Δ."""

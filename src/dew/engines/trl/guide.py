@@ -206,7 +206,7 @@ def guide_of(trainer: Any, given: Guide | None, dataset: Any) -> Guide | None:
     wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
     if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
         what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
-        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many."
+        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
         raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
     return guide
 

@@ -101,7 +101,7 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
         why = "The others are added to its reward and never decide."
         raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))
     if wanted is not None and wanted not in names:
-        what = f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}."
+        what = f"outcome_reward={wanted!r} is not one of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
     outcome = 0 if wanted is None else list(names).index(wanted)
     weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's own weighs 1

@@ -40,7 +40,7 @@ class PromptStream:
     def over(cls, dataset: Any, seed: int, shuffle: bool) -> "PromptStream":
         images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
         if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            what = "dynamic sampling draws further prompts: not from a streamed data set, and not with images."
+            what = "dynamic sampling needs a data set that is not streamed and has no images: it draws further prompts."
             raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
         return cls(len(dataset), seed, shuffle)
 
@@ -209,7 +209,7 @@ class CapturedSampling:
         if len(capture.sampled) != 1 or capture.sampled[0][0] != capture.completion_ids:  # vLLM, tools, a guide, ...
             if self._exact is None:
                 self._exact = False
-                logger.info("Sampling gives no entropies for all tokens, so a scoring pass computes them.")
+                logger.info("Sampling does not give the entropy of every token, so a scoring pass computes it.")
             return None
         live = inputs["completion_mask"].bool()
         logp, entropy = (torch.where(live, x[:, : live.shape[1]].to(live.device), 0) for x in capture.sampled[0][1:])
