@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dew.errors import DewError
 from dew.preflight.memory import Shape, estimate, optimizer_steps, read_shape, weight_bytes
-from dew.preflight.verl import BANDWIDTH_SHARE, GPUS, MFU, SHAPES, TYPICAL_ANSWER, TYPICAL_PROMPT, Gpu, lora_parameters
+from dew.preflight.verl import GPUS, SHAPES, TYPICAL_ANSWER, TYPICAL_PROMPT, Gpu, lora_parameters, step_seconds
 
 if TYPE_CHECKING:
     from dew.engines.trl.config import DewConfig
@@ -54,10 +54,7 @@ def _shape(parsed: "Parsed") -> Shape:
 
 
 def _hours(shape: Shape, args: "DewConfig", generations: int, gpu: Gpu) -> float:
-    """Sampling bound by memory bandwidth, training by arithmetic, one after the other."""
-    processes, tokens = args.batches.processes, TYPICAL_ANSWER * int(args.max_completion_length or 0)
-    answers = args.batches.completions / processes
-    weights, cache = shape.compute_bytes * shape.parameters, answers * (TYPICAL_PROMPT + tokens / 2) * shape.cache_bytes
-    sampling = tokens * (weights + cache) / (gpu.bandwidth * BANDWIDTH_SHARE)
-    training = answers * (TYPICAL_PROMPT + tokens) * (2 + 8 * args.num_iterations) * shape.parameters / gpu.peak / MFU
-    return generations * (sampling + training) / 3600
+    """All answers of a process are decoded at once, then trained on."""
+    answers, limit = args.batches.completions / args.batches.processes, int(args.max_completion_length or 0)
+    p, n, passes = TYPICAL_PROMPT, TYPICAL_ANSWER * limit, args.num_iterations
+    return generations * sum(step_seconds(shape, gpu, answers, p, n, limit, running=answers, passes=passes)) / 3600
