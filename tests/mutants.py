@@ -210,9 +210,9 @@ MUTANTS = [
     ("engines/verl/losses.py", "weight=rollout_is_weights", "weight=None", "the sampler's correction is lost"),
     ("engines/verl/estimators.py", "returns = conversations.split(credit.penalty", "conversations.split(credit.penalty", "penalties never reach the workers"),
     ("engines/verl/estimators.py", "(\"needs_logp\", context.logp), ", "", "missing log-probabilities go unnoticed"),
-    ("engines/verl/settings.py", "dtype not in (\"fp32\", \"float32\")", "dtype == \"bf16\"", "Σπ² of rounding errors"),
+    ("engines/verl/settings.py", "not in (\"fp32\", \"float32\")", "== \"bf16\"", "Σπ² of rounding errors"),
     ("engines/verl/settings.py", "and metric != \"acc\"", "and metric is None", "filter by the penalised reward"),
-    ("engines/verl/settings.py", "(chunked and read(config, f\"{MODEL}.use_remove_padding\"))", "chunked", "chunks that verl does not make"),
+    ("engines/verl/settings.py", " and read(config, f\"{MODEL}.use_remove_padding\")", "", "chunks that verl does not make"),
     ("engines/verl/settings.py", "vars(cls).get(\"verl_estimator\")", "cls.verl_estimator", "a subclass trains its base class"),
     ("engines/verl/recorder.py", "right / (answers + size * dropped)", "right / answers", "dropped groups do not count"),
 ]  # fmt: skip

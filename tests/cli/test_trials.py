@@ -7,7 +7,6 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +97,7 @@ def test_too_few_problems_are_refused_before_training(dew, tmp_path):
 
 
 def test_columns_and_gold_answers_that_cannot_work_are_named(tmp_path):
-    assert missing_columns(SimpleNamespace(column_names=["prompt", "completions"]), []) == [
+    assert missing_columns(["prompt", "completions"], []) == [
         "the column 'completions' has the name of what TRL passes to every reward. Rename it."
     ]
     rows = [{"prompt": f"{i}+1=", "answer": "\\frac{"} for i in range(9)]
