@@ -348,7 +348,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
 
 
 NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
-                 "multi_objective_aggregation", "use_liger_kernel")  # fmt: skip
+                 "multi_objective_aggregation")  # fmt: skip
 """Settings of TRL's own loss, which would silently do nothing in another."""
 
 
