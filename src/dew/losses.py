@@ -1,6 +1,6 @@
 """Ratios, surrogates and reductions: the losses of all algorithms. w is πθ / π_old of a token."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,10 +11,7 @@ from dew.ops import masked_mean
 
 Ratio = Literal["token", "sequence_mean", "sequence_geometric"]
 Reduce = Literal["tokens", "sequences"]
-RATIOS = ("token", "sequence_mean", "sequence_geometric")
-REDUCTIONS = ("tokens", "sequences")
 Surrogate = Literal["clip", "cispo", "sapo"]
-SURROGATES = ("clip", "cispo", "sapo")
 
 MAX_LOG_RATIO = 20.0
 """|log w| is clamped to this, so that a single bad token cannot turn the batch into inf or NaN."""
@@ -162,15 +159,17 @@ def _check(
             f"advantages have shape {tuple(advantages.shape)}, expected one per token {tuple(logp.shape)} "
             f"or one per answer {tuple(logp.shape[:-1])}."
         )
-    problems = []
-    if ratio not in RATIOS:
-        problems.append(f"ratio={ratio!r} is not known. Choose one of: {', '.join(RATIOS)}.")
-    if reduce not in REDUCTIONS:
-        problems.append(f"reduce={reduce!r} is not known. Choose one of: {', '.join(REDUCTIONS)}.")
+    problems = [
+        f"{name}={value!r} is not known. Choose one of: {', '.join(get_args(known))}."
+        for name, value, known in (
+            ("ratio", ratio, Ratio),
+            ("reduce", reduce, Reduce),
+            ("surrogate", surrogate, Surrogate),
+        )
+        if value not in get_args(known)
+    ]
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         problems.append(f"clip_low={clip_low}, clip_high={clip_high}: expected 0 <= clip_low <= 1 and clip_high >= 0.")
-    if surrogate not in SURROGATES:
-        problems.append(f"surrogate={surrogate!r} is not known. Choose one of: {', '.join(SURROGATES)}.")
     if not (tau_pos > 0 and tau_neg > 0):
         problems.append(f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0.")
     if problems:
