@@ -251,7 +251,7 @@ def test_all_problems_are_listed():
     ("name", "settings", "says"),
     [
         ("gtop", {}, "Did you mean 'gtpo'"),
-        ("ppo", {}, "Known: dew, gtpo"),
+        ("ppo", {}, "Choose one of: dew, gtpo"),
         ("gtpo", {"alpah2": 0.2}, "Did you mean 'alpha2'"),
         ("gtpo", {"scope": "world"}, "group, batch"),
         ("gtpo", {"average": "median"}, "arithmetic, geometric"),

@@ -197,9 +197,9 @@ def test_settings_may_be_lists():
     ("call", "message"),
     [
         (lambda: task("cuntdown"), "Did you mean 'countdown'"),
-        (lambda: task("sudoku"), "Choose one of countdown, chain"),
+        (lambda: task("sudoku"), "Choose one of: countdown, chain"),
         (lambda: task("countdown", number=3), "Did you mean 'numbers'"),
-        (lambda: task("chain", colour=3), "It has steps, ceiling"),
+        (lambda: task("chain", colour=3), "Choose one of: steps, ceiling"),
         (lambda: task("countdown", numbers=1), "a step takes two numbers"),
         (lambda: task("countdown", largest=200), "largest ≤ ceiling"),
         (lambda: task("chain", steps=(3, 2)), "minimum, maximum"),

@@ -104,10 +104,12 @@ def _metric_rows(runs: Sequence[Run]) -> list[Json]:
 
 def _row(runs: Sequence[Run], name: str, note: str) -> Json:
     link = f"#{'curves' if note else 'overview'}&chart={quote(name, safe='')}"
-    return {"name": name, "note": note, "link": link, **{key: [None] * len(runs) for key in _COLUMNS}}
-
-
-_COLUMNS = ("before", "after", "low", "high")
+    return {
+        "name": name,
+        "note": note,
+        "link": link,
+        **{key: [None] * len(runs) for key in ("before", "after", "low", "high")},
+    }
 
 
 def _number(x: Any) -> float | None:
