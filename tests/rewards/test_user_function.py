@@ -120,7 +120,7 @@ def dies(pid: int) -> bool:
 def test_rewards_are_returned(load):
     reward = load("plain")
     assert reward(["1", "2"], prompts=["a", "b"], answer=["1", "1"]) == [1.0, 0.0]
-    assert reward.columns == ["completions", "answer"]
+    assert reward.columns == ["completions", "answer"] and reward.__name__ == "plain"
 
 
 NESTED = ([[1.0], [2.0]], np.ones((2, 1)), torch.ones(2, 1))
@@ -349,7 +349,8 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
     for folder, value in ((here, 1), (there, 2)):
         folder.mkdir()
         (folder / "both.py").write_text(f"def f(completions, **_): return [{value}.0]")
-    (there / "only.py").write_text("def f(completions, **_): return [3.0]")
+    (there / "only.py").write_text("from beside import VALUE\ndef f(completions, **_): return [VALUE]")
+    (there / "beside.py").write_text("VALUE = 3.0")
     (there / "package").mkdir()
     (there / "package" / "inner.py").write_text("def f(completions, **_): return [4.0]")
     monkeypatch.chdir(here)
@@ -358,8 +359,9 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
         return load_reward(path, folders=[there])(["a"])[0]
 
     assert [value(path) for path in ("both.py:f", "both:f", "both.f")] == [1.0] * 3
-    assert [value(path) for path in ("only.py:f", "only:f", "only.f")] == [3.0] * 3
+    assert [value(path) for path in ("only.py:f", "only:f", "only.f", f"{there}/only.py:f")] == [3.0] * 4
     assert [value(path) for path in ("package/inner.py:f", "package.inner:f", "package.inner.f")] == [4.0] * 3
+    assert str(there) not in sys.path
 
 
 @pytest.mark.parametrize(
