@@ -262,7 +262,7 @@ GOOD = {"correct": CORRECT, "entropy": ENTROPY, "mask": MASK}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"entropy": torch.ones(3, 2)}, r"correct has shape \(4\), expected \(3\)"),
+        ({"entropy": torch.ones(3, 2)}, r"correct has shape \(4,\), expected \(3,\)"),
         ({"mask": torch.ones(4, 3, dtype=torch.bool)}, r"mask has shape \(4, 3\), expected \(4, 2\)"),
         ({"mask": torch.ones(4, 2)}, "expected torch.bool"),
         ({"correct": torch.ones(4)}, r"reward > 0\.5"),

@@ -65,7 +65,9 @@ class GRPO(Algorithm):
         if not 0 < self.quantile < 1:
             found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
         if not 0 <= self.positive < float("inf"):
-            found.append(f"positive={self.positive}: correct answers would be penalised. Give >= 0; the paper: 0.1.")
+            found.append(
+                f"positive={self.positive}: correct answers would be penalised. Give >= 0; the paper uses 0.1."
+            )
         if not 0 < self.learned_share <= 1:
             found.append(f"learned_share={self.learned_share}: give 0 < learned_share <= 1, e.g. 0.5.")
         if self.token_weight == "learned" and self.ratio != "token":
@@ -237,7 +239,7 @@ class SAPO(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class TRL(GRPO):
-    """The run of TRL's GRPOTrainer: its advantages and its loss, with every setting of GRPOConfig. By default that is
+    """TRL's own GRPOTrainer: its advantages and its loss, with every setting of GRPOConfig. By default that is
     GRPO's advantage, the loss divided by all tokens (`loss_type: dapo`), clip 0.2 on both sides, no dynamic sampling,
     no KL term."""
 

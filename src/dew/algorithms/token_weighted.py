@@ -121,4 +121,4 @@ class OTB(DAPO):
 
 
 def _share(share: float) -> list[str]:
-    return [] if 0 < share <= 1 else [f"cov_share={share}: a share of tokens. Give 0 < cov_share <= 1; usual is 2e-4."]
+    return [] if 0 < share <= 1 else [f"cov_share={share}: a share of tokens. Give 0 < cov_share <= 1, e.g. 2e-4."]

@@ -9,15 +9,9 @@ ROUNDING = 1e-3
 """Entropies down to −1e-3 are rounding errors and are floored; below that they are mistakes."""
 
 
-def shape(x: Tensor) -> str:
-    return "(" + ", ".join(map(str, x.shape)) + ")"
-
-
 def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> None:
     if x.shape != expected:
-        raise ShapeError(
-            f"{name} has shape {shape(x)}, expected ({', '.join(map(str, expected))}): one value per {meaning}."
-        )
+        raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}: one value per {meaning}.")
 
 
 def check_bool(name: str, x: Tensor, advice: str) -> None:
@@ -45,7 +39,7 @@ def check_present(values: Tensor, present: Tensor | None) -> Tensor:
 def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> None:
     """Verdicts (*P, G) with entropies and mask (*P, G, T), live entropies finite and not negative."""
     if entropy.ndim < 2:
-        raise ShapeError(f"entropy has shape {shape(entropy)}, expected (*P, G, T): answers by tokens.")
+        raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
     check_live_entropy(entropy, mask)

@@ -75,4 +75,4 @@ def _only(chosen: Tensor, mask: Tensor) -> Tensor:
 
 def _check_share(share: float) -> None:
     if not 0 < share <= 1:
-        raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1; usual is 2e-4.")
+        raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1, e.g. 2e-4.")

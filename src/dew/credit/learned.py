@@ -17,7 +17,7 @@ from dew.errors import ConfigError
 from dew.ops import at_least_float32, masked_mean, masked_sum
 
 POINTS = 32
-"""Positions of each answer that the head is trained on, evenly spaced: neighbouring states say nearly the same."""
+"""Positions of each answer that the head is trained on, evenly spaced: neighbouring states hardly differ."""
 UNITS = 64
 """Width of the head's inner layer."""
 RATE, STEPS, DECAY = 3e-3, 4, 1e-2
@@ -63,7 +63,7 @@ def learned_weights(
 class OutcomeHead:
     """Two layers on normalised hidden states, with a logistic loss, for each of R replicas; and their optimizer.
 
-    The last layer starts at 0: every prediction is ½ and every weight 1. Replicas do not touch each other.
+    The last layer starts at 0: every prediction is ½ and every weight 1. Replicas are independent.
     """
 
     def __init__(self, width: int, replicas: int = 1, device: Any = None) -> None:

@@ -51,9 +51,9 @@ def shaped(
 ) -> Float[Tensor, "*shape"]:
     """r̃ = ±(α₁ + α₂ · x / mean(x over its comparison set)), + on O⁺ and − on O⁻; 0 where not live.
 
-    x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along the dims
-    `over`, or has the same label `over`. The paper
-    writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
+    x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along the dims `over`, or
+    has the same label `over`. The paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out,
+    every weight is 1.
     """
     x = torch.where(correct, H, 1 / H)
     mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))

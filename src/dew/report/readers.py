@@ -26,7 +26,7 @@ PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
 PAGE_FILES = 200
 READ_BYTES = 48 << 20
-"""Of compressed records, over all runs: a few seconds of reading."""
+"""Compressed records that are read, over all runs: a few seconds."""
 TOKEN_BYTES = 80
 """JSON of one recorded token, at most: more than a page can hold is not parsed."""
 
