@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dew.checks import check_by_token
 from dew.errors import ShapeError
 
 PADDING = -1
@@ -51,8 +52,7 @@ class Rollouts:
     def __post_init__(self) -> None:
         if self.mask.ndim != 3:
             raise ShapeError(f"mask has shape {tuple(self.mask.shape)}, expected three axes (P, G, T).")
-        if self.mask.dtype != torch.bool:
-            raise ShapeError(f"mask has dtype {self.mask.dtype}, expected torch.bool: True on tokens that train.")
+        check_by_token(self.mask)
         others = {name: getattr(self, name) for name in (*BY_TOKEN, "reward", "extra", "rows")}
         _check_shapes(self.mask, others, "(P, G, T)", "(P, G)")
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_bool, check_shape
+from dew.checks import check_by_token
 from dew.errors import ConfigError
 from dew.ops import at_least_float32
 
@@ -19,9 +19,7 @@ def covariance(
     advantages: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, " N"]:
     """covᵢₜ of the N live tokens, bit for bit the same however wide the padding is."""
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
-    for name, x in (("advantages", advantages), ("logp", logp)):
-        check_shape(name, x, mask.shape, "token (*P, G, T)")
+    check_by_token(mask, advantages=advantages, logp=logp)
     A, log_pi = (at_least_float32(x[mask]) for x in (advantages, logp))
     return (A - A.mean()) * (log_pi - log_pi.mean())
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import (
+from dew.checks import (
     check_choice,
     check_entropy_clip,
     check_present,

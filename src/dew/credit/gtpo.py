@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import (
-    check_bool,
+from dew.checks import (
+    check_by_token,
     check_choice,
     check_entropy_clip,
     check_shape,
@@ -94,8 +94,7 @@ def gtpo_advantages(
 
     The polarity of a token is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
-    check_shape("mask", mask, rewards.shape, "token (*P, G, T)")
+    check_by_token(mask, rewards=rewards)
     check_choice("pool", pool, POOLS)
     r = torch.where(mask, at_least_float32(rewards), 0)
     if correct is None:

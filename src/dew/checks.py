@@ -1,4 +1,4 @@
-"""Input checks of the credit functions, with errors that name the wrong tensor."""
+"""Checks of the tensors and settings given to credit functions and losses, with errors that name the wrong one."""
 
 import torch
 from torch import Tensor
@@ -17,6 +17,15 @@ def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> Non
 def check_bool(name: str, x: Tensor, advice: str) -> None:
     if x.dtype != torch.bool:
         raise ShapeError(f"{name} has dtype {x.dtype}, expected torch.bool: {advice}.")
+
+
+def check_by_token(mask: Tensor, **values: Tensor) -> None:
+    """A mask of tokens, and tensors with one value at each."""
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    for name, x in values.items():
+        if x.shape != mask.shape:
+            shapes = f"{name} has shape {tuple(x.shape)} and mask {tuple(mask.shape)}"
+            raise ShapeError(f"{shapes}: both need one value per token (*P, G, T).")
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
@@ -46,8 +55,7 @@ def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> None:
 
 
 def check_live_entropy(entropy: Tensor, mask: Tensor) -> None:
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
-    check_shape("mask", mask, entropy.shape, "token (*P, G, T)")
+    check_by_token(mask, entropy=entropy)
     if not entropy.is_floating_point():
         raise ShapeError(f"entropy has dtype {entropy.dtype}, expected a float: nats per token.")
     bad = mask & ~((entropy >= -ROUNDING) & (entropy < float("inf")))  # NaN fails both comparisons
