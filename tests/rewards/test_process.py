@@ -16,6 +16,7 @@ from dew.rewards import process
 from dew.rewards.math import math_verdict, math_verdicts, workers
 from dew.rewards.process import worker_count
 from hostile import hostile, measure
+from processes import gone
 
 pytest.importorskip("math_verify")
 PATIENT = 60.0
@@ -30,21 +31,6 @@ def _no_processes_left():
 
 def statuses(*completions: str, limit: float = PATIENT, gold: str = "x+1") -> list[str]:
     return [v.status for v in math_verdicts(completions, [gold] * len(completions), timeout=limit)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def gone(pids: list[int], patience: float = 90.0) -> bool:
-    end = time.monotonic() + patience
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not any(map(alive, pids))
 
 
 # Time limits
@@ -109,7 +95,7 @@ def test_a_daemonic_child_has_its_own_workers(method: str):
     pid, correct, server = queue.get(timeout=120)
     child.join(60)
     assert correct and pid != os.getpid() and server != workers._server.popen.pid
-    assert gone([server])
+    assert gone(server)
     assert statuses(r"\boxed{1+x}") == ["correct"]  # and the parent's workers still run
 
 
@@ -138,7 +124,7 @@ def test_no_process_outlives_its_parent(way: str):
         time.sleep(1)  # while the answers are being parsed
         process.kill()
     process.wait(60)
-    assert gone(pids)
+    assert gone(*pids)
 
 
 def test_a_worker_that_was_killed_is_replaced():

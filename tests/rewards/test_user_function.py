@@ -22,6 +22,7 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards.calls import NOT_FINITE, as_rewards
 from dew.rewards.process import memory_of
 from dew.rewards.user_function import MAX_FAILURES, is_user_function, load_reward
+from processes import alive, gone
 
 FUNCTIONS = r"""
 import os, sys, time, signal, threading
@@ -97,21 +98,6 @@ def load(tmp_path, monkeypatch):
     for reward in made:
         if reward._process is not None:
             reward._process.kill()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def dies(pid: int) -> bool:
-    """A killed process disappears a moment later."""
-    end = time.monotonic() + 30
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
 
 
 # Return values
@@ -252,7 +238,7 @@ def test_child_processes_are_killed_with_the_function(load):
     assert alive(int(pid))
     reward._process.popen.kill()
     reward._process.kill()
-    assert dies(int(pid))
+    assert gone(int(pid))
     assert reward(["a"]) == [None]  # that batch is lost
     assert alive(int(reward(["a"])[0]))
 
@@ -338,7 +324,7 @@ def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
         pid = int(asking.stdout.readline())
         time.sleep(0.5)
         asking.kill()
-    assert dies(pid)
+    assert gone(pid)
 
 
 # Lookup
