@@ -74,22 +74,6 @@ def _describe_bad_entropy(entropy: Tensor, bad: Tensor) -> str:
     return f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}."
 
 
-def check_weight(name: str, value: float, paper: float, effect: str) -> None:
-    if not value >= 0 or value == float("inf"):
-        raise ConfigError(
-            f"{name}={value}: {effect}. The paper uses {paper}; 0 turns this part off. Give a number >= 0."
-        )
-
-
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name}={value!r} is not known. Choose one of: {', '.join(choices)}.")
-
-
-def check_entropy_clip(clip: tuple[float, float] | None) -> None:
-    if clip is None:
-        return
-    if len(clip) != 2 or not 0 <= clip[0] <= clip[1]:
-        raise ConfigError(
-            f"entropy_clip={clip}: expected (low, high) with 0 <= low <= high, in nats, or None to disable it."
-        )

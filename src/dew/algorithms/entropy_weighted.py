@@ -16,6 +16,7 @@ from dew.credit import (
     gtpo_rewards,
 )
 from dew.credit.gtpo import Compare
+from dew.credit.weighting import weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -242,12 +243,7 @@ class GRPOS(EntropyWeighted):
 
 def weights(**settings: float) -> list[str]:
     """Problems with α₁, α₂ (β₁, β₂)."""
-    found = [
-        f"{name}={value}: a wrong answer would be rewarded{' for being sure' if name.endswith('2') else ''}. "
-        f"The paper uses {'0.1' if name.endswith('2') else '1.0'}; 0 turns this part off."
-        for name, value in settings.items()
-        if not 0 <= value < float("inf")
-    ]
+    found = weight_problems(**settings)
     if not any(settings.values()):
         found.append(f"{' and '.join(settings)} are both 0: every advantage would be 0.")
     return found
