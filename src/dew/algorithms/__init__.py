@@ -70,7 +70,7 @@ def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
 
 def list_algorithms() -> list[str]:
     """Names of the registered algorithms."""
-    return [cls.name for cls in _BY_NAME.values()]
+    return list(algorithm_classes())
 
 
 def algorithms_for(setting: str) -> list[str]:

@@ -32,7 +32,7 @@ def task(name: str, **settings: Any) -> Task:
         if ready_made and not {"problem", "template", "without", "keep"} & settings.keys():
             settings = {"prompt": "prompt", **settings}
         return _build(custom, name, settings, path=name)
-    raise ConfigError(unknown(f"Unknown task {name!r}.", name, (*GAMES, *PRESETS), "Or give a file."))
+    raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))
 
 
 def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
