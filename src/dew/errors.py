@@ -24,7 +24,7 @@ class Problem:
 
 
 class DewError(Exception):
-    """Anything dew refuses to do. Its text is for the user; a traceback is not needed to understand it."""
+    """Base class of dew's errors. `problems` lists what is wrong, why, and what to do; the text needs no traceback."""
 
     problems: list[Problem]
     source: str | None

@@ -84,7 +84,7 @@ def algorithm_classes() -> dict[str, type[Algorithm]]:
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:
-    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, with some replaced.
+    """The algorithm of this name with its paper's settings, except those given: `get_algorithm("gtpo", alpha2=0.2)`.
 
     `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.
     """

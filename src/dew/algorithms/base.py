@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """Settings and methods that all algorithms share."""
+    """What all algorithms share: settings, `advantages(rollouts)` for whole groups, `loss` for a micro-batch."""
 
     name: ClassVar[str]
     """The word that `get_algorithm` and every configuration file know it by."""

@@ -121,8 +121,11 @@ def float32_without_bf16(args: Any) -> None:
 
 @dataclass
 class DewConfig(GRPOConfig):  # type: ignore[misc]
-    """All settings of GRPOConfig. What the algorithm defines (clipping, KL, loss, scaling) is set from it, unless the
-    algorithm is TRL's own, for which all of them mean what they mean in TRL."""
+    """GRPOConfig, with `algorithm`, its settings (`algorithm_kwargs`), and what a run records.
+
+    What the algorithm defines (clipping, KL, loss, scaling) is set from it, unless the algorithm is TRL's own.
+    `dew train --keys` lists every setting with its help; docs/trl.md explains those that dew adds.
+    """
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 

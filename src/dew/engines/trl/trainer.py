@@ -57,7 +57,11 @@ logger = logging.getLogger("dew")
 
 
 class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
-    """GRPOTrainer that trains with any algorithm of dew. Takes the arguments of GRPOTrainer, and a `DewConfig`."""
+    """TRL's GRPOTrainer with an algorithm of dew: `DewTrainer(model, reward_funcs, DewConfig(...), train_dataset)`.
+
+    Takes the arguments of GRPOTrainer. `args` is a `DewConfig`, which names the algorithm; `guide` is a second policy
+    that writes some of the answers (docs/trl.md).
+    """
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
@@ -109,6 +113,8 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._aligned = args.less_padding and not (
             sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
         )
+        if self._aligned:  # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
