@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass
 from types import SimpleNamespace
 from typing import ClassVar, Literal
 
@@ -303,5 +303,5 @@ def test_user_defined_algorithm(algorithm_registry):
     batch = rollouts(ONE_GROUP)
     loud = get_algorithm("loud", volume=3.0)
     torch.testing.assert_close(loud.advantages(batch), get_algorithm("grpo").advantages(batch) * 3)
-    with pytest.raises(ConfigError, match="loud: key='flat' is not known. Choose one of: major, minor"):
+    with pytest.raises(ConfigError, match=r"key='flat' is not known\. Choose one of: major, minor"):
         get_algorithm("loud", key="flat")
