@@ -4,7 +4,7 @@ PyTorch's attention is made for long sequences and its layer norm for wide rows;
 generation (docs/log.md). Products of attention are as exact as float32, and every sum has a fixed order.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from typing import Any
 

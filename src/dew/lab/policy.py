@@ -93,7 +93,8 @@ def _triton() -> Any:
 
 def attention(qkv: Tensor) -> Tensor:
     """Causal attention: (N, S, 3, H, d) queries, keys and values -> (N, S, H, d)."""
-    return F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), is_causal=True).transpose(1, 2)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def query_attention(qkv: Tensor, keys: Tensor, values: Tensor, length: int, prompt: int, group: int) -> Tensor:
