@@ -129,16 +129,19 @@ def _periods(groups: Sequence[GroupRecord], uses: Sequence[list[Uses]]) -> list[
         correct, entropy, credit, above = _tokens(inside)
         known, scored = np.isfinite(entropy).sum(), np.isfinite(credit).sum()
         words = _words((use for k in at for use in uses[k]), most=5) or {}
-        deciles = _deciles(entropy, credit, correct) or {}
         out.append({
             "from": int(part[0]),
             "to": int(part[-1]),
-            "deciles": {side: found["shares"] for side, found in deciles.items()},
+            "deciles": _shares(_deciles(entropy, credit, correct)),
             "flipped": float((credit * above < 0).sum() / scored) if scored else None,
             "sure": float((entropy < SURE).sum() / known) if known else None,
             "words": {side: [word["word"] for word in found] for side, found in words.items()},
         })  # fmt: skip
     return out
+
+
+def _shares(deciles: Json | None) -> Json:
+    return {side: found["shares"] for side, found in (deciles or {}).items()}
 
 
 def _trained(answer: AnswerRecord, values: Sequence[float] | None) -> np.ndarray:
