@@ -165,7 +165,7 @@ RULES = (
          "The sampler's probabilities are not the policy's: their KL divergence is {value:.2g} nats per token.",
          "Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0."),
     Rule("pass_falls", _pass_falls,
-         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is surer of fewer ways to answer.",
+         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is more certain of fewer ways to answer.",
          "Lower the learning rate, raise clip_high, or stop earlier; compare pass@1, which may still rise."),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.",
