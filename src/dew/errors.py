@@ -68,6 +68,13 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"Did you mean {near[0]!r}?" if near else ""
 
 
+def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Problem:
+    """A name that does not exist: the closest of the known ones, or all of them; `also` is another remedy."""
+    known = list(known)
+    remedy = did_you_mean(word, known) or f"Choose one of: {', '.join(known)}."
+    return Problem(what, remedy=f"{remedy} {also}".rstrip())
+
+
 def not_loaded(what: str, name: str, error: Exception) -> Problem:
     """A model or data set that a hub or a folder did not give: the first line of a long error, and what to check."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
