@@ -69,6 +69,9 @@ class Draw:
             return logits.argmax(-1)
         if self.top_k or self.top_p < 1 or self.min_p:
             logits = self.filter(logits.float())
+        if not logits.is_cuda:  # the first token at which the cumulative sum reaches a share of the total in (0, 1]
+            total = (logits / self.temperature).softmax(-1).cumsum(-1)
+            return torch.searchsorted(total, total[:, -1:] * (1 - torch.rand(len(total), 1))).squeeze(-1)
         # Gumbel-max trick: argmax z/T - log E, with E exponential, is distributed as softmax(z/T).
         noise = torch.empty(logits.shape, device=logits.device).exponential_().log_()
         return torch.sub(logits, noise, alpha=self.temperature).argmax(-1)
