@@ -201,13 +201,14 @@ class CpuDecoder:
         row[ended] = count
         cache = self._cache(len(layers), len(row), max_new_tokens)
         shared, work = [[x[blocks] for x in text] for text in texts], Work.of(self, layers[0], len(row), len(blocks))
+        ends = torch.isin(torch.arange(output.shape[1]), self.ends)
         tokens = torch.zeros(max_new_tokens, count + 1, dtype=torch.long)
         logp, entropy = torch.zeros(2, *tokens.shape)
         for n in range(max_new_tokens):
             token, new_logp, new_entropy = self.draw.scored(logits)
             for buffer, new in ((tokens, token), (logp, new_logp), (entropy, new_entropy)):
                 buffer[n].index_copy_(0, row, new.to(buffer.dtype))
-            ended |= torch.isin(token, self.ends)
+            ended |= ends.index_select(0, token)
             if n + 1 == max_new_tokens or bool(ended.all()):
                 break
             if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
