@@ -10,7 +10,7 @@ that answer the same prompt form a block, whose matrices are stacked for the pro
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ class Layer(NamedTuple):
 
 
 def _join(parts: list[nn.Linear], norm: Tensor, dtype: torch.dtype) -> Tensor:
-    """(D + 1, ...) for rows that `_normed` divides by their length √D · rms and extends by 1."""
+    """(D + 1, ...), the last row the bias, for rows that the norm has divided by their length √D · rms."""
     weight = torch.cat([p.weight for p in parts]).to(dtype).T * (norm.to(dtype) * len(norm) ** 0.5)[:, None]
     bias = [weight.new_zeros(p.out_features) if p.bias is None else p.bias.to(dtype) for p in parts]
     return torch.cat((weight, torch.cat(bias)[None]))
@@ -101,46 +101,6 @@ def blocks_of(prompts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(answers), torch.tensor(spare), torch.tensor(blocks)
 
 
-class Work(NamedTuple):
-    """Buffers that every layer of a step overwrites, and views of them."""
-
-    normed: Tensor
-    unit: Tensor
-    states: Tensor
-    pairs: Tensor
-    query: Tensor
-    key_value: Tensor
-    queries: Tensor
-    queries_of_block: Tensor
-    own_queries: Tensor
-    mixed: Tensor
-    mixed_of_block: Tensor
-    own_mixed: Tensor
-    gate_up: Tensor
-    gate: Tensor
-    up: Tensor
-
-    @classmethod
-    def of(cls, decoder: "CpuDecoder", layer: Layer, rows: int, blocks: int) -> "Work":
-        heads, key_heads, head = decoder.heads, decoder.key_heads, decoder.head
-        normed = torch.ones(rows, len(layer.gate_up), dtype=decoder.dtype)
-        states, gate_up = (normed.new_empty(rows, x.shape[1]) for x in (layer.query_key_value, layer.gate_up))
-        turned = states[:, : (heads + key_heads) * head].unflatten(1, (-1, head))
-        queries, mixed = normed.new_zeros(2, rows, heads, key_heads * head)
-
-        def own(x: Tensor) -> Tensor:
-            by_head = x.view(rows, key_heads, -1, key_heads, head)
-            return by_head.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-
-        return cls(
-            normed, normed[:, :-1], states,
-            torch.view_as_complex(turned.unflatten(-1, (-1, 2))), turned[:, :heads].unflatten(1, (key_heads, -1)),
-            states[:, heads * head :].unflatten(1, (2, -1)).transpose(0, 1),
-            queries, queries.view(blocks, -1, queries.shape[-1]), own(queries),
-            mixed, mixed.view(blocks, -1, mixed.shape[-1]), own(mixed),
-            gate_up, *gate_up.chunk(2, -1))
-
-
 class CpuDecoder:
     """Samples answers to prompts given as token ids. Weights may be updated between calls."""
 
@@ -150,8 +110,7 @@ class CpuDecoder:
         config = model.config
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        act = model.model.layers[0].mlp.act_fn
-        self.act = nn.SiLU(inplace=True) if config.hidden_act == "silu" else act
+        self.act = nn.SiLU(inplace=True) if config.hidden_act == "silu" else model.model.layers[0].mlp.act_fn
         self.dtype = torch.promote_types(model.dtype, torch.float32)
         self.eps = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, dtype=self.dtype)
         # Rows of the joined matrix: a query's and a key's components 0, head/2, 1, head/2 + 1, ..., then the values.
@@ -196,65 +155,80 @@ class CpuDecoder:
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
         which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
         logits, texts = self._prefill(list(distinct), width)
-        row, ended, blocks = blocks_of(which.tolist())  # row: the answer at each place; `count` if it has ended
-        logits, position = logits[which[row]], torch.tensor([len(ids) for ids in prompts])[row]
-        row[ended] = count
-        cache = self._cache(len(layers), len(row), max_new_tokens)
-        shared, work = [[x[blocks] for x in text] for text in texts], Work.of(self, layers[0], len(row), len(blocks))
-        ends = torch.isin(torch.arange(output.shape[1]), self.ends)
+        logits, position = logits[which], torch.tensor([len(ids) for ids in prompts])
+        cache = self._cache(len(layers), int((1 + SPARE) * count), max_new_tokens)
         tokens = torch.zeros(max_new_tokens, count + 1, dtype=torch.long)
         logp, entropy = torch.zeros(2, *tokens.shape)
+        row = torch.arange(count)  # the answer at each place in the batch; `count` where it only fills a block
+        ended, is_end = torch.zeros(count, dtype=torch.bool), torch.isin(torch.arange(logits.shape[1]), self.ends)
         for n in range(max_new_tokens):
             token, new_logp, new_entropy = self.draw.scored(logits)
             for buffer, new in ((tokens, token), (logp, new_logp), (entropy, new_entropy)):
                 buffer[n].index_copy_(0, row, new.to(buffer.dtype))
-            ended |= ends.index_select(0, token)
+            ended |= is_end.index_select(0, token)
             if n + 1 == max_new_tokens or bool(ended.all()):
                 break
-            if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
+            if n == 0 or (n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended)):
                 left = (~ended).nonzero()[:, 0]
                 chosen, ended, blocks = blocks_of(which[row[left]].tolist())
                 row, token, position = (x[left[chosen]] for x in (row, token, position))
                 row[ended] = count
                 for part in cache.flatten(0, 1):
                     part[: len(row), :n] = part[:, :n].index_select(0, left[chosen])
-                cache = cache[:, :, : len(row)]
-                shared, work = [[x[blocks] for x in text] for text in texts], Work.of(self, layers[0], len(row), len(blocks))
+                cache, shared = cache[:, :, : len(row)], [[x[blocks] for x in text] for text in texts]
+                norm, run_layer = self._functions(layers[0], len(row), len(blocks))
             x, turn = embedding.index_select(0, token), turns.index_select(0, position)
             filled = cache[:, 0, :, : n + 1].mT, cache[:, 1, :, : n + 1], cache[:, :, :, n]
             for layer, prompt, *answer in zip(layers, shared, *filled, strict=True):
-                self._layer(x, layer, work, turn, *prompt, *answer)
-            logits = torch.mm(self._normed(x, work), output)
+                run_layer(x, layer, turn, *prompt, *answer)
+            logits = torch.mm(norm(x), output)
             position += 1
         return tokens.T[:count], logp.T[:count], entropy.T[:count]
 
-    def _normed(self, x: Tensor, work: Work) -> Tensor:
-        torch.div(x, torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.eps), out=work.unit)
-        return work.normed
+    def _functions(self, like: Layer, rows: int, blocks: int) -> tuple[Callable[[Tensor], Tensor], Callable[..., None]]:
+        """Norm and layer for R = `rows` tokens, one per answer. They write to buffers allocated here once.
 
-    def _layer(
-        self, x: Tensor, layer: Layer, work: Work, turn: Tensor, prompt_keys: Tensor, prompt_values: Tensor,
-        padding: Tensor, keys: Tensor, values: Tensor, slot: Tensor,
-    ) -> None:  # fmt: skip
-        """Add one layer's output to x (R, D), one token per row.
-
-        With W = key heads · head: the prompt's keys (blocks, W, width), values (blocks, width, W) and a bias
-        (blocks, 1, width), −∞ on padding; the answers' keys (R, W, slots), values (R, slots, W), and their
-        last slot (2, R, W), to be filled.
+        The norm's result has a last column of ones, for the bias of the product that follows.
         """
-        torch.mm(self._normed(x, work), layer.query_key_value, out=work.states)
-        work.pairs.mul_(turn)
-        work.own_queries.copy_(work.query)
-        slot.copy_(work.key_value)
-        to_prompt = torch.bmm(work.queries_of_block, prompt_keys).add_(padding)
-        to_answer = torch.bmm(work.queries, keys)
-        share = torch.cat((to_prompt.view(*to_answer.shape[:2], -1), to_answer), -1).softmax(-1)
-        torch.bmm(share[..., padding.shape[-1] :], values, out=work.mixed)
-        of_block = share.view(len(padding), -1, share.shape[-1])[..., : padding.shape[-1]]
-        work.mixed_of_block.baddbmm_(of_block, prompt_values)
-        _add_product(x, work.own_mixed.reshape(len(x), -1), *layer.out)
-        torch.mm(self._normed(x, work), layer.gate_up, out=work.gate_up)
-        _add_product(x, self.act(work.gate).mul_(work.up), *layer.down)
+        heads, key_heads, head, wide = self.heads, self.key_heads, self.head, self.key_heads * self.head
+        normed = torch.ones(rows, len(like.gate_up), dtype=self.dtype)
+        states, inner = (normed.new_empty(rows, x.shape[1]) for x in (like.query_key_value, like.gate_up))
+        (queries, mixed), unit, (gate, up) = normed.new_zeros(2, rows, heads, wide), normed[:, :-1], inner.chunk(2, 1)
+        turned = states[:, : heads * head + wide].view(rows, -1, head)
+        pairs, query = torch.view_as_complex(turned.unflatten(-1, (-1, 2))), turned[:, :heads]
+        key_value = states[:, heads * head :].view(rows, 2, wide).transpose(0, 1)
+        # (R, key heads, queries of a key head, head): of each query's columns those of its key head
+        by_head = (x.view(rows, key_heads, -1, key_heads, head).diagonal(dim1=1, dim2=3) for x in (queries, mixed))
+        own_queries, own_mixed = (x.permute(0, 3, 1, 2) for x in by_head)
+        query = query.unflatten(1, (key_heads, -1))
+
+        def norm(x: Tensor) -> Tensor:
+            torch.div(x, torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.eps), out=unit)
+            return normed
+
+        def run_layer(
+            x: Tensor, layer: Layer, turn: Tensor, prompt_keys: Tensor, prompt_values: Tensor, padding: Tensor,
+            keys: Tensor, values: Tensor, slot: Tensor,
+        ) -> None:  # fmt: skip
+            """Add a layer's output to x (R, D). With W = key heads · head:
+
+            of the prompts keys (blocks, W, width), values (blocks, width, W) and a bias (blocks, 1, width), −∞ on
+            padding; of the answers keys (R, W, slots), values (R, slots, W) and the last slot of both (2, R, W), to fill.
+            """
+            torch.mm(norm(x), layer.query_key_value, out=states)
+            pairs.mul_(turn)
+            own_queries.copy_(query)
+            slot.copy_(key_value)
+            to_prompt = torch.baddbmm(padding, queries.view(blocks, -1, wide), prompt_keys)
+            width, to_answer = padding.shape[-1], torch.bmm(queries, keys)
+            share = torch.cat((to_prompt.view(rows, heads, width), to_answer), -1).softmax(-1)
+            torch.bmm(share[..., width:], values, out=mixed)
+            mixed.view(blocks, -1, wide).baddbmm_(share.view(blocks, -1, share.shape[-1])[..., :width], prompt_values)
+            _add_product(x, own_mixed.reshape(rows, -1), *layer.out)
+            torch.mm(norm(x), layer.gate_up, out=inner)
+            _add_product(x, self.act(gate).mul_(up), *layer.down)
+
+        return norm, run_layer
 
     def _cache(self, layers: int, rows: int, slots: int) -> Tensor:
         """(layers, 2, R, slots, W) for keys and values of the answers, reused by later calls."""
@@ -278,4 +252,3 @@ class CpuDecoder:
             keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)  # the order of a head's components as in `Layer`
             texts.append([keys.mT.flatten(1, 2), values.transpose(1, 2).flatten(2), padding])
         return logits.to(self.dtype), texts
-
