@@ -197,10 +197,9 @@ class CpuDecoder:
         turned = states[:, : heads * head + wide].view(rows, -1, head)
         pairs, query = torch.view_as_complex(turned.unflatten(-1, (-1, 2))), turned[:, :heads]
         key_value = states[:, heads * head :].view(rows, 2, wide).transpose(0, 1)
-        # (R, key heads, queries of a key head, head): of each query's columns those of its key head
+        # Of each query's columns those of its key head: (R, heads, head) as (R, key heads, queries of a key head, head)
         by_head = (x.view(rows, key_heads, -1, key_heads, head).diagonal(dim1=1, dim2=3) for x in (queries, mixed))
         own_queries, own_mixed = (x.permute(0, 3, 1, 2) for x in by_head)
-        query = query.unflatten(1, (key_heads, -1))
 
         def norm(x: Tensor) -> Tensor:
             torch.div(x, torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.eps), out=unit)
@@ -210,14 +209,15 @@ class CpuDecoder:
             x: Tensor, layer: Layer, turn: Tensor, prompt_keys: Tensor, prompt_values: Tensor, padding: Tensor,
             keys: Tensor, values: Tensor, slot: Tensor,
         ) -> None:  # fmt: skip
-            """Add a layer's output to x (R, D). With W = key heads · head:
+            """Add a layer's output to x (R, D).
 
-            of the prompts keys (blocks, W, width), values (blocks, width, W) and a bias (blocks, 1, width), −∞ on
-            padding; of the answers keys (R, W, slots), values (R, slots, W) and the last slot of both (2, R, W), to fill.
+            With W = key heads · head: prompt_keys (blocks, W, width), prompt_values (blocks, width, W), padding
+            (blocks, 1, width), −∞ on padding; of the answers keys (R, W, slots), values (R, slots, W), and the last slot
+            of both, (2, R, W), which is filled here.
             """
             torch.mm(norm(x), layer.query_key_value, out=states)
             pairs.mul_(turn)
-            own_queries.copy_(query)
+            own_queries.copy_(query.view(own_queries.shape))
             slot.copy_(key_value)
             to_prompt = torch.baddbmm(padding, queries.view(blocks, -1, wide), prompt_keys)
             width, to_answer = padding.shape[-1], torch.bmm(queries, keys)
