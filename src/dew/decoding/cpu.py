@@ -209,11 +209,10 @@ class CpuDecoder:
             x: Tensor, layer: Layer, turn: Tensor, prompt_keys: Tensor, prompt_values: Tensor, padding: Tensor,
             keys: Tensor, values: Tensor, slot: Tensor,
         ) -> None:  # fmt: skip
-            """Add a layer's output to x (R, D).
+            """Add a layer's output to x (R, D). With W = key heads · head:
 
-            With W = key heads · head: prompt_keys (blocks, W, width), prompt_values (blocks, width, W), padding
-            (blocks, 1, width), −∞ on padding; of the answers keys (R, W, slots), values (R, slots, W), and the last slot
-            of both, (2, R, W), which is filled here.
+            prompt_keys (blocks, W, width), prompt_values (blocks, width, W), padding (blocks, 1, width), −∞ on padding;
+            of the answers keys (R, W, slots), values (R, slots, W) and their last slot (2, R, W), which is filled here.
             """
             torch.mm(norm(x), layer.query_key_value, out=states)
             pairs.mul_(turn)
