@@ -3,13 +3,14 @@
     python benchmarks/whole_step.py                             Qwen2.5-0.5B's shape: 16 groups of 8, up to 300 tokens
     python benchmarks/whole_step.py --model 1.5B --cases "dew GTPO"
     python benchmarks/whole_step.py --weights folder --data gsm8k.jsonl.gz      real weights and prompts
+    python benchmarks/whole_step.py --liger                     with Liger's kernels in the layers of all cases
     python benchmarks/whole_step.py --trace folder              also a Chrome trace of each case's last step
     python benchmarks/whole_step.py --small                     a toy model on the CPU, to test the script
 
 Without --weights the weights are random. Then one token in --mean-length ends an answer, so that lengths vary as those
 of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. All cases get the same
-prompts, and each runs in a process of its own; the table is written after every case. Phases are measured alike in
-both trainers, each ending with a device synchronisation, nested ones excluded:
+prompts, and each runs in a process of its own, forked before CUDA starts; the table is written after every case. Phases
+are measured alike in both trainers, each ending with a device synchronisation, nested ones excluded:
 
     sample     from prompts to token ids
     reward     reward functions
@@ -26,12 +27,11 @@ import argparse
 import gzip
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,6 +39,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs must not start CUDA before a fork
 
 import torch
 from datasets import Dataset
@@ -170,6 +171,7 @@ def measure(name, options, shape, folder):
         "max_steps": options.warm_up + options.steps,
         "learning_rate": 1e-6,
         "gradient_checkpointing": options.checkpointing,
+        "use_liger_kernel": options.liger,
         "bf16": cuda,
         "use_cpu": options.small,
         "report_to": "none",
@@ -237,13 +239,13 @@ def main():
     parser.add_argument("--completion", type=int, default=300)
     parser.add_argument("--mean-length", type=int, default=200)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--liger", action="store_true", help="Liger's kernels in the layers")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU for vLLM (default 0.3)")
     parser.add_argument("--trace", type=Path, help="folder for a Chrome trace of each case's last step")
     parser.add_argument("--out", type=Path, help="file for the table")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # the file for one case's numbers
     options = parser.parse_args()
     shape = MODELS[options.model] | QWEN
     if options.small:
@@ -253,20 +255,15 @@ def main():
 
     if options.trace:
         options.trace.mkdir(parents=True, exist_ok=True)
-    if options.measure:
-        with tempfile.TemporaryDirectory() as folder:
-            options.measure.write_text(json.dumps(measure(options.cases[0], options, shape, folder)))
-        return
-    machine = "CPU" if options.small else torch.cuda.get_device_name()
     used = {key: value for key, value in vars(options).items() if value is not None}
-    head = f"{time.strftime('%Y-%m-%d')}, {machine}, torch {torch.__version__}, {used}\n\n"
     results = {}
     for name in options.cases:
         if "vLLM" in name and importlib.util.find_spec("vllm") is None:
             print(f"{name}: skipped, vLLM is not installed", flush=True)
             continue
-        if (found := in_a_process(name)) is None:
+        if (found := in_a_process(name, options, shape)) is None:
             continue
+        head = f"{time.strftime('%Y-%m-%d')}, {found.pop('machine')}, torch {torch.__version__}, {used}\n\n"
         results[name] = found
         print(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in found.items())}", flush=True)
         if options.out:
@@ -275,17 +272,24 @@ def main():
         print(f"\n{head}{table(results)}")
 
 
-def in_a_process(name):
+def in_a_process(name, options, shape):
     """One case in a process of its own: vLLM keeps its memory, and a failure ends only this case."""
     with tempfile.TemporaryDirectory() as folder:
-        numbers = Path(folder) / "numbers.json"
-        # The last --cases counts.
-        command = [sys.executable, __file__, *sys.argv[1:], "--cases", name, "--measure", str(numbers)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        numbers, log = Path(folder) / "numbers.json", Path(folder) / "log"
+
+        def run():
+            for stream in (1, 2):
+                os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+            found = measure(name, options, shape, folder)
+            found["machine"] = "CPU" if options.small else torch.cuda.get_device_name()
+            numbers.write_text(json.dumps(found))
+
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        process.join()
         if numbers.exists():
             return json.loads(numbers.read_text())
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        print(f"{name}: failed\n" + "\n".join(lines[-30:]), flush=True)
+        print(f"{name}: failed\n" + "\n".join(log.read_text().splitlines()[-30:]), flush=True)
         return None
 
 

@@ -4,9 +4,10 @@
 
 Answers have 8 tokens. A slip at one of them, in half of the answers, makes the answer wrong and shows in the hidden
 states after it, under noise. A head learns to predict the outcome, generation by generation, and tokens that move its
-prediction towards the outcome get more of the answer's credit. To train a model with it:
+prediction towards the outcome get more of the answer's credit. Prints both for a correct and a wrong answer: the
+predicted chance drops after the slip, and the slip gets most of the blame. To train a model with learned weights:
 
-    dew train tiny/countdown --algorithm dapo --algorithm-kwargs '{"token_weight": "learned"}'
+    dew train tiny/countdown --algorithm dapo --algorithm_kwargs '{"token_weight": "learned"}'
 """
 
 import torch

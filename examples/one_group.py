@@ -2,8 +2,8 @@
 
     python examples/one_group.py
 
-Nothing is trained. The numbers are made up for illustration: `entropy` is the uncertainty of the policy at each
-token, in nats.
+Prints a table with one row per token. GRPO gives all tokens of an answer the same advantage; GRPO-S changes it from
+answer to answer, GTPO from token to token. Nothing is trained, and the entropies (in nats) are made up.
 """
 
 import torch

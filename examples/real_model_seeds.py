@@ -1,6 +1,6 @@
-"""A real model trained by several algorithms with several seeds: differences paired by seed and by problem.
+"""Train a real model with several algorithms and seeds; print differences paired by seed and by problem.
 
-    python examples/real_model_seeds.py OUT --model MODEL --choose-limit     token limit and prompt, on the start model
+    python examples/real_model_seeds.py OUT --model MODEL --choose-limit     choose token limit and prompt first
     python examples/real_model_seeds.py OUT --model MODEL --seeds 0 1 2      train and evaluate; resumes
     python examples/real_model_seeds.py OUT --model MODEL --seeds 3 4        more seeds for the same table, any time
     python examples/real_model_seeds.py OUT --table                          the table, from OUT/counts.json alone

@@ -4,13 +4,14 @@
 
 A digit is hidden. Where the policy writes "?", the tool `peek` is called when the turn ends, and its output shows the
 digit. An answer is correct if the turn after the last peek begins with the digit: guessing there solves half of the
-problems and copying solves all of them. Accuracy was 0.02 at the first step, 0.94 at step 31 and 1.0 at step 91.
+problems and copying solves all of them. Metrics are printed every 10 steps, 100 steps take a minute or two. Accuracy
+was 0.02 at the first step, 0.94 at step 31 and at least 0.98 from step 61 on. `dew report OUT` shows the credit.
 
 With a real model only `tokenizer` and `policy` differ: its own chat template says how tools are called. docs/trl.md has
 more under "Tools and agents".
 """
 
-import sys
+import argparse
 from typing import Any
 
 import torch
@@ -126,4 +127,7 @@ def trainer(folder: str, steps: int, **settings: Any) -> DewTrainer:
 
 
 if __name__ == "__main__":
-    trainer(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100).train()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="OUT", help="the run folder")
+    parser.add_argument("steps", metavar="STEPS", type=int, nargs="?", default=100, help="optimizer steps (100)")
+    trainer(**vars(parser.parse_args())).train()

@@ -4,8 +4,9 @@
     python examples/weighted_dpo.py OUT --setup gsm8k --model MODEL --seeds 2     # one GPU
 
 For each seed: sample answers to training problems, pair a correct answer with a wrong one of the same problem, train
-once with every alpha (0 is plain DPO) on the same pairs in the same order, and evaluate on held-out problems. Results
-are written to OUT/results.json after every run. Run the same command again to continue.
+once with every alpha (0 is plain DPO) on the same pairs in the same order, and evaluate on held-out problems. Prints a
+line per run and a table of pass@1 and pass@k with paired differences from plain DPO. OUT/results.json is written after
+every run; re-run the same command to resume.
 """
 
 import argparse

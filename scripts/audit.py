@@ -1,6 +1,6 @@
 """Known vulnerabilities and licences of the pinned dependencies, according to PyPI and the installed packages.
 
-    python scripts/audit.py [LOCK]     print the table of docs/security.md; only contacts pypi.org
+    python scripts/audit.py [LOCK]     print the table of benchmarks/results/security.md; only contacts pypi.org
 
 PyPI lists vulnerabilities only of a project's latest version. Other pins are listed as `unknown`; check those with
 `pip-audit -r locks/core.txt`, if its service is reachable.

@@ -16,17 +16,35 @@ from dew.lab.summary import SCORES, Difference, difference, differences, points,
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "study"
 CONTROL = "gtpo(alpha1=1.1,alpha2=0.0)"
-NAMES = {CONTROL: "gtpo's control"}
+S_CONTROL = "beta1=1.1,beta2=0.0)"
+NAMES = {
+    CONTROL: "gtpo's control",
+    f"grpo_s({S_CONTROL}": "grpo_s, equal weights",
+    f"grpo_s(clip_low=0.03,clip_high=0.04,{S_CONTROL}": "the same, bounds 0.03 and 0.04",
+    f"grpo_s(clip_low=0.01,clip_high=0.013,{S_CONTROL}": "the same, bounds 0.01 and 0.013",
+    "grpo(clip_low=1.0,clip_high=1000.0)": "grpo without clipping",
+    "grpo(clip_high=0.28)": "grpo, bounds 0.2 and 0.28",
+    "gspo(clip_low=0.03,clip_high=0.04)": "gspo, bounds 0.03 and 0.04",
+    "micro_batches": "shaped in micro-batches of four answers",
+    "every_group": "groups without signal shaped too",
+}
 
 
 def tables() -> dict[str, str]:
     """The marked tables of docs/study.md, by name."""
-    select, confirm, settings = (load_study(RESULTS / name) for name in ("select", "confirm", "settings"))
+    found = {path.parent.name: load_study(path.parent) for path in sorted(RESULTS.glob("*/study.json"))}
     return {
-        "rates": rates(select),
-        "confirm": confirmed(confirm),
-        "effect": effect(confirm),
-        "settings": varied(settings),
+        "rates": rates(found["select"]),
+        "confirm": confirmed(found["confirm"]),
+        "effect": effect(found["confirm"]),
+        "settings": varied(found["settings"]),
+        "candidates": by_task(found["candidates"], "area", "pass@k"),
+        "pools": by_task(found["confirm-pools"], "area", "pass@k"),
+        "grpo_s": by_task(found["grpo_s"], "area", "pass@1"),
+        "grpo_s-1": varied(found["grpo_s-1"]),
+        "sizes": sizes(found),
+        "misreadings": varied(found["misreadings"]),
+        "rules": varied(found["rules"]),
     }
 
 
@@ -74,19 +92,56 @@ def effect(study: Study) -> str:
 
 
 def varied(study: Study) -> str:
+    """Arms of one task against the first."""
     (task,) = study.tasks
     columns = {score: {d.arm: d for d in differences(study, task, score)} for score in SCORES}
+    first, *others = points(study, task)
+    own = [f"{mean(values(study, task, first, score).values()):.3f}" for score in SCORES]
     lines = ["| arm | area | final | pass@1 | pass@16 | flipped |", "|---" * 6 + "|"]
-    for point in points(study, task):
-        if point[0] != "dapo":
-            flipped = mean(values(study, task, point, "flipped").values())
-            lines.append(f"| {point[0]} | {' | '.join(shown(columns[s][point]) for s in SCORES)} | {flipped:.3f} |")
+    lines += [f"| {first[0]} | {' | '.join(own)} | 0.000 |"]
+    for point in others:
+        flipped = mean(values(study, task, point, "flipped").values())
+        cells = " | ".join(shown(columns[score][point]) for score in SCORES)
+        lines.append(f"| {NAMES.get(point[0], point[0])} | {cells} | {flipped:.3f} |")
     return "\n".join(lines)
 
 
-def shown(d: Difference | None) -> str:
+def by_task(study: Study, *scores: str) -> str:
+    """Arms against the first, a column for each task and score; each task has learning rates of its own."""
+    columns = [(task, score) for score in scores for task in study.tasks]
+    heads = [f"{task} {score}".replace("@k", "@16") for task, score in columns]
+    rows: dict[str, list[str]] = {arm: [] for arm in study.arms}
+    for task, score in columns:
+        found = {d.arm[0]: shown(d) for d in differences(study, task, score)}
+        first = points(study, task)[0]
+        found[first[0]] = f"{mean(values(study, task, first, score).values()):.3f}"
+        for arm in study.arms:
+            rows[arm].append(found[arm])
+    lines = [f"| arm | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    return "\n".join(lines + [f"| {NAMES.get(arm, arm)} | {' | '.join(cells)} |" for arm, cells in rows.items()])
+
+
+def sizes(found: dict[str, Study]) -> str:
+    """GTPO and dew against DAPO by group size and by optimizer steps, on countdown-6."""
+    lines = ["| setting | dapo area | gtpo area | dew area | dapo pass@16 | gtpo pass@16 | dew pass@16 |"]
+    lines += ["|---" * 7 + "|"]
+    rows = [(f"groups of {n}", f"group-{n}" if n != 16 else "candidates") for n in (4, 8, 16, 32)]
+    rows += [(f"optimizer steps: {n}", f"steps-{n}" if n != 4 else "candidates") for n in (1, 2, 4, 8)]
+    for name, step in rows:
+        study, task, cells = found[step], "countdown-6", []
+        dapo, gtpo, dew = (next(p for p in points(study, task) if p[0] == arm) for arm in ("dapo", "gtpo", "dew"))
+        for score in ("area", "pass@k"):
+            cells.append(f"{mean(values(study, task, dapo, score).values()):.3f}")
+            both = (difference(study, task, arm, dapo, score) for arm in (gtpo, dew))
+            cells += [shown(d, d is not None and d.p < 0.05) for d in both]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shown(d: Difference | None, beyond_noise: bool | None = None) -> str:
     assert d is not None
-    return f"{d.value:+.3f} ± {d.high - d.value:.3f}{'*' if d.holm < 0.05 else ''}"
+    star = d.holm < 0.05 if beyond_noise is None else beyond_noise
+    return f"{d.value:+.3f} ± {d.high - d.value:.3f}{'*' if star else ''}"
 
 
 def figure() -> str:

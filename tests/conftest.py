@@ -34,6 +34,7 @@ def dew(monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             main()
         captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
         return stop.value.code, captured.out, captured.err
 
     return run

@@ -37,7 +37,7 @@ MUTANTS = [
     ("no lock", "cli/runs.py", "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "            pass\n", "cli/test_trials.py -k in_use"),
     ("weights not checked", "engines/trl/launch.py", "    if not all(bool(weights.isfinite().all())", "    if not all(True", "cli/test_trials.py -k weights_that"),
     ("generation forgotten", "engines/trl/trainer.py", "\"generation\": self._buffered_inputs if self._step % every else None", "\"generation\": None", "trl/test_resume.py -k 'killed_and_resumed'"),
-    ("skipped steps forgotten", "engines/trl/trainer.py", "        self._nonfinite.restore(state[\"health\"])\n", "", "trl/test_nonfinite.py -k remembers"),
+    ("skipped steps forgotten", "engines/trl/recorded.py", "        self._nonfinite.restore(state[\"health\"])\n", "", "trl/test_nonfinite.py -k remembers"),
     ("gradient kept", "engines/trl/recorded.py", "            self.optimizer.zero_grad()\n", "", "trl/test_nonfinite.py -k 'skipped_and_counted and gradient'"),
     ("never stops", "engines/trl/nonfinite.py", "len(self._row) >= PATIENCE", "False", "trl/test_nonfinite.py -k 'three_in and gradient'"),
     ("rows not checked", "engines/trl/nonfinite.py", "    if not count:\n", "    if True:\n", "trl/test_nonfinite.py -k 'skipped_and_counted and reward'"),

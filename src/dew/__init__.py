@@ -1,4 +1,10 @@
-"""dew: Dynamic Entropy Weighting, token-level credit for reinforcement learning of language models."""
+"""dew: Dynamic Entropy Weighting, token-level credit for reinforcement learning of language models.
+
+get_algorithm("gtpo", alpha2=0.2).advantages(rollouts)     an algorithm by name; `list_algorithms` has the names
+Rollouts.from_rows(group_ids, mask=..., reward=...)        whole groups from flat rows, and back with `to_rows`
+dew.credit, dew.losses, dew.kernels                        functions of tensors
+dew.engines.trl.DewTrainer                                 TRL's GRPOTrainer with any of these algorithms
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

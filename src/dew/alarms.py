@@ -116,6 +116,13 @@ def _clipped(history: History) -> Crossed:
     return (share, 0.3) if share > 0.3 else None
 
 
+def _never_clips(history: History) -> Crossed:
+    """Nothing clipped for 20 steps in which the policy moved. The bounds of single tokens clip long before."""
+    clipped, kl = (history.last("clip/low", 20) + history.last("clip/high", 20)), history.last("kl/approx", 20)
+    moved = sum(kl) / 20
+    return (moved, 0.001) if len(clipped) == 40 and max(clipped) == 0 and moved > 0.001 else None
+
+
 def _not_finite(history: History) -> Crossed:
     bad = [x for x in history.last("loss") + history.last("grad_norm") if not math.isfinite(x)]
     return (bad[0], 0.0) if bad else None
@@ -158,11 +165,16 @@ RULES = (
          "The sampler's probabilities are not the policy's: their KL divergence is {value:.2g} nats per token.",
          "Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0."),
     Rule("pass_falls", _pass_falls,
-         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is surer of fewer ways to answer.",
+         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is more certain of fewer ways to answer.",
          "Lower the learning rate, raise clip_high, or stop earlier; compare pass@1, which may still rise."),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.",
          "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
+    Rule("never_clips", _never_clips,
+         "Nothing was clipped for 20 steps, although the policy moves (KL {value:.4f} nats per token): the bounds "
+         "do not limit the update.",
+         "Lower clip_low and clip_high. The mean ratio of a whole answer (grpo_s) needs about 0.01 where a token's "
+         "needs 0.2."),
     Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
          "The verifier timed out on {value:.1%} of the answers, which count as wrong.",
          "Raise its time limit, or look up the verdicts of these answers in the token records."),

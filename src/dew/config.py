@@ -82,7 +82,7 @@ class Run:
 
 
 MAX_PROBLEMS = 10_000_000
-"""A bound on typing errors: games would be generated without end."""
+"""Guards against typing errors: a game would generate problems without end."""
 TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict, "env": dict,
          "trainer": str, "pairs": str}  # fmt: skip
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))

@@ -24,7 +24,7 @@ class Problem:
 
 
 class DewError(Exception):
-    """Anything dew refuses to do. Its text is for the user; a traceback is not needed to understand it."""
+    """Base class of dew's errors. `problems` lists what is wrong, why, and what to do; the text needs no traceback."""
 
     problems: list[Problem]
     source: str | None
@@ -66,6 +66,13 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`Did you mean 'gtpo'?`, or nothing when no known word is close. A higher `cutoff` finds near-identical ones."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Problem:
+    """A name that does not exist: the closest of the known ones, or all of them; `also` is another remedy."""
+    known = list(known)
+    remedy = did_you_mean(word, known) or f"Choose one of: {', '.join(known)}."
+    return Problem(what, remedy=f"{remedy} {also}".rstrip())
 
 
 def not_loaded(what: str, name: str, error: Exception) -> Problem:

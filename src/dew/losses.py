@@ -1,20 +1,18 @@
 """Ratios, surrogates and reductions: the losses of all algorithms. w is πθ / π_old of a token."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dew.checks import check_by_token, check_choice
 from dew.errors import ConfigError, ShapeError
 from dew.ops import masked_mean
 
 Ratio = Literal["token", "sequence_mean", "sequence_geometric"]
 Reduce = Literal["tokens", "sequences"]
-RATIOS = ("token", "sequence_mean", "sequence_geometric")
-REDUCTIONS = ("tokens", "sequences")
 Surrogate = Literal["clip", "cispo", "sapo"]
-SURROGATES = ("clip", "cispo", "sapo")
 
 MAX_LOG_RATIO = 20.0
 """|log w| is clamped to this, so that a single bad token cannot turn the batch into inf or NaN."""
@@ -70,7 +68,16 @@ def policy_loss(
         |log w|), `clip/low` and `clip/high` (share of tokens clipped on each side), `kl/approx` (k3 of π_old
         against πθ) and, with `ref_logp`, `kl/ref`.
     """
-    A = _check(logp, old_logp, advantages, mask, ratio, reduce, clip_low, clip_high, surrogate, tau_pos, tau_neg)
+    check_by_token(mask, logp=logp, old_logp=old_logp)
+    check_choice("ratio", ratio, get_args(Ratio))
+    check_choice("reduce", reduce, get_args(Reduce))
+    check_choice("surrogate", surrogate, get_args(Surrogate))
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ConfigError(f"clip_low={clip_low}, clip_high={clip_high}: give 0 <= clip_low <= 1 and clip_high >= 0.")
+    if not (tau_pos > 0 and tau_neg > 0):
+        raise ConfigError(f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0.")
+
+    A = _by_token(advantages, mask)
     logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)
     log_w = (logp - torch.where(mask, old_logp, 0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     w = _ratio(log_w, mask, ratio)
@@ -136,43 +143,13 @@ def _mean(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, 0).sum() / mask.sum().clamp_min(1)
 
 
-def _check(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    ratio: str,
-    reduce: str,
-    clip_low: float,
-    clip_high: float,
-    surrogate: str,
-    tau_pos: float,
-    tau_neg: float,
-) -> Tensor:
-    """Check shapes and settings; return the advantages, one per token and 0 under the mask."""
-    for name, x in (("old_logp", old_logp), ("mask", mask)):
-        if x.shape != logp.shape:
-            raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected that of logp, {tuple(logp.shape)}.")
-    if mask.dtype != torch.bool:
-        raise ShapeError(f"mask has dtype {mask.dtype}, expected torch.bool: True on tokens that train.")
-    if advantages.shape == logp.shape[:-1]:
-        advantages = advantages.unsqueeze(-1).expand_as(logp)
-    if advantages.shape != logp.shape:
+def _by_token(advantages: Tensor, mask: Tensor) -> Tensor:
+    """One per token, 0 under the mask."""
+    if advantages.shape == mask.shape[:-1]:
+        advantages = advantages.unsqueeze(-1).expand_as(mask)
+    if advantages.shape != mask.shape:
         raise ShapeError(
-            f"advantages have shape {tuple(advantages.shape)}, expected one per token {tuple(logp.shape)} "
-            f"or one per answer {tuple(logp.shape[:-1])}."
+            f"advantages have shape {tuple(advantages.shape)}, expected one per token {tuple(mask.shape)} "
+            f"or one per answer {tuple(mask.shape[:-1])}."
         )
-    problems = []
-    if ratio not in RATIOS:
-        problems.append(f"ratio={ratio!r} is not known. Choose one of: {', '.join(RATIOS)}.")
-    if reduce not in REDUCTIONS:
-        problems.append(f"reduce={reduce!r} is not known. Choose one of: {', '.join(REDUCTIONS)}.")
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        problems.append(f"clip_low={clip_low}, clip_high={clip_high}: expected 0 <= clip_low <= 1 and clip_high >= 0.")
-    if surrogate not in SURROGATES:
-        problems.append(f"surrogate={surrogate!r} is not known. Choose one of: {', '.join(SURROGATES)}.")
-    if not (tau_pos > 0 and tau_neg > 0):
-        problems.append(f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0.")
-    if problems:
-        raise ConfigError("\n".join(problems))
     return torch.where(mask, advantages.detach(), 0)

@@ -4,13 +4,14 @@ Engines have flat rows with a group id each, in any order and with groups of any
 groups. `Rollouts.from_rows` groups the rows, `to_rows` returns results in the order of the rows.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dew.checks import check_by_token
 from dew.errors import ShapeError
 
 PADDING = -1
@@ -51,18 +52,9 @@ class Rollouts:
     def __post_init__(self) -> None:
         if self.mask.ndim != 3:
             raise ShapeError(f"mask has shape {tuple(self.mask.shape)}, expected three axes (P, G, T).")
-        if self.mask.dtype != torch.bool:
-            raise ShapeError(f"mask has dtype {self.mask.dtype}, expected torch.bool: True on tokens that train.")
-        by_token, by_answer = self.mask.shape, self.mask.shape[:2]
-        problems = []
-        for name in (*BY_TOKEN, "reward", "extra", "rows"):
-            x = getattr(self, name)
-            expected = by_token if name in BY_TOKEN else by_answer
-            if x is not None and x.shape != expected:
-                axes = "(P, G, T)" if expected == by_token else "(P, G)"
-                problems.append(f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}.")
-        if problems:
-            raise ShapeError("\n".join(problems))
+        check_by_token(self.mask)
+        others = {name: getattr(self, name) for name in (*BY_TOKEN, "reward", "extra", "rows")}
+        _check_shapes(self.mask, others, "(P, G, T)", "(P, G)")
 
     @property
     def present(self) -> Bool[Tensor, "P G"]:
@@ -98,31 +90,22 @@ class Rollouts:
         extra: Float[Tensor, " B"] | None = None,
     ) -> "Rollouts":
         """Group rows by id. Groups are in the order in which their ids first appear."""
-        by_token = {"tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "value": value}
-        _check_rows(mask, {"reward": reward, "extra": extra}, by_token)
+        if mask.ndim != 2:
+            raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected (B, T): rows by tokens.")
+        given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy}
+        given |= {"sum_sq": sum_sq, "value": value}
+        _check_shapes(mask, given, "(B, T)", "(B,)")
         ids = _dense_ids(group, mask.device)
         if len(ids) != len(mask):
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
         _check_every_group_lives(group, ids, mask)
         rows = _rows_by_group(ids)
-        padding = rows == PADDING
-
-        def gather(x: Tensor | None, fill: float | bool) -> Tensor | None:
-            if x is None:
-                return None
-            out = x[rows.clamp_min(0)]
-            out[padding] = fill
-            return out
-
-        grouped_mask, grouped_reward = gather(mask, False), gather(reward, 0)
-        assert grouped_mask is not None and grouped_reward is not None
-        return cls(
-            mask=grouped_mask,
-            reward=grouped_reward,
-            **{name: gather(x, 0) for name, x in by_token.items()},
-            extra=gather(extra, 0),
-            rows=rows,
-        )
+        grouped = {}
+        for name, x in {"mask": mask, **given}.items():
+            if x is not None:
+                grouped[name] = x[rows.clamp_min(0)]
+                grouped[name][rows == PADDING] = 0
+        return cls(**grouped, rows=rows)
 
     def to_rows(self, x: Tensor) -> Tensor:
         """(P, G, ...) -> (B, ...), in the order of the original rows."""
@@ -135,34 +118,18 @@ class Rollouts:
 
     def as_one_group(self) -> "Rollouts":
         """The whole batch as a single group (1, P·G, T): what `scope="batch"` compares within."""
-
-        def flat(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.flatten(0, 1).unsqueeze(0)
-
-        rows = flat(self.rows)
-        if rows is None:
-            rows = torch.arange(self.reward.numel(), device=self.reward.device).unsqueeze(0)
-        mask, reward = flat(self.mask), flat(self.reward)
-        assert mask is not None and reward is not None
-        return Rollouts(
-            mask=mask,
-            reward=reward,
-            **{name: flat(getattr(self, name)) for name in BY_TOKEN},
-            extra=flat(self.extra),
-            rows=rows,
-        )
+        every = {f.name: x for f in fields(self) if (x := getattr(self, f.name)) is not None}
+        every.setdefault("rows", torch.arange(self.reward.numel(), device=self.reward.device).view_as(self.reward))
+        return Rollouts(**{name: x.flatten(0, 1).unsqueeze(0) for name, x in every.items()})
 
 
-def _check_rows(mask: Tensor, by_answer: dict[str, Tensor | None], by_token: dict[str, Tensor | None]) -> None:
-    if mask.ndim != 2:
-        raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected (B, T): rows by tokens.")
+def _check_shapes(mask: Tensor, tensors: Mapping[str, Tensor | None], by_token: str, by_answer: str) -> None:
+    """Report every tensor whose shape is neither the mask's nor, with one value per answer, the mask's without T."""
     problems = []
-    for names, expected, axes in ((by_answer, mask.shape[:1], "(B,)"), (by_token, mask.shape, "(B, T)")):
-        problems += [
-            f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}."
-            for name, x in names.items()
-            if x is not None and x.shape != expected
-        ]
+    for name, x in tensors.items():
+        expected, axes = (mask.shape, by_token) if name in BY_TOKEN else (mask.shape[:-1], by_answer)
+        if x is not None and x.shape != expected:
+            problems.append(f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}.")
     if problems:
         raise ShapeError("\n".join(problems))
 

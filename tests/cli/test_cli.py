@@ -93,6 +93,8 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["train", "tiny/countdown", "trainer.nnodes=2"], 1, "--engine verl"),
         (["compare", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
         (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),
+        (["pairs", "tiny", "pairs.jsonl", "--engine", "sglang"], 1, "transformers, vllm"),
+        (["eval", "tiny", "--verifier", "math", "--suite", "paper"], 1, "Give one."),
         (["explain", "nowhere.jsonl"], 1, "cannot be read"),
         (["export", "nowhere", "there"], 1, "no final model"),
     ],

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -45,15 +44,6 @@ def test_a_pipe_and_a_device_are_refused_wherever_a_file_is_read(tmp_path):
         ):
             with pytest.raises(ConfigError, match="not a regular file"):
                 read(tmp_path / name)
-
-
-def test_a_jsonl_file_is_read_as_data_md_says(tmp_path):
-    """A byte order mark, line separators inside a row, a bad row, and a row twice."""
-    rows = [json.dumps({"prompt": f"{i}\u2028+\u0085{i}=", "answer": str(2 * i)}, ensure_ascii=False) for i in range(9)]
-    (tmp_path / "x.jsonl").write_text("\n".join([*rows[:4], "not json", rows[0], *rows[4:]]), encoding="utf-8-sig")
-    table = task(str(tmp_path / "x.jsonl"), held_out="test").table("train")
-    assert [row["answer"] for row in table.rows] == [str(2 * i) for i in range(9)]
-    assert table.repeated == 1 and len(table.bad) == 1 and table.bad[0].startswith("x.jsonl:5: not JSON")
 
 
 def test_yaml_errors_name_the_line(tmp_path):
@@ -98,7 +88,7 @@ def test_too_few_problems_are_refused_before_training(dew, tmp_path):
 
 
 def test_columns_and_gold_answers_that_cannot_work_are_named(tmp_path):
-    assert missing_columns(SimpleNamespace(column_names=["prompt", "completions"]), []) == [
+    assert missing_columns(["prompt", "completions"], []) == [
         "the column 'completions' has the name of what TRL passes to every reward. Rename it."
     ]
     rows = [{"prompt": f"{i}+1=", "answer": "\\frac{"} for i in range(9)]

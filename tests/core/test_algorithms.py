@@ -1,6 +1,6 @@
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -251,7 +251,7 @@ def test_all_problems_are_listed():
     ("name", "settings", "says"),
     [
         ("gtop", {}, "Did you mean 'gtpo'"),
-        ("ppo", {}, "Known: dew, gtpo"),
+        ("ppo", {}, "Choose one of: dew, gtpo"),
         ("gtpo", {"alpah2": 0.2}, "Did you mean 'alpha2'"),
         ("gtpo", {"scope": "world"}, "group, batch"),
         ("gtpo", {"average": "median"}, "arithmetic, geometric"),
@@ -288,21 +288,20 @@ def test_missing_entropy_and_missing_budget():
         get_algorithm("dapo", overlong="soft", overlong_buffer=2).advantages(batch)
 
 
-def test_user_defined_algorithm():
+def test_user_defined_algorithm(algorithm_registry):
     @register_algorithm
     @dataclass(frozen=True, kw_only=True)
     class Loud(GRPO):
         name: ClassVar[str] = "loud"
         volume: float = 2.0
         """Multiplies GRPO's advantage."""
+        key: Literal["major", "minor"] = "major"
 
         def advantages(self, rollouts):
             return super().advantages(rollouts) * self.volume
 
-    try:
-        batch = rollouts(ONE_GROUP)
-        loud = get_algorithm("loud", volume=3.0)
-        torch.testing.assert_close(loud.advantages(batch), get_algorithm("grpo").advantages(batch) * 3)
-        assert "volume" in {f.name for f in fields(loud)}
-    finally:
-        del _BY_NAME["loud"]
+    batch = rollouts(ONE_GROUP)
+    loud = get_algorithm("loud", volume=3.0)
+    torch.testing.assert_close(loud.advantages(batch), get_algorithm("grpo").advantages(batch) * 3)
+    with pytest.raises(ConfigError, match=r"key='flat' is not known\. Choose one of: major, minor"):
+        get_algorithm("loud", key="flat")

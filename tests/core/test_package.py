@@ -1,7 +1,7 @@
 """The package as a whole: light import, correct annotations, a runnable example."""
 
 import inspect
-import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -86,15 +86,12 @@ def test_public_names_keep_their_signatures():
         assert actual[: len(parameters.split())] == parameters.split(), name
 
 
-def test_examples_print_their_tables():
-    env = {**os.environ, "COLUMNS": "200"}
-    out = subprocess.run(
-        [sys.executable, ROOT / "examples" / "one_group.py"], capture_output=True, text=True, check=True, env=env
-    ).stdout
-    for word in ("GRPO", "GTPO", "GRPO-S"):
-        assert word in out
-    command = [sys.executable, ROOT / "examples" / "learned_credit.py"]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
-    *_, values, advantages = (line.split() for line in out.splitlines())
+def test_examples_print_their_tables(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("GRPO", "GTPO", "GRPO-S"))
+    runpy.run_path(str(ROOT / "examples" / "learned_credit.py"), run_name="__main__")
+    *_, values, advantages = (line.split() for line in capsys.readouterr().out.splitlines())
     credit = [abs(float(a)) for a in advantages[1:]]
     assert credit.index(max(credit)) == 3 and float(values[-1]) < 0.2  # the slip at token 4

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import oracles
@@ -256,6 +256,16 @@ def test_token_rules_never_flip_a_sign(batch):
     assert (A[won] >= -1e-6).all() and (A[~won] <= 1e-6).all()
 
 
+TIED = (  # two tokens share the largest covariance, up to the rounding of the means
+    [3, 3, 0, 0, 0, 2, 1, 0, 0, 4, 1, 3, 0, 0, 1, 1, 2, 3, 0],
+    [0.0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 1],
+    [[0.0], [0, 0, 0, 1.5], [0, 1.75, 1, 3, 5], [2.25, 0, 0, 3], [0, 0], [0, 1.25, 1.75, 0], [3.8125, 0, 1, 5, 5],
+     [5, 5], [5, 2], [1, 2.25, 2.25, 5, 2.220446049250313e-16], [0, 0], [1.75, 0, 1.75, 4, 0], [5], [5], [0], [0], [0],
+     [0, 0, 0, 0], [4, 0, 5]],
+)  # fmt: skip
+
+
+@example(TIED, "kl_cov")
 @given(batches(), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb"]))
 def test_padding_does_not_matter(batch, name):
     """Wider rows with NaN beyond the mask give the same credit and penalties."""

@@ -357,3 +357,36 @@ def test_frequencies_of_drawn_tokens():
     counts = torch.bincount(triton_draw.draw(logits.expand(n, -1).contiguous(), 0.7)[0], minlength=5).cpu()
     expected = n * (logits[:4] / 0.7).softmax(-1).double().cpu()
     assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma"])
+def test_fused_parts_of_a_decoder(family):
+    """Greedy answers as without them. Gemma's norm computes something else, and stays."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from dew.decoding import Decoder, Draw
+    from dew.decoding.decoder import _fused_parts
+
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 40,
+    }
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **shape, num_key_value_heads=2, head_dim=8, initializer_range=0.5)
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    for p in model.parameters():
+        if p.ndim == 1:
+            torch.nn.init.uniform_(p, 0.5, 1.5)
+    decoder = Decoder(model, Draw(greedy=True), ends=[1], pad=0)
+    prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
+    decoder.parts = []
+    expected = decoder.answers(prompts, 6)
+    decoder._release()
+    decoder.parts = _fused_parts(model)
+    norms = {"qwen2": 5, "qwen3": 9, "llama": 5, "gemma": 0}[family]
+    assert len(decoder.parts) == norms + 1
+    assert decoder.answers(prompts, 6) == expected
+    assert all("forward" not in vars(m) for m in model.modules())

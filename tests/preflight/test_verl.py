@@ -55,6 +55,31 @@ def test_more_gpus_hold_less_each_and_are_not_slower():
     assert totals == sorted(totals, reverse=True) and hours == sorted(hours, reverse=True)
 
 
+def test_seconds_of_a_step_by_hand():
+    """Effectively 1e12 bytes and operations a second; 1e9 parameters in bf16 and no cache: 2 ms per decoding step.
+
+    4 answers of 100 tokens at once: 100 · 2 ms; one after the other: 4 times that; one of them of 1000 tokens: 2 s.
+    Training: 4 · (50 + 100) tokens · (2 + 8) · 1e9 operations.
+    """
+    gpu = verl.Gpu("", 80e9, 1e12 / verl.MFU, 1e12 / verl.BANDWIDTH_SHARE)
+    shape = verl.Shape(1e9, 1, 1, 1, 1, 0, 1)
+
+    def seconds(limit, running):
+        return verl.step_seconds(shape, gpu, 4, 50, 100, limit, running=running, passes=1)
+
+    assert seconds(100, 4) == pytest.approx((0.2, 6))
+    assert seconds(100, 1) == pytest.approx((0.8, 6))
+    assert seconds(1000, 4) == pytest.approx((2, 6))
+
+
+def test_every_pass_over_a_generation_takes_time():
+    """(2 + 8 · 1) P with one pass, (2 + 8 · 3) P with three."""
+    job = paper_job("Qwen/Qwen2.5-7B", 8)
+    thrice = replace(job, batches=replace(job.batches, passes=3))
+    one, three = (verl.pace(x, verl.H200, 1024)["training"] for x in (job, thrice))
+    assert three == pytest.approx(2.6 * one)
+
+
 def test_offloaded_state_is_not_counted():
     job = paper_job("Qwen/Qwen2.5-32B", 8)
     assert not verl.fits(job, verl.H100)

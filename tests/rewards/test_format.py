@@ -1,12 +1,9 @@
-"""Format rewards, rewards by name, and users' functions by path."""
-
-import sys
+"""Format rewards and rewards by name."""
 
 import pytest
 
-from dew.errors import ConfigError, RewardError
+from dew.errors import ConfigError
 from dew.rewards import load_reward, reward, verifier
-from dew.rewards.calls import NOT_FINITE
 from dew.rewards.format import boxed_format, think_answer_format, think_format
 
 # Golden
@@ -37,63 +34,8 @@ def test_formats(text: str, thinks: float, answers: float):
 
 
 def test_boxed_format():
-    assert boxed_format([r"so \boxed{4}", r"\boxed{}", r"\boxed{4", "4", r"<think>\boxed{4}</think> 4"]) == [
-        1,
-        0,
-        0,
-        0,
-        0,
-    ]
-
-
-# User functions
-
-MINE = """
-from beside import FACTOR
-def length(completions, **columns):
-    return [FACTOR * len(c) for c in completions]
-def short(completions, **_): return [1.0]
-def number(completions, **_): return 3
-def nan(completions, **_): return [float("nan"), 1.0]
-def nothing(completions, **_): return [None] * len(completions)
-def fails(completions, answer, **_): raise KeyError("oh")
-"""
-
-
-@pytest.fixture
-def mine(tmp_path):
-    (tmp_path / "my_rewards.py").write_text(MINE)
-    (tmp_path / "beside.py").write_text("FACTOR = 2\n")
-    return tmp_path / "my_rewards.py"
-
-
-def test_by_file(mine):
-    own = load_reward(f"{mine}:length")
-    assert own(completions=["ab", "c"], prompts=["", ""], answer=["1", "2"]) == [4.0, 2.0]
-    assert own.__name__ == "length" and str(mine.parent) not in sys.path
-    assert load_reward(f"{mine}:nothing")(["a"]) == [None]
-
-
-def test_nan_is_returned_as_not_finite(mine):
-    assert load_reward(f"{mine}:nan")(["a", "b"]) == [NOT_FINITE, 1.0]
-
-
-def test_by_module(mine, monkeypatch):
-    monkeypatch.syspath_prepend(mine.parent)
-    assert load_reward("my_rewards:length")(["ab"]) == [4.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("short", "1 rewards for 2"),
-        ("number", "returned int 3"),
-        ("fails", "KeyError: 'oh'"),
-    ],
-)
-def test_return_values_are_checked(mine, name: str, message: str):
-    with pytest.raises(RewardError, match=message):
-        load_reward(f"{mine}:{name}")(["a", "b"], answer=["1", "2"])
+    texts = [r"so \boxed{4}", r"\boxed{}", r"\boxed{4", "4", r"<think>\boxed{4}</think> 4"]
+    assert boxed_format(texts) == [1, 0, 0, 0, 0]
 
 
 def test_rewards_by_name():

@@ -22,6 +22,7 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards.calls import NOT_FINITE, as_rewards
 from dew.rewards.process import memory_of
 from dew.rewards.user_function import MAX_FAILURES, is_user_function, load_reward
+from processes import alive, gone
 
 FUNCTIONS = r"""
 import os, sys, time, signal, threading
@@ -99,28 +100,13 @@ def load(tmp_path, monkeypatch):
             reward._process.kill()
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def dies(pid: int) -> bool:
-    """A killed process disappears a moment later."""
-    end = time.monotonic() + 30
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
-
-
 # Return values
 
 
 def test_rewards_are_returned(load):
     reward = load("plain")
     assert reward(["1", "2"], prompts=["a", "b"], answer=["1", "1"]) == [1.0, 0.0]
-    assert reward.columns == ["completions", "answer"]
+    assert reward.columns == ["completions", "answer"] and reward.__name__ == "plain"
 
 
 NESTED = ([[1.0], [2.0]], np.ones((2, 1)), torch.ones(2, 1))
@@ -252,7 +238,7 @@ def test_child_processes_are_killed_with_the_function(load):
     assert alive(int(pid))
     reward._process.popen.kill()
     reward._process.kill()
-    assert dies(int(pid))
+    assert gone(int(pid))
     assert reward(["a"]) == [None]  # that batch is lost
     assert alive(int(reward(["a"])[0]))
 
@@ -338,7 +324,7 @@ def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
         pid = int(asking.stdout.readline())
         time.sleep(0.5)
         asking.kill()
-    assert dies(pid)
+    assert gone(pid)
 
 
 # Lookup
@@ -349,7 +335,8 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
     for folder, value in ((here, 1), (there, 2)):
         folder.mkdir()
         (folder / "both.py").write_text(f"def f(completions, **_): return [{value}.0]")
-    (there / "only.py").write_text("def f(completions, **_): return [3.0]")
+    (there / "only.py").write_text("from beside import VALUE\ndef f(completions, **_): return [VALUE]")
+    (there / "beside.py").write_text("VALUE = 3.0")
     (there / "package").mkdir()
     (there / "package" / "inner.py").write_text("def f(completions, **_): return [4.0]")
     monkeypatch.chdir(here)
@@ -358,8 +345,9 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
         return load_reward(path, folders=[there])(["a"])[0]
 
     assert [value(path) for path in ("both.py:f", "both:f", "both.f")] == [1.0] * 3
-    assert [value(path) for path in ("only.py:f", "only:f", "only.f")] == [3.0] * 3
+    assert [value(path) for path in ("only.py:f", "only:f", "only.f", f"{there}/only.py:f")] == [3.0] * 4
     assert [value(path) for path in ("package/inner.py:f", "package.inner:f", "package.inner.f")] == [4.0] * 3
+    assert str(there) not in sys.path
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ ALLOWED = {
     ("algorithms/own.py", "import_module"): "the user's algorithm; not from an untrusted file",
     ("algorithms/own.py", "exec_module"): "the same, from a file",
     ("__init__.py", "import_module"): "one of dew's own modules",
+    ("lab/policy.py", "import_module"): "one of dew's own modules",
     ("cli/app.py", "import_module"): "one of dew's own commands",
     ("rewards/process.py", "subprocess.Popen"): "this interpreter, arguments as a list of JSON",
     ("cli/train.py", "subprocess.run"): "the script that started a run, on dew resume; not with --untrusted",

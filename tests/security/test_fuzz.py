@@ -22,13 +22,8 @@ def _no_processes_left():
 def test_only_dews_own_errors_come_out(name):
     result = fuzz.fuzz(fuzz.DOORS[name], SOME.get(name, 150), number=1)
     assert result["finds"] == {} and result["inputs"] > 0
-
-
-def test_something_gets_through_every_door():
-    """A door that refuses everything would not have been tried."""
-    for name in ("recipe, text", "recipe, values", "records, bytes", "records, values", "run folder", "rollouts"):
-        result = fuzz.fuzz(fuzz.DOORS[name], 100, number=2)
-        assert result["refused"] < result["inputs"], name
+    if name in ("recipe, text", "recipe, values", "records, bytes", "records, values", "run folder", "rollouts"):
+        assert result["refused"] < result["inputs"]  # a door that refuses everything would not have been tried
 
 
 def test_a_find_is_found():

@@ -231,13 +231,6 @@ def test_overlap_ignores_spelling_but_not_numbers():
     assert identity("x + 1") != identity("x - 1")
 
 
-def test_rows_become_a_data_set(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = task(str(write(tmp_path / "a.jsonl", ROWS)), problem="problem", keep=["level"]).rows(5)
-    assert datasets.Dataset.from_list(rows).to_list() == rows
-    assert rows[0]["prompt"][0]["role"] == "user"
-
-
 # Edges
 
 

@@ -104,9 +104,9 @@ def test_chain_respects_its_settings(fewest: int, more: int, ceiling: int):
         assert fewest <= len(results) <= fewest + more and min(results) >= 0 and max(results) <= ceiling
 
 
-def test_rows_become_a_data_set():
+def test_rows_become_a_data_set(problems):
     datasets = pytest.importorskip("datasets")
-    for a_task in TASKS:
+    for a_task in (*TASKS, task(str(problems), problem="question", answer="gold", keep=["gold"])):
         rows = a_task.rows(3)
         assert datasets.Dataset.from_list(rows).to_list() == rows
 
@@ -131,11 +131,6 @@ def test_file_as_a_task(problems):
     assert all(split_of(row["prompt"]) == "train" for row in train)
 
 
-def test_all_rows_of_a_file_that_has_fewer(problems):
-    sums = task(str(problems), prompt="question", answer="gold")
-    assert len(sums.rows(1000)) + len(sums.rows(1000, split="held_out")) == 200
-
-
 def test_prompts_may_be_chats_and_keep_every_column(tmp_path):
     chats = [[{"role": "user", "content": f"What is {i}?"}] for i in range(40)]
     path = tmp_path / "chats.jsonl"
@@ -148,12 +143,9 @@ def test_prompts_may_be_chats_and_keep_every_column(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"prompt": "a", "answer": "b"}\n{"prompt": ', "bad.jsonl:2: not JSON"),
-        ('{"prompt": "a"}', "bad.jsonl:1: no column 'answer'; there are prompt"),
         ('{"prompt": "", "answer": "b"}', "bad.jsonl:1: no prompt"),
         ('{"prompt": "a", "answer": null}', "bad.jsonl:1: no answer"),
         ('{"prompt": 3, "answer": "b"}', "bad.jsonl:1: the prompt is neither text nor a list of chat messages"),
-        ("[1, 2]", "bad.jsonl:1: a list, not an object"),
         ('{"prompt": "a", "answer": "b"}\n\n{"prompt": "a", "answer": "c"}', "bad.jsonl:3: conflicting answers"),
         ("\n\n", "No usable rows"),
     ],
@@ -197,9 +189,9 @@ def test_settings_may_be_lists():
     ("call", "message"),
     [
         (lambda: task("cuntdown"), "Did you mean 'countdown'"),
-        (lambda: task("sudoku"), "Choose one of countdown, chain"),
+        (lambda: task("sudoku"), "Choose one of: countdown, chain"),
         (lambda: task("countdown", number=3), "Did you mean 'numbers'"),
-        (lambda: task("chain", colour=3), "It has steps, ceiling"),
+        (lambda: task("chain", colour=3), "Choose one of: steps, ceiling"),
         (lambda: task("countdown", numbers=1), "a step takes two numbers"),
         (lambda: task("countdown", largest=200), "largest ≤ ceiling"),
         (lambda: task("chain", steps=(3, 2)), "minimum, maximum"),

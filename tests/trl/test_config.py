@@ -131,7 +131,6 @@ REJECTED = {
         {"per_device_train_batch_size": 6, "num_generations": 4},
         r"6 per device x 1 process x 1 micro-batch = 6 completions at once, which is not a whole number of groups of 4",
     ),
-    "liger": ({"algorithm": "gtpo", "use_liger_kernel": True}, "use_liger_kernel=True"),
     "two clippings": ({"epsilon": 0.1, "algorithm_kwargs": {"clip_low": 0.3}}, "epsilon=0.1, but algorithm_kwargs has"),
     "other loss": ({"algorithm": "gtpo", "loss_type": "bnpo"}, "gtpo trains with 'dapo'.*'trl' follows"),
     "other ratio": ({"algorithm": "grpo", "importance_sampling_level": "sequence"}, "grpo trains with 'token'"),
@@ -163,9 +162,14 @@ def test_rejected(name, tmp_path):
         tiny.config(tmp_path, **settings)
 
 
+def test_liger_changes_layers_not_the_loss(tmp_path):
+    """TRL applies Liger's kernels to the layers alone, so every algorithm keeps its loss."""
+    assert tiny.config(tmp_path, use_liger_kernel=True).algorithm == tiny.config(tmp_path).algorithm != "trl"
+
+
 def test_every_problem_is_listed_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        tiny.config(tmp_path, algorithm="gtop", num_generations=3, use_liger_kernel=True, delta=1.0)
+        tiny.config(tmp_path, algorithm="gtop", num_generations=3, entropy_coef=0.1, delta=1.0)
     assert len(caught.value.problems) == 4
     assert all(problem.remedy for problem in caught.value.problems)
 

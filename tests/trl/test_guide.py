@@ -3,6 +3,7 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -163,14 +164,15 @@ def test_groups_that_only_the_guide_solved_are_a_batch_of_their_own():
     nobody = torch.zeros(6, dtype=torch.bool)
     assert credit.failed.tolist() == [False] * 3 + [True] * 3
     assert divisor(DAPO(), two, credit, nobody) == 6
-    weights = row_weights(DAPO(), two, credit, nobody, guided=0.25, failed=0.5)
+    args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5)
+    weights = row_weights(DAPO(), two, credit, 6, args)
     assert weights.tolist() == [1.0, 1.0, 0.25, 0.5, 0.5, 0.5]
 
     three = rows([*correct, 1, 0, 0], [*who, False, False, True], [0, 0, 0, 1, 1, 1, 2, 2, 2])
     credit = give_credit(DAPO(), three)
     nobody = torch.zeros(9, dtype=torch.bool)
     assert divisor(DAPO(), three, credit, nobody) == 12
-    weights = row_weights(DAPO(), three, credit, nobody, guided=0.25, failed=0.5)
+    weights = row_weights(DAPO(), three, credit, 12, args)
     assert weights.tolist() == [1.0, 1.0, 0.25, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25]
 
 

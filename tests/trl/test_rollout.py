@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import trl_tiny as tiny
+from dew import DAPO
 from dew.engines.trl.batch import Batch
 from dew.engines.trl.rollout import PromptStream, fill_batch, round_size
 from dew.records import RunFolder
@@ -61,23 +62,10 @@ def sampler(outcomes, size=2):
 def fill(outcomes, quota, max_rounds, size=2, oversample=1.0):
     sample, rounds = sampler(outcomes, size)
 
-    def has_signal(batch):
-        by_group = batch.outcome.view(-1, size)
-        return (by_group.amax(1) != by_group.amin(1)).repeat_interleave(size)
-
+    algorithm = DAPO(max_rounds=max_rounds, oversample=oversample)
     stream = PromptStream(len(outcomes), seed=0, shuffle=False)
-    batch = fill_batch(
-        sample,
-        has_signal,
-        stream,
-        OneProcess(),
-        quota=quota,
-        size=size,
-        max_rounds=max_rounds,
-        oversample=oversample,
-        fills={"prompt_ids": -1},
-    )
-    return batch, rounds, stream
+    fills = {"prompt_ids": -1}
+    return fill_batch(sample, algorithm, stream, OneProcess(), quota=quota, size=size, fills=fills), rounds, stream
 
 
 MIXED, SOLVED, FAILED = (1, 0), (1, 1), (0, 0)

@@ -124,7 +124,7 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
 
 
 def test_an_algorithm_of_trl_alone_is_refused():
-    with pytest.raises(ConfigError, match="algorithm: trl works on TRL only"):
+    with pytest.raises(ConfigError, match="algorithm: trl works only on TRL"):
         prepare(small(algorithm="trl"))
 
 
@@ -418,7 +418,7 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
 
 
 def test_long_prompts_are_left_out_and_too_few_rows_are_refused(caplog):
-    run = small(verl={"data.max_prompt_length": 15})
+    run = small(verl={"data.max_prompt_length": 13})
     found = data.prepare_data(prepare(run), Tokenizer())
     assert 0 < found.too_long == 64 - len(found.train) and "are left out" in caplog.text
     few = small(problems=2)

@@ -190,7 +190,7 @@ def test_a_reduction_that_the_loss_would_ignore():
 
 
 def test_dews_loss_with_an_estimator_of_verls():
-    assert "loss_mode=dew does not go with" in refused(algorithm__adv_estimator="grpo", **{LOSS: "dew"})
+    assert "loss_mode=dew cannot be combined with" in refused(algorithm__adv_estimator="grpo", **{LOSS: "dew"})
 
 
 def test_distillation_replaces_the_same_loss():

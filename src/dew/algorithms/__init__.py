@@ -21,7 +21,7 @@ from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
 from dew.algorithms.own import own_class
 from dew.algorithms.token_weighted import OTB, STEER, ClipCov, KLCov
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, Problem, unknown
 
 __all__ = [
     "CISPO",
@@ -70,7 +70,7 @@ def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
 
 def list_algorithms() -> list[str]:
     """Names of the registered algorithms."""
-    return [cls.name for cls in _BY_NAME.values()]
+    return list(algorithm_classes())
 
 
 def algorithms_for(setting: str) -> list[str]:
@@ -84,20 +84,20 @@ def algorithm_classes() -> dict[str, type[Algorithm]]:
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:
-    """`get_algorithm("gtpo", alpha2=0.2)`: the paper's settings, with some replaced.
+    """The algorithm of this name with its paper's settings, except those given: `get_algorithm("gtpo", alpha2=0.2)`.
 
     `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.
     """
     cls = own_class(name) if ":" in name else _BY_NAME.get(_key(name))
     if cls is None:
-        raise ConfigError(_unknown(f"algorithm={name!r} is not known.", name, list_algorithms()))
+        raise ConfigError(unknown(f"algorithm={name!r} is not known.", name, list_algorithms()))
     if ":" in name and (other := _BY_NAME.get(_key(cls.name))) and other.__module__ != cls.__module__:
         taken = Problem(f"{name}: its name {cls.name!r} is taken.", remedy="Give the class a name of its own.")
         raise ConfigError(taken)
     known = [f.name for f in fields(cls)]
-    unknown = [_unknown(f"{cls.name} has no setting {s!r}.", s, known) for s in settings if s not in known]
-    if unknown:
-        raise ConfigError(unknown)
+    wrong = [unknown(f"{cls.name} has no setting {s!r}.", s, known) for s in settings if s not in known]
+    if wrong:
+        raise ConfigError(wrong)
     if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
         settings["entropy_clip"] = tuple(settings["entropy_clip"])
     return cls(**settings)
@@ -105,10 +105,6 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
 
 def _key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
-
-
-def _unknown(what: str, word: str, known: list[str]) -> Problem:
-    return Problem(what, remedy=f"{did_you_mean(word, known)} Known: {', '.join(known)}.".lstrip())
 
 
 for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage, CISPO, SAPO, MaxRL, QAE,

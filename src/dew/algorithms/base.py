@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dew.credit import group_overlong, has_signal, soft_overlong
 from dew.errors import ConfigError, Problem, ShapeError
-from dew.losses import SURROGATES, Ratio, Reduce, Surrogate, policy_loss
+from dew.losses import Ratio, Reduce, Surrogate, policy_loss
 from dew.rollouts import Rollouts
 
 Stats = dict[str, Tensor]
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """Settings and methods that all algorithms share."""
+    """What all algorithms share: settings, `advantages(rollouts)` for whole groups, `loss` for a micro-batch."""
 
     name: ClassVar[str]
     """The word that `get_algorithm` and every configuration file know it by."""
@@ -123,18 +123,16 @@ class Algorithm:
     """Group overlong: a group is easy if at least this share of its answers is correct."""
 
     def __post_init__(self) -> None:
-        problems = wrong_types(self) or self.problems()
-        if problems:
+        if problems := wrong_types(self) or [*wrong_choices(self), *self.problems()]:
             raise ConfigError([f"{self.name}: {p}" for p in problems])
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with the settings, each with a remedy."""
+        """Everything else that is wrong with the settings, each with a remedy. Types and choices are checked before."""
         found = []
         if not 0 <= self.clip_low <= 1:
             found.append(f"clip_low={self.clip_low}: the ratio's lower bound is 1 - clip_low. Give 0 to 1.")
         if not self.clip_high >= 0:
             found.append(f"clip_high={self.clip_high}: the ratio's upper bound is 1 + clip_high. Give a number >= 0.")
-        found += choice("surrogate", self.surrogate, SURROGATES)
         if not (0 < self.tau_pos < float("inf") and 0 < self.tau_neg < float("inf")):
             what = f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: temperatures of the gate."
             found.append(f"{what} Give numbers > 0; the paper uses 1.0 and 1.05.")
@@ -144,7 +142,6 @@ class Algorithm:
             found.append(f"max_rounds={self.max_rounds}: at least one round of sampling is needed.")
         if not self.oversample >= 1:
             found.append(f"oversample={self.oversample}: a round takes at least one batch of prompts. Give 1 or more.")
-        found += choice("overlong", self.overlong, ("none", "soft", "group"))
         if self.overlong == "soft":
             if self.overlong_buffer is None:
                 found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of the completion length.")
@@ -290,33 +287,28 @@ def wrong_types(settings: Any) -> list[str]:
 TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
 
 
-def choice(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
-    return [] if value in choices else [f"{name}={value!r} is not known. Choose one of: {', '.join(choices)}."]
+def wrong_choices(settings: Any) -> list[str]:
+    """Settings whose value is not among those of the annotated Literal."""
+    hints = {name: hint for name, hint in get_type_hints(type(settings)).items() if get_origin(hint) is Literal}
+    return [
+        f"{name}={value!r} is not known. Choose one of: {', '.join(map(str, get_args(hint)))}."
+        for name, hint in hints.items()
+        if (value := getattr(settings, name)) not in get_args(hint)
+    ]
 
 
-def sampling_entropy(name: str, rollouts: Rollouts) -> Tensor:
-    """The sampling policy's entropy, which must have been recorded."""
-    return _recorded(name, rollouts.entropy, "entropy", "entropy")
+SIGNALS = {
+    "entropy": "entropy",
+    "logp": "log-probability",
+    "sum_sq": "sum of squared probabilities",
+    "value": "predicted outcome",
+}
 
 
-def sampling_logp(name: str, rollouts: Rollouts) -> Tensor:
-    """The sampling policy's log-probabilities, which must have been recorded."""
-    return _recorded(name, rollouts.logp, "logp", "log-probability")
-
-
-def sampling_sum_sq(name: str, rollouts: Rollouts) -> Tensor:
-    """Σ_v π(v)² of the sampling policy, which must have been recorded."""
-    return _recorded(name, rollouts.sum_sq, "sum_sq", "sum of squared probabilities")
-
-
-def predicted_outcome(name: str, rollouts: Rollouts) -> Tensor:
-    """The outcome predicted at each token, which must have been recorded."""
-    return _recorded(name, rollouts.value, "value", "predicted outcome")
-
-
-def _recorded(name: str, x: Tensor | None, field: str, what: str) -> Tensor:
+def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:
+    """(P, G, T) one of SIGNALS of the sampling policy, which an engine must have recorded."""
+    x = getattr(rollouts, name)
     if x is None:
-        raise ShapeError(
-            f"{name} needs the sampling policy's {what} of each token: build the Rollouts with {field}=(P, G, T)."
-        )
+        what = f"{algorithm.name} needs the sampling policy's {SIGNALS[name]} of each token"
+        raise ShapeError(f"{what}: build the Rollouts with {name}=(P, G, T).")
     return x

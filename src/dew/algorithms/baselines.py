@@ -9,12 +9,12 @@ MaxRL, QAE, CISPO, ... are names for one choice each.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Algorithm, choice, predicted_outcome, spread
+from dew.algorithms.base import Algorithm, recorded, spread
 from dew.credit import (
     grpo_advantages,
     learned_weights,
@@ -61,12 +61,13 @@ class GRPO(Algorithm):
     """κ: the largest part of an answer's credit that learned weights move; no weight is below 1 − κ."""
 
     def problems(self) -> list[str]:
-        found = super().problems() + choice("credit", self.credit, get_args(GroupCredit))
+        found = super().problems()
         if not 0 < self.quantile < 1:
             found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
         if not 0 <= self.positive < float("inf"):
-            found.append(f"positive={self.positive}: correct answers would be penalised. Give >= 0; the paper: 0.1.")
-        found += choice("token_weight", self.token_weight, ("none", "learned"))
+            found.append(
+                f"positive={self.positive}: correct answers would be penalised. Give >= 0; the paper uses 0.1."
+            )
         if not 0 < self.learned_share <= 1:
             found.append(f"learned_share={self.learned_share}: give 0 < learned_share <= 1, e.g. 0.5.")
         if self.token_weight == "learned" and self.ratio != "token":
@@ -92,8 +93,7 @@ class GRPO(Algorithm):
         A = self._group_credit(rollouts)
         if self.token_weight == "none":
             return A
-        V = predicted_outcome(self.name, rollouts)
-        return A * learned_weights(V, A, rollouts.mask, share=self.learned_share)
+        return A * learned_weights(recorded(self, rollouts, "value"), A, rollouts.mask, share=self.learned_share)
 
     def _group_credit(self, rollouts: Rollouts) -> Tensor:
         """(P, G, T) the same for all tokens of an answer."""
@@ -239,7 +239,7 @@ class SAPO(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class TRL(GRPO):
-    """The run of TRL's GRPOTrainer: its advantages and its loss, with every setting of GRPOConfig. By default that is
+    """TRL's own GRPOTrainer: its advantages and its loss, with every setting of GRPOConfig. By default that is
     GRPO's advantage, the loss divided by all tokens (`loss_type: dapo`), clip 0.2 on both sides, no dynamic sampling,
     no KL term."""
 

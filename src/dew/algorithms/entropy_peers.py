@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Part, Stats, Whose, sampling_entropy
+from dew.algorithms.base import Part, Stats, Whose, recorded
 from dew.algorithms.baselines import DAPO
 from dew.credit import entropy_advantages, forking_mask
 from dew.errors import ShapeError
@@ -30,7 +30,7 @@ class ForkingTokens(DAPO):
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """DAPO's on the kept tokens, scaled so that the loss is divided by the kept tokens instead of all tokens."""
-        kept = forking_mask(sampling_entropy(self.name, rollouts), rollouts.mask, keep=self.keep)
+        kept = forking_mask(recorded(self, rollouts, "entropy"), rollouts.mask, keep=self.keep)
         scale = rollouts.mask.sum() / kept.sum().clamp_min(1)
         return torch.where(kept, super().advantages(rollouts) * scale, 0)
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Algorithm, Whose, choice, sampling_entropy, spread
+from dew.algorithms.base import Algorithm, Whose, recorded, spread
 from dew.credit import (
     group_relative,
     grpo_s_advantages,
@@ -15,7 +15,8 @@ from dew.credit import (
     gtpo_advantages,
     gtpo_rewards,
 )
-from dew.credit.gtpo import COMPARE, Compare
+from dew.credit.gtpo import Compare
+from dew.credit.weighting import weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -51,10 +52,6 @@ class EntropyWeighted(Algorithm):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        found += choice("average", self.average, ("arithmetic", "geometric"))
-        found += choice("scope", self.scope, ("group", "batch"))
-        found += choice("pool", self.pool, ("group", "joint", "sign", "outcome"))
-        found += choice("spread", self.spread, ("both", "correct", "wrong"))
         clip = self.entropy_clip
         if clip is not None and not (len(clip) == 2 and 0 <= clip[0] <= clip[1]):
             found.append(f"entropy_clip={clip}: give (low, high) in nats with 0 <= low <= high, or leave it out.")
@@ -146,8 +143,7 @@ class GTPO(EntropyWeighted):
     with the same turn of each answer (for tools and agents)."""
 
     def problems(self) -> list[str]:
-        found = super().problems() + weights(alpha1=self.alpha1, alpha2=self.alpha2)
-        return found + choice("compare", self.compare, COMPARE)
+        return super().problems() + weights(alpha1=self.alpha1, alpha2=self.alpha2)
 
     def control(self) -> "GTPO":
         return replace(self, alpha1=self.alpha1 + self.alpha2, alpha2=0.0)
@@ -158,7 +154,7 @@ class GTPO(EntropyWeighted):
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         return gtpo_rewards(
             self._won(rollouts),
-            sampling_entropy(self.name, rollouts),
+            recorded(self, rollouts, "entropy"),
             rollouts.mask,
             alpha1=self.alpha1,
             alpha2=self.alpha2,
@@ -227,7 +223,7 @@ class GRPOS(EntropyWeighted):
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         return grpo_s_rewards(
             self._won(rollouts),
-            sampling_entropy(self.name, rollouts),
+            recorded(self, rollouts, "entropy"),
             rollouts.mask,
             beta1=self.beta1,
             beta2=self.beta2,
@@ -247,12 +243,7 @@ class GRPOS(EntropyWeighted):
 
 def weights(**settings: float) -> list[str]:
     """Problems with α₁, α₂ (β₁, β₂)."""
-    found = [
-        f"{name}={value}: a wrong answer would be rewarded{' for being sure' if name.endswith('2') else ''}. "
-        f"The paper uses {'0.1' if name.endswith('2') else '1.0'}; 0 turns this part off."
-        for name, value in settings.items()
-        if not 0 <= value < float("inf")
-    ]
+    found = weight_problems(**settings)
     if not any(settings.values()):
         found.append(f"{' and '.join(settings)} are both 0: every advantage would be 0.")
     return found

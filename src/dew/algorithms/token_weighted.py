@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Whose, sampling_entropy, sampling_logp, sampling_sum_sq
+from dew.algorithms.base import Whose, recorded
 from dew.algorithms.baselines import DAPO
 from dew.credit import clip_cov_mask, kl_cov_mask, steer_weights, token_baseline_advantages
 from dew.rollouts import Rollouts
@@ -38,7 +38,7 @@ class ClipCov(DAPO):
         return found
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        A, logp = super().advantages(rollouts), sampling_logp(self.name, rollouts)
+        A, logp = super().advantages(rollouts), recorded(self, rollouts, "logp")
         bounds = {"low": self.cov_low, "high": self.cov_high}
         return torch.where(clip_cov_mask(A, logp, rollouts.mask, share=self.cov_share, **bounds), 0, A)
 
@@ -70,7 +70,7 @@ class KLCov(DAPO):
         return found
 
     def penalties(self, rollouts: Rollouts, advantages: Tensor) -> Tensor:
-        chosen = kl_cov_mask(advantages, sampling_logp(self.name, rollouts), rollouts.mask, share=self.cov_share)
+        chosen = kl_cov_mask(advantages, recorded(self, rollouts, "logp"), rollouts.mask, share=self.cov_share)
         return self.cov_coef * chosen.to(advantages.dtype)
 
 
@@ -90,8 +90,8 @@ class STEER(DAPO):
         return super().problems() + ([] if 0 < self.least_weight <= 1 else [wrong])
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        A, H = super().advantages(rollouts), sampling_entropy(self.name, rollouts)
-        return A * steer_weights(A, sampling_logp(self.name, rollouts), H, rollouts.mask, least=self.least_weight)
+        A, H = super().advantages(rollouts), recorded(self, rollouts, "entropy")
+        return A * steer_weights(A, recorded(self, rollouts, "logp"), H, rollouts.mask, least=self.least_weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class OTB(DAPO):
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """0 in groups whose rewards are all equal: there only the end of the longest answer would have credit."""
-        logp, sum_sq = sampling_logp(self.name, rollouts), sampling_sum_sq(self.name, rollouts)
+        logp, sum_sq = recorded(self, rollouts, "logp"), recorded(self, rollouts, "sum_sq")
         reward, live = rollouts.reward + self.extra(rollouts), rollouts.live
         A = token_baseline_advantages(torch.where(live, reward, 0), logp, sum_sq, rollouts.mask)
         highest = torch.where(live, reward, -torch.inf).amax(-1)
@@ -121,4 +121,4 @@ class OTB(DAPO):
 
 
 def _share(share: float) -> list[str]:
-    return [] if 0 < share <= 1 else [f"cov_share={share}: a share of tokens. Give 0 < cov_share <= 1; usual is 2e-4."]
+    return [] if 0 < share <= 1 else [f"cov_share={share}: a share of tokens. Give 0 < cov_share <= 1, e.g. 2e-4."]

@@ -16,7 +16,7 @@ SECTIONS = {
     "Start": ("demo", "recipes"),
     "Train": ("train", "resume", "preflight", "pairs", "export"),
     "Compare": ("eval", "compare", "lab"),
-    "Look": ("report", "view", "explain"),
+    "Inspect": ("report", "view", "explain"),
     "Help": ("doctor",),
 }
 """The help text's headings, and the commands below each."""
@@ -36,7 +36,7 @@ class Commands(typer.core.TyperGroup):
 
 app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-COMMANDS = ("demo", "train", "preflight", "evaluate", "pairs", "compare", "lab", "report", "explain", "recipes")
+COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "explain", "recipes")
 """The modules that define the commands, in the order of the help text."""
 EXTRAS = {
     **dict.fromkeys(("trl", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors"), "trl"),

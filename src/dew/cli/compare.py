@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +35,7 @@ def compare(
     recipe: Annotated[Path, typer.Argument(help="A YAML file, or a recipe name such as tiny/countdown.")],
     algorithms: Annotated[str, typer.Option(help="Algorithm names, separated by commas.")] = "gtpo,grpo_s,dapo,grpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs and the result.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Baseline algorithm (default: the first).")] = None,
@@ -94,7 +95,7 @@ def _without_per_run(run: Run, typed: Typed) -> Run:
     if given := ", ".join(key for key in PER_RUN if key in typed):
         advice = "Use --algorithms, --seeds and --out."
         raise ConfigError(Problem(f"{given}: chosen by the comparison for each run.", remedy=advice))
-    return Run(**{**vars(run), "settings": {k: v for k, v in run.settings.items() if k not in PER_RUN}})
+    return replace(run, settings={k: v for k, v in run.settings.items() if k not in PER_RUN})
 
 
 def _write_config(run: Run, folder: Path) -> Path:

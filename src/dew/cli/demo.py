@@ -15,7 +15,7 @@ from dew.cli.app import app
 from dew.cli.console import by_credit, out, signed
 from dew.cli.recipes import get
 from dew.cli.runs import DEMO_RUNS, Child, claim, clock, live, lock, run_all
-from dew.config import Run, Scoring, read_run
+from dew.config import Run, read_run
 from dew.rewards.process import cores
 
 if TYPE_CHECKING:
@@ -79,21 +79,12 @@ def _evaluate_untrained(run: Run) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from dew.cli.evaluate import load_model
-    from dew.evaluate import evaluate, token_entropy
-    from dew.tasks import task
+    from dew.engines.problems import evaluate_run
+    from dew.evaluate import token_entropy
 
-    scoring, settings = run.scores or Scoring(), run.settings
-    model, tokenizer = load_model(settings["model_name_or_path"])
-    scores = evaluate(
-        model,
-        tokenizer,
-        task(run.task or "countdown", **run.task_settings),
-        n_problems=scoring.problems,
-        k=scoring.k,
-        temperature=scoring.temperature,
-        max_new_tokens=scoring.max_new_tokens or settings["max_completion_length"],
-        seed=settings["seed"],
-    )
+    model, tokenizer = load_model(run.settings["model_name_or_path"])
+    limit, seed = run.settings["max_completion_length"], run.settings["seed"]
+    scores = evaluate_run(run, model, tokenizer, max_new_tokens=limit, seed=seed)
     _heading("Before training")
     out.print(
         f"{len(scores.problems)} held-out problems, {scores.k} answers each: pass@1 {scores['pass@1']}, "

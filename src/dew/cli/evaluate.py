@@ -1,5 +1,6 @@
-"""`dew eval`: mean@k, pass@k and maj@k of one model or two."""
+"""`dew eval`: mean@k, pass@k and maj@k of one model or two. `dew pairs`: preference pairs from a model's answers."""
 
+import json as json_
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +10,9 @@ from rich.table import Table
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.config import parse_yaml
+from dew.cli.flags import mapping
 from dew.errors import ConfigError, Problem, not_loaded
+from dew.files import write_atomically
 from dew.records import MODEL_FILES, RunFolder
 
 if TYPE_CHECKING:
@@ -23,11 +25,11 @@ ENGINES = ("transformers", "vllm")
 
 @app.command("eval")
 def evaluate_(
-    model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file of --keep.")],
+    model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
     settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
-    reward: Annotated[str | None, typer.Option(help="Instead: your own reward function, file.py:function.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
     threshold: Annotated[float, typer.Option(help="An answer with a --reward above this is correct.")] = 0.5,
     k: Annotated[int | None, typer.Option("-k", help="Answers per problem (default 16).")] = None,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
@@ -40,29 +42,24 @@ def evaluate_(
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
     vs: Annotated[str | None, typer.Option(help="A second model on the same problems: paired differences.")] = None,
-    suite: Annotated[str | None, typer.Option(help="Data sets and settings of a paper: paper.")] = None,
+    suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
-    if engine not in ENGINES:
-        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    if sum(given is not None for given in (reward, verifier, suite)) > 1:
+        what = "More than one of --reward, --verifier and --suite:"
+        raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
     from dew import evaluate as ev
     from dew import rewards, tasks
     from dew.evaluate import suites
 
-    own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
-    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
-    given: dict[str, Any] = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    own = mapping(settings)
+    scorer = rewards.load_reward(reward) if reward else rewards.verifier(verifier) if verifier else None
+    given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed, "threshold": threshold}
     given = {name: value for name, value in given.items() if value is not None}
 
-    if reward is not None and (verifier is not None or suite is not None):
-        raise ConfigError(Problem("--reward with --verifier or --suite:", "each scores the answers.", "Give one."))
-    function = rewards.load_reward(reward) if reward is not None else None
-    given["threshold"] = threshold
-
     def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
-        scorer = rewards.verifier(verifier) if verifier and suite is None else function
         return ev.evaluate(*loaded, tasks.task(name, **own), scorer, n_problems=n, **{**sampling, **given})
 
     if suite is not None:
@@ -71,6 +68,7 @@ def evaluate_(
         by_task = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
         _show_suite(suite, chosen, model, by_task, keep, json)
         return
+    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
     names = [name for name in (model, vs) if name is not None]
     kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
     if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
@@ -84,11 +82,8 @@ def evaluate_(
         for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
             scored.write(path)
     differences = ev.compare(*scores) if len(scores) == 2 else {}
-    if json and vs is None:
-        print_json(scores[0].summary())
-    elif json:
-        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
-        print_json({"model": scores[0].summary(), "vs": scores[1].summary(), "differences": found})
+    if json:
+        _print_json(scores, differences)
     else:
         _show(scores, names, differences)
 
@@ -114,11 +109,49 @@ def _show_suite(
         out.print(f"{task}: {len(found.problems)} problems x {found.k} answers, {found.truncated_share:.1%} truncated")
 
 
+@app.command()
+def pairs(
+    model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
+    to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
+    task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
+    settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
+    verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
+    k: Annotated[int, typer.Option("-k", help="Answers to sample per problem.")] = 8,
+    problems: Annotated[int, typer.Option("-n", "--problems", help="Training problems.")] = 1024,
+    per_problem: Annotated[int, typer.Option(help="Maximum number of pairs of one problem.", min=1)] = 1,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum new tokens per answer.")] = 128,
+    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+) -> None:
+    """Make preference pairs for `trainer: dpo`. A correct answer against a wrong one of the same training problem."""
+    if to.exists() or to.suffix != ".jsonl":
+        raise ConfigError(
+            Problem(f"{to} {'exists' if to.exists() else 'is not a .jsonl file'}.", remedy="Name a new one.")
+        )
+    from dew import evaluate as ev
+    from dew import rewards, tasks
+
+    source = tasks.task(task, **mapping(settings))
+    sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
+    loaded, scorer = load_model(model, engine), rewards.verifier(verifier or source.name)
+    scores = ev.evaluate(*loaded, source.rows(problems), scorer, name=source.name, **sampling)
+    found = ev.preference_pairs(scores, per_problem=per_problem, seed=seed)
+    share = f"{scores['pass@1'].value:.1%} of {len(scores.problems)} x {k} answers are correct"
+    if not found:
+        remedy = "Sample more answers (-k), or choose problems that the model solves sometimes."
+        raise ConfigError(Problem(f"No problem has a correct and a wrong answer: {share}.", remedy=remedy))
+    write_atomically(to, "".join(json_.dumps(row, ensure_ascii=False) + "\n" for row in found).encode("utf-8"))
+    out.print(f"{to}: {len(found)} pairs; {share}, {scores.truncated_share:.1%} truncated", soft_wrap=True)
+
+
 def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
     """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
 
     Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
     """
+    if engine not in ENGINES:
+        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -159,6 +192,15 @@ def load_lora(folder: Path) -> Any:
 
 def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
     return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
+
+
+def _print_json(scores: list["Scores"], differences: dict[str, "Difference"]) -> None:
+    first, *others = [score.summary() for score in scores]
+    if not others:
+        print_json(first)
+        return
+    found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+    print_json({"model": first, "vs": others[0], "differences": found})
 
 
 def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:

@@ -13,10 +13,12 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, print_json, printable
-from dew.config import parse_yaml
+from dew.cli.flags import mapping
 from dew.errors import ConfigError, DewError, Problem, RecordError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dew import Algorithm, Rollouts
     from dew.records import AnswerRecord, GroupRecord
 
@@ -40,8 +42,8 @@ class Shown:
 @app.command()
 def explain(
     source: Annotated[Path, typer.Argument(help="A run folder, a records file, or a JSONL of groups.")],
-    step: Annotated[int | None, typer.Option(help="Step (default: of the most telling group).")] = None,
-    group: Annotated[int | None, typer.Option(help="Group (default: the most telling one of the step).")] = None,
+    step: Annotated[int | None, typer.Option(help="Step (default: of the most informative group).")] = None,
+    group: Annotated[int | None, typer.Option(help="Group (default: the most informative one of the step).")] = None,
     answer: Annotated[int | None, typer.Option(help="Show one answer, counted from 1, with the formula.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Compute with this algorithm (default: the run's).")] = None,
     settings: Annotated[str, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = "{}",
@@ -49,8 +51,7 @@ def explain(
 ) -> None:
     """Explain the credit of every token in a recorded group."""
     chosen = _choose(source, step, group)
-    own = parse_yaml(f"settings: {settings}", "--settings")["settings"] or {}
-    credit = _credit(chosen, algorithm, own)
+    credit = _credit(chosen, algorithm, mapping(settings))
     if answer is not None and not 1 <= answer <= len(chosen.answers):
         raise ConfigError(f"answer: {answer} is not between 1 and {len(chosen.answers)}.")
     if json:
@@ -120,19 +121,17 @@ def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:
 
 def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> Shown:
     """As recorded, unless another algorithm or other settings are given or nothing was recorded."""
-    import torch
-
     from dew import get_algorithm
     from dew.credit import wrong_sign
 
     own: dict[str, Any] = dict(group.settings) if name in (None, group.algorithm) else {}
+    recorded = not (name or changed)
     try:
         algorithm = get_algorithm(name or group.algorithm or "gtpo", **{**own, **changed})
     except (DewError, TypeError):
-        if name or changed or any(a.advantage is None for a in group.answers):
+        if not recorded or any(a.advantage is None for a in group.answers):
             raise
         algorithm = None  # somebody's own: what it gave is recorded
-    recorded = not (name or changed)
 
     def values(field: str, compute: Any) -> Rows:
         if recorded and all(getattr(a, field) is not None for a in group.answers):
@@ -140,33 +139,31 @@ def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> 
         rows = compute(rollouts)[0].tolist()
         return [row[: len(a.tokens)] for row, a in zip(rows, group.answers, strict=True)]
 
-    needs = algorithm is not None and algorithm.needs_entropy == "old"
-    computed = algorithm is not None and not (recorded and all(a.advantage for a in group.answers))
-    wanted = {"entropy": needs, "value": algorithm is not None and algorithm.needs_hidden} if computed else {}
-    rollouts = _rollouts(group, {name for name, needed in wanted.items() if needed})
+    weights = algorithm is not None and algorithm.needs_entropy == "old"
+    needed = []
+    if algorithm is not None and not (recorded and all(a.advantage for a in group.answers)):
+        needed = ["entropy"] * weights + ["value"] * algorithm.needs_hidden
+    rollouts = _rollouts(group, needed)
     advantage = values("advantage", algorithm and algorithm.advantages)
-    padded = torch.zeros(rollouts.mask.shape)
-    for i, row in enumerate(advantage):
-        padded[0, i, : len(row)] = torch.tensor(row)
-    total = rollouts.reward if rollouts.extra is None else rollouts.reward + rollouts.extra
-    flips = (wrong_sign(padded, total) & rollouts.mask)[0].tolist()
+    assert rollouts.extra is not None
+    flips = (wrong_sign(_padded(advantage)[None], rollouts.reward + rollouts.extra) & rollouts.mask)[0].tolist()
     return Shown(
         (group.algorithm or "?") if algorithm is None else algorithm.label,
         algorithm,
         advantage,
-        values("shaped", algorithm.rewards) if algorithm is not None and needs else None,
+        values("shaped", algorithm.rewards) if algorithm is not None and weights else None,
         values("grpo", get_algorithm("grpo").advantages),
         [row[: len(a.tokens)] for row, a in zip(flips, group.answers, strict=True)],
     )
 
 
-def _rollouts(group: "GroupRecord", needs: set[str]) -> "Rollouts":
+def _rollouts(group: "GroupRecord", needed: Sequence[str]) -> "Rollouts":
+    """The group as an algorithm reads it."""
     import torch
-    from torch.nn.utils.rnn import pad_sequence
 
     from dew import Rollouts
 
-    for name in sorted(needs):
+    for name in needed:
         missing = [i + 1 for i, a in enumerate(group.answers) if getattr(a, name) is None]
         if missing:
             what = f"answers {missing} have no recorded {name}, which this algorithm needs (docs/records.md)."
@@ -174,19 +171,21 @@ def _rollouts(group: "GroupRecord", needs: set[str]) -> "Rollouts":
     if not any(a.tokens for a in group.answers):
         raise ConfigError(f"group {group.group} of step {group.step} has no tokens.")
 
-    def padded(name: str) -> torch.Tensor:
-        rows = [getattr(a, name) or [0.0] * len(a.tokens) for a in group.answers]
-        return pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
-
-    mask = [torch.tensor(_live(a), dtype=torch.bool) for a in group.answers]
+    entropy, value = ([getattr(a, x) or [0.0] * len(a.tokens) for a in group.answers] for x in ("entropy", "value"))
     return Rollouts.from_rows(
         [0] * len(group.answers),
-        mask=pad_sequence(mask, batch_first=True),
+        mask=_padded([_live(a) for a in group.answers]).bool(),
         reward=torch.tensor([float(a.reward) for a in group.answers]),
-        entropy=padded("entropy"),
-        value=padded("value") if "value" in needs else None,
+        entropy=_padded(entropy),
+        value=_padded(value) if "value" in needed else None,
         extra=torch.tensor([a.extra for a in group.answers]),
     )
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> "Tensor":
+    import torch
+
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
 
 
 def _live(answer: "AnswerRecord") -> Sequence[bool]:

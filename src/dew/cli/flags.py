@@ -74,6 +74,11 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
     return settings, typed
 
 
+def mapping(text: str) -> dict[str, Any]:
+    """The value of `--settings`."""
+    return parse_yaml(f"settings: {text}", "--settings")["settings"] or {}
+
+
 def _value(text: str) -> Any:
     """A number, true, false, null, a list or mapping, quoted text; everything else is text as it stands."""
     try:

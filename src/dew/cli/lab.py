@@ -1,5 +1,6 @@
 """`dew lab`: does a credit rule help? Many small paired runs at once."""
 
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 
 if TYPE_CHECKING:
-    from dew.lab import Progress
+    from dew.lab import Progress, Study
 
 QUICK_ARMS = ["dapo", "gtpo"]
 
@@ -27,7 +28,7 @@ def lab(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds per arm (default 8); at least 5 for a verdict.")
     ] = None,
-    first_seed: Annotated[int, typer.Option(help="The first seed: others confirm a result.")] = 0,
+    first_seed: Annotated[int, typer.Option(help="First seed; other seeds confirm a result.")] = 0,
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 5e-5).")
     ] = None,
@@ -41,11 +42,11 @@ def lab(
     eval_k: Annotated[int | None, typer.Option(help="Answers per held-out problem (default 16).")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
-    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer launches on a GPU, more memory.")] = False,
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer kernel launches, more memory.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder (default runs/lab).")] = None,
     warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
-    no_controls: Annotated[bool, typer.Option("--no-controls", help="Without the arms with weighting off.")] = False,
+    no_controls: Annotated[bool, typer.Option("--no-controls", help="Leave out the arms with weighting off.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
     """Compare credit rules over many small training runs, paired by seed.
@@ -53,9 +54,7 @@ def lab(
     The first arm is the baseline. Re-run the same command to resume. Other arms, tasks and seeds are added to the
     folder.
     """
-    from dataclasses import asdict, fields, replace
-
-    from dew.lab import QUICK, QUICK_TASK, Settings, differences, markdown, study
+    from dew.lab import QUICK, QUICK_TASK, Settings, study
 
     if not arms and not quick:
         raise ConfigError(Problem("no arms.", remedy="Name the baseline first, then the others: dew lab dapo gtpo"))
@@ -79,6 +78,12 @@ def lab(
         )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished runs are kept. Re-run the same command to resume.") from None
+    _report(found, folder, as_json)
+
+
+def _report(found: "Study", folder: Path, as_json: bool) -> None:
+    from dew.lab import differences, markdown
+
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -40,7 +41,7 @@ def preflight(
             quiet()
             checks = check(run, typed, answers=answers, untrusted=untrusted, say=partial(err.print, style="dim"))
     if json:
-        print_json({"ok": passed(checks), "checks": [check.to_dict() for check in checks]})
+        print_json({"ok": passed(checks), "checks": [asdict(check) for check in checks]})
     else:
         engine = " --engine verl" if run.engine == "verl" else ""
         show_checks(checks, f" Next: dew train {config}{engine}" if passed(checks) else "")
@@ -57,7 +58,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
 
     checks = check()
     if json:
-        found = [check.to_dict() for check in checks]
+        found = [asdict(check) for check in checks]
         print_json({"ok": passed(checks), "lock": lock_in_use(), "versions": matrix(), "checks": found})
     else:
         heads = ("package", "installed", *(f"lock {name}" for name in LOCKS))

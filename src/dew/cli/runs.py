@@ -202,7 +202,7 @@ def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
         raise ConfigError(Problem(f"{folder} is not empty.", remedy=f"{resume} another folder, or add --overwrite."))
     if not (content <= DEMO_FILES if demo else is_run):
         listed = ", ".join(sorted(content)[:3])
-        what = f"{folder} holds no {'demo' if demo else 'run'} but other files ({listed}, ...), and is not emptied."
+        what = f"{folder} holds other files ({listed}, ...), not a {'demo' if demo else 'run'}, and is not emptied."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
     for path in (path for path in folder.iterdir() if path.name != ".lock"):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

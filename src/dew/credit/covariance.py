@@ -10,22 +10,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_bool, check_shape
+from dew.checks import check_by_token
 from dew.errors import ConfigError
-from dew.ops import at_least_float32, standardize
+from dew.ops import at_least_float32
 
 
 def covariance(
     advantages: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
-    """covᵢₜ, 0 where `mask` is False."""
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
-    for name, x in (("advantages", advantages), ("logp", logp)):
-        check_shape(name, x, mask.shape, "token (*P, G, T)")
-    every = tuple(range(mask.ndim))
-    pair = (torch.where(mask, at_least_float32(x), 0) for x in (advantages, logp))
-    A, log_pi = (standardize(x, mask, every, scale=False) for x in pair)
-    return A * log_pi
+) -> Float[Tensor, " N"]:
+    """covᵢₜ of the N live tokens, bit for bit the same however wide the padding is."""
+    check_by_token(mask, advantages=advantages, logp=logp)
+    A, log_pi = (at_least_float32(x[mask]) for x in (advantages, logp))
+    return (A - A.mean()) * (log_pi - log_pi.mean())
 
 
 def clip_cov_mask(
@@ -45,11 +41,10 @@ def clip_cov_mask(
     if not low < high:
         raise ConfigError(f"cov_low={low}, cov_high={high}: expected low < high, e.g. 1 and 5.")
     cov = covariance(advantages, logp, mask)
-    candidates = (mask & (cov > low) & (cov < high)).flatten().nonzero()[:, 0]
-    live = int(mask.sum())
-    generator = torch.Generator().manual_seed(1_000_003 * live + len(candidates))
+    candidates = ((cov > low) & (cov < high)).nonzero()[:, 0]
+    generator = torch.Generator().manual_seed(1_000_003 * len(cov) + len(candidates))
     order = torch.randperm(len(candidates), generator=generator).to(candidates.device)
-    return _only(candidates[order[: _count(share, live)]], mask)
+    return _only(candidates[order[: _count(share, cov)]], mask)
 
 
 def kl_cov_mask(
@@ -61,21 +56,21 @@ def kl_cov_mask(
 ) -> Bool[Tensor, "*shape"]:
     """KL-Cov: True on the max(1, ⌊share · N⌋) of the N live tokens that have the largest covariance."""
     _check_share(share)
-    live = mask.flatten().nonzero()[:, 0]
-    cov = covariance(advantages, logp, mask)[mask]
-    return _only(live[cov.topk(min(_count(share, len(live)), len(live))).indices], mask)
+    cov = covariance(advantages, logp, mask)
+    return _only(cov.topk(_count(share, cov)).indices, mask)
 
 
-def _count(share: float, live: int) -> int:
-    return max(1, int(share * live + 1e-9))
+def _count(share: float, cov: Tensor) -> int:
+    return min(len(cov), max(1, int(share * len(cov) + 1e-9)))
 
 
-def _only(index: Tensor, mask: Tensor) -> Tensor:
-    chosen = torch.zeros_like(mask).flatten()
-    chosen[index] = True
-    return chosen.reshape(mask.shape)
+def _only(chosen: Tensor, mask: Tensor) -> Tensor:
+    """True on these of the live tokens."""
+    out = torch.zeros_like(mask)
+    out.view(-1)[mask.flatten().nonzero()[chosen, 0]] = True
+    return out
 
 
 def _check_share(share: float) -> None:
     if not 0 < share <= 1:
-        raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1; usual is 2e-4.")
+        raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1, e.g. 2e-4.")

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dew.credit.checks import check_answers
+from dew.checks import check_answers
 from dew.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_live_entropy, check_shape
+from dew.checks import check_live_entropy, check_shape
 from dew.errors import ConfigError
 from dew.ops import at_least_float32
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_live_entropy
+from dew.checks import check_live_entropy
 from dew.errors import ConfigError
 
 

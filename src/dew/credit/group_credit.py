@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_answers, check_bool, check_present, check_shape
+from dew.checks import check_answers, check_by_token, check_present, check_shape
 from dew.errors import ConfigError
 from dew.ops import STD_EPS, at_least_float32, masked_mean, standardize
 
@@ -69,7 +69,7 @@ def reinforce_pp_advantages(
     The batch is everything that is passed.
     """
     present = check_present(rewards, present)
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    check_by_token(mask)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
     r = torch.where(present, at_least_float32(rewards), 0)
     centred = torch.where(mask, standardize(r, present, -1, scale=False).unsqueeze(-1), 0)

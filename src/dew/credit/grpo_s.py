@@ -7,15 +7,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import (
-    check_choice,
-    check_entropy_clip,
-    check_present,
-    check_shape,
-    check_tokens,
-    check_weight,
-)
-from dew.credit.weighting import AVERAGES, POOLS, SIDES, Average, Pool, Side, floored, mean_over, pooled, shaped
+from dew.checks import check_present, check_shape, check_tokens
+from dew.credit.weighting import Average, Pool, Side, floored, mean_over, pooled, shaped, weight_problems
+from dew.errors import ConfigError
 from dew.ops import at_least_float32
 
 
@@ -41,11 +35,8 @@ def grpo_s_rewards(
     excluded from the group and gets 0. The other arguments are those of `gtpo_rewards`.
     """
     check_tokens(correct, entropy, mask)
-    check_weight("beta1", beta1, 1.0, "a wrong answer would be rewarded")
-    check_weight("beta2", beta2, 0.1, "a wrong answer would be rewarded for being sure")
-    check_choice("average", average, AVERAGES)
-    check_choice("spread", spread, SIDES)
-    check_entropy_clip(entropy_clip)
+    if problems := weight_problems(beta1=beta1, beta2=beta2):
+        raise ConfigError(problems)
 
     live = mask.any(-1)
     H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
@@ -68,7 +59,6 @@ def grpo_s_advantages(
     The polarity of an answer is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
     present = check_present(rewards, present)
-    check_choice("pool", pool, POOLS)
     r = torch.where(present, at_least_float32(rewards), 0)
     if correct is None:
         won = r > 0

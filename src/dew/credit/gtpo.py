@@ -4,26 +4,19 @@ Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the corr
 problem; "alive at t" means having a token at t.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import (
-    check_bool,
-    check_choice,
-    check_entropy_clip,
-    check_shape,
-    check_tokens,
-    check_weight,
-)
-from dew.credit.weighting import AVERAGES, POOLS, SIDES, Average, Pool, Side, floored, pooled, shaped
+from dew.checks import check_by_token, check_choice, check_shape, check_tokens
+from dew.credit.weighting import Average, Pool, Side, floored, pooled, shaped, weight_problems
+from dew.errors import ConfigError
 from dew.ops import Dims, at_least_float32, turn_numbers
 
 Compare = Literal["column", "row", "matrix", "turn"]
 COMPARED_WITH: dict[str, Dims] = {"column": -2, "row": -1, "matrix": (-2, -1)}
-COMPARE = (*COMPARED_WITH, "turn")
 
 
 def gtpo_rewards(
@@ -66,12 +59,9 @@ def gtpo_rewards(
         (α₁ + α₂) · dₜ over O⁺ (Prop. 2.2) and to −(α₁ + α₂) · hₜ over O⁻, with dₜ and hₜ those alive.
     """
     check_tokens(correct, entropy, mask)
-    check_weight("alpha1", alpha1, 1.0, "a wrong answer would be rewarded")
-    check_weight("alpha2", alpha2, 0.1, "a wrong answer would be rewarded for being sure")
-    check_choice("compare", compare, COMPARE)
-    check_choice("average", average, AVERAGES)
-    check_choice("spread", spread, SIDES)
-    check_entropy_clip(entropy_clip)
+    check_choice("compare", compare, get_args(Compare))
+    if problems := weight_problems(alpha1=alpha1, alpha2=alpha2):
+        raise ConfigError(problems)
 
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
@@ -94,9 +84,7 @@ def gtpo_advantages(
 
     The polarity of a token is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
-    check_shape("mask", mask, rewards.shape, "token (*P, G, T)")
-    check_choice("pool", pool, POOLS)
+    check_by_token(mask, rewards=rewards)
     r = torch.where(mask, at_least_float32(rewards), 0)
     if correct is None:
         won = r > 0

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dew.credit.checks import check_bool, check_shape
+from dew.checks import check_by_token
 from dew.errors import ConfigError
 from dew.ops import at_least_float32, masked_mean, masked_sum
 
 POINTS = 32
-"""Positions of each answer that the head is trained on, evenly spaced: neighbouring states say nearly the same."""
+"""Positions of each answer that the head is trained on, evenly spaced: neighbouring states hardly differ."""
 UNITS = 64
 """Width of the head's inner layer."""
 RATE, STEPS, DECAY = 3e-3, 4, 1e-2
@@ -42,9 +42,7 @@ def learned_weights(
     between the two outcomes. A constant prediction gives 1 everywhere. t + 1 is the next live token: what tool output
     changes belongs to the call before it. 0 where `mask` is False.
     """
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
-    for name, x in (("value", value), ("advantages", advantages)):
-        check_shape(name, x, mask.shape, "token (*P, G, T)")
+    check_by_token(mask, value=value, advantages=advantages)
     if not 0 <= share <= 1:
         raise ConfigError(f"share={share}: the part of an answer's credit that is moved. Give 0 to 1; 0 turns it off.")
     T = mask.shape[-1]
@@ -63,7 +61,7 @@ def learned_weights(
 class OutcomeHead:
     """Two layers on normalised hidden states, with a logistic loss, for each of R replicas; and their optimizer.
 
-    The last layer starts at 0: every prediction is ½ and every weight 1. Replicas do not touch each other.
+    The last layer starts at 0: every prediction is ½ and every weight 1. Replicas are independent.
     """
 
     def __init__(self, width: int, replicas: int = 1, device: Any = None) -> None:

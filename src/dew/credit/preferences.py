@@ -6,7 +6,7 @@ The paper (Tan et al. 2025, arXiv:2508.04349) names preference training as futur
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_tokens
+from dew.checks import check_tokens
 from dew.credit.weighting import floored, shaped
 from dew.errors import ConfigError, Problem
 

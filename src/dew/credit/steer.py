@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_live_entropy, check_shape
+from dew.checks import check_by_token, check_live_entropy
 from dew.errors import ConfigError
 from dew.ops import at_least_float32
 
@@ -30,8 +30,7 @@ def steer_weights(
     The largest |Ω| is that of the batch, which is everything that is passed. 0 where `mask` is False.
     """
     check_live_entropy(entropy, mask)
-    for name, x in (("advantages", advantages), ("logp", logp)):
-        check_shape(name, x, mask.shape, "token (*P, G, T)")
+    check_by_token(mask, advantages=advantages, logp=logp)
     if not 0 < least <= 1:
         raise ConfigError(f"least={least}: the smallest weight of a token. Give 0 < least <= 1; the authors use 0.8.")
     A, log_pi, H = (torch.where(mask, at_least_float32(x), 0) for x in (advantages, logp, entropy))

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.credit.checks import check_bool, check_shape
+from dew.checks import check_by_token, check_shape
 from dew.ops import at_least_float32, masked_sum
 
 
@@ -22,10 +22,8 @@ def token_baseline_advantages(
 
     0 where `mask` is False.
     """
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    check_by_token(mask, logp=logp, sum_sq=sum_sq)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
-    for name, x in (("logp", logp), ("sum_sq", sum_sq)):
-        check_shape(name, x, mask.shape, "token (*P, G, T)")
     r = torch.where(mask, at_least_float32(rewards).unsqueeze(-1), 0)
     energy = 1 - 2 * at_least_float32(logp).exp() + at_least_float32(sum_sq)
     W = torch.where(mask, energy, 0).clamp_min(0).cumsum(-1)

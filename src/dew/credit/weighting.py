@@ -5,20 +5,19 @@ H on O⁺ (correct answers) and 1/H on O⁻ (wrong ones), so the weight is large
 uncertain and where a wrong answer was confident.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dew.checks import check_choice
+from dew.errors import ConfigError
 from dew.ops import Dims, at_least_float32, masked_mean, masked_mean_by, standardize
 
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
 Side = Literal["both", "correct", "wrong"]
-AVERAGES = ("arithmetic", "geometric")
-POOLS = ("group", "joint", "sign")
-SIDES = ("both", "correct", "wrong")
 
 H_FLOOR = 1e-6
 """Minimum entropy. Below it 1/H explodes and a single confident token gets all the penalty."""
@@ -26,14 +25,28 @@ H_FLOOR = 1e-6
 
 def floored(entropy: Float[Tensor, "*shape"], clip: tuple[float, float] | None) -> Float[Tensor, "*shape"]:
     """H clamped to `clip` if set, and at least 1e-6, so that 1/H is finite even if `clip` starts at 0. Detached."""
+    if clip is not None and not (len(clip) == 2 and 0 <= clip[0] <= clip[1]):
+        what = f"entropy_clip={clip}: expected (low, high) with 0 <= low <= high, in nats, or None to disable it."
+        raise ConfigError(what)
     H = at_least_float32(entropy)
     return (H if clip is None else H.clamp(*clip)).clamp_min(H_FLOOR)
+
+
+def weight_problems(**weights: float) -> list[str]:
+    """What is wrong with α₁ and α₂, or β₁ and β₂."""
+    return [
+        f"{name}={value}: a wrong answer would be rewarded{' for being sure' if name.endswith('2') else ''}. "
+        f"The paper uses {'0.1' if name.endswith('2') else '1.0'}; 0 turns this part off. Give a number >= 0."
+        for name, value in weights.items()
+        if not 0 <= value < float("inf")
+    ]
 
 
 def mean_over(
     x: Float[Tensor, "*shape"], alive: Bool[Tensor, "*shape"], over: Dims | Tensor, average: Average
 ) -> Float[Tensor, "..."]:
     """The arithmetic or geometric mean of x > 0 over the entries where `alive` is True: along dims, or by label."""
+    check_choice("average", average, get_args(Average))
     values = x.log() if average == "geometric" else x
     mean = masked_mean_by(values, alive, over) if isinstance(over, Tensor) else masked_mean(values, alive, over)
     return mean.exp() if average == "geometric" else mean
@@ -51,10 +64,11 @@ def shaped(
 ) -> Float[Tensor, "*shape"]:
     """r̃ = ±(α₁ + α₂ · x / mean(x over its comparison set)), + on O⁺ and − on O⁻; 0 where not live.
 
-    x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along the dims
-    `over`, or has the same label `over`. The paper
-    writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
+    x = H on O⁺ and 1/H on O⁻. The comparison set is what is live and of the same polarity along the dims `over`, or
+    has the same label `over`. The paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out,
+    every weight is 1.
     """
+    check_choice("spread", spread, get_args(Side))
     x = torch.where(correct, H, 1 / H)
     mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
     weight = x / torch.where(correct, mean_won, mean_lost)
@@ -78,6 +92,7 @@ def pooled(
     sign    only the entries of the same polarity: each side has mean 0, so the difference between correct and
             wrong is lost. For comparison only; it unlearns the task.
     """
+    check_choice("pool", pool, get_args(Pool))
     live = won | lost
     if pool == "joint":
         return standardize(rewards, live, dim)

@@ -106,6 +106,15 @@ def _fused() -> Callable[..., Any] | None:
     return draw
 
 
+def _fused_parts(model: Any) -> list[Any]:
+    """Norms and rotary embeddings that one kernel computes, where Triton is installed."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from dew.decoding.fused import fused_parts
+
+    return fused_parts(model)
+
+
 class SamplingCopy:
     """A copy of a model in the dtype used for sampling; the model itself if it already has that dtype."""
 
@@ -201,6 +210,8 @@ class Decoder:
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         self.forward = model if self.head is None else causal.base_model
         """The model that a step runs: without its head, if dew can compute that in float32."""
+        self.parts = _fused_parts(causal) if self.device.type == "cuda" else []
+        """What a step of one token replaces in it."""
         self._release()
 
     def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
@@ -360,7 +371,7 @@ class _Buffers:
         bias = torch.zeros(unseen.shape, dtype=self.dtype, device=unseen.device)
         bias.masked_fill_(unseen, -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
-        with _attention(decoder.model):
+        with _attention(decoder.model), _replaced(decoder.parts):
             logits = decoder.logits(**inputs, past_key_values=self.cache)
         tokens, logp, entropy = decoder.draw.scored(logits)
         tokens = tokens.masked_fill(self.ended, self.pad)
@@ -398,6 +409,21 @@ def _attention(model: Any) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation_internal = own
+
+
+@contextmanager
+def _replaced(parts: list[Any]) -> Iterator[None]:
+    own = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
+    for part in parts:
+        setattr(*part)
+    try:
+        yield
+    finally:
+        for owner, name, value in own:
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 def _capacity(rows: int) -> int:

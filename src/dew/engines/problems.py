@@ -1,12 +1,18 @@
-"""The problems that a run trains on and the verifier that scores them, the same on every engine."""
+"""The problems that a run trains and is evaluated on, and the verifier that scores them, the same on every engine."""
 
 import logging
+from typing import TYPE_CHECKING, Any
 
-from dew.config import Run
+from dew.config import Run, Scoring
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, verifier
 from dew.tasks import Row, Task, task
 
+if TYPE_CHECKING:
+    from dew.evaluate import Scores
+
+HELD_OUT = 64
+"""Held-out problems where a run validates and does not say with how many."""
 logger = logging.getLogger("dew")
 
 
@@ -28,6 +34,32 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
             raise ConfigError(Problem(what, remedy=remedy))
         logger.warning("%d problems are left out: no answer can match their gold answer, e.g. %s.", len(bad), shown)
     return source, [dict(row) for row in usable]
+
+
+def held_out_rows(run: Run, source: Task) -> list[Row]:
+    """The problems that the engine validates on while it trains."""
+    return source.rows(run.scores.problems if run.scores else HELD_OUT, split="held_out")
+
+
+def evaluate_run(run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, seed: int) -> "Scores":
+    """pass@k and mean@k on held-out problems, as the run's `scores:` asks for."""
+    from dew.evaluate import evaluate
+
+    if run.task is None:
+        why = "It evaluates on the held-out problems of a `task:`."
+        raise ConfigError(Problem("scores without a task.", why, "Use `dew eval` for other data."))
+    scoring = run.scores or Scoring()
+    return evaluate(
+        model,
+        tokenizer,
+        task(run.task, **run.task_settings),
+        verifier_of(run),
+        n_problems=scoring.problems,
+        k=scoring.k,
+        temperature=scoring.temperature,
+        max_new_tokens=scoring.max_new_tokens or max_new_tokens,
+        seed=seed,
+    )
 
 
 def verifier_of(run: Run) -> Verifier | None:

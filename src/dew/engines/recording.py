@@ -145,16 +145,10 @@ def group_records(
     for group in sorted(chosen):
         rows = (columns["group"] == group).nonzero()[:, 0]
         first = int(rows[0])
-        record = GroupRecord(
-            step=step,
-            group=group,
-            prompt=tokenizer.decode(columns["prompt_ids"][first][columns["prompt_mask"][first].bool()].tolist()),
-            gold=columns["gold"][first],
-            algorithm=algorithm.name,
-            settings=asdict(algorithm),
-            answers=_answers(columns, credit, rows, tokenizer, outcome, rewards),
-        )
-        records.append(record)
+        prompt = tokenizer.decode(columns["prompt_ids"][first][columns["prompt_mask"][first].bool()].tolist())
+        answers = _answers(columns, credit, rows, tokenizer, outcome, rewards)
+        gold, settings = columns["gold"][first], asdict(algorithm)
+        records.append(GroupRecord(step, group, prompt, answers, gold, algorithm.name, settings))
     return records
 
 

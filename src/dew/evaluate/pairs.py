@@ -1,9 +1,8 @@
 """Preference pairs from verified answers: a correct one against a wrong one of the same problem."""
 
 import random
-from typing import Any
 
-from dew.evaluate.scores import Scores
+from dew.evaluate.scores import Scores, as_completion
 from dew.tasks import Row
 
 
@@ -21,13 +20,7 @@ def preference_pairs(scores: Scores, *, per_problem: int = 1, seed: int = 0) -> 
                 sides[verdict.status == "correct"].append(answer.text)
         pairs = min(per_problem, *map(len, sides.values()))
         drawn = zip(rng.sample(sides[True], pairs), rng.sample(sides[False], pairs), strict=True)
-        rows += [
-            {"prompt": problem.prompt, "chosen": _as(problem.prompt, right), "rejected": _as(problem.prompt, wrong)}
-            for right, wrong in drawn
-        ]
+        for pair in drawn:
+            chosen, rejected = (as_completion(problem.prompt, text) for text in pair)
+            rows.append({"prompt": problem.prompt, "chosen": chosen, "rejected": rejected})
     return rows
-
-
-def _as(prompt: Any, text: str) -> Any:
-    """A chat message if the prompt is a chat."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]

@@ -83,8 +83,8 @@ def reward_name(reward: Any) -> str:
 def _judge(reward: Callable[..., Any], texts: list[str], rows: Sequence[Row], threshold: float) -> list[Verdict]:
     """Call a reward function as TRL does. `unparsable`: it returned None."""
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in ("prompt", "completion")}
-    prompts, chat = [row["prompt"] for row in rows], not isinstance(rows[0]["prompt"], str)
-    completions: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
+    prompts = [row["prompt"] for row in rows]
+    completions = [as_completion(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     with reported(reward_name(reward), completions, prompts):
         returned = reward(completions=completions, prompts=prompts, **columns)
         values = as_rewards(reward_name(reward), run(returned) if iscoroutine(returned) else returned, len(texts))
@@ -92,6 +92,11 @@ def _judge(reward: Callable[..., Any], texts: list[str], rows: Sequence[Row], th
         Verdict("unparsable", value=0.0) if x is None else Verdict("correct" if x > threshold else "wrong", value=x)
         for x in values
     ]
+
+
+def as_completion(prompt: Any, text: str) -> Any:
+    """An answer as trainers expect it: a chat message if the prompt is a chat."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, unknown
 from dew.evaluate.scores import Scores
 
 
@@ -58,6 +58,5 @@ SUITES = {"paper": PAPER}
 
 def suite(name: str) -> Suite:
     if name not in SUITES:
-        remedy = did_you_mean(name, SUITES) or f"Choose one of: {', '.join(SUITES)}."
-        raise ConfigError(Problem(f"Unknown suite {name!r}.", remedy=remedy))
+        raise ConfigError(unknown(f"Unknown suite {name!r}.", name, SUITES))
     return SUITES[name]

@@ -3,6 +3,8 @@
 Axes besides those of the library: R replicas, B answers of a replica, L prompt tokens, S = L + T positions.
 """
 
+import functools
+import importlib.util
 import math
 import os
 import warnings
@@ -45,42 +47,61 @@ def forward(
     last: int,
     cache: list[tuple[Tensor, Tensor]] | None = None,
     start: int = 0,
+    shared: tuple[int, int] = (0, 1),
     states: list[Tensor] | None = None,
 ) -> Tensor:
     """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
 
-    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it. The hidden
-    states (R, B·last, D) that the logits are computed from are added to `states`.
+    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it; `shared` are
+    the length of a prompt and the number of neighbouring rows that have the same one. The hidden states (R, B·last, D)
+    that the logits are computed from are added to `states`.
     """
     R, B, S = ids.shape
     D = parameters["embed"].shape[-1]
-    heads = max(1, D // HEAD)
+    heads, fast = max(1, D // HEAD), _kernels(parameters["embed"])
+    norm = fast.Norm.apply if fast else lambda x: F.layer_norm(x, (D,))
+    attend, attend_once = (fast.Attention.apply, fast.query_attention) if fast else (attention, query_attention)
     one_hot = F.one_hot(ids.reshape(R, B * S), VOCABULARY).to(
         torch.float32
     )  # a product's gradient is faster than a lookup's
     x = torch.bmm(one_hot, parameters["embed"]).view(R, B, S, D) + parameters["position"][:, None, start : start + S]
     x = x.reshape(R, B * S, D)
     for i in range(sum(name.endswith("qkv") for name in parameters)):
-        qkv = torch.bmm(F.layer_norm(x, (D,)), parameters[f"{i}.qkv"])
-        q, k, v = qkv.view(R * B, S, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
+        qkv = torch.bmm(norm(x), parameters[f"{i}.qkv"]).view(R * B, S, 3, heads, D // heads)
         if cache is not None:
             keys, values = cache[i]
-            keys[:, :, start : start + S], values[:, :, start : start + S] = k, v
-            k, v = keys[:, :, : start + S], values[:, :, : start + S]
-        mixed = _attend(q, k, v)
-        x = torch.baddbmm(x, mixed.transpose(1, 2).reshape(R, B * S, D), parameters[f"{i}.project"])
-        inner = torch.bmm(F.layer_norm(x, (D,)), parameters[f"{i}.up"]).relu_()
+            keys[:, :, start : start + S], values[:, :, start : start + S] = qkv.permute(2, 0, 3, 1, 4)[1:]
+        mixed = attend_once(qkv, keys, values, start + 1, *shared) if start else attend(qkv)
+        x = torch.baddbmm(x, mixed.reshape(R, B * S, D), parameters[f"{i}.project"])
+        inner = torch.bmm(norm(x), parameters[f"{i}.up"]).relu_()
         x = torch.baddbmm(x, inner, parameters[f"{i}.down"])
-    x = F.layer_norm(x.view(R, B, S, D)[:, :, S - last :].reshape(R, B * last, D), (D,))
+    x = norm(x.view(R, B, S, D)[:, :, S - last :].reshape(R, B * last, D))
     if states is not None:
         states.append(x)
     return torch.bmm(x, parameters["out"]).view(R, B, last, OUTPUTS)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if q.shape[2] > 1:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1) @ v  # one query: four times faster on an H200
+def _kernels(embed: Tensor) -> Any:
+    """The module with Triton kernels where they can be used, else None."""
+    return _triton() if embed.is_cuda and embed.shape[-1] % HEAD == 0 else None
+
+
+@functools.cache
+def _triton() -> Any:
+    return importlib.import_module("dew.lab.kernels") if importlib.util.find_spec("triton") else None
+
+
+def attention(qkv: Tensor) -> Tensor:
+    """Causal attention: (N, S, 3, H, d) queries, keys and values -> (N, S, H, d)."""
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def query_attention(qkv: Tensor, keys: Tensor, values: Tensor, length: int, prompt: int, group: int) -> Tensor:
+    """Attention of one query per row, (N, 1, 3, H, d), to the first `length` of its (N, H, S, d) keys: (N, 1, H, d)."""
+    query = qkv[:, :, 0].transpose(1, 2)
+    weights = (query @ keys[:, :, :length].transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1)
+    return (weights @ values[:, :, :length]).transpose(1, 2)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -141,24 +162,28 @@ def sample(
         cache.append(both)
     tokens = torch.full((R, B, T), PAD, device=prompts.device)
     signals = {name: uniforms.new_zeros(R, B, T) for name in SIGNALS}
-    done = torch.zeros(R, B, dtype=torch.bool, device=prompts.device)
+    draw_token = fast.draw if (fast := _kernels(embed)) else draw
     for t in range(T):
         if hidden is not None and states is not None:
             state = states.pop()[hidden_of]
             hidden[:, :, t] = state if t else state.repeat_interleave(G, 1)
-        logp = logits.log_softmax(-1)
-        p = logp.exp()
-        token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
-        signals["logp"][:, :, t] = logp.gather(-1, token[..., None])[..., 0]
-        signals["entropy"][:, :, t] = -(p * logp).sum(-1)
-        signals["sum_sq"][:, :, t] = p.square().sum(-1)
-        tokens[:, :, t] = torch.where(done, PAD, token)
-        done |= token == EOS
-        if t == T - 1 or (t % 16 == 15 and not all_tokens and bool(done.all())):
+        draw_token(logits, uniforms, tokens, signals, t)
+        if t == T - 1 or (t % 16 == 15 and not all_tokens and bool((tokens[:, :, t] >= EOS).all())):
             break
         newest = tokens[:, :, t, None]
-        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, states=states)[:, :, 0]  # type: ignore[arg-type]
+        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G), states=states)[:, :, 0]  # type: ignore[arg-type]
     return Answers(tokens, signals, hidden)
+
+
+def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:
+    """Token t of each of (R, B, T) answers from (R, B, V) logits, by inverse transform, and its signals."""
+    logp = logits.log_softmax(-1)
+    p = logp.exp()
+    token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
+    signals["logp"][:, :, t] = logp.gather(-1, token[..., None])[..., 0]
+    signals["entropy"][:, :, t] = -(p * logp).sum(-1)
+    signals["sum_sq"][:, :, t] = p.square().sum(-1)
+    tokens[:, :, t] = torch.where(tokens[:, :, t - 1] >= EOS, PAD, token) if t else token
 
 
 class Replayed:

@@ -106,8 +106,10 @@ def study(
 ) -> Study:
     """Train every arm at every learning rate with every seed on every task; the first arm is the baseline.
 
-    Finished runs of the folder are kept, so the same call resumes a study that was interrupted. `cuda_graphs` samples
-    and judges with fewer launches: the same numbers, more memory.
+    An arm is written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
+    are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
+    that weights tokens the same rule without the weights. `cuda_graphs` samples and judges with fewer launches: the
+    same numbers, more memory. `differences` compares the arms of the result.
     """
     chosen = parse_arms(arms, learning_rates, controls=controls)
     kinds = [get_task(name) for name in dict.fromkeys(tasks)]

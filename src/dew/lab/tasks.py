@@ -189,8 +189,8 @@ def _countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
 def _remove(pool: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The pool with one `value` replaced by −1, and whether it was there."""
     match = pool == value[:, None]
-    first = match & (match.cumsum(1) == 1)
-    return torch.where(first, -1, pool), match.any(1)
+    there, at = match.any(1), match.long().argmax(1, keepdim=True)
+    return torch.where(there[:, None], pool.scatter(1, at, -1), pool), there
 
 
 # ── addition ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
 """The result of a check: a name, a status, one sentence and one remedy."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from dew.errors import DewError, Problem
@@ -21,9 +21,6 @@ class Check:
     """What to change; empty if nothing has to change."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The numbers behind the sentence, for programs."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def ok(name: str, says: str, **facts: Any) -> Check:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,10 +56,10 @@ def check_columns(data: Data) -> Check:
         return failed("columns", "The training data have no rows.", "Choose a split that has rows.")
     columns = list(data.rows[0])
     facts = {"rows": len(data.rows), "columns": columns}
-    missing = missing_columns(SimpleNamespace(column_names=columns), data.rewards)
+    missing = missing_columns(columns, data.rewards)
     if missing:
         remedy = "Rename the column, or map it: task_settings {prompt: ..., answer: ...} for a JSONL file."
-        return failed("columns", " ".join(map(str, missing)), remedy, **facts)
+        return failed("columns", " ".join(missing), remedy, **facts)
     empty = sum(not row["prompt"] for row in data.rows)
     if empty:
         return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)

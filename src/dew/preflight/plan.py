@@ -6,45 +6,37 @@ from typing import TYPE_CHECKING
 
 from dew.errors import DewError
 from dew.preflight.memory import Shape, estimate, optimizer_steps, read_shape, weight_bytes
-from dew.preflight.verl import BANDWIDTH_SHARE, GPUS, MFU, SHAPES, TYPICAL_ANSWER, TYPICAL_PROMPT, Gpu, lora_parameters
+from dew.preflight.verl import GPUS, SHAPES, TYPICAL_ANSWER, TYPICAL_PROMPT, Gpu, lora_parameters, step_seconds
 
 if TYPE_CHECKING:
     from dew.engines.trl.config import DewConfig
     from dew.engines.trl.settings import Parsed
 
-GB = 2**30
-
 
 def plan(parsed: "Parsed") -> dict[str, str]:
     """Heading -> text, for a table."""
-    args, settings = parsed.args, parsed.run.settings
+    args = parsed.args
+    found = {
+        "model": parsed.model.model_name_or_path,
+        "data": parsed.data,
+        "algorithm": args.build_algorithm().label,
+        "batches": str(args.batches),
+    }
     if parsed.run.trainer == "dpo":
-        found = {
-            "model": parsed.model.model_name_or_path,
-            "data": parsed.data,
-            "algorithm": args.build_algorithm().label,
-        }
-        return {**found, "batches": str(args.batches)}
+        return found
     steps = optimizer_steps(args, parsed.run.problems or 0)
     generations = math.ceil(steps * args.batches.accumulation / (args.batches.micro_batches * args.num_iterations))
     limit, answers = int(args.max_completion_length or 0), generations * args.batches.completions
-    found = {
-        "model": parsed.model.model_name_or_path,
-        "data": f"{parsed.run.task or settings.get('dataset_name') or settings.get('datasets')}",
-        "algorithm": args.build_algorithm().label,
-        "batches": str(args.batches),
-        "length": f"{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions of at most "
-        f"{limit} tokens",
-    }
-    if not steps:  # the number of problems is known only when the data are read
-        del found["length"]
+    if steps:  # else the number of problems is known only when the data are read
+        found["length"] = f"{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions"
+        found["length"] += f" of at most {limit} tokens"
     try:
         shape = _shape(parsed)
     except DewError:
         return {**found, "memory, time": "not estimated: the model is neither local nor one whose shape dew knows"}
-    total = estimate(shape, args, TYPICAL_PROMPT, GPUS[-1].memory if args.use_vllm else 0.0).total / GB
+    total = estimate(shape, args, TYPICAL_PROMPT, GPUS[-1].memory if args.use_vllm else 0.0).total / 2**30
     found["memory"] = f"about {total:.1f} GiB on each device, for prompts of {TYPICAL_PROMPT} tokens"
-    if settings.get("use_cpu"):  # not args.use_cpu, which a dry run sets where there is no GPU
+    if parsed.run.settings.get("use_cpu"):  # not args.use_cpu, which a dry run sets where there is no GPU
         return {**found, "time": "`dew preflight` measures how long a generation takes here"}
     if steps:
         hours = ", ".join(f"{_hours(shape, args, generations, gpu):.1f} h on {gpu.name}" for gpu in GPUS)
@@ -62,10 +54,7 @@ def _shape(parsed: "Parsed") -> Shape:
 
 
 def _hours(shape: Shape, args: "DewConfig", generations: int, gpu: Gpu) -> float:
-    """Sampling bound by memory bandwidth, training by arithmetic, one after the other."""
-    processes, tokens = args.batches.processes, TYPICAL_ANSWER * int(args.max_completion_length or 0)
-    answers = args.batches.completions / processes
-    weights, cache = shape.compute_bytes * shape.parameters, answers * (TYPICAL_PROMPT + tokens / 2) * shape.cache_bytes
-    sampling = tokens * (weights + cache) / (gpu.bandwidth * BANDWIDTH_SHARE)
-    training = answers * (TYPICAL_PROMPT + tokens) * (2 + 8 * args.num_iterations) * shape.parameters / gpu.peak / MFU
-    return generations * (sampling + training) / 3600
+    """All answers of a process are decoded at once, then trained on."""
+    answers, limit = args.batches.completions / args.batches.processes, int(args.max_completion_length or 0)
+    p, n, passes = TYPICAL_PROMPT, TYPICAL_ANSWER * limit, args.num_iterations
+    return generations * sum(step_seconds(shape, gpu, answers, p, n, limit, running=answers, passes=passes)) / 3600

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dew.config import Run
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.rewards import check_weights, outcome_index
+from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.settings import Parsed, parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError, Problem
@@ -91,7 +91,7 @@ def check_batches(args: DewConfig) -> Check:
 
 def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:
     """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
-    outcome, failures = attempt("outcome", find_outcome, args, data.names)
+    outcome, failures = attempt("outcome", outcome_index, data.names, args)
     if outcome is None:
         return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
     name, threshold, answers = data.names[outcome], args.build_algorithm().threshold, None
@@ -109,12 +109,3 @@ def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say)
     for i, reward in enumerate(data.names):
         checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
     return checks + guarded("filter", check_filter, args, outcome, data, answers)
-
-
-def find_outcome(args: DewConfig, names: list[str]) -> int:
-    """Index of the reward that decides whether an answer is correct."""
-    needed = not args.build_algorithm().engine_loss
-    index = outcome_index(names, args.outcome_reward, needed)
-    if needed:
-        check_weights(names, args.reward_weights, index)
-    return index

@@ -13,7 +13,8 @@ The letters are those of `dew.preflight.memory`, in bf16. N GPUs share weights, 
 
 Seconds of a step with R answers of mean length n to prompts of length p:
 
-    training     R (p + n) · 10 P / (N · peak · 0.4): 6 P forward and backward, 2 P recomputed, 2 P for the old policy
+    training     R (p + n) · (2 + 8 E) P / (N · peak · 0.4): 2 P for the old policy; in each of E passes 6 P forward
+                 and backward, 2 P recomputed
     generation   R n / (tokens per second of all samplers), at least the longest answer by itself. Each decoding step
                  of a sampler reads its weights and the cache of its running answers at 0.6 of the memory bandwidth.
 
@@ -133,17 +134,23 @@ def pace(job: Job, gpu: Gpu, mean_answer: float | None = None) -> dict[str, floa
     """Seconds per step of both phases, tokens per second of all GPUs, hours of the run."""
     s, t = job.shape, job.batches.tensor_parallel
     n, p = mean_answer or TYPICAL_ANSWER * job.answer_limit, min(TYPICAL_PROMPT, job.prompt_limit)
-    R = job.batches.prompts * job.batches.answers
-    training = R * (p + n) * 10 * s.parameters / (job.batches.gpus * gpu.peak * MFU)
-    samplers = max(1, job.batches.gpus // t)
+    R, samplers = job.batches.prompts * job.batches.answers, max(1, job.batches.gpus // t)
     running = max(1.0, min(SEQUENCES, R / samplers, cache_tokens(job, gpu) / (p + n)))
-    weights, bandwidth = s.weight_bytes * s.parameters, gpu.bandwidth * BANDWIDTH_SHARE
-    decoding_step = (weights + running * (p + n / 2) * s.cache_bytes) / t / bandwidth
-    longest = job.answer_limit * weights / t / bandwidth
-    generation = max(R * n / samplers / running * decoding_step, longest)
+    passes, limit = job.batches.passes, job.answer_limit
+    generation, training = step_seconds(s, gpu, R / samplers, p, n, limit, running=running, passes=passes, gpus=t)
     step = generation + training
     speed, hours = R * (p + n) / step, job.steps * step / 3600
     return {"generation": generation, "training": training, "tokens_per_second": speed, "hours": hours}
+
+
+def step_seconds(
+    s: Shape, gpu: Gpu, answers: float, p: float, n: float, limit: int, *, running: float, passes: int, gpus: int = 1
+) -> tuple[float, float]:
+    """Generation and training of one sampler's answers on its GPUs. `running` answers are decoded at once."""
+    weights, bandwidth = s.compute_bytes * s.parameters, gpus * gpu.bandwidth * BANDWIDTH_SHARE
+    decoding_step = (weights + running * (p + n / 2) * s.cache_bytes) / bandwidth
+    generation = max(answers / running * n * decoding_step, limit * weights / bandwidth)
+    return generation, answers * (p + n) * (2 + 8 * passes) * s.parameters / (gpus * gpu.peak * MFU)
 
 
 def plan_of(launch: Launch, kinds: Sequence[Gpu] = GPUS) -> dict[str, Any]:

@@ -29,7 +29,7 @@ METRIC_OF = {
     "never_correct": "accuracy", "no_signal": "groups/mixed_share", "truncated": "length/truncated_share",
     "entropy_collapse": "entropy", "entropy_explosion": "entropy", "one_token_takes_all": "credit/top1_share",
     "off_policy": "ratio/abs_log", "sampler_stale": "sampler/kl", "sampler_mismatch": "sampler/kl",
-    "clipped": "clip/high", "no_gradient": "grad_norm", "not_finite": "grad_norm",
+    "clipped": "clip/high", "never_clips": "kl/approx", "no_gradient": "grad_norm", "not_finite": "grad_norm",
     "reward_flat": "reward", "wrong_sign": "credit/flipped_share", "pass_falls": "eval/pass",
 }  # fmt: skip
 """Alarm -> the metric that shows it."""
@@ -168,25 +168,15 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
     if not pairs:
         return []
     if pairs[0][1]["unit"] == "problems":
-        return [
-            {
-                "kind": "note",
-                "link": row["link"],
-                "text": single_verdict(d["baseline"], d["arm"], row["name"], _interval(d)),
-            }
-            for row, d in pairs
-            if row["name"] == "pass@1"
-        ]
+        found = [(row, d, Interval(d["value"], d["low"], d["high"])) for row, d in pairs if row["name"] == "pass@1"]
+        said = [(row, single_verdict(d["baseline"], d["arm"], row["name"], change)) for row, d, change in found]
+        return [{"kind": "note", "link": row["link"], "text": text} for row, text in said]
     if "task" in scored[0] and "p" in pairs[0][1]:  # of a study
         arms = dict.fromkeys(d["arm"] for _, d in pairs)
         texts = [study_verdict(scored[0]["task"], [d for _, d in pairs if d["arm"] == arm]) for arm in arms]
     else:
         texts = [seeds_verdict([d for _, d in pairs])]
     return [{"kind": "note", "link": scored[0]["link"], "text": text} for text in texts]
-
-
-def _interval(d: Mapping[str, Any]) -> Interval:
-    return Interval(d["value"], d["low"], d["high"])
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:

@@ -26,7 +26,7 @@ PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
 PAGE_FILES = 200
 READ_BYTES = 48 << 20
-"""Of compressed records, over all runs: a few seconds of reading."""
+"""Compressed records that are read, over all runs: a few seconds."""
 TOKEN_BYTES = 80
 """JSON of one recorded token, at most: more than a page can hold is not parsed."""
 
@@ -54,14 +54,18 @@ class Run:
 
 def run_folders(folder: Path) -> list[Path]:
     """The folder itself, or, if it is not a run, the runs directly inside it (of `dew compare` or `dew demo`)."""
-    if not folder.is_dir() or _is_run(folder):
+    if not folder.is_dir() or _kind(folder):
         return [folder]
-    return sorted(inner for inner in folder.iterdir() if inner.is_dir() and _is_run(inner)) or [folder]
+    return sorted(inner for inner in folder.iterdir() if inner.is_dir() and _kind(inner)) or [folder]
 
 
-def _is_run(folder: Path) -> bool:
-    known = any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records"))
-    return known or bool(_trl_state(folder) or _trl_completions(folder) or prime_rl.exported_steps(folder))
+def _kind(folder: Path) -> str | None:
+    """The trainer that wrote this folder; None: it is not a run."""
+    if any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records")):
+        return "dew"
+    if _trl_state(folder) or _trl_completions(folder):
+        return "trl"
+    return "prime-rl" if prime_rl.exported_steps(folder) else None
 
 
 def read_run(folder: Path, share: int = 1, tokenizer: str | None = None) -> Run:
@@ -69,12 +73,11 @@ def read_run(folder: Path, share: int = 1, tokenizer: str | None = None) -> Run:
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
     stay_inside(folder)
-    if any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records")):
-        return _dew_run(folder, share)
-    if _trl_state(folder) or _trl_completions(folder):
-        return _trl_run(folder, share)
-    if prime_rl.exported_steps(folder):
+    kind = _kind(folder)
+    if kind == "prime-rl":
         return _prime_run(folder, share, tokenizer)
+    if kind:
+        return _dew_run(folder, share) if kind == "dew" else _trl_run(folder, share)
     what = f"{folder}: not the folder of a run."
     why = (
         "It has no run.json or metrics.jsonl (dew), no trainer_state.json or completions/*.parquet (TRL), and no "

@@ -104,10 +104,12 @@ def _metric_rows(runs: Sequence[Run]) -> list[Json]:
 
 def _row(runs: Sequence[Run], name: str, note: str) -> Json:
     link = f"#{'curves' if note else 'overview'}&chart={quote(name, safe='')}"
-    return {"name": name, "note": note, "link": link, **{key: [None] * len(runs) for key in _COLUMNS}}
-
-
-_COLUMNS = ("before", "after", "low", "high")
+    return {
+        "name": name,
+        "note": note,
+        "link": link,
+        **{key: [None] * len(runs) for key in ("before", "after", "low", "high")},
+    }
 
 
 def _number(x: Any) -> float | None:
@@ -149,10 +151,9 @@ def _t_test(D: np.ndarray) -> Json:
     """The mean with its 95 % interval and p-value by Student's t, as `dew lab` computes them."""
     from scipy.stats import t
 
-    n, value = len(D), float(D.mean())
-    error = float(D.std(ddof=1)) / n**0.5
-    half = float(t.ppf(0.975, n - 1)) * error
-    p = 1.0 if value == 0 else float(2 * t.sf(abs(value) / error, n - 1)) if error else 0.0
+    value, freedom = float(D.mean()), len(D) - 1
+    error = float(D.std(ddof=1)) / len(D) ** 0.5 or 1e-300
+    half, p = float(t.ppf(0.975, freedom)) * error, float(2 * t.sf(abs(value) / error, freedom))
     return {"value": value, "low": value - half, "high": value + half, "p": p}
 
 

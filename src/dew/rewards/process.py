@@ -178,7 +178,7 @@ def memory_of(pid: int) -> int:
 
 
 class Pool:
-    """Sandboxed workers: started on the first request, replaced when they die, gone when this process is."""
+    """Sandboxed workers. They start with the first request, are replaced when they die, and end with this process."""
 
     MAX_REQUESTS = 2_000
     """Requests after which a worker is replaced, because sympy's caches grow."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Literal
 
-from dew.errors import ConfigError, Problem, RewardError, did_you_mean
+from dew.errors import ConfigError, Problem, RewardError, unknown
 
 Status = Literal["correct", "wrong", "unparsable", "timeout"]
 Completion = str | Sequence[Mapping[str, Any]]
@@ -29,13 +29,12 @@ def verifier(name: str) -> "Verifier":
 
 def reward(name: str) -> Callable[..., list[float]]:
     """The reward function with that name: a verifier or a format."""
-    return _find("reward", name, VERIFIERS | FORMATS, " Or name your own: module:function, file.py:function.")
+    return _find("reward", name, VERIFIERS | FORMATS, "Or name your own: module:function, file.py:function.")
 
 
-def _find(kind: str, name: str, known: Mapping[str, str], otherwise: str = "") -> Any:
+def _find(kind: str, name: str, known: Mapping[str, str], also: str = "") -> Any:
     if name not in known:
-        remedy = did_you_mean(name, known) or f"Available: {', '.join(known)}."
-        raise ConfigError(Problem(f"No {kind} is called {name!r}.", remedy=remedy + otherwise))
+        raise ConfigError(unknown(f"No {kind} is called {name!r}.", name, known, also))
     return resolve_name(known[name])
 
 

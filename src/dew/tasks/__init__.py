@@ -5,7 +5,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, unknown
 from dew.tasks.base import Row, Task
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, has_prompts
@@ -32,15 +32,12 @@ def task(name: str, **settings: Any) -> Task:
         if ready_made and not {"problem", "template", "without", "keep"} & settings.keys():
             settings = {"prompt": "prompt", **settings}
         return _build(custom, name, settings, path=name)
-    known = (*GAMES, *PRESETS)
-    hint = did_you_mean(name, known) or f"Choose one of {', '.join(known)}, or give a file."
-    raise ConfigError(Problem(f"Unknown task {name!r}.", remedy=hint))
+    raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))
 
 
 def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
     known = [key for key in signature(kind).parameters if key not in given]
-    if unknown := [key for key in settings if key not in known]:
-        every = f"It has {', '.join(known)}."
-        problems = [(f"Task {name} has no setting {key!r}.", did_you_mean(key, known) or every) for key in unknown]
-        raise ConfigError([Problem(what, remedy=remedy) for what, remedy in problems])
+    wrong = [key for key in settings if key not in known]
+    if wrong:
+        raise ConfigError([unknown(f"Task {name} has no setting {key!r}.", key, known) for key in wrong])
     return kind(**given, **settings)

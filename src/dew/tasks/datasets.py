@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.base import Row, Split, check_split, split_of
 from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files, text_of
 from dew.tasks.overlap import without_overlap
@@ -40,9 +40,8 @@ def render(template: str, problem: str) -> Any:
     """The prompt: text, or a list of chat messages. A template that contains `{problem}` is used as it is."""
     text = template if "{problem}" in template else TEMPLATES.get(template)
     if text is None:
-        hint = did_you_mean(template, TEMPLATES) or f"Choose one of: {', '.join(TEMPLATES)}."
-        remedy = f"{hint} Or write your own template, with {{problem}} in it."
-        raise ConfigError(Problem(f"Unknown template {template!r}.", remedy=remedy))
+        also = "Or write your own template, with {problem} in it."
+        raise ConfigError(unknown(f"Unknown template {template!r}.", template, TEMPLATES, also))
     prompt = text.replace("{problem}", problem)
     return [{"role": "user", "content": prompt}] if template == "chat" else prompt
 

@@ -10,26 +10,13 @@
 `dew.engines.compat` has the supported releases. `compat.py` lists what dew relies on in TRL; a test checks each item.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from dew.engines.compat import require
 
 require("trl")
 require("transformers")
 
 from dew.engines.trl.config import DewConfig  # noqa: E402
+from dew.engines.trl.dpo import DewDPOConfig, DewDPOTrainer  # noqa: E402
 from dew.engines.trl.trainer import DewTrainer  # noqa: E402
 
-if TYPE_CHECKING:
-    from dew.engines.trl.dpo import DewDPOConfig, DewDPOTrainer
-
 __all__ = ["DewConfig", "DewDPOConfig", "DewDPOTrainer", "DewTrainer"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the trainer on preference pairs on first use."""
-    if name not in ("DewDPOConfig", "DewDPOTrainer"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dew.engines.trl import dpo
-
-    return getattr(dpo, name)

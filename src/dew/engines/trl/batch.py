@@ -1,6 +1,6 @@
 """The batch that flows through a training step, and operations on its rows.
 
-sample -> score -> credit -> report          each step takes a `Batch` and returns one
+sample -> score -> credit -> report          each step takes a `Batch`
 """
 
 from dataclasses import dataclass, field, fields
@@ -11,13 +11,15 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dew.engines.credit import Credit, Rows
+from dew.engines.credit import Rows
 from dew.engines.recording import Columns, gold_of
 from dew.engines.trl.guide import GuideAnswer
 from dew.engines.trl.nonfinite import describe, nonfinite_rows
 
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
 """The columns that `answer_metrics` reads."""
+Table = list[dict[tuple[str, ...], Any]]
+"""Rows of TRL's table of completions, by column: ("prompt",), ("rewards", name), ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,7 @@ class Batch(Rows):
     """(N,) True on answers that were cut off at the maximum length."""
     filler: Tensor
     """(N,) True on masked answers that only fill the batch."""
-    table: list[dict[tuple[str, ...], Any]]
-    """Rows of TRL's table of completions, by column."""
+    table: Table
     gold: list[str | None] | None = None
     """Gold answers, for records only."""
     answers: Columns
@@ -46,7 +47,6 @@ class Batch(Rows):
     """Number of groups sampled, kept, dropped, refilled, ..., and of sampling rounds."""
     nonfinite: str | None = None
     """Where the first infinity or NaN was found."""
-    credit: Credit | None = None
 
     @property
     def columns(self) -> Columns:
@@ -90,12 +90,7 @@ class Capture:
 
 
 def make_batch(
-    trainer: Any,
-    inputs: Columns,
-    capture: Capture,
-    old: Scores,
-    table: list[dict[tuple[str, ...], Any]],
-    recorded: list[dict[str, Any]] | None,
+    trainer: Any, inputs: Columns, capture: Capture, old: Scores, table: Table, recorded: list[dict[str, Any]] | None
 ) -> Batch:
     """One call of TRL as a batch: its inputs, and what is gathered from all processes.
 

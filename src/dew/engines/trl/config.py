@@ -25,7 +25,7 @@ logger = logging.getLogger("dew")
 
 @dataclass(frozen=True)
 class Batches:
-    """The five numbers that set the batch sizes, and what follows from them."""
+    """The numbers that set the batch sizes, and what follows from them."""
 
     per_device: int
     """per_device_train_batch_size: completions of one micro-batch on one process."""
@@ -121,8 +121,11 @@ def float32_without_bf16(args: Any) -> None:
 
 @dataclass
 class DewConfig(GRPOConfig):  # type: ignore[misc]
-    """All settings of GRPOConfig. What the algorithm defines (clipping, KL, loss, scaling) is set from it, unless the
-    algorithm is TRL's own, for which all of them mean what they mean in TRL."""
+    """GRPOConfig, with `algorithm`, its settings (`algorithm_kwargs`), and what a run records.
+
+    What the algorithm defines (clipping, KL, loss, scaling) is set from it, unless the algorithm is TRL's own.
+    `dew train --keys` lists every setting with its help; docs/trl.md explains those that dew adds.
+    """
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
@@ -132,7 +135,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
-    reward_memory: float | None = _setting(None, "Maximum GiB of a reward function given by path (default: half).")
+    reward_memory: float | None = _setting(None, "Memory limit in GiB of a reward given by path (default: half).")
     records_every: int = _setting(20, "Write token records at the first step and every this many; 0 disables them.")
     records_groups: int = _setting(4, "Groups in each token record.")
     records_keep: int = _setting(400, "Maximum number of records; beyond it every second one is deleted. 0 keeps all.")
@@ -345,7 +348,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
 
 
 NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
-                 "multi_objective_aggregation", "use_liger_kernel")  # fmt: skip
+                 "multi_objective_aggregation")  # fmt: skip
 """Settings of TRL's own loss, which would silently do nothing in another."""
 
 

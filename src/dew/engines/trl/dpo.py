@@ -19,35 +19,19 @@ from dew.credit import preference_weights
 from dew.credit.preferences import weight_problems
 from dew.decoding import SamplingCopy
 from dew.engines.recording import due
-from dew.engines.trl import checkpoints
 from dew.engines.trl.config import _setting, float32_without_bf16, too_small
 from dew.engines.trl.loss import exact_head, exact_head_supported
-from dew.engines.trl.recorded import RecordedTrainer
+from dew.engines.trl.recorded import RecordedTrainer, own_config
 from dew.errors import ConfigError, Problem
 from dew.ops import masked_mean
 from dew.records import AnswerRecord, GroupRecord
 
 NOT_WEIGHTED = {
-    "aot": "it sorts the policy and the reference apart from each other",
+    "aot": "it sorts the policy and the reference separately",
     "sft": "it has no reference policy",
 }
 """Losses of TRL that are no function of the two sums Σ w·Δ."""
 EVERY_STEP = ("rewards/", "entropy", "weights/")
-
-
-@dataclass(frozen=True)
-class PairBatches:
-    """Pairs of an optimizer step."""
-
-    per_device: int
-    processes: int
-    accumulation: int
-
-    def __str__(self) -> str:
-        pairs = self.per_device * self.processes * self.accumulation
-        processes = f"{self.processes} process{'es' * (self.processes > 1)}"
-        micro_batches = f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)}"
-        return f"{self.per_device} per device x {processes} x {micro_batches} = {pairs} pairs per optimizer step"
 
 
 @dataclass
@@ -83,8 +67,10 @@ class DewDPOConfig(DPOConfig):  # type: ignore[misc]
         super().__post_init__()
 
     @property
-    def batches(self) -> PairBatches:
-        return PairBatches(self.per_device_train_batch_size, self.world_size, self.gradient_accumulation_steps)
+    def batches(self) -> str:
+        rows, n, m = self.per_device_train_batch_size, self.world_size, self.gradient_accumulation_steps
+        factors = f"{rows} per device x {n} process{'es' * (n > 1)} x {m} micro-batch{'es' * (m > 1)}"
+        return f"{factors} = {rows * n * m} pairs per optimizer step"
 
     @property
     def algorithm(self) -> str:
@@ -125,10 +111,7 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
     def __init__(
         self, model: Any, ref_model: Any = None, args: DewDPOConfig | None = None, *others: Any, **settings: Any
     ):
-        if args is not None and not isinstance(args, DewDPOConfig):
-            remedy = "Write DewDPOConfig, which takes the same settings."
-            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
-        args = args or DewDPOConfig("dpo-dew")
+        args = own_config(args, DewDPOConfig, model)
         super().__init__(model, ref_model, args, *others, **settings)
         if self._is_vlm:
             raise ConfigError(Problem("vision-language models are not supported.", remedy="Use TRL's DPOTrainer."))
@@ -234,15 +217,8 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
         return loss
 
     def _own_state(self) -> dict[str, Any]:
-        """What TRL does not save."""
-        metrics, health = dict(self._metrics["train"]), self._nonfinite.state()
-        return {"generation": None, "metrics": metrics, "health": health, "tokens": self._total_train_tokens}
+        return {**super()._own_state(), "tokens": self._total_train_tokens}
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        rank, device = self.accelerator.process_index, self.accelerator.device
-        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
-        if state is not None:
-            self._metrics["train"].update(state["metrics"])
-            self._nonfinite.restore(state["health"])
-            self._total_train_tokens = state["tokens"]
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
+        self._total_train_tokens = state["tokens"]

@@ -195,15 +195,20 @@ class ModelGuide(Guide):
         return answers
 
 
-def check_guide(guide: Guide, wanted: int, dataset: Any, tools: bool) -> None:
-    """Reject what a guide cannot be combined with. `dataset` is given if every prompt needs `wanted` answers."""
-    if tools:
+def guide_of(trainer: Any, given: Guide | None, dataset: Any) -> Guide | None:
+    """The guide that was given as an object, or that the config names, if it can be used with this trainer."""
+    args, device = trainer.args, trainer.accelerator.device
+    if given is None and args.guide is None:
+        return None
+    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
+    if trainer.tools:
         raise ConfigError(Problem("guide with tools:", "a guide's answer is text, it calls no tools.", "Use one."))
-    lacking = [] if dataset is None else [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted]
-    if lacking:
+    wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
+    if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
         what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
-        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs as many."
+        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
         raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
+    return guide
 
 
 def add_authors(inputs: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:

@@ -16,10 +16,11 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
 from trl import get_dataset, get_peft_config, get_quantization_config
 
-from dew.config import Scoring, to_yaml
-from dew.engines.problems import training_rows, verifier_of
+from dew.config import to_yaml
+from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.checkpoints import STATE
+from dew.engines.trl.dpo import DewDPOTrainer
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import outcome_index, reward_name
 from dew.engines.trl.settings import Parsed
@@ -27,7 +28,7 @@ from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.records import RunFolder
-from dew.tasks import model_folder, task
+from dew.tasks import model_folder
 from dew.tasks.files import raw_rows
 
 Say = Callable[[str], None]
@@ -48,8 +49,7 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
             return Dataset.from_list(read_pairs(run.pairs)), None
     elif run.task is not None:
         source, rows = training_rows(run)
-        held_out = source.rows(run.scores.problems if run.scores else 64, split="held_out") if evaluates else None
-        return Dataset.from_list(rows), Dataset.from_list(held_out) if held_out is not None else None
+        return Dataset.from_list(rows), Dataset.from_list(held_out_rows(run, source)) if evaluates else None
     if not script.dataset_name and not parsed.mixture.datasets:
         remedy = "Write `task: countdown` (or chain, or a .jsonl file), or TRL's `dataset_name:` or `datasets:`."
         if run.trainer == "dpo":
@@ -125,7 +125,7 @@ def check_outcome(parsed: Parsed) -> None:
     if verifier is None and not parsed.args.build_algorithm().engine_loss:
         names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]
         model = parsed.script.reward_model_name_or_path
-        outcome_index(names + [reward_name(model)] * bool(model), parsed.args.outcome_reward)
+        outcome_index(names + [reward_name(model)] * bool(model), parsed.args)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,8 +143,6 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
     if parsed.run.trainer == "dpo":
-        from dew.engines.trl.dpo import DewDPOTrainer
-
         return DewDPOTrainer(folder, **others)
     return DewTrainer(folder, rewards_of(parsed), **others)
 
@@ -183,15 +181,15 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     folder = Path(parsed.args.output_dir)
     trainer = build_trainer(parsed, [StopAtSignal(), *callbacks])
     trainer.remove_callback(PrinterCallback)
-    main, scoring = trainer.accelerator.is_main_process, parsed.run.scores
+    main, scored = trainer.accelerator.is_main_process, parsed.run.scores is not None
     if main:
         sweep(folder)
         if not resume:
             write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
         if isinstance(verifier_of(parsed.run), MathVerifier):
             RunFolder(folder).write_run({"verifier": verifier_versions()})
-        if scoring is not None and not (resume and RunFolder(folder).scores()):
-            _score(trainer, parsed, scoring, "before", say)
+        if scored and not (resume and RunFolder(folder).scores()):
+            _score(trainer, parsed, "before", say)
     trainer.accelerator.wait_for_everyone()
     _train(trainer, folder, resume)
     if trainer.state.global_step < trainer.state.max_steps:
@@ -203,8 +201,8 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
         what = "Training ended with weights that are not finite, and no model was written."
         raise EngineError(Problem(what, remedy="Lower learning_rate, then train again in a new folder."))
     _save_model(trainer, folder / "model")
-    if main and scoring is not None:
-        _score(trainer, parsed, scoring, "after", say)
+    if main and scored:
+        _score(trainer, parsed, "after", say)
     return "done"
 
 
@@ -270,25 +268,11 @@ def _save_model(trainer: RecordedTrainer, folder: Path) -> None:
         sync(folder.parent)
 
 
-def _score(trainer: Any, parsed: Parsed, scoring: Scoring, when: str, say: Say) -> None:
-    """Evaluate pass@k and mean@k on held-out problems, into scores.json."""
-    from dew.evaluate import evaluate
-
-    run, folder = parsed.run, RunFolder(parsed.args.output_dir)
-    if run.task is None:
-        why = "It evaluates on the held-out problems of a `task:`."
-        raise ConfigError(Problem("scores without a task.", why, "Use `dew eval` for other data."))
-    scores = evaluate(
-        trainer.sampling_model(),
-        trainer.processing_class,
-        task(run.task, **run.task_settings),
-        verifier_of(run),
-        n_problems=scoring.problems,
-        k=scoring.k,
-        temperature=scoring.temperature,
-        max_new_tokens=scoring.max_new_tokens or parsed.args.max_completion_length,
-        seed=parsed.args.seed,
-    )
+def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
+    """Evaluate on held-out problems, into scores.json."""
+    args, folder = parsed.args, RunFolder(parsed.args.output_dir)
+    model, tokenizer, limit = trainer.sampling_model(), trainer.processing_class, args.max_completion_length
+    scores = evaluate_run(parsed.run, model, tokenizer, max_new_tokens=limit, seed=args.seed)
     scores.write(folder.path / f"answers-{when}.json")
     others = [entry for entry in folder.scores() if entry.get("when") != when]
     folder.write_scores([*others, {"when": when, **scores.summary()}])

@@ -17,7 +17,7 @@ from dew.credit.learned import OutcomeHead, spaced
 from dew.engines.credit import Credit, Rows
 from dew.engines.recording import Columns
 from dew.engines.trl.batch import Batch, gather_rows, local_rows, loss_mask
-from dew.engines.trl.compat import FUSED_HEAD
+from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS, PREDICTED
 from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
 from dew.errors import ConfigError, Problem
 from dew.kernels import linear_logprob_entropy, plain_head
@@ -55,8 +55,9 @@ class _LogprobEntropy:
             logp, entropy, *squares = linear_logprob_entropy(
                 hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, **self._settings
             )
-        # TRL's names of the last two are mean_logits and is_top1.
-        return logp, entropy, squares[0].log() if squares else None, value, None
+        found = {"log_probs": logp, "entropy": entropy, PREDICTED: value}
+        found["log_sum_sq_probs"] = squares[0].log() if squares else None
+        return tuple(found.get(name) for name in HEAD_OUTPUTS)
 
 
 def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
@@ -74,14 +75,12 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda saved: sharded.get(saved.data_ptr(), saved), unpack)
 
 
-@contextmanager
-def exact_head(entropy_grad: bool = False) -> Iterator[None]:
+def exact_head(entropy_grad: bool = False) -> AbstractContextManager[None]:
     """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits.
 
     `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs.
     """
-    with _in_place(_LogprobEntropy(entropy_grad)):
-        yield
+    return _in_place(_LogprobEntropy(entropy_grad))
 
 
 @contextmanager
@@ -95,7 +94,7 @@ def watched_head(model: Any, keep: int, sum_sq: bool, outcome: OutcomeHead | Non
         if sum_sq:
             found.setdefault("sum_sq", []).append(output.log_sum_sq_probs.exp()[:, -keep:])
         if outcome is not None:
-            found.setdefault("value", []).append(output.mean_logits[:, -keep:])
+            found.setdefault("value", []).append(getattr(output, PREDICTED)[:, -keep:])
             found.setdefault("features", []).append(_features(head.hidden, output.label_mask))
 
     hook = model.register_forward_hook(watch)
@@ -197,8 +196,7 @@ def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator:
     if credit.penalty is not None:
         added["penalty"] = local_rows(accelerator, credit.penalty, batch.inputs["completion_ids"].size(1))
     if "author" in batch.inputs:
-        weights = {"guided": args.guide_weight, "failed": args.guide_failed_weight}
-        added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, batch.filler, **weights))
+        added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, count, args))
     return {**batch.inputs, **added}
 
 
@@ -217,14 +215,11 @@ def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) ->
     return _divisor(algorithm, rows, main) or _divisor(algorithm, rows, credit.failed) or 1.0
 
 
-def row_weights(
-    algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor, *, guided: float, failed: float
-) -> Tensor:
-    """(N,) λ on the guide's answers; on groups that only the guide solved λ₀, over their own divisor."""
+def row_weights(algorithm: Algorithm, rows: Rows, credit: Credit, count: float, args: Any) -> Tensor:
+    """(N,) λ on the guide's answers; on groups that only the guide solved λ₀, over their own divisor, not `count`."""
     apart = _divisor(algorithm, rows, credit.failed) or 1.0
-    scale = divisor(algorithm, rows, credit, filler) / apart
-    weights = torch.where(rows.guided, guided, torch.ones_like(rows.extra))
-    return torch.where(credit.failed, failed * scale, weights)
+    weights = torch.where(rows.guided, args.guide_weight, torch.ones_like(rows.extra))
+    return torch.where(credit.failed, args.guide_failed_weight * count / apart, weights)
 
 
 def _divisor(algorithm: Algorithm, rows: Rows, which: Tensor) -> float:

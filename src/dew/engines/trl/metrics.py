@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from dew.engines.credit import Credit
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.recording import Columns, RunLog, group_records, script
-from dew.engines.trl.batch import Batch, gather_columns, loss_mask
+from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask
 from dew.engines.trl.guide import OWN
 from dew.engines.trl.nonfinite import nonfinite_tokens
 from dew.evaluate.metrics import pass_at_k
@@ -71,21 +72,20 @@ class StepStatistics:
         return numbers, [name.removeprefix(NONFINITE) for name, count in places.items() if count > 0]
 
 
-def pass_at(batch: Batch, size: int) -> Numbers:
+def pass_at(credit: Credit, size: int) -> Numbers:
     """pass@1, 2, 4, ... up to the group size, over the groups of which every answer was scored."""
-    assert batch.credit is not None
-    groups = batch.credit.correct.view(-1, size)[batch.credit.scored.view(-1, size).all(-1)]
+    groups = credit.correct.view(-1, size)[credit.scored.view(-1, size).all(-1)]
     counts = groups.sum(-1).tolist()
     ks = sorted({2**i for i in range(size.bit_length())} | {size})
     return {f"pass@{k}": sum(pass_at_k(size, c, k) for c in counts) / len(counts) for k in ks} if counts else {}
 
 
-def generation_metrics(batch: Batch, size: int, names: Sequence[str], threshold: float, seconds: float) -> Numbers:
+def generation_metrics(
+    batch: Batch, credit: Credit, size: int, names: Sequence[str], threshold: float, seconds: float
+) -> Numbers:
     """Answers, credit and groups of a generation with groups of `size`, sampled in `seconds`."""
-    credit, groups = batch.credit, batch.groups
-    assert credit is not None
-    numbers = answer_metrics(batch.answers, list(names), threshold)
-    numbers.update(credit_metrics(batch, credit))
+    groups = batch.groups
+    numbers = {**answer_metrics(batch.answers, list(names), threshold), **credit_metrics(batch, credit)}
     numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
     mixed = groups.get("mixed", int(credit.signal.sum()) // size)
     numbers["groups/mixed_share"] = mixed / groups["sampled"]
@@ -129,7 +129,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self.begin(
             trainer.algorithm,
             ["trl"],
-            args.batches.processes,
+            trainer.accelerator.num_processes,
             model=getattr(trainer.model.config, "_name_or_path", "") or type(trainer.model).__name__,
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
@@ -167,16 +167,15 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self._numbers.clear()
         self.seconds.clear()
 
-    def record(self, batch: Batch, trainer: Any) -> None:
+    def record(self, batch: Batch, credit: Credit, trainer: Any) -> None:
         """Write the token record of a batch. A collective call."""
-        assert batch.credit is not None
         tokenizer, args = trainer._tokenizer, trainer.args
         ids = {key: batch.inputs[key] for key in ("prompt_ids", "prompt_mask", "completion_ids")}
         fills = dict.fromkeys(("prompt_ids", "completion_ids"), tokenizer.pad_token_id)
         columns = {**batch.columns, **gather_columns(trainer.accelerator, ids, fills)}
         if self._writes:
             step, names = trainer.state.global_step + 1, trainer.reward_func_names
-            groups, credit, outcome = args.records_groups, batch.credit, names[trainer.outcome_index]
+            groups, outcome = args.records_groups, names[trainer.outcome_index]
             records = group_records(step, trainer.algorithm, columns, credit, tokenizer, groups, outcome, names)
             self.folder.write_records(step, records, args.records_keep)
 
@@ -208,16 +207,15 @@ def extend_table(logs: dict[str, Any]) -> None:
         logs[part].default_factory = deque
 
 
-def last_rows(logs: dict[str, Any], count: int) -> list[dict[tuple[str, ...], Any]]:
+def last_rows(logs: dict[str, Any], count: int) -> Table:
     """The newest `count` rows of the table, by column."""
     columns = {name: list(column) for name, column in _columns(logs).items()}
     return [{name: x[i] for name, x in columns.items() if len(x) >= -i} for i in range(-count, 0)]
 
 
-def show_trained(logs: dict[str, Any], batch: Batch, limit: int) -> None:
+def show_trained(logs: dict[str, Any], batch: Batch, credit: Credit, limit: int) -> None:
     """Replace the newest rows by those that train, with the mean advantage of their tokens, and keep `limit` rows."""
-    assert batch.credit is not None
-    advantages = (batch.credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
+    advantages = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
     for name, column in _columns(logs).items():
         rows = list(column)[: -len(batch.answers["outcome"])]
         rows += advantages if name == ("advantages",) else [row.get(name) for row in batch.table]

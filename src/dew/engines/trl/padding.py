@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from dew.engines.recording import Columns
 from dew.engines.trl.batch import loss_mask
+from dew.engines.trl.compat import PREDICTED
 
 
 def token_parts(lengths: list[int], budget: int) -> list[list[int]]:
@@ -49,19 +50,40 @@ def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[
     return found
 
 
-def aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, keep) log-probabilities, entropies and predicted outcomes of the last `keep` columns, with every row's tokens
-    moved to the left; `longest` is the number of tokens of the longest row.
+def aligned_passes(
+    model: Any, ids: Tensor, mask: Tensor, keep: int, rows_at_once: int | None, longest: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(B, keep) log-probabilities, entropies and predicted outcomes of the last `keep` columns, and the order of the
+    passes: x[order] puts what they collected into the order of the rows.
 
-    0 if the model's head does not compute them: that of a reference policy has no entropies.
+    In one pass, or in passes of at most as many tokens as `rows_at_once` padded rows. `longest`: tokens of the longest
+    row of one pass, if known; else they are read from the device.
     """
+    if rows_at_once is None or rows_at_once >= len(ids):
+        most = int(mask.sum(1).amax()) if longest is None else longest
+        return *_aligned_pass(model, ids, mask, keep, most), torch.arange(len(ids), device=ids.device)
+    lengths = mask.sum(1).tolist()
+    parts = token_parts(lengths, rows_at_once * ids.shape[1])
+    indices = [torch.tensor(part, device=ids.device) for part in parts]  # a copy would wait for a pass
+    passes = [
+        _aligned_pass(model, ids[rows], mask[rows], keep, lengths[part[0]])
+        for rows, part in zip(indices, parts, strict=True)
+    ]
+    order = torch.cat(indices).argsort()
+    logp, entropy, value = (torch.cat(column)[order] for column in zip(*passes, strict=True))
+    return logp, entropy, value, order
+
+
+def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """With every row's tokens moved to the left. 0 if the model's head does not compute them: that of a reference
+    policy has no entropies."""
     live = mask.bool()
     order = torch.argsort(~live, dim=1, stable=True)[:, :longest]
     scored = live.gather(1, order) & (order >= ids.shape[1] - keep)
     tokens = ids.gather(1, order)
     outputs = model(input_ids=tokens, labels=tokens.masked_fill(~scored, -100), fused_lm_head=True)
     logp = outputs.log_probs
-    found = (torch.zeros_like(logp) if x is None else x for x in (logp, outputs.entropy, outputs.mean_logits))
+    found = (torch.zeros_like(logp) if x is None else x for x in (logp, outputs.entropy, getattr(outputs, PREDICTED)))
     # The first token has no prediction.
     back = (torch.zeros_like(ids, dtype=x.dtype).scatter(1, order, pad(x, (1, 0))) for x in found)
     logp, entropy, value = (x[:, -keep:] for x in back)

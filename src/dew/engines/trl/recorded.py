@@ -5,7 +5,7 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer
@@ -16,7 +16,6 @@ from dew.engines.recording import RESUME
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.metrics import Recorder
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.engines.trl.rewards import used_folder
 from dew.errors import ConfigError, Problem, RewardError
 from dew.records import RunFolder
 
@@ -26,9 +25,23 @@ LOGS_KEPT = 1000
 """Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
 
 
+Config = TypeVar("Config")
+
+
+def own_config(args: Any, kind: type[Config], model: Any) -> Config:
+    """`args`, or the defaults if there are none. Another class, such as TRL's, is an error."""
+    if args is None:
+        name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
+        return kind(f"{Path(name).name or 'model'}-dew")  # type: ignore[call-arg]
+    if not isinstance(args, kind):
+        remedy = f"Write {kind.__name__}, which takes the same settings."
+        raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+    return args
+
+
 class RecordedTrainer(Trainer):  # type: ignore[misc]
     """In front of a trainer of TRL. The class below it calls `start_recording` and defines `algorithm` (a dataclass
-    with a name), `args.batches` and `_own_state`."""
+    with a name) and `args.batches`; it extends `_own_state` and `_restore`."""
 
     _verified: str | None = None
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
@@ -74,7 +87,9 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         if used and again and (found := self.last_good_checkpoint()) is not None:
             return found
         if used and not again and not self.args.overwrite_output_dir:
-            raise ConfigError(used_folder(folder))
+            why = "A second one would be mixed into its metrics, records and checkpoints."
+            remedy = "Choose another output_dir, train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
+            raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy))
         if used and self.accelerator.is_main_process:
             RunFolder(folder).clear()
         self.accelerator.wait_for_everyone()
@@ -134,6 +149,21 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)
 
+    def _own_state(self) -> dict[str, Any]:
+        """What TRL does not save. `generation`: what is being trained on, moved to the device when loaded."""
+        return {"generation": None, "metrics": dict(self._metrics["train"]), "health": self._nonfinite.state()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._metrics["train"].update(state["metrics"])
+        self._nonfinite.restore(state["health"])
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        rank, device = self.accelerator.process_index, self.accelerator.device
+        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
+        if state is not None:
+            self._restore(state)
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Everything, then the manifest; only then are older checkpoints removed."""
         run = self._get_output_dir(trial=None)
@@ -152,4 +182,4 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             RunFolder(run).sync()
             checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks are corrected
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks may be adjusted

@@ -66,17 +66,8 @@ def _is_model(reward: Any) -> bool:
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_rewards(rewards: Sequence[Any], dataset: Any, outcome: str | None, required: bool = True) -> None:
-    """Reject a data set without the columns that are needed, and an unknown outcome reward."""
-    if problems := missing_columns(dataset, rewards):
-        raise ConfigError(problems)
-    outcome_index([reward_name(reward) for reward in rewards], outcome, required)
-
-
 def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) -> None:
-    """Checks of `dew.preflight` that call neither the model nor your own functions; none where there is no reward."""
-    if not rewards:
-        return
+    """Checks of `dew.preflight` that call neither the model nor your own functions."""
     found = [args.batches.misaligned(), args.filtered_sampling()]
     rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []
     if empty := sum(not row.get("prompt") for row in rows):
@@ -91,12 +82,6 @@ def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) ->
         logger.warning("%s", problem)
 
 
-def used_folder(folder: str) -> Problem:
-    why = "A second one would be mixed into its metrics, records and checkpoints."
-    remedy = "Choose another output_dir, or train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
-    return Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy)
-
-
 def reward_name(reward: Any) -> str:
     """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
     while isinstance(reward, functools.partial):
@@ -106,8 +91,9 @@ def reward_name(reward: Any) -> str:
     return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
-def outcome_index(names: Sequence[str], wanted: str | None, required: bool = True) -> int:
+def outcome_index(names: Sequence[str], args: Any) -> int:
     """Which reward function decides whether an answer is correct; the first where training does not depend on it."""
+    wanted, weights, required = args.outcome_reward, args.reward_weights, not args.build_algorithm().engine_loss
     if not names:
         raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
     if wanted is None and len(names) > 1 and required:
@@ -115,28 +101,22 @@ def outcome_index(names: Sequence[str], wanted: str | None, required: bool = Tru
         why = "The others are added to its reward and never decide."
         raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))
     if wanted is not None and wanted not in names:
-        what = f"outcome_reward={wanted!r} is none of the reward functions: {', '.join(names)}."
+        what = f"outcome_reward={wanted!r} is not one of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
-    return 0 if wanted is None else list(names).index(wanted)
+    outcome = 0 if wanted is None else list(names).index(wanted)
+    weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's own weighs 1
+    if required and weight != 1:
+        why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
+        remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}." if weight > 0 else ""
+        raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
+    return outcome
 
 
-def check_weights(names: Sequence[str], weights: Sequence[float] | None, outcome: int) -> None:
-    if weights is None or outcome >= len(weights) or weights[outcome] == 1:  # an environment's own reward weighs 1
-        return
-    why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
-    relative = [round(w / weights[outcome], 6) for w in weights] if weights[outcome] > 0 else None
-    remedy = f"Write reward_weights={relative}." if relative else ""
-    raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
-
-
-def missing_columns(dataset: Any, rewards: Sequence[Any]) -> list[str]:
-    """What the data set lacks: the prompt, or a column that a reward function asks for by name.
+def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:
+    """What a data set with these columns lacks: the prompt, or a column that a reward function asks for by name.
 
     A column with the name of another argument of every reward function is a problem too.
     """
-    columns = getattr(dataset, "column_names", None)
-    if not isinstance(columns, list):
-        return []
     taken = [
         f"the column {c!r} has the name of what TRL passes to every reward. Rename it." for c in columns if c in TAKEN
     ]

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dew.algorithms import Algorithm
 from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, decoder_for
+from dew.engines.credit import outcomes
 from dew.engines.recording import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
 from dew.errors import ConfigError, Problem
@@ -38,7 +40,7 @@ class PromptStream:
     def over(cls, dataset: Any, seed: int, shuffle: bool) -> "PromptStream":
         images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
         if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            what = "dynamic sampling draws further prompts: not from a streamed data set, and not with images."
+            what = "dynamic sampling needs a data set that is not streamed and has no images: it draws further prompts."
             raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
         return cls(len(dataset), seed, shuffle)
 
@@ -57,14 +59,12 @@ class PromptStream:
 
 def fill_batch(
     sample: Callable[[list[int]], Batch],
-    has_signal: Callable[[Batch], Tensor],
+    algorithm: Algorithm,
     stream: PromptStream,
     accelerator: Any,
     *,
     quota: int,
     size: int,
-    max_rounds: int,
-    oversample: float = 1.0,
     whole_groups: bool = False,
     fills: dict[str, float],
 ) -> Batch:
@@ -72,17 +72,18 @@ def fill_batch(
     `max_rounds` times. Masked groups, which train nothing, take the places of missing ones. With `whole_groups` no
     group spans two processes.
     """
+    most = math.ceil(algorithm.oversample * quota)
     chosen: list[Batch] = []
     spare: list[Batch] = []
     answers: list[Columns] = []
     nonfinite, kept, first_round, sampled, mixed = None, 0, 0, 0, 0
     # The rows of a round must divide evenly among the processes.
     step = accelerator.num_processes // (1 if whole_groups else math.gcd(accelerator.num_processes, size))
-    while kept < quota and len(answers) < max_rounds:
-        batch = sample(stream.take(round_size(math.ceil(oversample * quota), quota - kept, sampled, mixed, step)))
+    while kept < quota and len(answers) < algorithm.max_rounds:
+        batch = sample(stream.take(round_size(most, quota - kept, sampled, mixed, step)))
         rows = {name: x for name, x in batch.inputs.items() if x.ndim}
         everything = replace(batch, inputs=gather_columns(accelerator, rows, fills))
-        signal = has_signal(batch)[::size].tolist()
+        signal = outcomes(algorithm, batch).signal[::size].tolist()
         with_signal = [group for group, found in enumerate(signal) if found]
         without = [group for group, found in enumerate(signal) if not found]
         chosen.append(_groups(everything, with_signal[: quota - kept], size))
@@ -208,7 +209,7 @@ class CapturedSampling:
         if len(capture.sampled) != 1 or capture.sampled[0][0] != capture.completion_ids:  # vLLM, tools, a guide, ...
             if self._exact is None:
                 self._exact = False
-                logger.info("Sampling gives no entropies for all tokens, so a scoring pass computes them.")
+                logger.info("Sampling does not give the entropy of every token, so a scoring pass computes it.")
             return None
         live = inputs["completion_mask"].bool()
         logp, entropy = (torch.where(live, x[:, : live.shape[1]].to(live.device), 0) for x in capture.sampled[0][1:])

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from dew.config import Run, check_keys
 from dew.engines.permission import check_permission
 from dew.engines.trl.config import DewConfig
+from dew.engines.trl.dpo import DewDPOConfig
 from dew.errors import ConfigError, Problem, did_you_mean
 
 
@@ -31,26 +32,18 @@ class Parsed:
     @property
     def data(self) -> str:
         """What the run trains on, for messages."""
+        own = self.run.pairs if self.run.trainer == "dpo" else self.run.task
         mixed = ", ".join(source.path for source in self.mixture.datasets)
-        return (
-            self.run.pairs
-            or (self.run.task if self.run.trainer != "dpo" else None)
-            or mixed
-            or str(self.script.dataset_name)
-        )
+        return own or mixed or str(self.script.dataset_name)
 
 
 def classes(on_pairs: bool = False) -> tuple[Any, ...]:
     """The dataclasses of all settings."""
-    if on_pairs:
-        from dew.engines.trl.dpo import DewDPOConfig
-
-        return (ScriptArguments, DewDPOConfig, ModelConfig, DatasetMixtureConfig)
-    return (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
+    own = (ScriptArguments, DewDPOConfig) if on_pairs else (GRPOScriptArguments, DewConfig)
+    return (*own, ModelConfig, DatasetMixtureConfig)
 
 
 def setting_fields(on_pairs: bool = False) -> list[Field[Any]]:
-    """Their fields."""
     return [f for kind in classes(on_pairs) for f in fields(kind) if f.init]
 
 
@@ -94,7 +87,7 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     if not model.model_name_or_path:
         advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
-    return Parsed(Run(**{**vars(run), "settings": settings}), script, args, model, mixture)
+    return Parsed(replace(run, settings=settings), script, args, model, mixture)
 
 
 def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:

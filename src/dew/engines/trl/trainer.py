@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from dew.engines.credit import give_credit, outcomes
+from dew.engines.credit import give_credit
 from dew.engines.recording import due
-from dew.engines.trl import checkpoints
 from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, check_guide, generate_with_guide, open_guide
+from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, generate_with_guide, guide_of
 from dew.engines.trl.loss import (
     exact_head,
     loss_inputs,
@@ -46,18 +45,21 @@ from dew.engines.trl.metrics import (
     sampler_metrics,
     show_trained,
 )
-from dew.engines.trl.padding import aligned_pass, token_parts, update_parts
-from dew.engines.trl.recorded import RecordedTrainer
-from dew.engines.trl.rewards import check_rewards, check_weights, checked, warn_early
-from dew.engines.trl.rewards import outcome_index as find_outcome
+from dew.engines.trl.padding import aligned_passes, update_parts
+from dew.engines.trl.recorded import RecordedTrainer, own_config
+from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError
 
 logger = logging.getLogger("dew")
 
 
 class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
-    """GRPOTrainer that trains with any algorithm of dew. Takes the arguments of GRPOTrainer, and a `DewConfig`."""
+    """TRL's GRPOTrainer with an algorithm of dew: `DewTrainer(model, reward_funcs, DewConfig(...), train_dataset)`.
+
+    Takes the arguments of GRPOTrainer. `args` is a `DewConfig`, which names the algorithm; `guide` is a second policy
+    that writes some of the answers (docs/trl.md).
+    """
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
@@ -74,20 +76,16 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         check_not_unsloth()
-        if args is None:
-            name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
-            args = DewConfig(f"{Path(name).name or 'model'}-dew")
-        if not isinstance(args, DewConfig):
-            remedy = "Write DewConfig, which takes the same settings."
-            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+        args = own_config(args, DewConfig, model)
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
-        needs_outcome = not self.algorithm.engine_loss
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
-            dataset = None if settings.get("rollout_func") else train_dataset
-            check_rewards(rewards, dataset, args.outcome_reward, needs_outcome)
+            columns = None if settings.get("rollout_func") else getattr(train_dataset, "column_names", None)
+            if isinstance(columns, list) and (missing := missing_columns(columns, rewards)):
+                raise ConfigError(missing)
+            outcome_index([reward_name(reward) for reward in rewards], args)
         args.batches.check_rows(train_dataset)
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
@@ -96,8 +94,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         super().__init__(model, limited, args, train_dataset, *others, **settings)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
-        self.outcome_index = find_outcome(self.reward_func_names, args.outcome_reward, needs_outcome)
-        check_weights(self.reward_func_names, args.reward_weights if needs_outcome else None, self.outcome_index)
+        self.outcome_index = outcome_index(self.reward_func_names, args)
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
 
@@ -109,20 +106,16 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._aligned = args.less_padding and not (
             sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
         )
+        if self._aligned:  # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream.over(self.train_dataset, args.seed, bool(self.shuffle_dataset))
             extend_table(self._logs)
-        if guide is None and args.guide is not None:
-            guide = open_guide(args.guide, self._tokenizer, args, self.accelerator.device)
-        self._guide = guide
-        if guide is not None:
-            uniform = self.use_vllm or self.accelerator.num_processes > 1
-            check_guide(guide, args.guide_completions, train_dataset if uniform else None, bool(self.tools))
-
-        main = self.accelerator.is_main_process
-        warn_early(args, rewards if main else [], train_dataset if main else None, self.outcome_index)
+        self._guide = guide_of(self, guide, train_dataset)
+        if self.accelerator.is_main_process:
+            warn_early(args, rewards, train_dataset, self.outcome_index)
         self._statistics = StepStatistics()
         self.start_recording()
 
@@ -147,16 +140,10 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._sampler = super()._get_train_sampler(*args, **kwargs)
         return self._sampler
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        rank, device = self.accelerator.process_index, self.accelerator.device
-        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
-        if state is None:
-            return
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
         self._step = state["step"]
         self._buffered_inputs = state["generation"]
-        self._metrics["train"].update(state["metrics"])
-        self._nonfinite.restore(state["health"])
         if self._outcome_head is not None and state.get("outcome_head"):
             self._outcome_head.restore(state["outcome_head"])
         if self._stream is not None and state["position"] is not None:
@@ -191,16 +178,15 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 assert credit.side is not None  # predictions came first: the head has not seen these answers
                 self._outcome_head.fit(batch.features[None], credit.side[None])
                 batch = replace(batch, features=None)
-        batch = replace(batch, inputs=trained, credit=credit)
-        seconds, threshold = self._recorder.seconds["generation"], self.algorithm.threshold
-        numbers = generation_metrics(batch, self.group_size, self.reward_func_names, threshold, seconds)
-        self._put(numbers if self.model.training else {**numbers, **pass_at(batch, self.group_size)})
+        size, seconds, threshold = self.group_size, self._recorder.seconds["generation"], self.algorithm.threshold
+        numbers = generation_metrics(batch, credit, size, self.reward_func_names, threshold, seconds)
+        self._put(numbers if self.model.training else {**numbers, **pass_at(credit, size)})
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
-        show_trained(self._logs, batch, self.args.generation_batch_size)
+        show_trained(self._logs, batch, credit, self.args.generation_batch_size)
         if self._record_due:
-            self._recorder.record(batch, self)
-        return batch.inputs
+            self._recorder.record(batch, credit, self)
+        return trained
 
     def _sample_until_full(self, stream: PromptStream) -> Batch:
         """Dynamic sampling: the prompts come from the stream instead of TRL's data loader."""
@@ -213,13 +199,11 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
 
         return fill_batch(
             sample,
-            lambda batch: outcomes(self.algorithm, batch).signal,
+            self.algorithm,
             stream,
             accelerator,
             quota=self.args.generation_batch_size // size,
             size=size,
-            max_rounds=self.algorithm.max_rounds,
-            oversample=self.algorithm.oversample,
             whole_groups=self._guide is not None,
             fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
         )
@@ -306,7 +290,11 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             head = watched_head(model, keep, sum_sq, self._outcome_head)
         with head as found, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
-                logp, entropy, aux = *self._aligned_passes(model, ids, mask, keep, batch_size, longest, found), None
+                with self.accelerator.autocast():
+                    logp, entropy, value, order = aligned_passes(model, ids, mask, keep, batch_size, longest)
+                aux = None
+                if found:
+                    found.update(value=[value], features=[torch.cat(found["features"])[order]])
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
@@ -315,36 +303,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             self._capture.passes.append(Scores(logp, entropy, **others))
         self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
-
-    def _aligned_passes(
-        self,
-        model: Any,
-        ids: Tensor,
-        mask: Tensor,
-        keep: int,
-        batch_size: int | None,
-        longest: int | None,
-        found: Any = None,
-    ) -> tuple[Tensor, Tensor]:
-        """In one pass, or with `batch_size` in passes of at most as many tokens as that many padded rows. What
-        `watched_head` found in them is put back into the order of rows and columns.
-
-        `longest`: tokens of the longest row, if known; else they are read from the device, once for all passes.
-        """
-        rows = len(ids)
-        lengths = [longest] * rows if longest is not None else mask.sum(1).tolist()
-        parts, indices = [list(range(rows))], [torch.arange(rows, device=ids.device)]
-        if batch_size is not None and batch_size < rows:
-            parts = token_parts(lengths, batch_size * ids.shape[1])
-            indices = [torch.tensor(part, device=ids.device) for part in parts]
-        most = [max(lengths[row] for row in part) for part in parts]
-        with self.accelerator.autocast():
-            passes = [aligned_pass(model, ids[i], mask[i], keep, n) for i, n in zip(indices, most, strict=True)]
-        back = torch.cat(indices).argsort()
-        logp, entropy, value = (torch.cat(column)[back] for column in zip(*passes, strict=True))
-        if found:
-            found.update(value=[value], features=[torch.cat(found["features"])[back]])
-        return logp, entropy
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
         """Log-probabilities and entropies of the completions, and the router's loss."""
@@ -451,13 +409,12 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _own_state(self) -> dict[str, Any]:
-        """What TRL does not save: the current generation, the positions in it and in the prompts, unlogged metrics."""
+        """The current generation, and the positions in it and in the prompts."""
         every = self.args.steps_per_generation * self.num_iterations
         return {
+            **super()._own_state(),
             "step": self._step,
             "generation": self._buffered_inputs if self._step % every else None,
             "position": self._stream.position if self._stream is not None else None,
-            "metrics": dict(self._metrics["train"]),
-            "health": self._nonfinite.state(),
             "outcome_head": self._outcome_head and self._outcome_head.state(),
         }

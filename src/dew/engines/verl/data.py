@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dew.engines.problems import training_rows, verifier_of
+from dew.engines.problems import held_out_rows, training_rows, verifier_of
 from dew.engines.verl.launch import Launch
 from dew.errors import ConfigError, Problem, not_loaded
+from dew.evaluate.sampling import prompt_ids
 from dew.tasks import Row
 
 UNUSED_VALIDATION = 16
 """verl needs validation rows even if it never validates; training problems take their place."""
-HELD_OUT = 64
-"""Held-out problems where a recipe validates and does not say with how many."""
 
 logger = logging.getLogger("dew")
 
@@ -41,8 +40,9 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
     source, rows = training_rows(run)
     verifier = None if launch.own_reward else verifier_of(run)
     name, columns = (verifier.name, verifier.columns) if verifier is not None else (source.name, ())
-    prefix = special_prefix(tokenizer)
-    short = [row for row in rows if prompt_length(tokenizer, row["prompt"], prefix) <= limit]
+    # What the tokenizer puts before a text (often <s>, or nothing); a chat template does not, so the data must.
+    prefix = str(tokenizer.decode(tokenizer("")["input_ids"]))
+    short = [row for row in rows if len(prompt_ids(tokenizer, row["prompt"])) <= limit]
     if dropped := len(rows) - len(short):
         logger.warning("%d problems are left out: their prompts have more than %d tokens.", dropped, limit)
     if len(short) < prompts:
@@ -51,7 +51,7 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
         raise ConfigError(Problem(what, "", f"Raise problems, or set data.train_batch_size to at most {most}."))
     held_out = short[:UNUSED_VALIDATION]
     if launch["trainer.val_before_train"] or launch["trainer.test_freq"] > 0:
-        held_out = source.rows(run.scores.problems if run.scores else HELD_OUT, split="held_out")
+        held_out = held_out_rows(run, source)
     return Data(
         [verl_row(row, i, "train", name, columns, prefix) for i, row in enumerate(short)],
         [verl_row(row, i, "test", name, columns, prefix) for i, row in enumerate(held_out)],
@@ -74,22 +74,6 @@ def verl_row(row: Row, index: int, split: str, verifier: str, columns: Sequence[
         "reward_model": {"style": "rule", "ground_truth": str(row["answer"])},
         "extra_info": {"index": index, "split": split, **{name: row[name] for name in gold}},
     }
-
-
-def special_prefix(tokenizer: Any) -> str:
-    """What the tokenizer puts before a text (often <s>, or nothing); a chat template does not, so the data must."""
-    return str(tokenizer.decode(tokenizer("")["input_ids"]))
-
-
-def prompt_length(tokenizer: Any, prompt: Any, prefix: str) -> int:
-    if isinstance(prompt, str):
-        return len(tokenizer(prefix + prompt, add_special_tokens=False)["input_ids"])
-    if tokenizer.chat_template is None:
-        what = "The prompts are chat messages, and the model's tokenizer has no chat template."
-        remedy = "Use a model trained to chat, or another template: task_settings {template: qwen-boxed}."
-        raise ConfigError(Problem(what, remedy=remedy))
-    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def write_data(data: Data, folder: Path) -> None:

@@ -168,7 +168,7 @@ class Recipe:
             if not algorithm.engine_loss and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
-            self.problem(f"algorithm: {name} works on TRL only.", own if ":" in name else "Choose another algorithm.")
+            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else "Choose another algorithm.")
         except DewError as error:
             self.problems += error.problems
         except (ValueError, TypeError):
@@ -308,7 +308,8 @@ class Recipe:
 
 
 def has_messages(source: Task) -> bool:
-    """Whether its prompts are chat messages, which the model's own template formats. Ready-made ones are looked at."""
+    """Whether its prompts are chat messages, which the model's own template formats. Without a template of the task,
+    its first prompt decides."""
     template = getattr(source, "template", "plain")
     if template is None:
         return any(not isinstance(row["prompt"], str) for row in source.rows(1))

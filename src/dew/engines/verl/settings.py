@@ -124,12 +124,13 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
     credits = name in dew_estimators()
     problems = _mode_problems(config)
     if credits:
-        problems += _entropy_problems(config, algorithm_classes()[name])
-        problems += _sum_sq_problems(config, algorithm_classes()[name])
+        problems += _scoring_problems(config, algorithm_classes()[name])
     try:
         algorithm = read_algorithm(config)
         problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators)
-        problems += _hidden_problems(algorithm)
+        if algorithm.needs_hidden:
+            what = f"{algorithm.label} needs the policy's hidden states, which verl's workers do not return."
+            problems.append(Problem(what, remedy="Leave token_weight out, or use the TRL engine."))
         read_run_settings(config)
     except DewError as error:
         problems += error.problems
@@ -168,57 +169,37 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     return [Problem(what, remedy=remedy) for what, remedy in found]
 
 
-def _entropy_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
-    """Settings that leave the entropy out, or that compute it in 16 bits.
+def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
+    """Settings that leave out the entropy or Σπ², or that compute them in 16 bits.
 
     FSDP computes H = logsumexp − Σ p·logit in the precision of the logits. In bf16, logits of 20 are multiples of 1/8,
-    and the entropy of most tokens comes out as exactly 0, or below it. verl has ways to use float32.
+    and the entropy of most tokens comes out as exactly 0, or below it. verl has ways to use float32. Σπ², from
+    logsumexp(2z) − 2 logsumexp(z), has none but float32 weights.
     """
-    if algorithm.needs_entropy == "no":
-        return []
-    chunked = read(config, f"{FSDP}.entropy_from_logits_with_chunking")
-    exact = (
-        (chunked and read(config, f"{MODEL}.use_remove_padding"))
-        or read(config, f"{MODEL}.use_fused_kernels")
-        or str(read(config, f"{FSDP}.mixed_precision.param_dtype")) in ("fp32", "float32")
-    )
+    name, entropy, squares = algorithm.name, algorithm.needs_entropy != "no", algorithm.needs_sum_sq
+    sum_sq = f"{name} needs the sum of squared probabilities."
+    fused = read(config, f"{MODEL}.use_fused_kernels")
+    chunked = read(config, f"{FSDP}.entropy_from_logits_with_chunking") and read(config, f"{MODEL}.use_remove_padding")
+    strategy, dtype = read(config, f"{ACTOR}.strategy", "fsdp"), read(config, f"{FSDP}.mixed_precision.param_dtype")
+    in_bf16 = str(strategy) in ("fsdp", "fsdp2") and str(dtype) not in ("fp32", "float32")
     found = []
-    if read(config, "algorithm.rollout_correction.bypass_mode"):
+    if (entropy or squares) and read(config, "algorithm.rollout_correction.bypass_mode"):
         what = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes the old policy's entropy"
-        found.append((f"{what}, which {algorithm.name} needs.", "Set it to False."))
-    if str(read(config, f"{ACTOR}.strategy", "fsdp")) in ("fsdp", "fsdp2") and not exact:
+        found.append(Problem(f"{what} and probabilities, which {name} needs.", remedy="Set it to False."))
+    if entropy and in_bf16 and not chunked and not fused:
         what = "verl would compute the entropy in bf16, as a small difference of large numbers: most of it is rounding."
         remedy = f"Set {ACTOR}.entropy_from_logits_with_chunking=True with {MODEL}.use_remove_padding=True"
-        found.append((what, f"{remedy}, for float32 (or {MODEL}.use_fused_kernels=True)."))
+        found.append(Problem(what, remedy=f"{remedy}, for float32 (or {MODEL}.use_fused_kernels=True)."))
     if algorithm.needs_entropy == "current" and not read(config, f"{ACTOR}.calculate_entropy"):
-        what = f"{algorithm.name} uses the entropy of the policy being trained."
-        found.append((what, f"Set {ACTOR}.calculate_entropy=True."))
-    return [Problem(what, remedy=remedy) for what, remedy in found]
-
-
-def _sum_sq_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
-    """Settings that leave Σπ² out, or that compute it in 16 bits: logsumexp(2z) − 2 logsumexp(z) of bf16 logits."""
-    if not algorithm.needs_sum_sq:
-        return []
-    found, what = [], f"{algorithm.name} needs the sum of squared probabilities"
-    if read(config, "algorithm.rollout_correction.bypass_mode"):
-        why = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes it."
-        found.append(Problem(f"{what}.", why, "Set it to False."))
-    if read(config, f"{MODEL}.use_fused_kernels"):
+        what = f"{name} uses the entropy of the policy being trained."
+        found.append(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
+    if squares and fused:
         why = f"With {MODEL}.use_fused_kernels=True verl does not compute it."
-        found.append(Problem(f"{what}.", why, "Set it to False."))
-    dtype = str(read(config, f"{FSDP}.mixed_precision.param_dtype"))
-    if str(read(config, f"{ACTOR}.strategy", "fsdp")) in ("fsdp", "fsdp2") and dtype not in ("fp32", "float32"):
+        found.append(Problem(sum_sq, why, "Set it to False."))
+    if squares and in_bf16:
         why = "verl computes it from the logits in bf16: 1 - 2p + sum p^2 of a confident token would be rounding error."
-        found.append(Problem(f"{what}.", why, f"Set {FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
+        found.append(Problem(sum_sq, why, f"Set {FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
     return found
-
-
-def _hidden_problems(algorithm: Algorithm) -> list[Problem]:
-    if not algorithm.needs_hidden:
-        return []
-    what = f"{algorithm.label} needs the policy's hidden states, which verl's workers do not hand out."
-    return [Problem(what, remedy="Leave token_weight out, or use the TRL engine.")]
 
 
 def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:
@@ -230,5 +211,5 @@ def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list
     if read(config, "algorithm.dew"):
         found.append(Problem(f"algorithm.dew.* are settings of {ours}; algorithm.adv_estimator is {name}."))
     if read(config, loss_key) == DEW_LOSS:
-        found.append(Problem(f"{loss_key}={DEW_LOSS} does not go with verl's own estimator {name}."))
+        found.append(Problem(f"{loss_key}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
     return found

@@ -94,26 +94,18 @@ class CreditMixin:
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl's, with the estimator's context fetched from verl's queue."""
-        old = {"old_log_probs": self.algorithm.needs_logp, SUM_SQ: self.algorithm.needs_sum_sq}
-        fields = [name for name, needed in old.items() if needed]
-        data = _fetch(batch, "entropy", "extra_fields", "rm_scores", "response_mask", *fields)
-        logp = _padded(data["old_log_probs"]) if "old_log_probs" in data else None
-        sum_sq = _padded(response_from_nested(data[SUM_SQ], data["response_mask"])) if SUM_SQ in data else None
-        infos, entropy = _reward_infos(data, len(batch)), _padded(data["entropy"]) if "entropy" in data else None
+        needed = ["old_log_probs"] * self.algorithm.needs_logp + [SUM_SQ] * self.algorithm.needs_sum_sq
+        data = _fetch(batch, "entropy", "extra_fields", "rm_scores", "response_mask", *needed)
+        columns = {"entropy": "entropy", "logp": "old_log_probs"}
+        old: dict[str, Any] = {name: _padded(data[theirs]) for name, theirs in columns.items() if theirs in data}
+        if SUM_SQ in data:
+            old["sum_sq"] = _padded(response_from_nested(data[SUM_SQ], data["response_mask"]))
+        infos = _reward_infos(data, len(batch))
         acc, score = _column(infos, "acc"), _column(infos, "score")
         if acc is None:  # before any KL term is subtracted
             acc = score = _padded(data["rm_scores"]).sum(-1)
-        recorded = self._recorder is not None and self._recorder.due(self.global_steps)
-        context = BatchContext(
-            algorithm=self.algorithm,
-            entropy=entropy,
-            logp=logp,
-            sum_sq=sum_sq,
-            keys=batch.keys,
-            acc=acc,
-            score=score,
-            recorded=recorded,
-        )
+        due = self._recorder is not None and self._recorder.due(self.global_steps)
+        context = BatchContext(algorithm=self.algorithm, **old, keys=batch.keys, acc=acc, score=score, recorded=due)
         with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if self._credits and not context.credited:
@@ -177,7 +169,7 @@ def _column(infos: list[Info], name: str) -> Tensor | None:
 
 
 def _texts(batch: Any) -> dict[str, Any]:
-    """What a token record shows, by verl's names."""
+    """What a token record shows, under verl's names."""
     data = _fetch(batch, "prompts", "responses", "old_log_probs", "reward_model")
     lengths, prompts = data["prompts"].offsets().diff(), data["prompts"].to_padded_tensor(0)
     golds = _listed(data, "reward_model") if "reward_model" in data else [None] * len(batch)

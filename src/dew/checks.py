@@ -1,4 +1,4 @@
-"""Input checks of the credit functions, with errors that name the wrong tensor."""
+"""Checks of the tensors and settings given to credit functions and losses, with errors that name the wrong one."""
 
 import torch
 from torch import Tensor
@@ -9,20 +9,23 @@ ROUNDING = 1e-3
 """Entropies down to −1e-3 are rounding errors and are floored; below that they are mistakes."""
 
 
-def shape(x: Tensor) -> str:
-    return "(" + ", ".join(map(str, x.shape)) + ")"
-
-
 def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> None:
     if x.shape != expected:
-        raise ShapeError(
-            f"{name} has shape {shape(x)}, expected ({', '.join(map(str, expected))}): one value per {meaning}."
-        )
+        raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}: one value per {meaning}.")
 
 
 def check_bool(name: str, x: Tensor, advice: str) -> None:
     if x.dtype != torch.bool:
         raise ShapeError(f"{name} has dtype {x.dtype}, expected torch.bool: {advice}.")
+
+
+def check_by_token(mask: Tensor, **values: Tensor) -> None:
+    """A mask of tokens, and tensors with one value at each."""
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    for name, x in values.items():
+        if x.shape != mask.shape:
+            shapes = f"{name} has shape {tuple(x.shape)} and mask {tuple(mask.shape)}"
+            raise ShapeError(f"{shapes}: both need one value per token (*P, G, T).")
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
@@ -45,15 +48,14 @@ def check_present(values: Tensor, present: Tensor | None) -> Tensor:
 def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> None:
     """Verdicts (*P, G) with entropies and mask (*P, G, T), live entropies finite and not negative."""
     if entropy.ndim < 2:
-        raise ShapeError(f"entropy has shape {shape(entropy)}, expected (*P, G, T): answers by tokens.")
+        raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
     check_live_entropy(entropy, mask)
 
 
 def check_live_entropy(entropy: Tensor, mask: Tensor) -> None:
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
-    check_shape("mask", mask, entropy.shape, "token (*P, G, T)")
+    check_by_token(mask, entropy=entropy)
     if not entropy.is_floating_point():
         raise ShapeError(f"entropy has dtype {entropy.dtype}, expected a float: nats per token.")
     bad = mask & ~((entropy >= -ROUNDING) & (entropy < float("inf")))  # NaN fails both comparisons
@@ -72,22 +74,6 @@ def _describe_bad_entropy(entropy: Tensor, bad: Tensor) -> str:
     return f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}."
 
 
-def check_weight(name: str, value: float, paper: float, effect: str) -> None:
-    if not value >= 0 or value == float("inf"):
-        raise ConfigError(
-            f"{name}={value}: {effect}. The paper uses {paper}; 0 turns this part off. Give a number >= 0."
-        )
-
-
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name}={value!r} is not known. Choose one of: {', '.join(choices)}.")
-
-
-def check_entropy_clip(clip: tuple[float, float] | None) -> None:
-    if clip is None:
-        return
-    if len(clip) != 2 or not 0 <= clip[0] <= clip[1]:
-        raise ConfigError(
-            f"entropy_clip={clip}: expected (low, high) with 0 <= low <= high, in nats, or None to disable it."
-        )

@@ -1,0 +1,111 @@
+"""The lab's Triton kernels against PyTorch, on a GPU or in Triton's interpreter. Run by test_kernels.py."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dew.lab import kernels, policy
+from dew.lab.policy import OUTPUTS, SIGNALS, forward, log_probabilities, new_policy, numerics, sample
+from dew.lab.tasks import EOS, PAD, VOCABULARY, generator, get_task
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+
+
+def normal(*shape, scale=1.0):
+    return (scale * torch.randn(*shape, generator=generator(*shape))).to(DEVICE)
+
+
+def near(found, expected, tolerance=2e-6):
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < tolerance, f"relative error {error:.1e}"
+
+
+@pytest.mark.parametrize("S", [1, 7, 32, 33, 64, 65, 130])
+def test_attention_and_its_gradient(S):
+    qkv, g = normal(2, S, 3, 2, 32, scale=2.0), normal(2, S, 2, 32)
+    fast, exact = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
+    out, expected = kernels.Attention.apply(fast), policy.attention(exact)
+    near(out, expected)
+    out.backward(g)
+    expected.backward(g.double())
+    near(fast.grad, exact.grad)
+
+
+@pytest.mark.parametrize("length", [8, 31, 32, 45])
+def test_attention_of_one_query(length):
+    qkv, keys, values = normal(4, 1, 3, 2, 32), normal(4, 2, 45, 32, scale=2.0), normal(4, 2, 45, 32).cos()
+    for x in (keys, values):
+        x[:, :, length:] = torch.nan  # not written yet
+        x[1::2, :, :7] = x[::2, :, :7]  # prompts of two neighbours
+    expected = policy.query_attention(*(x.double() for x in (qkv, keys, values)), length, 7, 2)
+    for x in (keys, values):
+        x[1::2, :, :7] = torch.nan  # only the first one's are read
+    near(kernels.query_attention(qkv, keys, values, length, 7, 2), expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 128), (1, 9, 192)])
+def test_norm(shape):
+    x, g = normal(*shape, scale=3.0) + 1, normal(*shape).cos()
+    fast, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    out, expected = kernels.Norm.apply(fast), F.layer_norm(exact, shape[-1:])
+    near(out, expected)
+    out.backward(g)
+    expected.backward(g.double())
+    near(fast.grad, exact.grad)
+
+
+def test_draws():
+    logits, uniforms = normal(2, 40, OUTPUTS, scale=3.0), normal(2, 40, 3).sigmoid()
+    logits[0, 0] = -100
+    logits[0, 0, EOS] = 100  # certain
+    tokens = [torch.full((2, 40, 3), PAD, device=DEVICE) for _ in range(2)]
+    signals = [{name: torch.zeros(2, 40, 3, device=DEVICE) for name in SIGNALS} for _ in range(2)]
+    for t in range(3):
+        kernels.draw(logits, uniforms, tokens[0], signals[0], t)
+        policy.draw(logits, uniforms, tokens[1], signals[1], t)
+    assert torch.equal(*tokens)
+    assert tokens[0][0, 0].tolist() == [EOS, PAD, PAD]
+    for name in SIGNALS:
+        near(signals[0][name], signals[1][name].double())
+
+
+def test_a_policy_samples_and_learns_as_without_kernels(monkeypatch):
+    task = get_task("countdown-3")
+    problems = task.problems(2, generator(1), device=DEVICE)
+    start = new_policy(64, 2, task.prompt_length + task.tokens, generator(0))
+    uniforms = torch.rand(1, 4, task.tokens, generator=generator(2)).to(DEVICE)
+
+    def run(module):
+        monkeypatch.setattr(policy, "_kernels", lambda _: module)
+        parameters = {name: (5 * p).to(DEVICE).requires_grad_() for name, p in start.items()}
+        answers = sample(parameters, problems.prompt, uniforms)
+        ids = torch.cat([problems.prompt.repeat_interleave(2, 1), answers.tokens[..., :-1]], -1)
+        logp = log_probabilities(forward(parameters, ids, last=task.tokens), answers.tokens)
+        (logp * answers.mask).sum().backward()
+        return answers, logp.detach(), {name: p.grad for name, p in parameters.items()}
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    (fast, fast_logp, fast_grad), (plain, _, plain_grad) = run(kernels), run(None)
+    assert torch.equal(fast.tokens, plain.tokens) and int(fast.tokens.max()) < VOCABULARY
+    for name in SIGNALS:
+        near(fast.signals[name] * fast.mask, (plain.signals[name] * plain.mask).double(), 1e-5)
+    near(fast_logp * fast.mask, (plain.signals["logp"] * plain.mask).double(), 1e-5)
+    for name, grad in fast_grad.items():
+        near(grad, plain_grad[name].double(), 1e-4)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU")
+def test_sampling_and_training_agree_in_tf32():
+    """The same probabilities from the cache and from the whole sequence: a ratio of 1 before the first update."""
+    task = get_task("countdown-6")
+    parameters = {n: (4 * p).cuda() for n, p in new_policy(128, 3, 68, generator(0)).items()}
+    problems = task.problems(8, generator(1), device="cuda")
+    with numerics(), torch.no_grad():
+        answers = sample(parameters, problems.prompt, torch.rand(1, 64, task.tokens, generator=generator(2)).cuda())
+        ids = torch.cat([problems.prompt.repeat_interleave(8, 1), answers.tokens[..., :-1]], -1)
+        logp = log_probabilities(forward(parameters, ids, last=task.tokens), answers.tokens)
+    difference = ((logp - answers.signals["logp"]) * answers.mask).abs()
+    print("largest difference of log-probabilities", difference.max().item())
+    assert difference.max() < 0.01
