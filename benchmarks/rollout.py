@@ -8,16 +8,19 @@
 
 Weights are random, which does not affect timing. No answer ends early, so all methods do the same work; with
 --mean-length, one token in as many ends an answer. Prompts are random tokens with 16 answers each. The extra time of
-the first call (compilation, capture) is listed separately; on a CPU, seconds are CPU seconds of one torch thread.
+the first call (compilation, capture) is listed separately. On a CPU, seconds are CPU seconds of one torch thread, and
+methods without preparation run in turn: the best speed, and median and range of the ratio to the first in each turn.
 vLLM runs with its default settings, and tuned: CUDA graphs up to the number of answers, each in a process of its own.
 """
 
 import argparse
+import functools
 import gc
 import importlib.util
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,6 +49,8 @@ PREPARED = ("generate, static cache, compiled", "dew, captured steps", "dew, com
             "vLLM, tuned")  # fmt: skip
 """Methods whose first call compiles or captures for its shapes."""
 PAD = 0
+TURNS = 10
+"""Calls of each method on a CPU."""
 
 
 def generate(model, prompts, new, ends, **settings):
@@ -145,28 +150,45 @@ def measure(name, shape, rows, prompt, new, only, mean_length, alone):
     model.generation_config = GenerationConfig(pad_token_id=PAD)
     texts = torch.randint(1, shape["vocab_size"], (-(-rows // GROUP), prompt)).tolist()
     prompts = [ids for ids in texts for _ in range(GROUP)][:rows]
-    base, folder = None, tempfile.mkdtemp()
+    folder, found = tempfile.mkdtemp(), {}
     ends = list(range(1, shape["vocab_size"], mean_length)) if mean_length else []
-    for way, make in ways(model, shape, rows, prompt + new, ends, folder).items():
-        if only and way not in only:
-            continue
-        if "vLLM" in way and importlib.util.find_spec("vllm") is None:
-            print(f"| {name} | {rows} | {way} | skipped: vLLM is not installed | | | |", flush=True)
-            continue
-        try:
-            if "vLLM" in way and alone is None:
-                first, second, tokens, peak = in_a_process(rows, way)
-            else:
-                first, second, tokens, peak = time_one(make, prompts, new, ends, way, cuda)
-        except Exception as error:  # not supported on this machine
-            print(f"| {name} | {rows} | {way} | {type(error).__name__}: {str(error)[:80]!r} | | | |", flush=True)
-            continue
-        if alone is not None:
-            alone.write_text(json.dumps([first, second, tokens, peak]))
-        speed = tokens / second
-        base = base or speed
-        ready = f"{first - second:.1f}" if way in PREPARED else ""
-        print(f"| {name} | {rows} | {way} | {speed:,.0f} | {speed / base:.2f} | {ready} | {peak:.1f} |", flush=True)
+    methods = ways(model, shape, rows, prompt + new, ends, folder)
+    if not cuda:  # keep them between turns
+        methods = {way: functools.cache(make) for way, make in methods.items()}
+    for turn in range(1 if cuda else TURNS):
+        for way, make in methods.items():
+            if (only and way not in only) or (turn and (way in PREPARED or way not in found)):
+                continue
+            if "vLLM" in way and importlib.util.find_spec("vllm") is None:
+                print(f"| {name} | {rows} | {way} | skipped: vLLM is not installed | | | |", flush=True)
+                continue
+            try:
+                if "vLLM" in way and alone is None:
+                    measured = in_a_process(rows, way)
+                else:
+                    measured = time_one(make, prompts, new, ends, way, cuda)
+            except Exception as error:  # not supported on this machine
+                print(f"| {name} | {rows} | {way} | {type(error).__name__}: {str(error)[:80]!r} | | | |", flush=True)
+                continue
+            if alone is not None:
+                alone.write_text(json.dumps(measured))
+            found.setdefault(way, []).append(measured)
+            if cuda:
+                show(name, rows, way, found)
+    for way in {} if cuda else found:
+        show(name, rows, way, found)
+
+
+def show(name, rows, way, found):
+    """Print a row: best speed, and the speed of each turn relative to the first method's in the same turn."""
+    first, second, _, peak = found[way][0]
+    base, *_ = found.values()
+    speeds = [[tokens / seconds for _, seconds, tokens, _ in turns] for turns in (base, found[way])]
+    ratios = sorted(own / other for other, own in zip(*speeds, strict=False))
+    spread = f" ({ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else ""
+    ready = f"{first - second:.1f}" if way in PREPARED else ""
+    relative = f"{statistics.median(ratios):.2f}{spread}"
+    print(f"| {name} | {rows} | {way} | {max(speeds[1]):,.0f} | {relative} | {ready} | {peak:.1f} |", flush=True)
 
 
 def time_one(make, prompts, new, ends, way, cuda):
@@ -177,7 +199,7 @@ def time_one(make, prompts, new, ends, way, cuda):
         torch.cuda.reset_peak_memory_stats()
     call = make()
     first, _ = timed(call, prompts, new if way in PREPARED else 8, cuda)
-    second, answers = min((timed(call, prompts, new, cuda) for _ in range(1 if cuda else 3)), key=lambda x: x[0])
+    second, answers = timed(call, prompts, new, cuda)
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
     return first, second, count(answers, ends), peak
 

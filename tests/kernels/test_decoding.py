@@ -1,6 +1,7 @@
 """Both decoders match `generate`. On a CPU the captured steps run without graphs."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -414,29 +415,38 @@ def test_cpu_decoder_matches_generate(build, settings, seed):
 
 def test_answers_to_the_same_prompt_form_blocks():
     # 2 + 8 answers: in blocks of 8 they would take 16 rows, in blocks of 4 still 12 > 1.1 · 10.
-    found = cpu.Places.of([7, 3, 7, 7, 3, 7, 7, 7, 7, 7])
-    assert found.prompt.tolist() == [3, 7, 7, 7, 7]
-    assert found.answer.tolist() == [1, 4, 0, 2, 3, 5, 6, 7, 8, 9]
-    assert found.answer[found.place].tolist() == list(range(10))
+    answers, spare, blocks = cpu.blocks_of([7, 3, 7, 7, 3, 7, 7, 7, 7, 7])
+    assert blocks.tolist() == [3, 7, 7, 7, 7]
+    assert answers.tolist() == [1, 4, 0, 2, 3, 5, 6, 7, 8, 9] and not spare.any()
     # 3 + 17 answers: blocks of 4 would be 24 rows and are too many, blocks of 2 have 22 = 1.1 · 20.
-    padded = cpu.Places.of([0] * 3 + [1] * 17)
-    assert len(padded.answer) == 22 and padded.prompt.tolist() == [0] * 2 + [1] * 9
-    assert padded.answer[3].item() == 0 and padded.answer[-1].item() == 3
-    assert padded.answer[padded.place].tolist() == list(range(20))
+    answers, spare, blocks = cpu.blocks_of([0] * 3 + [1] * 17)
+    assert blocks.tolist() == [0] * 2 + [1] * 9
+    assert spare.nonzero()[:, 0].tolist() == [3, 21] and answers[spare].tolist() == [0, 3]
+    assert answers[~spare].tolist() == list(range(20))
 
 
-def test_answers_that_end_early_do_not_disturb_the_others():
+@pytest.mark.parametrize("prompts", [PROMPTS * 20, PROMPTS[:1] * 17 + PROMPTS[1:2] * 3])  # the second fills blocks
+def test_answers_that_end_early_do_not_disturb_the_others(prompts):
     model = trl_tiny.model(3).double()
     torch.manual_seed(0)
-    answers = on_cpu(model, Draw()).answers(PROMPTS * 20, 40)
+    answers = on_cpu(model, Draw()).answers(prompts, 40)
     assert min(map(len, answers)) < 10 and max(map(len, answers)) > 20  # some were removed while others went on
-    _, logp, entropy = scored(model, PROMPTS * 20, answers)
+    _, logp, entropy = scored(model, prompts, answers)
     torch.manual_seed(0)
-    again, ours_logp, ours_entropy = on_cpu(model, Draw()).scored(PROMPTS * 20, 40)
+    again, ours_logp, ours_entropy = on_cpu(model, Draw()).scored(prompts, 40)
     assert again == answers  # the same seed
     for ours, theirs in ((ours_logp, logp), (ours_entropy, entropy)):
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a[: len(b)], torch.tensor(b), atol=1e-5, rtol=1e-5)
+
+
+def test_scores_of_an_almost_certain_token_on_a_cpu():
+    # r = e^-30: logp = -ln(1 + r) = -r, entropy = ln(1 + r) + 30 r / (1 + r) = 31 r; the third token has p = 0.
+    logits = torch.tensor([[0.0, -30.0, -torch.inf], [-torch.inf, 0.0, -torch.inf]])
+    token, logp, entropy = Draw().scored(logits)
+    r = math.exp(-30)
+    assert token.tolist() == [0, 1] and logp[1] == entropy[1] == 0
+    assert logp[0].item() == pytest.approx(-r, rel=0.01) and entropy[0].item() == pytest.approx(31 * r, rel=0.01)
 
 
 def scored(model, prompts, answers, temperature=1.0):

@@ -10,11 +10,10 @@ that answer the same prompt form a block, whose matrices are stacked for the pro
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2ForCausalLM
 
@@ -49,69 +48,57 @@ def cpu_refusal(model: Any) -> str | None:
 
 
 class Layer(NamedTuple):
-    """The weights of one layer as (transposed weight, bias), with matrices that read the same input joined.
+    """The weights of one layer, transposed, with matrices that read the same input joined.
 
     Folded into them: the weights of the norms, the scale of the attention scores, and the order of a head's
-    components, which lets a rotation be one product of complex numbers.
+    components, which lets a rotation be one product of complex numbers. The first two have a last row for their bias.
     """
 
-    query_key_value: tuple[Tensor, Tensor | None]
+    query_key_value: Tensor
+    gate_up: Tensor
     out: tuple[Tensor, Tensor | None]
-    gate_up: tuple[Tensor, Tensor | None]
     down: tuple[Tensor, Tensor | None]
 
     @classmethod
     def of(cls, layer: Any, order: Tensor, scale: Tensor) -> "Layer":
-        attention, mlp = layer.self_attn, layer.mlp
-        first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        weight, bias = _join([attention.q_proj, attention.k_proj, attention.v_proj], first, scale.dtype)
+        attention, mlp, dtype = layer.self_attn, layer.mlp, scale.dtype
+        states = _join([attention.q_proj, attention.k_proj, attention.v_proj], layer.input_layernorm.weight, dtype)
         return cls(
-            (weight[:, order] * scale, None if bias is None else bias[order] * scale),
-            _join([attention.o_proj], None, scale.dtype),
-            _join([mlp.gate_proj, mlp.up_proj], second, scale.dtype),
-            _join([mlp.down_proj], None, scale.dtype),
+            states[:, order] * scale,
+            _join([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm.weight, dtype),
+            *((x.weight.to(dtype).T.contiguous(), x.bias) for x in (attention.o_proj, mlp.down_proj)),
         )
 
 
-def _join(parts: list[nn.Linear], norm: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    weight = torch.cat([p.weight for p in parts]).to(dtype).T
-    bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts]).to(dtype)
-    return (weight if norm is None else weight * norm[:, None].to(dtype)).contiguous(), bias
+def _join(parts: list[nn.Linear], norm: Tensor, dtype: torch.dtype) -> Tensor:
+    """(D + 1, ...), the last row the bias, for rows that the norm has divided by their length √D · rms."""
+    weight = torch.cat([p.weight for p in parts]).to(dtype).T * (norm.to(dtype) * len(norm) ** 0.5)[:, None]
+    bias = [weight.new_zeros(p.out_features) if p.bias is None else p.bias.to(dtype) for p in parts]
+    return torch.cat((weight, torch.cat(bias)[None]))
 
 
-def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+def _add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """x += y · weight + bias"""
+    x.addmm_(y, weight)
+    if bias is not None:
+        x += bias
 
 
-def _add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x + y · weight + bias"""
-    return torch.addmm(x if bias is None else x + bias, y, weight)
+def blocks_of(prompts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Arrange answers to these prompts in blocks with the same prompt, as large as `SPARE` allows.
 
-
-class Places(NamedTuple):
-    """Where the answers stand in a batch of R rows, of which every `R / blocks` answer the same prompt."""
-
-    answer: Tensor
-    """(R,) number of the answer at each place; a block that is not full repeats one."""
-    place: Tensor
-    """(answers,) the place of each answer"""
-    prompt: Tensor
-    """(blocks,) number of the prompt"""
-
-    @classmethod
-    def of(cls, prompts: list[int]) -> "Places":
-        """Places for answers to these prompts, in the largest blocks that repeat at most `SPARE` of the answers."""
-        counts, most = Counter(prompts), (1 + SPARE) * len(prompts)
-        size = next(n for n in SIZES if n * sum(-(-count // n) for count in counts.values()) <= most)
-        answers, blocks, first = list[int](), list[int](), dict[int, int]()
-        left = sorted(range(len(prompts)), key=prompts.__getitem__)
-        for prompt, count in sorted(counts.items()):
-            own, left = left[:count], left[count:]
-            answers += own + own[:1] * (-count % size)
-            blocks += [prompt] * -(-count // size)
-        for place, answer in enumerate(answers):
-            first.setdefault(answer, place)
-        return cls(*map(torch.tensor, (answers, [first[i] for i in range(len(prompts))], blocks)))
+    The answer at each of R places, True (R,) where it only fills a block, and the prompt of each block.
+    """
+    counts, most = Counter(prompts), (1 + SPARE) * len(prompts)
+    size = next(n for n in SIZES if n * sum(-(-count // n) for count in counts.values()) <= most)
+    answers, spare, blocks = list[int](), list[bool](), list[int]()
+    left = sorted(range(len(prompts)), key=prompts.__getitem__)
+    for prompt, count in sorted(counts.items()):
+        own, left, fill = left[:count], left[count:], -count % size
+        answers += own + own[:1] * fill
+        spare += [False] * count + [True] * fill
+        blocks += [prompt] * -(-count // size)
+    return torch.tensor(answers), torch.tensor(spare), torch.tensor(blocks)
 
 
 class CpuDecoder:
@@ -123,8 +110,9 @@ class CpuDecoder:
         config = model.config
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.act, self.eps = model.model.layers[0].mlp.act_fn, config.rms_norm_eps
+        self.act = nn.SiLU(inplace=True) if config.hidden_act == "silu" else model.model.layers[0].mlp.act_fn
         self.dtype = torch.promote_types(model.dtype, torch.float32)
+        self.eps = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, dtype=self.dtype)
         # Rows of the joined matrix: a query's and a key's components 0, head/2, 1, head/2 + 1, ..., then the values.
         rows = torch.arange((self.heads + 2 * self.key_heads) * self.head).view(-1, self.head)
         turned = rows[: -self.key_heads].unflatten(-1, (2, -1)).mT.flatten()
@@ -160,72 +148,86 @@ class CpuDecoder:
         """(B, T) tokens, log-probabilities and entropies; what follows an end token has no meaning."""
         inner, width, count = self.model.model, max(map(len, prompts)), len(prompts)
         layers = [Layer.of(layer, self.order, self.scale) for layer in inner.layers]
-        embedding, output = inner.embed_tokens.weight.to(self.dtype), self.model.lm_head.weight.to(self.dtype)
-        output = (output * inner.norm.weight.to(self.dtype)).T.contiguous()
+        embedding = inner.embed_tokens.weight.to(self.dtype)
+        output = _join([self.model.lm_head], inner.norm.weight, self.dtype)
         cosine, sine = inner.rotary_emb(embedding, torch.arange(width + max_new_tokens)[None])
         turns = torch.complex(cosine[0, :, : self.head // 2], sine[0, :, : self.head // 2])[:, None]
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
         which = torch.tensor([distinct[tuple(ids)] for ids in prompts])
         logits, texts = self._prefill(list(distinct), width)
         logits, position = logits[which], torch.tensor([len(ids) for ids in prompts])
-        places = Places.of(which.tolist())
-        shared = [[x[places.prompt] for x in text] for text in texts]
-        cache = self._cache(len(layers), len(places.answer), max_new_tokens)
-        self._queries = torch.zeros(len(places.answer), self.heads, cache.shape[-1], dtype=self.dtype)
-        tokens = torch.zeros(max_new_tokens, count, dtype=torch.long)
+        cache = self._cache(len(layers), int((1 + SPARE) * count), max_new_tokens)
+        tokens = torch.zeros(max_new_tokens, count + 1, dtype=torch.long)
         logp, entropy = torch.zeros(2, *tokens.shape)
-        row = torch.arange(count)  # the prompt of each answer that is still in the batch
-        ended = torch.zeros(count, dtype=torch.bool)
+        row = torch.arange(count)  # the answer at each place in the batch; `count` where it only fills a block
+        ended, is_end = torch.zeros(count, dtype=torch.bool), torch.isin(torch.arange(logits.shape[1]), self.ends)
         for n in range(max_new_tokens):
             token, new_logp, new_entropy = self.draw.scored(logits)
             for buffer, new in ((tokens, token), (logp, new_logp), (entropy, new_entropy)):
                 buffer[n].index_copy_(0, row, new.to(buffer.dtype))
-            ended |= torch.isin(token, self.ends)
+            ended |= is_end.index_select(0, token)
             if n + 1 == max_new_tokens or bool(ended.all()):
                 break
-            if n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended):
+            if n == 0 or (n % LOOK == 0 and int(ended.sum()) > WORTHWHILE * len(ended)):
                 left = (~ended).nonzero()[:, 0]
-                row, token, ended, position = (x[left] for x in (row, token, ended, position))
-                before, places = places.place[left], Places.of(which[row].tolist())
+                chosen, ended, blocks = blocks_of(which[row[left]].tolist())
+                row, token, position = (x[left[chosen]] for x in (row, token, position))
+                row[ended] = count
                 for part in cache.flatten(0, 1):
-                    part[: len(places.answer), :n] = part[:, :n].index_select(0, before[places.answer])
-                cache = cache[:, :, : len(places.answer)]
-                shared = [[x[places.prompt] for x in text] for text in texts]
-            x, turn = embedding[token[places.answer]], turns[position[places.answer]]
-            for layer, prompt, answer in zip(layers, shared, cache, strict=True):
-                x = self._layer(x, layer, prompt, answer, turn, n)
-            x = F.rms_norm(x.index_select(0, places.place), x.shape[-1:], eps=self.eps)
-            logits, position = torch.mm(x, output), position + 1
-        return tokens.T, logp.T, entropy.T
+                    part[: len(row), :n] = part[:, :n].index_select(0, left[chosen])
+                cache, shared = cache[:, :, : len(row)], [[x[blocks] for x in text] for text in texts]
+                norm, run_layer = self._functions(layers[0], len(row), len(blocks))
+            x, turn = embedding.index_select(0, token), turns.index_select(0, position)
+            filled = cache[:, 0, :, : n + 1].mT, cache[:, 1, :, : n + 1], cache[:, :, :, n]
+            for layer, prompt, *answer in zip(layers, shared, *filled, strict=True):
+                run_layer(x, layer, turn, *prompt, *answer)
+            logits = torch.mm(norm(x), output)
+            position += 1
+        return tokens.T[:count], logp.T[:count], entropy.T[:count]
 
-    def _layer(self, x: Tensor, layer: Layer, prompt: list[Tensor], cache: Tensor, turn: Tensor, slot: int) -> Tensor:
-        """One layer's output (R, D) for one token per row, whose keys and values go to `slot` of the cache.
+    def _functions(self, like: Layer, rows: int, blocks: int) -> tuple[Callable[[Tensor], Tensor], Callable[..., None]]:
+        """Norm and layer for R = `rows` tokens, one per answer. They write to buffers allocated here once.
 
-        `prompt`: keys (blocks, W, width), values (blocks, width, W) with W = key heads · head, and a bias
-        (blocks, 1, width), −∞ on padding.
+        The norm's result has a last column of ones, for the bias of the product that follows.
         """
-        rows, heads, key_heads, queries = len(x), self.heads, self.key_heads, self._queries[: len(x)]
-        prompt_keys, prompt_values, padding = prompt
-        blocks, width = len(padding), padding.shape[-1]
-        states = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.query_key_value).view(rows, -1, self.head)
-        pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)))
-        _turn(pairs[:, :heads].unflatten(1, (key_heads, -1)), turn[:, None], self._own_columns(queries))
-        _turn(pairs[:, heads : heads + key_heads], turn, cache[0, :, slot].view(rows, key_heads, -1))
-        cache[1, :, slot] = states[:, heads + key_heads :].flatten(1)
-        keys, values = cache[:, :, : slot + 1]
-        to_prompt = torch.bmm(queries.view(blocks, -1, queries.shape[-1]), prompt_keys).add_(padding)
-        share = torch.cat((to_prompt.view(rows, heads, width), torch.bmm(queries, keys.mT)), -1).softmax(-1)
-        mixed = torch.bmm(share[..., width:], values)
-        of_block = share.view(blocks, -1, share.shape[-1])[..., :width]
-        mixed.view(blocks, -1, mixed.shape[-1]).baddbmm_(of_block, prompt_values)
-        x = _add_product(x, self._own_columns(mixed).reshape(rows, -1), *layer.out)
-        gate, up = _times(F.rms_norm(x, x.shape[-1:], eps=self.eps), *layer.gate_up).chunk(2, -1)
-        return _add_product(x, self.act(gate).mul_(up), *layer.down)
+        heads, key_heads, head, wide = self.heads, self.key_heads, self.head, self.key_heads * self.head
+        normed = torch.ones(rows, len(like.gate_up), dtype=self.dtype)
+        states, inner = (normed.new_empty(rows, x.shape[1]) for x in (like.query_key_value, like.gate_up))
+        (queries, mixed), unit, (gate, up) = normed.new_zeros(2, rows, heads, wide), normed[:, :-1], inner.chunk(2, 1)
+        turned = states[:, : heads * head + wide].view(rows, -1, head)
+        pairs, query = torch.view_as_complex(turned.unflatten(-1, (-1, 2))), turned[:, :heads]
+        key_value = states[:, heads * head :].view(rows, 2, wide).transpose(0, 1)
+        # Of each query's columns those of its key head: (R, heads, head) as (R, key heads, queries of a key head, head)
+        by_head = (x.view(rows, key_heads, -1, key_heads, head).diagonal(dim1=1, dim2=3) for x in (queries, mixed))
+        own_queries, own_mixed = (x.permute(0, 3, 1, 2) for x in by_head)
 
-    def _own_columns(self, x: Tensor) -> Tensor:
-        """(R, heads, W) -> (R, key heads, queries of a key head, head): the columns of each query's key head."""
-        by_head = x.view(len(x), self.key_heads, -1, self.key_heads, self.head)
-        return by_head.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+        def norm(x: Tensor) -> Tensor:
+            torch.div(x, torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.eps), out=unit)
+            return normed
+
+        def run_layer(
+            x: Tensor, layer: Layer, turn: Tensor, prompt_keys: Tensor, prompt_values: Tensor, padding: Tensor,
+            keys: Tensor, values: Tensor, slot: Tensor,
+        ) -> None:  # fmt: skip
+            """Add a layer's output to x (R, D). With W = key heads · head:
+
+            prompt_keys (blocks, W, width), prompt_values (blocks, width, W), padding (blocks, 1, width), −∞ on padding;
+            of the answers keys (R, W, slots), values (R, slots, W) and their last slot (2, R, W), which is filled here.
+            """
+            torch.mm(norm(x), layer.query_key_value, out=states)
+            pairs.mul_(turn)
+            own_queries.copy_(query.view(own_queries.shape))
+            slot.copy_(key_value)
+            to_prompt = torch.baddbmm(padding, queries.view(blocks, -1, wide), prompt_keys)
+            width, to_answer = padding.shape[-1], torch.bmm(queries, keys)
+            share = torch.cat((to_prompt.view(rows, heads, width), to_answer), -1).softmax(-1)
+            torch.bmm(share[..., width:], values, out=mixed)
+            mixed.view(blocks, -1, wide).baddbmm_(share.view(blocks, -1, share.shape[-1])[..., :width], prompt_values)
+            _add_product(x, own_mixed.reshape(rows, -1), *layer.out)
+            torch.mm(norm(x), layer.gate_up, out=inner)
+            _add_product(x, self.act(gate).mul_(up), *layer.down)
+
+        return norm, run_layer
 
     def _cache(self, layers: int, rows: int, slots: int) -> Tensor:
         """(layers, 2, R, slots, W) for keys and values of the answers, reused by later calls."""
@@ -249,8 +251,3 @@ class CpuDecoder:
             keys = keys.unflatten(-1, (2, -1)).mT.flatten(-2)  # the order of a head's components as in `Layer`
             texts.append([keys.mT.flatten(1, 2), values.transpose(1, 2).flatten(2), padding])
         return logits.to(self.dtype), texts
-
-
-def _turn(pairs: Tensor, turn: Tensor, out: Tensor) -> None:
-    """Complex `pairs` times `turn`, written to the real `out`."""
-    torch.mul(pairs, turn, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))

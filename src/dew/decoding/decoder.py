@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.kernels import Head, plain_head
-from dew.kernels.chunked import logp_entropy, scores
+from dew.kernels.chunked import LOWEST, logp_entropy, scores
 
 GROUPED = "dew_grouped"
 """The name under which transformers finds `grouped_attention`."""
@@ -59,6 +59,13 @@ class Draw:
         if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
             found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature)
             return found
+        if self.plain and logits.device.type == "cpu":  # in float64, plain sums are accurate and cheap enough
+            logs = (logits.double() / self.temperature).log_softmax(-1).clamp_min_(LOWEST)
+            p = logs.exp()
+            total = p.cumsum(-1)
+            # The first token whose cumulative sum exceeds a share in [0, 1) of the whole, which float32 keeps below 1.
+            token = torch.searchsorted(total, total[:, -1:] * torch.rand(len(p), 1), right=True)
+            return token[:, 0], logs.gather(-1, token)[:, 0], p.mul_(logs).sum(-1).neg_()
         tokens = self(logits)
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
         return tokens, *logp_entropy(z, tokens[:, None])[:2]
