@@ -77,17 +77,30 @@ def score_title(score: str) -> str:
     return "area under training accuracy" if score == "area" else f"{score} after"
 
 
-def study_verdict(task: str, differences: Sequence[Mapping[str, Any]]) -> str:
-    """One arm of a study against its baseline in all scores."""
-    arm, baseline = differences[0]["arm"], differences[0]["baseline"]
+def study_verdicts(task: str, differences: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence for each arm of a study that differs from its baseline, and one for all that do not."""
+    by_arm: dict[str, list[Mapping[str, Any]]] = {}
+    for d in differences:
+        by_arm.setdefault(d["arm"], []).append(d)
+    noise = [arm for arm, found in by_arm.items() if all(d["within_noise"] and d["pairs"] >= MIN_SEEDS for d in found)]
+    texts = [f"{task}: {_arm_verdict(arm, found)}." for arm, found in by_arm.items() if arm not in noise]
+    if noise:
+        found = by_arm[noise[0]]
+        scores, verb = _listed([_title_in_a_study(d["score"]) for d in found]), "is" if len(noise) == 1 else "are"
+        texts.append(f"{task}: {_listed(noise)} {verb} within noise of {found[0]['baseline']} in {scores}.")
+    return texts
+
+
+def _arm_verdict(arm: str, differences: Sequence[Mapping[str, Any]]) -> str:
+    baseline = differences[0]["baseline"]
     few = next((d["verdict"] for d in differences if d["pairs"] < MIN_SEEDS), None)
     if few:
-        return f"{task}: {arm} against {baseline}: {few}."
+        return f"{arm} against {baseline}: {few}"
     ahead: list[str] = []
     behind: list[str] = []
     noise: list[str] = []
     for d in differences:
-        title = {"area": "area under training accuracy", "final": "final accuracy"}.get(d["score"], d["score"])
+        title = _title_in_a_study(d["score"])
         if d["within_noise"]:
             noise.append(title)
             continue
@@ -95,10 +108,12 @@ def study_verdict(task: str, differences: Sequence[Mapping[str, Any]]) -> str:
         sizes = sorted(abs(d[name]) for name in ("low", "value", "high"))
         low, value, high = (f"{x:.3f}" if x >= 0.001 else f"{x:.1g}" for x in sizes)
         (ahead if d["value"] > 0 else behind).append(f"{title} by {value} ({interval}{low} to {high})")
-    if not ahead and not behind:
-        return f"{task}: {arm} and {baseline} are within noise of each other in {_listed(noise)}."
     parts = {f"ahead of {baseline}": ahead, f"behind {'it' if ahead else baseline}": behind, "within noise": noise}
-    return f"{task}: {arm} is {'; '.join(f'{words} in {_listed(texts)}' for words, texts in parts.items() if texts)}."
+    return f"{arm} is {'; '.join(f'{words} in {_listed(texts)}' for words, texts in parts.items() if texts)}"
+
+
+def _title_in_a_study(score: str) -> str:
+    return {"area": "area under training accuracy", "final": "final accuracy"}.get(score, score)
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -172,8 +187,7 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
         said = [(row, single_verdict(d["baseline"], d["arm"], row["name"], change)) for row, d, change in found]
         return [{"kind": "note", "link": row["link"], "text": text} for row, text in said]
     if "task" in scored[0] and "p" in pairs[0][1]:  # of a study
-        arms = dict.fromkeys(d["arm"] for _, d in pairs)
-        texts = [study_verdict(scored[0]["task"], [d for _, d in pairs if d["arm"] == arm]) for arm in arms]
+        texts = study_verdicts(scored[0]["task"], [d for _, d in pairs])
     else:
         texts = [seeds_verdict([d for _, d in pairs])]
     return [{"kind": "note", "link": scored[0]["link"], "text": text} for text in texts]

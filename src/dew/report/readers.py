@@ -157,8 +157,8 @@ def read_study(folder: Path) -> tuple[list[Run], list[str]]:
     content = try_json(read_whole(path, MAX_FILE))
     try:
         k = f"pass@{content['settings']['eval_k']}"
-        order = {arm: i for i, arm in enumerate(content["arms"])}
-        lines = sorted(content["runs"], key=lambda run: (run["task"], order[run["arm"]], run["learning_rate"]))
+        order = {name: i for i, name in enumerate([*content["tasks"], *content["arms"]])}
+        lines = sorted(content["runs"], key=lambda run: (order[run["task"]], order[run["arm"]], run["learning_rate"]))
         runs = [_lab_run(line, content, k) for line in lines]
     except (TypeError, LookupError, AttributeError, ValueError):
         remedy = "Copy it again, or run the study again."
