@@ -67,7 +67,7 @@ function drawBands(u, steps, found, near) {
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
-  for (const line of found.filter((l) => l.low && (near.length ? near.includes(l) : found.length <= 2 * MANY_LINES))) {
+  for (const line of found.filter((l) => l.low && (near.length ? near.includes(l) : found.length <= MANY_LINES))) {
     const to = (edge, i) => {
       const y = line[edge][i];
       if (y !== null) ctx.lineTo(u.valToPos(steps[i], 'x', true), u.valToPos(y, 'y', true));
