@@ -136,7 +136,10 @@ def test_the_head_is_trained_after_credit_and_not_in_evaluation(tmp_path):
 
 
 def test_a_run_with_learned_weights_writes_predictions_and_their_quality(tmp_path):
-    one = tiny.trainer(tmp_path, outcome, algorithm="dapo", algorithm_kwargs=LEARNED, records_every=1, max_steps=3)
+    def every_other(completions, **_):
+        return [float(i % 2) for i in range(len(completions))]
+
+    one = tiny.trainer(tmp_path, every_other, algorithm="dapo", algorithm_kwargs=LEARNED, records_every=1, max_steps=3)
     one.train()
     folder = RunFolder(tmp_path)
     lines = [line for line in folder.metrics() if "value/brier" in line]
