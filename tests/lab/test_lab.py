@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dew.algorithms import algorithm_classes
+from dew.algorithms import algorithm_classes, get_algorithm
 from dew.algorithms.base import Part
 from dew.cli import main
 from dew.credit.learned import OutcomeHead, spaced
@@ -21,7 +21,7 @@ from dew.lab.arms import parse_arms
 from dew.lab.policy import Adam, forward, new_policy, numerics, sample
 from dew.lab.summary import Difference, difference, holm
 from dew.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task
-from dew.lab.train import Replica, Stack
+from dew.lab.train import Replica, Stack, Team, _random_rollouts
 from dew.rollouts import Rollouts
 
 TINY = Settings(
@@ -374,6 +374,19 @@ def test_where_no_cuda_graph_can_be_made_the_kernels_are_launched_one_by_one(mon
     with pytest.warns(UserWarning, match="No CUDA graph"):
         _, replayed = trained_with(True, EASY, "cpu")
     assert all(map(torch.equal, eager, replayed))
+
+
+@pytest.mark.parametrize("name", ["dapo", "gtpo", "gtpo over the batch", "kl_cov", "reinforce_pp"])
+def test_credit_of_several_runs_is_that_of_each(name):
+    """Whether the runs can be stacked or, with statistics of a batch, not."""
+    name, _, scope = name.partition(" over the ")
+    algorithm = get_algorithm(name, max_tokens=10, **({"scope": scope} if scope else {}))
+    given = _random_rollouts(6, 10)
+    credit, kept = Team(algorithm, slice(0, 2), 6, 10).credit(given)
+    assert kept.tolist() == [[False, True, True, True]] * 2 and not credit[:, :, 0].any()
+    for i in range(2):
+        own = algorithm.advantages(Rollouts(**{field: x[i, 1:] for field, x in given.items()}))
+        torch.testing.assert_close(credit[i, 0, 1:], own, rtol=1e-4, atol=1e-5)
 
 
 # ── arms ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -104,24 +104,27 @@ class Team:
     def __init__(self, algorithm: Algorithm, rows: slice, group_size: int, tokens: int) -> None:
         self.algorithm, self.rows = algorithm, rows
         self.vectorised: bool | None = None  # not tried yet
-        two = [_random_rollouts(group_size, tokens, seed) for seed in (0, 1)]
+        two = _random_rollouts(group_size, tokens)
         self.stacked = True
         together, _ = self.credit(two)
         self.stacked = False
         self.stacked = torch.allclose(together, self.credit(two)[0], rtol=1e-4, atol=1e-5)
 
-    def credit(self, rollouts: Sequence[Rollouts]) -> tuple[Tensor, Tensor]:
-        """(r, c, P, G, T) credit and (r, P) groups with signal; the others are left out of the update."""
-        whole = Rollouts(**{name: torch.cat([getattr(x, name) for x in rollouts]) for name in _given(rollouts[0])})
-        signal = self.algorithm.signal(whole)
-        kept = signal.view(len(rollouts), -1)
+    def credit(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(r, c, P, G, T) credit and (r, P) groups with signal; the others are left out of the update.
+
+        `given` are the fields of `Rollouts` with a leading axis of r replicas.
+        """
+        whole = Rollouts(**{name: x.flatten(0, 1) for name, x in given.items()})
+        signal, runs = self.algorithm.signal(whole), len(given["mask"])
+        kept = signal.view(runs, -1)
         if self.stacked:
             found = torch.where(signal[:, None, None], self._credit(whole), 0)
             return found.unflatten(1, kept.shape).transpose(0, 1), kept
-        apart = torch.zeros(len(rollouts), 1 + self.algorithm.penalises, *rollouts[0].mask.shape, device=kept.device)
-        for found, keep, one in zip(apart, kept, rollouts, strict=True):
+        apart = torch.zeros(runs, 1 + self.algorithm.penalises, *given["mask"].shape[1:], device=kept.device)
+        for i, (found, keep) in enumerate(zip(apart, kept, strict=True)):
             if keep.any():
-                groups = Rollouts(**{name: x[keep] for name, x in _given(one).items()})
+                groups = Rollouts(**{name: x[i, keep] for name, x in given.items()})
                 found[:, keep] = self._credit(groups).to(found.dtype)
         return apart, kept
 
@@ -155,20 +158,17 @@ class Team:
         return apart
 
 
-def _random_rollouts(G: int, T: int, seed: int) -> Rollouts:
-    """Four groups, the first without signal."""
-    random = generator("rollouts", seed)
-    mask = torch.arange(T) < torch.randint(1, T + 1, (4, G, 1), generator=random)
-    reward = (torch.rand(4, G, generator=random) < 0.5).float()
-    reward[0], reward[1:, 0], reward[1:, 1] = 0, 0, 1
-    scale = torch.tensor([-6.0, 2.0, 1.0, 1.0]).view(4, 1, 1, 1)
-    logp, entropy, sum_sq, value = torch.rand(4, 4, G, T, generator=random) * scale
-    tokens = torch.randint(OUTPUTS, (4, G, T), generator=random)
-    return Rollouts(mask=mask, reward=reward, tokens=tokens, logp=logp, entropy=entropy, sum_sq=sum_sq, value=value)
-
-
-def _given(rollouts: Rollouts) -> dict[str, Tensor]:
-    return {f.name: x for f in fields(Rollouts) if (x := getattr(rollouts, f.name)) is not None}
+def _random_rollouts(G: int, T: int) -> dict[str, Tensor]:
+    """Of two replicas with four groups each, the first without signal."""
+    random = generator("rollouts", 0)
+    mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
+    reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
+    reward[:, 0], reward[:, 1:, 0], reward[:, 1:, 1] = 0, 0, 1
+    scale = torch.tensor([-6.0, 2.0, 1.0, 1.0]).view(4, 1, 1, 1, 1)
+    logp, entropy, sum_sq, value = torch.rand(4, 2, 4, G, T, generator=random) * scale
+    tokens = torch.randint(OUTPUTS, (2, 4, G, T), generator=random)
+    return {"mask": mask, "reward": reward, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq,
+            "value": value}  # fmt: skip
 
 
 class Stack:
@@ -206,7 +206,7 @@ class Stack:
 
     def generation(self, number: int) -> None:
         """Sample, judge, give credit and update; `number` counts from 0."""
-        s, R = self.settings, len(self.replicas)
+        s = self.settings
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
         uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
@@ -217,8 +217,7 @@ class Stack:
         self._predict(answers, correct)
         rows = {"mask": mask, "tokens": answers.tokens, "reward": correct.float(), **answers.signals}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
-        rollouts = [Rollouts(**{name: x[i] for name, x in grouped.items()}) for i in range(R)]
-        given = [team.credit(rollouts[team.rows]) for team in self.teams]
+        given = [team.credit({name: x[team.rows] for name, x in grouped.items()}) for team in self.teams]
         signal = torch.cat([kept for _, kept in given])
         advantages = torch.cat([credit[:, 0] for credit, _ in given]).flatten(1, 2)
         penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in given]
