@@ -55,18 +55,19 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 def fused_parts(model: Any) -> list[Part]:
     """What can be replaced in this model."""
-    norms = [m for m in model.modules() if hasattr(m, "variance_epsilon") and type(m).__name__.endswith("RMSNorm")]
-    parts: list[Part] = [(norm, "forward", partial(rms_norm, norm)) for norm in norms if _same_norm(norm)]
-    home, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
     like = model.get_input_embeddings().weight
+    norms = [m for m in model.modules() if hasattr(m, "variance_epsilon") and type(m).__name__.endswith("RMSNorm")]
+    parts: list[Part] = [(norm, "forward", partial(rms_norm, norm)) for norm in norms if _same_norm(norm, like)]
+    home, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
     if hasattr(home, name) and _same_rotary(getattr(home, name), model.config.get_text_config(), like):
         parts.append((home, name, rotary))
     return parts
 
 
-def _same_norm(norm: Any) -> bool:
-    x = torch.linspace(-3, 2, norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device)[None]
-    return "forward" not in vars(norm) and _near(norm(x), rms_norm(norm, x))
+def _same_norm(norm: Any, like: Tensor) -> bool:
+    x = torch.linspace(-3, 2, norm.weight.numel(), dtype=like.dtype, device=like.device)[None]
+    plain = "forward" not in vars(norm) and norm.weight.dtype == like.dtype
+    return plain and _near(norm(x), rms_norm(norm, x))
 
 
 def _same_rotary(own: Callable[..., Any], config: Any, like: Tensor) -> bool:
