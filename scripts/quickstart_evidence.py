@@ -3,7 +3,7 @@
     dew demo                                                                        seed 0, the quickstart itself
     dew compare tiny/countdown6 --algorithms dapo,dew --seeds 8 --first-seed 1 --out runs/quickstart-seeds
                                                                                     8 further seeds; resumes
-    python scripts/quickstart_evidence.py runs/demo runs/quickstart-seeds           write the file, print the tables
+    python scripts/quickstart_evidence.py runs/demo runs/quickstart-seeds ...       write the file, print the tables
     python scripts/quickstart_evidence.py --study STUDY.json --rate 1e-4            add a study of `dew lab`
     python scripts/quickstart_evidence.py                                           print the tables
 
@@ -28,14 +28,16 @@ TASK = "countdown-6"
 BASELINE, RULE = DEMO_RUNS
 
 
-def from_folder(folder: Path) -> dict[str, Any]:
-    """The runs of `dew demo` or `dew compare` in this folder."""
-    if (folder / "compare.json").exists():
-        runs = json.loads((folder / "compare.json").read_text())["runs"]
-        runs = [r for r in runs if r["algorithm"] in DEMO_RUNS]
-        seeds = sorted({r["seed"] for r in runs})
-        what = f"The same with {len(seeds)} other seeds"
-        return entry("seeds", what, runs)
+def from_comparisons(folders: list[Path]) -> dict[str, Any]:
+    """The runs of `dew compare` in these folders. Those of a second one have seeds from 100 on: other samplers make
+    other draws of the same seed."""
+    found = [json.loads((folder / "compare.json").read_text())["runs"] for folder in folders]
+    runs = [{**r, "seed": r["seed"] + 100 * i} for i, part in enumerate(found) for r in part]
+    runs = [r for r in runs if r["algorithm"] in DEMO_RUNS]
+    return entry("seeds", f"{len({r['seed'] for r in runs})} further pairs of runs", runs)
+
+
+def from_demo(folder: Path) -> dict[str, Any]:
     results = [read_result(folder / name, name, 0) for name in DEMO_RUNS]
     runs = [{"algorithm": r.algorithm, "seed": 0, "scores": {s: r[s] for s in r.problems}} for r in results]
     return entry("quickstart", "The quickstart", runs)
@@ -89,7 +91,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-4)
     arguments = parser.parse_args()
     measured = {one["name"]: one for one in (json.loads(FILE.read_text()) if FILE.exists() else [])}
-    new = [from_folder(folder) for folder in arguments.folders]
+    comparisons = [folder for folder in arguments.folders if (folder / "compare.json").exists()]
+    new = [from_demo(folder) for folder in arguments.folders if folder not in comparisons]
+    if comparisons:
+        new.append(from_comparisons(comparisons))
     if arguments.study:
         new.append(from_study(arguments.study, arguments.rate))
     measured.update({one["name"]: one for one in new})

@@ -46,6 +46,6 @@ def test_a_comparison_gives_its_runs(tmp_path):
     runs = [{"algorithm": a, "seed": s, "groups": 9, "scores": {"area": 0.1, "pass@1": 0.2, "pass@2": 0.3}}
             for a in ("dapo", "dew", "grpo") for s in (1, 2)]  # fmt: skip
     (tmp_path / "compare.json").write_text(json.dumps({"runs": runs}))
-    found = script.from_folder(tmp_path)
-    assert len(found["runs"]) == 4 and found["runs"][0]["scores"] == {"area": 0.1, "pass@1": 0.2}
-    assert found["what"] == "The same with 2 other seeds"
+    found = script.from_comparisons([tmp_path, tmp_path])
+    assert [r["seed"] for r in found["runs"]] == [1, 1, 2, 2, 101, 101, 102, 102]
+    assert found["runs"][0]["scores"] == {"area": 0.1, "pass@1": 0.2} and found["what"] == "4 further pairs of runs"
