@@ -22,7 +22,7 @@ def near(found, expected, tolerance=2e-6):
     assert error < tolerance, f"relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("S", [1, 7, 32, 33, 64, 65, 130])
+@pytest.mark.parametrize("S", [1, 33, 65] if DEVICE == "cpu" else [1, 7, 32, 33, 64, 65, 130])
 def test_attention_and_its_gradient(S):
     qkv, g = normal(2, S, 3, 2, 32, scale=2.0), normal(2, S, 2, 32)
     fast, exact = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
@@ -74,7 +74,8 @@ def test_draws():
 def test_a_policy_samples_and_learns_as_without_kernels(monkeypatch):
     task = get_task("countdown-3")
     problems = task.problems(2, generator(1), device=DEVICE)
-    start = new_policy(64, 2, task.prompt_length + task.tokens, generator(0))
+    width, depth = (32, 1) if DEVICE == "cpu" else (64, 2)  # the interpreter is slow
+    start = new_policy(width, depth, task.prompt_length + task.tokens, generator(0))
     uniforms = torch.rand(1, 4, task.tokens, generator=generator(2)).to(DEVICE)
 
     def run(module):
