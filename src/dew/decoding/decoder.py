@@ -413,6 +413,7 @@ def _attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _replaced(parts: list[Any]) -> Iterator[None]:
+    """Set the attributes of `fused_parts`, and restore them."""
     own = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
     for part in parts:
         setattr(*part)

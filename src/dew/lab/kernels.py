@@ -158,7 +158,7 @@ def query_attention(qkv: Tensor, keys: Tensor, values: Tensor, length: int, prom
     """
     N, _, _, H, D = qkv.shape
     out, S = qkv.new_empty(N, 1, H, D), keys.shape[2]
-    _query_kernel[(N, H)](qkv, keys, values, out, length, S, H, D**-0.5, prompt, group, D, 32, num_warps=1)
+    _query_kernel[(N, H)](qkv, keys, values, out, length, S, H, D**-0.5, prompt, group, D, BLOCK, num_warps=1)
     return out
 
 
