@@ -1,5 +1,6 @@
 """One torch thread per test process: two on a loaded two-core machine are up to 17 times slower."""
 
+import gc
 import os
 import sys
 
@@ -13,6 +14,15 @@ settings.register_profile(  # a mutant needs to fail, not to be explained
     "mutants", settings.get_profile("dew"), phases=[Phase.explicit, Phase.generate], derandomize=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dew"))
+
+
+def pytest_collection_finish():
+    """Training ends with a full garbage collection: leave out the million objects of the imported modules."""
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # else Triton reports leaks
 
 
 @pytest.fixture
