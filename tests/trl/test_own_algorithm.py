@@ -116,6 +116,8 @@ def classes(cls=Algorithm):
 def mentions(path):
     """Words of string literals (docstrings aside) and identifiers that name an algorithm."""
     tree = ast.parse(path.read_text())
+    algorithms = set(list_algorithms()) - {"dew", "trl"}  # also the names of the package and of an engine
+    identifiers = classes()
     documented = [
         node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     ]
@@ -123,11 +125,10 @@ def mentions(path):
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            words = set(list_algorithms()) - {"dew", "trl"}  # also the names of the package and of an engine
-            found += [word for word in re.findall(r"\w+", node.value.lower()) if word in words]
+            found += [word for word in re.findall(r"\w+", node.value.lower()) if word in algorithms]
         names = [getattr(node, "id", None), getattr(node, "attr", None)]
         names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-        found += [name for name in names if name in classes()]
+        found += [name for name in names if name in identifiers]
     return found
 
 
