@@ -1,4 +1,4 @@
-"""The lab's Triton kernels against PyTorch, on a GPU or in Triton's interpreter. Run by test_kernels.py."""
+"""The lab's Triton kernels against PyTorch, on a GPU or in Triton's interpreter. Run by kernels/test_triton.py."""
 
 import os
 
