@@ -22,11 +22,11 @@ def never(completions, **_): time.sleep(1e6)
 def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
-    return lambda name: load_reward(f"mine.py:{name}", timeout=2.0)
+    return lambda name, timeout: load_reward(f"mine.py:{name}", timeout=timeout)
 
 
 def test_a_batch_whose_reward_hangs_trains_nothing_and_the_next_one_does(mine, tmp_path):
-    trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("outcome"), max_steps=3)
+    trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("outcome", timeout=2.0), max_steps=3)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     metrics = RunFolder(tmp_path / "run").metrics()
@@ -38,8 +38,8 @@ def test_a_batch_whose_reward_hangs_trains_nothing_and_the_next_one_does(mine, t
 
 
 def test_a_reward_that_always_hangs_stops_the_run(mine, tmp_path):
-    trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("never"), max_steps=9)
+    trainer = trl_tiny.trainer(tmp_path / "run", rewards=mine("never", timeout=0.5), max_steps=9)
     with pytest.raises(
-        RewardError, match=r"The reward never: its process did not answer within 2 s.*3 failed batches in a row"
+        RewardError, match=r"The reward never: its process did not answer within 0.5 s.*3 failed batches in a row"
     ):
         trainer.train()
