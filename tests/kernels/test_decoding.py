@@ -34,16 +34,18 @@ def greedy(model, **kwargs):
 # ── oracle: generate ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("heads", [{}, GROUPED])
-def test_greedy_answers_match_generate(seed, heads):
-    model = trl_tiny.model(seed, **heads).double()
-    ours = greedy(model)
-    expected = generated(model, PROMPTS, 20)
-    assert ours.answers(PROMPTS, 20) == expected
-    assert ours.answers(PROMPTS, 20) == expected  # reuses the buffers of the first call
-    assert ours.answers(PROMPTS[1:], 20) == expected[1:]
-    assert any(len(row) < 20 for seed in range(6) for row in generated(trl_tiny.model(seed, **heads), PROMPTS, 20))
+def test_greedy_answers_match_generate(heads):
+    lengths = []
+    for seed in range(6):
+        model = trl_tiny.model(seed, **heads).double()
+        ours = greedy(model)
+        expected = generated(model, PROMPTS, 20)
+        assert ours.answers(PROMPTS, 20) == expected
+        assert ours.answers(PROMPTS, 20) == expected  # reuses the buffers of the first call
+        assert ours.answers(PROMPTS[1:], 20) == expected[1:]
+        lengths += map(len, expected)
+    assert min(lengths) < 20  # some end early
 
 
 def test_growing_number_of_visible_slots(monkeypatch):
@@ -399,15 +401,14 @@ def with_biases(seed, **settings):
     return model
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("build", [trl_tiny.model, qwen2, with_biases])
 @pytest.mark.parametrize("settings", [{}, GROUPED, {"head_dim": 8, "tie_word_embeddings": True}])
-def test_cpu_decoder_matches_generate(build, settings, seed):
-    model = build(seed, **settings).double()
+def test_cpu_decoder_matches_generate(build, settings):
+    model = build(0, **settings).double()
     ours, expected = on_cpu(model), generated(model, PROMPTS * 3, 30)
     assert ours.answers(PROMPTS * 3, 30) == expected
     assert ours.answers(PROMPTS[1:], 30) == expected[1:5]
-    model.load_state_dict(build(seed + 10, **settings).state_dict())
+    model.load_state_dict(build(1, **settings).state_dict())
     assert ours.answers(PROMPTS, 30) == generated(model, PROMPTS, 30) != expected[:5]
     assert on_cpu(model).answers(PROMPTS, 1) == [row[:1] for row in generated(model, PROMPTS, 1)]
     assert on_cpu(model).answers([], 5) == []
