@@ -24,7 +24,9 @@ from dew.lab.summary import best_rates
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
 GTPO_RATES = {**RATES, "countdown-4": 6e-5}
-DEW_RATES = {**GTPO_RATES, "countdown-8": 6e-5}
+FIRST_RATES = {**GTPO_RATES, "countdown-8": 6e-5}
+FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
+"""The defaults of `dew` before `confirm-dew`, which made another candidate the default."""
 LEARNED = ("dapo(token_weight=learned)", "dapo(token_weight=learned,learned_share=1.0)")
 SHARED: dict[str, Any] = {"prompts": 16, "generations": 100, "evaluations": 2}
 RUNS_PER_SECOND = 3.1
@@ -36,7 +38,7 @@ CONTROL = "grpo_s(beta1=1.1,beta2=0.0"
 @dataclass(frozen=True)
 class Step:
     arms: tuple[str, ...]
-    """The baseline first. {gtpo}, {dew}, {half} and {whole} stand for that rule's best learning rate on the task."""
+    """The baseline first. {gtpo}, {dew}, {half} and {whole}: that rule's best learning rate on the task."""
     tasks: tuple[str, ...] = ("countdown-6",)
     first_seeds: tuple[int, ...] = (0,)
     """One job each."""
@@ -46,21 +48,21 @@ class Step:
 
 
 def compared(**settings: int) -> Step:
-    return Step(("dapo", "gtpo", "dew"), settings=settings)
+    return Step(("dapo", "gtpo", FIRST), settings=settings)
 
 
 STEPS = {
     "candidates": Step(
         (
-            "dapo", "gtpo", "gtpo(pool=joint)", "gtpo(pool=outcome)", "dew", "dew(alpha1=0.5,alpha2=0.5)",
-            "dew(spread=both)", "dew(spread=both,alpha1=0.5,alpha2=0.5)",
+            "dapo", "gtpo", "gtpo(pool=joint)", "gtpo(pool=outcome)", FIRST, "dew(spread=correct)",
+            "dew(alpha1=0.0,alpha2=1.0)", "dew",
         ),
         TASKS,
     ),
     "confirm": Step(
         (
-            "dapo", "gtpo@{gtpo}", "gtpo(pool=joint)@{gtpo}", "gtpo(pool=outcome)@{gtpo}", "dew@{dew}",
-            "dew(spread=both)@{dew}",
+            "dapo", "gtpo@{gtpo}", "gtpo(pool=joint)@{gtpo}", "gtpo(pool=outcome)@{gtpo}", FIRST + "@{dew}",
+            "dew(alpha1=0.0,alpha2=1.0)@{dew}",
         ),
         TASKS,
         (100, 116),
@@ -87,7 +89,7 @@ STEPS = {
     ),
     # The best of the candidates, all at DAPO's rate.
     "confirm-dew": Step(
-        ("dapo", "gtpo", "dew", "dew(spread=both,alpha1=0.5,alpha2=0.5)"),
+        ("dapo", "gtpo", FIRST, "dew"),
         TASKS,
         (300,),
         32,
@@ -108,7 +110,7 @@ STEPS = {
         ("countdown-4", "countdown-6", "addition-8"),
     ),
     "learned-confirm": Step(
-        ("dapo", "gtpo@{gtpo}", "dew@{dew}", LEARNED[0] + "@{half}", LEARNED[1] + "@{whole}"),
+        ("dapo", "gtpo@{gtpo}", "dew", LEARNED[0] + "@{half}", LEARNED[1] + "@{whole}"),
         ("countdown-4", "countdown-6", "addition-8"),
         (200,),
         32,
@@ -128,7 +130,7 @@ def run(job: str, options: argparse.Namespace) -> None:
     """Train the job's runs in this process."""
     name, task, first = job.split("/")
     step = STEPS[name]
-    rates = {"gtpo": GTPO_RATES[task], "dew": DEW_RATES[task]}
+    rates = {"gtpo": GTPO_RATES[task], "dew": FIRST_RATES[task]}
     if name == "learned-confirm":
         best = best_rates(load_study(options.out / "learned" / task / "0"), task)
         rates |= {"half": best[LEARNED[0]], "whole": best[LEARNED[1]]}
