@@ -16,6 +16,7 @@ runs_trls_loss = pytest.mark.skipif(
     reason="TRL 1.15's own loss needs a GPU",
 )
 LETTERS = "0123456789abcdefghij+="
+TIMES = ("time", "seconds", "tokens_per_second", "step_time")
 
 
 def tokenizer():
@@ -60,6 +61,23 @@ def prompts(n=16):
 def has_a(completions, **_):
     """A trivially learnable outcome: the answer holds an "a"."""
     return [1.0 if "a" in text else 0.0 for text in completions]
+
+
+def outcome(completions, **_):
+    """Right in about half of the answers: those with an "a", a "b" or a "c"."""
+    return [float(any(letter in text for letter in "abc")) for text in completions]
+
+
+def weights(model):
+    """A copy of all parameters in one vector."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def lasting_metrics(folder):
+    """The lines of metrics without what differs between two equal runs."""
+    from dew.records import RunFolder
+
+    return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in RunFolder(folder).metrics()]
 
 
 def config(output_dir, **settings):

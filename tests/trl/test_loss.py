@@ -7,6 +7,7 @@ import torch
 
 import trl_tiny as tiny
 from dew.engines.trl import DewConfig, DewTrainer
+from trl_tiny import outcome
 
 
 def length(completions, **_):
@@ -15,10 +16,6 @@ def length(completions, **_):
 
 def sometimes_silent(completions, **_):
     return [None if len(text) == 2 else float("a" in text or "b" in text) for text in completions]
-
-
-def outcome(completions, **_):
-    return [float(any(letter in text for letter in "abc")) for text in completions]
 
 
 TRL_TWINS = {

@@ -55,13 +55,9 @@ def first_token(algorithm_registry, tmp_path, monkeypatch):
     del sys.modules["my_algorithms"]
 
 
-def has_abc(completions, **_):
-    return [float(any(letter in text for letter in "abc")) for text in completions]
-
-
 def trainer_for(folder, **settings):
     scripted = {"rollout_func": tiny.scripted}
-    trainer = tiny.trainer(folder, has_abc, others=scripted, algorithm="first_token", records_every=0, **settings)
+    trainer = tiny.trainer(folder, tiny.outcome, others=scripted, algorithm="first_token", records_every=0, **settings)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer
@@ -72,7 +68,7 @@ def test_its_advantages_and_loss_are_those_of_the_class(first_token, tmp_path):
     assert isinstance(trainer.algorithm, first_token) and trainer.args.scale_rewards == "none"
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
     texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
-    reward = torch.tensor(has_abc(texts)).view(-1, 4)
+    reward = torch.tensor(tiny.outcome(texts)).view(-1, 4)
     others = (reward.sum(1, keepdim=True) - reward) / 3
     assert torch.allclose(batch["advantages"][:, 0], 3 * (reward - others).flatten())
     assert batch["advantages"][:, 0].abs().max() > 0.5 and not batch["advantages"][:, 1:].any()

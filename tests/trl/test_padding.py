@@ -6,13 +6,10 @@ from datasets import Dataset
 
 import trl_tiny as tiny
 from dew.engines.trl import padding
+from trl_tiny import outcome
 
 DATA = Dataset.from_list([{"prompt": "1+2="[: 1 + i % 4] + "3=" * (i % 3), "answer": str(i)} for i in range(16)])
 """Prompts of 1 to 8 tokens."""
-
-
-def outcome(completions, **_):
-    return [float(any(letter in text for letter in "abc")) for text in completions]
 
 
 def first_letters(completions, **_):
@@ -42,7 +39,7 @@ def trained(folder, less_padding, reward=outcome, policy=None, **settings):
 
     trainer.model.model.forward = counted
     trainer.train()
-    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    weights = tiny.weights(trainer.model)
     return weights, trainer.state.log_history, tokens
 
 
@@ -80,7 +77,7 @@ def test_the_weights_are_those_of_padded_micro_batches(case, tmp_path):
         tiny.model().save_pretrained(tmp_path / "policy")
         policy = str(tmp_path / "policy")
         CASES[case]["model_init_kwargs"] = {"dtype": "float32"}
-    start = torch.cat([p.detach().flatten() for p in tiny.model().parameters()])
+    start = tiny.weights(tiny.model())
     expected, their_log, padded = trained(tmp_path / "padded", False, policy=policy, **CASES[case])
     weights, log, tokens = trained(tmp_path / "free", True, policy=policy, **CASES[case])
     assert (expected - start).abs().max() > 1e-3, "nothing was learned, so nothing is compared"

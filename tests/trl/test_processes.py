@@ -9,10 +9,7 @@ import torch
 
 import trl_tiny as tiny
 from dew.records import RunFolder
-
-
-def outcome(completions, **_):
-    return [float(any(letter in text for letter in "abc")) for text in completions]
+from trl_tiny import outcome
 
 
 def run(folder, per_device, algorithm, steps=2, problems=16, **settings):
@@ -43,7 +40,7 @@ def run(folder, per_device, algorithm, steps=2, problems=16, **settings):
     trainer._generate_and_score_completions = spy
     trainer.train()
     rank = trainer.accelerator.process_index
-    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    weights = tiny.weights(trainer.model)
     torch.save({"advantages": seen, "weights": weights}, folder / f"rank{rank}.pt")
 
 

@@ -19,10 +19,6 @@ def snapshot(trainer):
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
-def has_abc(completions, **_):
-    return [float(any(letter in text for letter in "abc")) for text in completions]
-
-
 def preference(trainer):
     """Mean log-probability of the rewarded answers less that of the others, over every token of a fixed batch."""
     was_training = trainer.model.training
@@ -85,7 +81,7 @@ def test_lora_trains_the_adapter_alone(tmp_path):
 def test_training_makes_rewarded_answers_likelier(settings, tmp_path):
     """On the same fixed answers: a trainer whose sign is reversed, or that does not move, fails."""
     scripted = {"rollout_func": tiny.scripted}
-    trainer = tiny.trainer(tmp_path, has_abc, others=scripted, max_steps=4, num_generations=8, **settings)
+    trainer = tiny.trainer(tmp_path, tiny.outcome, others=scripted, max_steps=4, num_generations=8, **settings)
     before = preference(trainer)
     trainer.train()
     assert preference(trainer) > before + 0.1

@@ -9,6 +9,7 @@ import torch
 import trl_tiny as tiny
 from dew.algorithms import list_algorithms
 from dew.records import RunFolder
+from trl_tiny import outcome
 
 FSDP2 = {
     "ACCELERATE_USE_FSDP": "true",
@@ -18,10 +19,6 @@ FSDP2 = {
     "FSDP_RESHARD_AFTER_FORWARD": "true",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
 }
-
-
-def outcome(completions, **_):
-    return [float(any(letter in text for letter in "abc")) for text in completions]
 
 
 def shard():

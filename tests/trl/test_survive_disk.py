@@ -40,10 +40,6 @@ def make(folder):
     return tiny.trainer(folder, max_steps=10, save_strategy="steps", save_steps=1, records_every=1, logging_steps=1)
 
 
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
 SIZES = [1400, 1500, 1600, 1750, 1900, 2100]
 
 
@@ -65,7 +61,7 @@ def test_a_full_disk(kilobytes, tmp_path):
         mount(tmp_path / "small", 100_000, REMOUNT)
         resumed = make(tmp_path / "small")
         resumed.train(resume_from_checkpoint=True)
-        assert torch.equal(weights(resumed), weights(whole))
+        assert torch.equal(tiny.weights(resumed.model), tiny.weights(whole.model))
         assert len(RunFolder(tmp_path / "small").metrics()) == 10
 
     (code,) = tiny.in_children(child)

@@ -10,10 +10,10 @@ import warnings
 import pytest
 
 import killing
+import trl_tiny as tiny
 from dew.engines.trl.checkpoints import find_damage
 from dew.records import RunFolder
 
-CHANGES_WITH_TIME = ("time", "seconds", "tokens_per_second", "step_time")
 FILES = ("model/model.safetensors", "model/tokenizer.json")
 
 
@@ -27,21 +27,14 @@ def whole(tmp_path_factory):
     return folder
 
 
-def metrics(folder):
-    lines = RunFolder(folder).metrics()
-    return [{k: v for k, v in line.items() if not k.startswith(CHANGES_WITH_TIME)} for line in lines]
-
-
 def scores(folder):
-    return [
-        {k: v for k, v in entry.items() if not k.startswith(CHANGES_WITH_TIME)} for entry in RunFolder(folder).scores()
-    ]
+    return [{k: v for k, v in entry.items() if not k.startswith(tiny.TIMES)} for entry in RunFolder(folder).scores()]
 
 
 def assert_same(folder, whole):
     for name in FILES:
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
-    assert metrics(folder) == metrics(whole)
+    assert tiny.lasting_metrics(folder) == tiny.lasting_metrics(whole)
     assert scores(folder) == scores(whole)
     records, expected = (RunFolder(one).record_files() for one in (folder, whole))
     assert [path.name for path in records] == [path.name for path in expected]
