@@ -55,6 +55,7 @@ FINDS = [
     ("run folder", {"metrics.jsonl": '{"step": 1, "entropy": null}'}),
     ("run folder", {"metrics.jsonl": '{"step": 1, "accuracy": 1%s}' % ("0" * 400)}),
     ("run folder", {"scores.json": "[1, null]"}),
+    ("run folder", {"scores.json": r'[{"when": "after", "scores": {"\ud800": {"value": 1}}}]'}),
     ("run folder", {"metrics.jsonl": '{"step": 1, "accuracy": "x", "groups/sampled": "y"}'}),
     ("run folder", {"metrics.jsonl": NESTED, "run.json": NESTED}),
     ("rows of problems", b"null"),

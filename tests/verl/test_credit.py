@@ -152,7 +152,8 @@ def test_turns_are_the_runs_of_the_response_mask():
     mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
     H = torch.tensor([[1.0, 3, 9, 9, 2, 9], [2, 9, 6, 9, 9, 9], [1, 1, 1, 1, 1, 1]], dtype=torch.float64)
     rewards = torch.tensor([[1.0], [1], [0]], dtype=torch.float64).expand(3, 6) / 6
-    advantages, _ = estimate("dew", rewards, mask, ["u"] * 3, H, {"compare": "turn"})
+    settings = {"compare": "turn", "alpha1": 0.0, "alpha2": 1.0}
+    advantages, _ = estimate("dew", rewards, mask, ["u"] * 3, H, settings)
     A, wrong = advantages[1, 0], advantages[2, 0]  # the token with H = 2 has the mean of its turn, so weight 1
     close(advantages[0], A * torch.tensor([0.5, 1.5, 0, 0, 0.5, 0]))
     close(advantages[1], A * torch.tensor([1.0, 0, 1.5, 0, 0, 0]))

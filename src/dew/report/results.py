@@ -103,7 +103,7 @@ def _metric_rows(runs: Sequence[Run]) -> list[Json]:
 
 
 def _row(runs: Sequence[Run], name: str, note: str) -> Json:
-    link = f"#{'curves' if note else 'overview'}&chart={quote(name, safe='')}"
+    link = f"#{'curves' if note else 'overview'}&chart={quote(name, safe='', errors='replace')}"
     return {
         "name": name,
         "note": note,
