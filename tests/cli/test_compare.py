@@ -29,7 +29,10 @@ def test_the_table_by_hand():
     text = command.markdown(compare_runs(runs("dapo", [0.2, 0.4]) + runs("gtpo", [0.3, 0.4]), "dapo"))
     assert "| dapo | 2 | 0.300 ± 0.141 | 480 |" in text  # √(0.1² + 0.1²) = 0.141
     assert "| gtpo − dapo | area under training accuracy | +0.050 [+0.000, +0.100] | 1 of 2 | too few seeds" in text
-    assert "do not separate the algorithms" in text
+    assert "Too few seeds to tell a difference from noise; train at least 5." in text
+    assert "do not separate" in command.markdown(
+        compare_runs(runs("dapo", [0.2] * 5) + runs("gtpo", [0.2] * 5), "dapo")
+    )
 
 
 def test_only_differences_larger_than_noise_are_named():

@@ -37,7 +37,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
-    folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs and the result.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/compare-RECIPE).")] = None,
     baseline: Annotated[str | None, typer.Option(help="Baseline algorithm (default: the first).")] = None,
     untrusted: Untrusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

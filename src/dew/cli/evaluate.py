@@ -27,7 +27,7 @@ ENGINES = ("transformers", "vllm")
 def evaluate_(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
-    settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
+    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
     threshold: Annotated[float, typer.Option(help="An answer with a --reward above this is correct.")] = 0.5,
@@ -41,7 +41,7 @@ def evaluate_(
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
-    vs: Annotated[str | None, typer.Option(help="A second model on the same problems: paired differences.")] = None,
+    vs: Annotated[str | None, typer.Option(help="A second model, on the same problems: second − first.")] = None,
     suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -114,7 +114,7 @@ def pairs(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
     to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
-    settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
+    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     k: Annotated[int, typer.Option("-k", help="Answers to sample per problem.")] = 8,
     problems: Annotated[int, typer.Option("-n", "--problems", help="Training problems.")] = 1024,
@@ -207,7 +207,7 @@ def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Diff
     first = scores[0]
     title = f"{first.task}: {len(first.problems)} held-out problems, {first.k} answers each, 95 % intervals by problem"
     table = Table("score", title=title, title_justify="left")
-    for column in [*names, "difference, paired"] if differences else names:
+    for column in [*names, "second − first, paired"] if differences else names:
         table.add_column(column, justify="right")
     for name in first.scores:
         cells = [str(score.scores.get(name, "")) for score in scores]

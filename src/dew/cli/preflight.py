@@ -19,7 +19,7 @@ from dew.preflight import passed
 def preflight(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")],
-    answers: Annotated[int, typer.Option(help="Answers to sample from the model (default 128); 0: none.", min=0)] = 128,
+    answers: Annotated[int, typer.Option(help="Answers to sample from the model; 0: none.", min=0)] = 128,
     untrusted: Untrusted = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
