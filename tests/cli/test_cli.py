@@ -95,6 +95,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),
         (["pairs", "tiny", "pairs.jsonl", "--engine", "sglang"], 1, "transformers, vllm"),
         (["eval", "tiny", "--verifier", "math", "--suite", "paper"], 1, "Give one."),
+        (["eval", "tiny", "--settings", "numbers"], 1, "not a mapping"),
         (["explain", "nowhere.jsonl"], 1, "cannot be read"),
         (["export", "nowhere", "there"], 1, "no final model"),
     ],

@@ -154,13 +154,11 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
         raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
     from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
     from dew.tasks import model_folder
 
-    disable_progress_bar()
     path = Path(model_folder(name))
     path = RunFolder(path).model() or path
     if (path / "run.json").is_file() and not any((path / file).is_file() for file in MODEL_FILES):
@@ -191,6 +189,9 @@ def load_lora(folder: Path) -> Any:
 
 
 def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
 
 

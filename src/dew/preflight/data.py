@@ -58,7 +58,7 @@ def check_columns(data: Data) -> Check:
     facts = {"rows": len(data.rows), "columns": columns}
     missing = missing_columns(columns, data.rewards)
     if missing:
-        remedy = "Rename the column, or map it: task_settings {prompt: ..., answer: ...} for a JSONL file."
+        remedy = "For a JSONL file, task_settings {prompt: ..., answer: ...} names the columns."
         return failed("columns", " ".join(missing), remedy, **facts)
     empty = sum(not row["prompt"] for row in data.rows)
     if empty:
