@@ -80,7 +80,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
     ("words", "code", "says"),
     [
         (["trian"], 2, "No such command"),
-        (["eval"], 2, "Missing argument"),
+        (["eval"], 2, "Missing argument 'model'.\n→ See `dew eval --help`"),
         (["train"], 1, "dew train FILE.yaml"),
         (["train", "nowhere.yaml"], 1, "No such file"),
         (["resume", "nowhere"], 1, "output_dir of a run"),
