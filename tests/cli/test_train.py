@@ -182,7 +182,7 @@ def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
 
 
 def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tmp_path):
-    path = config(scores={"problems": 4, "k": 2})
+    path = config(scores={"problems": 4, "k": 2}, task_settings={"numbers": 3})
     code, said, err = dew("train", path)
     assert code == 0, err
     folder = RunFolder(tmp_path / "run")
@@ -199,6 +199,11 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert code == 0 and (tmp_path / "model" / "config.json").is_file(), err
     _, scored, _ = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
     assert 0 <= json.loads(scored)["scores"]["pass@1"]["value"] <= 1
+    assert dew("eval", folder.path, "-n", 2, "-k", 1, "--keep", tmp_path / "kept.json")[0] == 0
+    kept = json.loads((tmp_path / "kept.json").read_text())  # on the run's own task, with its settings and length
+    assert [row["prompt"].count(",") for row in kept["problems"]] == [2, 2] and kept["sampling"]["max_new_tokens"] == 32
+    (folder.path / "config.yaml").write_text("dataset_name: some/data")
+    assert "trained on some/data" in dew("eval", folder.path)[2]
 
 
 @pytest.mark.parametrize(

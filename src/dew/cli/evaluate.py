@@ -11,6 +11,7 @@ from rich.table import Table
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
+from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import write_atomically
 from dew.records import MODEL_FILES, RunFolder
@@ -26,7 +27,7 @@ ENGINES = ("transformers", "vllm")
 @app.command("eval")
 def evaluate_(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
+    task: Annotated[str | None, typer.Option(help="A game, data set, file or folder (default: the run's).")] = None,
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
@@ -35,7 +36,7 @@ def evaluate_(
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum new tokens per answer (default 128).")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Answers per batch (default 256; on a GPU 1,024).")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding, one answer per problem.")] = False,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
@@ -54,7 +55,13 @@ def evaluate_(
     from dew import rewards, tasks
     from dew.evaluate import suites
 
-    own = mapping(settings)
+    file = Path(model) / "config.yaml"
+    run = read_run(file) if file.is_file() else Run()
+    if not (task or run.task or suite) and (data := run.settings.get("dataset_name")):
+        remedy = "Name problems to evaluate it on with --task, and with --reward how to score your own data."
+        raise ConfigError(Problem(f"{model}: trained on {data}, which is not a task.", remedy=remedy))
+    own = mapping(settings) or ({} if task else run.task_settings)
+    task, limit = task or run.task or "countdown", run.settings.get("max_completion_length") or 128
     scorer = rewards.load_reward(reward) if reward else rewards.verifier(verifier) if verifier else None
     given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed, "threshold": threshold}
     given = {name: value for name, value in given.items() if value is not None}
@@ -73,7 +80,7 @@ def evaluate_(
     kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
     if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
         raise ConfigError(Problem(f"{unused}: has no effect on answers that were kept.", remedy="Leave it out."))
-    sampling = {"k": 16, "max_new_tokens": 128, "temperature": temperature, "top_p": top_p, "greedy": greedy}
+    sampling = {"k": 16, "max_new_tokens": limit, "temperature": temperature, "top_p": top_p, "greedy": greedy}
     scores = [
         scored or score(load_model(name, engine, float32), task, problems, **sampling)
         for name, scored in zip(names, kept, strict=True)
