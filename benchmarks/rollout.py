@@ -2,7 +2,7 @@
 
     python benchmarks/rollout.py                             Qwen2.5-0.5B's shape, 128 and 1,024 answers at once
     python benchmarks/rollout.py --model 1.5B --rows 256     another shape
-    python benchmarks/rollout.py --mean-length 200           answers of different lengths
+    python benchmarks/rollout.py --mean-length 0 200         answers of one length, then of different ones
     python benchmarks/rollout.py --model tiny --rows 256 --prompt 20 --new 40      the bundled model's shape, for a CPU
     python benchmarks/rollout.py --small                     a toy model on the CPU, to test the script
 
@@ -10,7 +10,8 @@ Weights are random, which does not affect timing. No answer ends early, so all m
 --mean-length, one token in as many ends an answer. Prompts are random tokens with 16 answers each. The extra time of
 the first call (compilation, capture) is listed separately. On a CPU, seconds are CPU seconds of one torch thread, and
 methods without preparation run in turn: the best speed, and median and range of the ratio to the first in each turn.
-vLLM runs with its default settings, and tuned: CUDA graphs up to the number of answers, each in a process of its own.
+vLLM runs with its default settings, and tuned: CUDA graphs up to the number of answers. Each has a process of its own
+for all of a model's rows, since vLLM keeps its memory.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def generate_batch(model, prompts, new, ends):
     return [a.generated_tokens for a in answers.values()]
 
 
-def vllm(shape, rows, length, ends, folder, **settings):
+def vllm(shape, rows, length, memory, **settings):
     """vLLM with weights of its own."""
     if not torch.cuda.is_available():  # in this process, whose CPU time is measured
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -82,13 +83,14 @@ def vllm(shape, rows, length, ends, folder, **settings):
     from vllm import LLM, SamplingParams
 
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
+    folder = tempfile.mkdtemp()
     (Path(folder) / "config.json").write_text(json.dumps(Qwen2Config(**shape, **config).to_dict() | config))
     llm = LLM(
         folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=length,
-        gpu_memory_utilization=0.5, max_num_seqs=max(rows, 256), disable_log_stats=True, **settings,
+        gpu_memory_utilization=memory, max_num_seqs=max(rows, 256), disable_log_stats=True, **settings,
     )  # fmt: skip
 
-    def call(prompts, new):
+    def call(prompts, new, ends):
         stop = {"stop_token_ids": ends} if ends else {"ignore_eos": True}
         params = SamplingParams(n=GROUP, temperature=1.0, max_tokens=new, detokenize=False, **stop)
         texts = [{"prompt_token_ids": ids} for ids in prompts[::GROUP]]
@@ -98,38 +100,43 @@ def vllm(shape, rows, length, ends, folder, **settings):
     return call
 
 
-def ways(model, shape, rows, length, ends, folder):
-    """A method that makes each sampler; vLLM's takes memory as soon as it exists."""
+def vllm_tuned(shape, rows, length, memory):
+    """With CUDA graphs up to the number of answers."""
+    sizes = [1, 2, 4, *range(8, rows + 1, max(8, rows // 32))]
+    return vllm(shape, rows, length, memory, compilation_config={"cudagraph_capture_sizes": sizes})
 
-    def dew(compiled):
+
+def ways(model):
+    """A function that makes each sampler of this process."""
+
+    def dew(ends, compiled=False):
         decoder = Decoder(model, Draw(), ends=ends or [-1], pad=PAD)
         if compiled:
             decoder.forward = torch.compile(decoder.forward, dynamic=False)
-        return decoder.answers
+        return lambda prompts, new, _: decoder.answers(prompts, new)
 
     static = {"cache_implementation": "static"}
-    graphs = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, *range(8, rows + 1, max(8, rows // 32))]}}
     found = {
-        "generate": lambda: lambda p, n: generate(model, p, n, ends),
-        "generate, static cache": lambda: lambda p, n: generate(model, p, n, ends, **static, disable_compile=True),
-        "generate, static cache, compiled": lambda: lambda p, n: generate(model, p, n, ends, **static),
-        "generate_batch": lambda: lambda p, n: generate_batch(model, p, n, ends),
-        "dew, captured steps": lambda: dew(False),
-        "dew, compiled and captured": lambda: dew(True),
-        "vLLM": lambda: vllm(shape, rows, length, ends, folder),
-        "vLLM, tuned": lambda: vllm(shape, rows, length, ends, folder, **graphs),
+        "generate": lambda _: functools.partial(generate, model),
+        "generate, static cache": lambda _: functools.partial(generate, model, **static, disable_compile=True),
+        "generate, static cache, compiled": lambda _: functools.partial(generate, model, **static),
+        "dew, captured steps": dew,
+        "dew, compiled and captured": functools.partial(dew, compiled=True),
     }
-    if model.device.type == "cpu":
-        found["dew, written-out steps"] = lambda: CpuDecoder(model, Draw(), ends=ends or [-1], pad=PAD).answers
+    if model.device.type == "cuda":  # a hundred times slower than the others on a CPU
+        found["generate_batch"] = lambda _: functools.partial(generate_batch, model)
+    else:
+        written_out = lambda ends: CpuDecoder(model, Draw(), ends=ends or [-1], pad=PAD)  # noqa: E731
+        found["dew, written-out steps"] = lambda ends: lambda p, n, _: written_out(ends).answers(p, n)
     return found
 
 
-def timed(call, prompts, new, cuda):
+def timed(call, prompts, new, ends, cuda):
     if cuda:
         torch.cuda.synchronize()
     clock = time.perf_counter if cuda else time.process_time
     start = clock()
-    answers = call(prompts, new)
+    answers = call(prompts, new, ends)
     if cuda:
         torch.cuda.synchronize()
     return clock() - start, answers
@@ -141,45 +148,58 @@ def count(answers, ends):
     return sum(next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in answers)
 
 
-def measure(name, shape, rows, prompt, new, only, mean_length, alone):
-    """Print a row per method. `alone`: the file for the numbers of a vLLM method, in its own process."""
-    cuda = torch.cuda.is_available()
-    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(device, dtype).eval()
-    model.generation_config = GenerationConfig(pad_token_id=PAD)
-    texts = torch.randint(1, shape["vocab_size"], (-(-rows // GROUP), prompt)).tolist()
-    prompts = [ids for ids in texts for _ in range(GROUP)][:rows]
-    folder, found = tempfile.mkdtemp(), {}
+def work(shape, rows, mean_length, options):
+    """Prompts and end tokens."""
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(1, shape["vocab_size"], (-(-rows // GROUP), options.prompt), generator=generator).tolist()
     ends = list(range(1, shape["vocab_size"], mean_length)) if mean_length else []
-    methods = ways(model, shape, rows, prompt + new, ends, folder)
-    if not cuda:  # keep them between turns
-        methods = {way: functools.cache(make) for way, make in methods.items()}
-    for turn in range(1 if cuda else TURNS):
-        for way, make in methods.items():
-            if (only and way not in only) or (turn and (way in PREPARED or way not in found)):
-                continue
-            if "vLLM" in way and importlib.util.find_spec("vllm") is None:
-                print(f"| {name} | {rows} | {way} | skipped: vLLM is not installed | | | |", flush=True)
-                continue
-            try:
-                if "vLLM" in way and alone is None:
-                    measured = in_a_process(rows, way)
-                else:
-                    measured = time_one(make, prompts, new, ends, way, cuda)
-            except Exception as error:  # not supported on this machine
-                print(f"| {name} | {rows} | {way} | {type(error).__name__}: {str(error)[:80]!r} | | | |", flush=True)
-                continue
-            if alone is not None:
-                alone.write_text(json.dumps(measured))
-            found.setdefault(way, []).append(measured)
-            if cuda:
-                show(name, rows, way, found)
-    for way in {} if cuda else found:
-        show(name, rows, way, found)
+    return [ids for ids in texts for _ in range(GROUP)][:rows], ends
 
 
-def show(name, rows, way, found):
+def measure(name, shape, options, outside):
+    """Print a row per number of answers, length and method. `outside`: the measurements of vLLM."""
+    cuda = torch.cuda.is_available()
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if cuda else torch.float32)
+    with torch.device("cuda" if cuda else "cpu"):
+        model = Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
+    torch.set_default_dtype(before)
+    model.generation_config = GenerationConfig(pad_token_id=PAD)
+    methods = {way: make for way, make in ways(model).items() if not options.ways or way in options.ways}
+    for rows, mean_length in cases(options):
+        prompts, ends = work(shape, rows, mean_length, options)
+        label = f"{name} | {rows} | {mean_length or 'fixed'}"
+        made = {way: make(ends) for way, make in methods.items()}
+        found = {}
+        for turn in range(1 if cuda else TURNS):
+            for way, call in made.items():
+                if turn and (way in PREPARED or way not in found):
+                    continue
+                try:
+                    measured = time_one(call, prompts, options.new, ends, way, cuda)
+                except Exception as error:  # not supported on this machine
+                    print(f"| {label} | {way} | {type(error).__name__}: {str(error)[:80]!r} | | | |", flush=True)
+                    continue
+                found.setdefault(way, []).append(measured)
+                if cuda:
+                    show(label, way, found)
+        made.clear()
+        for way in {} if cuda else found:
+            show(label, way, found)
+        for way, measured in outside.items():
+            if isinstance(measured, str):
+                print(f"| {label} | {way} | {measured} | | | |", flush=True)
+            else:
+                found[way] = [measured[cases(options).index((rows, mean_length))]]
+                show(label, way, found)
+
+
+def cases(options):
+    return [(rows, mean_length) for rows in options.rows for mean_length in options.mean_length]
+
+
+def show(label, way, found):
     """Print a row: best speed, and the speed of each turn relative to the first method's in the same turn."""
     first, second, _, peak = found[way][0]
     base, *_ = found.values()
@@ -188,66 +208,79 @@ def show(name, rows, way, found):
     spread = f" ({ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else ""
     ready = f"{first - second:.1f}" if way in PREPARED else ""
     relative = f"{statistics.median(ratios):.2f}{spread}"
-    print(f"| {name} | {rows} | {way} | {max(speeds[1]):,.0f} | {relative} | {ready} | {peak:.1f} |", flush=True)
+    print(f"| {label} | {way} | {max(speeds[1]):,.0f} | {relative} | {ready} | {peak:.1f} |", flush=True)
 
 
-def time_one(make, prompts, new, ends, way, cuda):
+def time_one(call, prompts, new, ends, way, cuda):
     """Seconds of the first and of a later call, the tokens of the later one, and peak memory in GiB."""
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    call = make()
-    first, _ = timed(call, prompts, new if way in PREPARED else 8, cuda)
-    second, answers = timed(call, prompts, new, cuda)
+    first, _ = timed(call, prompts, new if way in PREPARED else 8, ends, cuda)
+    second, answers = timed(call, prompts, new, ends, cuda)
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
     return first, second, count(answers, ends), peak
 
 
-def in_a_process(rows, way):
-    """What `time_one` returns, from another process: vLLM keeps its memory as long as its process lives."""
+def in_a_process(way):
+    """The measurements of `alone`, from another process; a message if it failed."""
+    if importlib.util.find_spec("vllm") is None:
+        return "skipped: vLLM is not installed"
     with tempfile.TemporaryDirectory() as folder:
         numbers = Path(folder) / "numbers.json"
-        command = [sys.executable, __file__, *sys.argv[1:], "--rows", str(rows), "--ways", way, "--alone", str(numbers)]
+        command = [sys.executable, __file__, *sys.argv[1:], "--alone", way, str(numbers)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not numbers.exists():
             lines = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
-            raise RuntimeError(lines[-1] if lines else f"exit status {done.returncode}")
+            return repr(lines[-1][:160]) if lines else f"exit status {done.returncode}"
         return json.loads(numbers.read_text())
 
 
+def alone(way, shape, options):
+    """All of vLLM's measurements. Its memory is not measured: it takes what it is given."""
+    cuda, rows = torch.cuda.is_available(), max(options.rows)
+    call = VLLM[way](shape, rows, options.prompt + options.new, options.vllm_memory)
+    found = []
+    for rows, mean_length in cases(options):
+        prompts, ends = work(shape, rows, mean_length, options)
+        found.append([*time_one(call, prompts, options.new, ends, way, cuda)[:3], float("nan")])
+    return found
+
+
+VLLM = {"vLLM": vllm, "vLLM, tuned": vllm_tuned}
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="0.5B")
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=256, help="tokens of an answer")
     parser.add_argument(
-        "--mean-length", type=int, default=0, help="one token in as many ends an answer (default: none)"
+        "--mean-length", type=int, nargs="+", default=[0], help="one token in as many ends an answer; 0: none does"
     )
     parser.add_argument("--ways", nargs="*", help="methods to measure (default: all)")
+    parser.add_argument("--vllm-memory", type=float, default=0.5, help="share of the GPU for vLLM (default 0.5)")
     parser.add_argument("--small", action="store_true", help="toy model, to test the script")
-    parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    name, shape = options.model, {**QWEN, **SHAPES[options.model]}
+    if options.small:
+        name, shape, options.rows, options.prompt, options.new = "toy", SMALL, [32], 16, 32
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
+    if options.alone:
+        way, numbers = options.alone
+        Path(numbers).write_text(json.dumps(alone(way, shape, options)))
+        return
+    outside = {way: in_a_process(way) for way in VLLM if not options.ways or way in options.ways}
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     print(f"{time.strftime('%Y-%m-%d')}, {machine}, torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"prompts of {args.prompt} tokens, answers of {args.new}\n")
-    print("| model | answers | method | tokens/s | relative to the first | preparation, s | peak, GiB |")
-    print("|---|---|---|---|---|---|---|")
-    name, shape = ("toy", SMALL) if args.small else (args.model, {**QWEN, **SHAPES[args.model]})
-    for rows in [32] if args.small else args.rows:
-        measure(
-            name,
-            shape,
-            rows,
-            16 if args.small else args.prompt,
-            32 if args.small else args.new,
-            args.ways,
-            args.mean_length,
-            args.alone,
-        )
+    print(f"prompts of {options.prompt} tokens, answers of {options.new}\n")
+    print("| model | answers | mean length | method | tokens/s | relative to the first | preparation, s | peak, GiB |")
+    print("|---|---|---|---|---|---|---|---|")
+    measure(name, shape, options, outside)
 
 
 if __name__ == "__main__":

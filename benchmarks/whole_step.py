@@ -61,7 +61,7 @@ CASES = {
     "dew GTPO, dynamic sampling": ("gtpo", {"algorithm_kwargs": {"dynamic_sampling": True, "oversample": 2.5}}),
 }
 DYNAMIC = "dew GTPO, dynamic sampling"
-"""Samples 2.5 times as many prompts, of which about two in five have signal, and trains on as many as the others."""
+"""Samples 2.5 times as many prompts, of which three in five have signal, and trains on as many as the others."""
 BANDWIDTH, OPERATIONS = 4.3e12, 790e12
 
 
@@ -151,9 +151,9 @@ def alternating(completions, **_):
     return [float(i % 2) for i in range(len(completions))]
 
 
-def in_two_of_five(prompts, **_):
-    """Alternating in two of five groups, 0 in the others."""
-    return [float(i % 2 and len(str(prompt)) % 5 < 2) for i, prompt in enumerate(prompts)]
+def in_three_of_five(prompts, **_):
+    """Alternating in three of five groups, 0 in the others."""
+    return [float(i % 2 and len(str(prompt)) % 5 < 3) for i, prompt in enumerate(prompts)]
 
 
 def measure(name, options, shape, folder):
@@ -199,7 +199,7 @@ def measure(name, options, shape, folder):
         reader.save_pretrained(start)
         model = start
     data = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
-    reward = in_two_of_five if name == DYNAMIC else alternating
+    reward = in_three_of_five if name == DYNAMIC else alternating
     trainer = kind(model, reward, args, data, processing_class=reader, callbacks=[timer])
     timer.watch(trainer)
     if cuda:

@@ -6,10 +6,11 @@
     python examples/real_model_seeds.py OUT --table                          the table, from OUT/counts.json alone
 
 MODEL is a folder or a hub name. Arms are written as for `dew lab`: dapo, 'gtpo(alpha2=0.5)', 'dew@2e-6' (a learning
-rate of its own). Each run trains the recipe with one optimizer step a generation, then answers the held-out problems of
-every set k times. Seeds are finished one after the other, all arms of each. Re-run the same command to resume: finished
-runs are skipped, interrupted ones continue from their last checkpoint. OUT/counts.json gets the counts of every run as
-soon as it is finished. Further flags are settings of every run, e.g. `--save_strategy steps --save_steps 25`.
+rate of its own). Each run trains the recipe with several optimizer steps a generation, then answers the held-out
+problems of every set k times. Seeds are finished one after the other, all arms of each. Re-run the same command to
+resume: finished runs are skipped, interrupted ones continue from their last checkpoint. OUT/counts.json gets the counts
+of every run as soon as it is finished. Further flags are settings of every run, e.g. `--save_strategy steps
+--save_steps 25`.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def train(settings: Json, arm: Arm, seed: int, home: Path) -> None:
             "max_steps": settings["steps"],
             "num_generations": answers,
             "per_device_train_batch_size": answers,
-            "gradient_accumulation_steps": prompts,
+            "gradient_accumulation_steps": prompts // settings["optimizer_steps"],
             "steps_per_generation": prompts,
             "max_completion_length": settings["limit"],
             "task_settings": json.dumps(settings["task_settings"]),
@@ -336,9 +337,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="gsm8k/qwen2.5-coder-0.5b-instruct")
     parser.add_argument("--arms", nargs="+", default=ARMS, help=f"the baseline first (default: {' '.join(ARMS)})")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=120, help="optimizer steps of a run")
     parser.add_argument("--group-size", type=int, default=16, help="answers per problem")
-    parser.add_argument("--prompts", type=int, default=16, help="problems per step")
+    parser.add_argument("--prompts", type=int, default=16, help="problems per generation")
+    parser.add_argument("--optimizer-steps", type=int, default=4, help="of a generation; must divide --prompts")
     parser.add_argument("--limit", type=int, help="tokens of an answer (default: what --choose-limit chose)")
     parser.add_argument("--sets", nargs="+", default=["gsm8k:1319", "math500:500"], help="held-out sets, NAME:PROBLEMS")
     parser.add_argument("-k", type=int, default=8, help="answers per held-out problem")
@@ -371,12 +373,16 @@ def _main(options: argparse.Namespace, flags: list[str]) -> int:
             "limit": options.limit or choice["limit"],
             "learning_rate": float(recipe.settings["learning_rate"]),
             "steps": options.steps,
+            "optimizer_steps": options.optimizer_steps,
             "group_size": options.group_size,
             "prompts": options.prompts,
             "k": options.k,
             "sets": {name: int(n) for name, _, n in (text.partition(":") for text in options.sets)},
             "flags": flags,
         }
+        if options.prompts % options.optimizer_steps:
+            what = f"--prompts {options.prompts} cannot be split into {options.optimizer_steps} optimizer steps."
+            raise ConfigError(Problem(what, remedy="Give --optimizer-steps that divides --prompts."))
         if options.choose_limit:
             content["choice"] = choose_limit(options, {**settings, "task_settings": recipe.task_settings})
             write(options.out, content)

@@ -41,10 +41,10 @@ SETUPS = {
     "gsm8k": {
         "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
         "task": ("gsm8k", {"template": "qwen-boxed"}),
-        "pairs": {"problems": 3000, "k": 8, "per_problem": 2, "max_new_tokens": 300},
-        "evaluation": {"problems": 1319, "k": 8, "max_new_tokens": 300},
-        "training": {"learning_rate": 2e-6, "beta": 0.1, "num_train_epochs": 1, "per_device_train_batch_size": 16,
-                     "gradient_accumulation_steps": 2, "warmup_steps": 5, "lr_scheduler_type": "constant_with_warmup"},
+        "pairs": {"problems": 1500, "k": 8, "per_problem": 2, "max_new_tokens": 512},
+        "evaluation": {"problems": 1319, "k": 8, "max_new_tokens": 512},
+        "training": {"learning_rate": 2e-6, "beta": 0.1, "num_train_epochs": 1, "per_device_train_batch_size": 8,
+                     "gradient_accumulation_steps": 4, "warmup_steps": 5, "lr_scheduler_type": "constant_with_warmup"},
     },
 }  # fmt: skip
 

@@ -5,7 +5,8 @@
     python scripts/run_study.py OUT --jobs rules/countdown-6/0   one job in this process
 
 A job is a study of its own in OUT/STEP/TASK/SEED; `dew.lab.load_study` merges those of a step. Finished jobs are kept:
-the same command resumes. Every arm of a task has DAPO's best learning rate of step 1, in `confirm` its own rule's.
+the same command resumes. Every arm of a task has DAPO's best learning rate of step 1, in `confirm` its own rule's, in
+`learned-confirm` learned credit its own best of the step `learned`.
 """
 
 import argparse
@@ -17,14 +18,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dew.lab import Settings, study
+from dew.lab import Settings, load_study, study
+from dew.lab.summary import best_rates
 
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
 GTPO_RATES = {**RATES, "countdown-4": 6e-5}
-DEW_RATES = {**GTPO_RATES, "countdown-8": 6e-5}
-LEARNED_RATES = RATES
-"""Of learned credit: to be set to the best of the step `learned` before `learned-confirm` is run."""
+FIRST_RATES = {**GTPO_RATES, "countdown-8": 6e-5}
+FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
+"""The defaults of `dew` before `confirm-dew`, which made another candidate the default."""
 LEARNED = ("dapo(token_weight=learned)", "dapo(token_weight=learned,learned_share=1.0)")
 SHARED: dict[str, Any] = {"prompts": 16, "generations": 100, "evaluations": 2}
 RUNS_PER_SECOND = 3.1
@@ -36,7 +38,7 @@ CONTROL = "grpo_s(beta1=1.1,beta2=0.0"
 @dataclass(frozen=True)
 class Step:
     arms: tuple[str, ...]
-    """The baseline first. {gtpo}, {dew} and {learned} stand for that rule's best learning rate on the task."""
+    """The baseline first. {gtpo}, {dew}, {half} and {whole}: that rule's best learning rate on the task."""
     tasks: tuple[str, ...] = ("countdown-6",)
     first_seeds: tuple[int, ...] = (0,)
     """One job each."""
@@ -46,21 +48,21 @@ class Step:
 
 
 def compared(**settings: int) -> Step:
-    return Step(("dapo", "gtpo", "dew"), settings=settings)
+    return Step(("dapo", "gtpo", FIRST), settings=settings)
 
 
 STEPS = {
     "candidates": Step(
         (
-            "dapo", "gtpo", "gtpo(pool=joint)", "gtpo(pool=outcome)", "dew", "dew(alpha1=0.5,alpha2=0.5)",
-            "dew(spread=both)", "dew(spread=both,alpha1=0.5,alpha2=0.5)",
+            "dapo", "gtpo", "gtpo(pool=joint)", "gtpo(pool=outcome)", FIRST, "dew(spread=correct)",
+            "dew(alpha1=0.0,alpha2=1.0)", "dew",
         ),
         TASKS,
     ),
     "confirm": Step(
         (
-            "dapo", "gtpo@{gtpo}", "gtpo(pool=joint)@{gtpo}", "gtpo(pool=outcome)@{gtpo}", "dew@{dew}",
-            "dew(spread=both)@{dew}",
+            "dapo", "gtpo@{gtpo}", "gtpo(pool=joint)@{gtpo}", "gtpo(pool=outcome)@{gtpo}", FIRST + "@{dew}",
+            "dew(alpha1=0.0,alpha2=1.0)@{dew}",
         ),
         TASKS,
         (100, 116),
@@ -87,9 +89,10 @@ STEPS = {
     ),
     # The best of the candidates, all at DAPO's rate.
     "confirm-dew": Step(
-        ("dapo", "gtpo", "dew", "dew(spread=both,alpha1=0.5,alpha2=0.5)"),
+        ("dapo", "gtpo", FIRST, "dew"),
         TASKS,
-        (300, 316),
+        (300,),
+        32,
     ),
     "group-4": compared(group_size=4, prompts=64),
     "group-8": compared(group_size=8, prompts=32),
@@ -107,9 +110,10 @@ STEPS = {
         ("countdown-4", "countdown-6", "addition-8"),
     ),
     "learned-confirm": Step(
-        ("dapo", "gtpo@{gtpo}", "dew@{dew}", *(arm + "@{learned}" for arm in LEARNED)),
+        ("dapo", "gtpo@{gtpo}", "dew", LEARNED[0] + "@{half}", LEARNED[1] + "@{whole}"),
         ("countdown-4", "countdown-6", "addition-8"),
-        (200, 216),
+        (200,),
+        32,
     ),
 }  # fmt: skip
 """Name -> step, in order of value."""
@@ -126,7 +130,10 @@ def run(job: str, options: argparse.Namespace) -> None:
     """Train the job's runs in this process."""
     name, task, first = job.split("/")
     step = STEPS[name]
-    rates = {"gtpo": GTPO_RATES[task], "dew": DEW_RATES[task], "learned": LEARNED_RATES[task]}
+    rates = {"gtpo": GTPO_RATES[task], "dew": FIRST_RATES[task]}
+    if name == "learned-confirm":
+        best = best_rates(load_study(options.out / "learned" / task / "0"), task)
+        rates |= {"half": best[LEARNED[0]], "whole": best[LEARNED[1]]}
     arms = [arm.format(**rates) for arm in step.arms]
     given = {**SHARED, **step.settings, **({"generations": options.generations} if options.generations else {})}
     began = perf_counter()

@@ -17,8 +17,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "study"
 CONTROL = "gtpo(alpha1=1.1,alpha2=0.0)"
 S_CONTROL = "beta1=1.1,beta2=0.0)"
+FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
 NAMES = {
     CONTROL: "gtpo's control",
+    FIRST: "dew, first defaults",
     f"grpo_s({S_CONTROL}": "grpo_s, equal weights",
     f"grpo_s(clip_low=0.03,clip_high=0.04,{S_CONTROL}": "the same, bounds 0.03 and 0.04",
     f"grpo_s(clip_low=0.01,clip_high=0.013,{S_CONTROL}": "the same, bounds 0.01 and 0.013",
@@ -129,7 +131,7 @@ def sizes(found: dict[str, Study]) -> str:
     rows += [(f"optimizer steps: {n}", f"steps-{n}" if n != 4 else "candidates") for n in (1, 2, 4, 8)]
     for name, step in rows:
         study, task, cells = found[step], "countdown-6", []
-        dapo, gtpo, dew = (next(p for p in points(study, task) if p[0] == arm) for arm in ("dapo", "gtpo", "dew"))
+        dapo, gtpo, dew = (next(p for p in points(study, task) if p[0] == arm) for arm in ("dapo", "gtpo", FIRST))
         for score in ("area", "pass@k"):
             cells.append(f"{mean(values(study, task, dapo, score).values()):.3f}")
             both = (difference(study, task, arm, dapo, score) for arm in (gtpo, dew))

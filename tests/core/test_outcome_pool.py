@@ -25,10 +25,12 @@ def signs(batch, x):
 
 # ---- dew: DAPO's advantage times the column weight of correct answers ---------------------------------------
 def test_dew_by_hand():
-    """Two correct answers with entropies 1 and 3 at the first token (weights 0.5 and 1.5), one alone at the second."""
+    """At the first token two correct answers with entropies 1 and 3, 0.5 and 1.5 times their mean, and two wrong ones
+    with inverses 10 and 1/3, 60/31 and 2/31 times theirs; half of each is its weight. One of each at the second."""
     batch = rollouts([0] * 4, [1, 1, 0, 0], [[1.0, 3.0], [3.0], [0.1, 2.0], [3.0]])
     A = 0.5 / (math.sqrt(1 / 3) + 1e-4)
-    expected = torch.tensor([[0.5 * A, A], [1.5 * A, 0], [-A, -A], [-A, 0]], dtype=torch.float64)
+    first = [0.75, 1.25, -(0.5 + 30 / 31), -(0.5 + 1 / 31)]
+    expected = A * torch.tensor([[first[0], 1], [first[1], 0], [first[2], -1], [first[3], 0]], dtype=torch.float64)
     torch.testing.assert_close(batch.to_rows(get_algorithm("dew").advantages(batch)), expected)
 
 

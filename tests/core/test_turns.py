@@ -67,10 +67,16 @@ def test_golden_geometric():
 
 
 def test_golden_dew():
-    # rewards 1 1 0 0: mean ½, std √⅓, so A = ±½ / (√⅓ + 1e-4). Correct answers: A · H / mean of the turn; wrong: A.
+    # rewards 1 1 0 0: mean ½, std √⅓, so A = ±½ / (√⅓ + 1e-4), times ½ + ½ · H / mean of the turn,
+    # or 1/H in wrong answers.
     entropy, mask = laid_out(ANSWERS)
     A = 0.5 / ((1 / 3) ** 0.5 + 1e-4)
-    expected = [[[A / 2, A * 3 / 2], [A / 2]], [[A], [A * 3 / 2]], [[-A, -A], [-A]], [[-A]]]
+    expected = [
+        [[A * 3 / 4, A * 5 / 4], [A * 3 / 4]],
+        [[A], [A * 5 / 4]],
+        [[-A * 13 / 14, -A * 19 / 14], [-A]],
+        [[-A * 10 / 14]],
+    ]
     rollouts = Rollouts(mask=mask[None], reward=CORRECT.double()[None], entropy=entropy.nan_to_num()[None])
     close(dew.get_algorithm("dew", compare="turn").advantages(rollouts)[0], laid_out(expected, value=0.0)[0])
 

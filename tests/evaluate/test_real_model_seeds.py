@@ -90,6 +90,7 @@ def test_obvious_mistakes(tmp_path, monkeypatch):
     assert "no counts.json" in refused("--table")
     assert "--choose-limit first" in refused("--recipe", "tiny/countdown")
     assert "Did you mean 'tiny/countdown'" in refused("--recipe", "tiny/countdwon")
+    assert "divides --prompts" in refused("--recipe", "tiny/countdown", "--prompts", "6")
     script.write(tmp_path / "o", {"settings": {"k": 4}, "choice": {}, "runs": []})
     assert "other settings" in refused("--recipe", "tiny/countdown", "--limit", "40")
 
@@ -118,7 +119,8 @@ def test_the_shortest_limit_that_fits(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_whole_comparison(tmp_path):
     """Two arms, then a further seed: finished runs are not trained again."""
-    given = "--recipe tiny/countdown --limit 24 --steps 2 --group-size 4 --prompts 2 --sets countdown:6 -k 2"
+    given = "--recipe tiny/countdown --limit 24 --steps 4 --optimizer-steps 2 --group-size 4 --prompts 2"
+    given += " --sets countdown:6 -k 2"
     words = [sys.executable, SCRIPT, tmp_path, *given.split(), "--arms", "dapo", "gtpo", "--logging_steps", "1"]
 
     def seeds(*wanted):

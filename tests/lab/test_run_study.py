@@ -30,7 +30,7 @@ def test_every_rule_of_the_library_is_in_the_study():
 
 
 def plain(step):
-    return [arm.format(gtpo=1e-4, dew=1e-4, learned=1e-4) for arm in step.arms]
+    return [arm.format(gtpo=1e-4, dew=1e-4, half=1e-4, whole=1e-4) for arm in step.arms]
 
 
 def test_settings_and_order_of_the_jobs():
@@ -57,6 +57,8 @@ def test_a_job_trains(name, tmp_path, monkeypatch):
     monkeypatch.setattr(run_study, "warm_start", lambda *_: WarmStart(start, "none", scores))
     monkeypatch.setattr(script, "Settings", lambda **given: Settings(**{**given, **SMALL}))
     options = argparse.Namespace(out=tmp_path, seeds=1, generations=None, cuda_graphs=False, warm_starts=tmp_path)
+    if name == "learned-confirm":  # takes its rates from there
+        script.run(f"learned/{task}/0", options)
     script.run(f"{name}/{task}/0", options)
     found = load_study(tmp_path / name / task / "0")
     assert len(found.runs) == len(script.STEPS[name].arms)

@@ -172,22 +172,20 @@ class GTPO(EntropyWeighted):
 
 @dataclass(frozen=True, kw_only=True)
 class DEW(GTPO):
-    """DAPO's advantage, spread over the tokens of correct answers in proportion to their entropy. Not a published
-    algorithm: docs/papers.md says how it differs from GTPO (arXiv:2508.04349), docs/study.md where it helps."""
+    """DAPO's advantage, half of it spread over the tokens by entropy: in correct answers in proportion to it, in wrong
+    ones to its inverse. Not a published algorithm: docs/papers.md says how it differs from GTPO (arXiv:2508.04349),
+    docs/study.md where it helps."""
 
     name: ClassVar[str] = "dew"
 
-    alpha1: float = 0.0
+    alpha1: float = 0.5
     """α₁: weight of the plain outcome."""
 
-    alpha2: float = 1.0
-    """α₂: weight of the part that is distributed by entropy. 0 (with alpha1 above 0) is DAPO."""
+    alpha2: float = 0.5
+    """α₂: weight of the part that is distributed by entropy. 0 is DAPO."""
 
     pool: Literal["group", "joint", "sign", "outcome"] = "outcome"
     """The answer's DAPO advantage times the weight: no sign can flip, and graded rewards train."""
-
-    spread: Literal["both", "correct", "wrong"] = "correct"
-    """The side whose credit is distributed by entropy: wrong answers are penalised evenly."""
 
     dynamic_sampling: bool = True
     """As in DAPO: groups without signal are replaced by new prompts."""
