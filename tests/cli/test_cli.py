@@ -282,6 +282,9 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
     assert len(view.poll()) == 2 and view.poll() == []
     assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
     assert "step 2/10" in view.line() and "reward 0.200" in view.line()
+    folder.append_metrics({"step": 2, "eval/accuracy": 0.25, "kl/ref": 0.01})
+    view.poll()
+    assert "eval accuracy 0.250" in view.line() and "kl 0.0100" in view.line()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line: not yet
     assert view.poll() == []
