@@ -179,6 +179,11 @@ def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
     functions = launch.rewards_of(parse(make_run({**SMALL, "reward_funcs": names})))
     assert functions[0].name == "countdown" and len(functions) == 4
     assert functions[3](completions=["abc"]) == [-3]
+    (tmp_path / "own.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')  # data that have no verifier of their own
+    own = {**SMALL, "task": str(tmp_path / "own.jsonl"), "reward_funcs": names[2:]}
+    assert len(launch.rewards_of(parse(make_run(own)))) == 1
+    with pytest.raises(ConfigError, match="no reward"):
+        launch.rewards_of(parse(make_run({**own, "reward_funcs": None})))
 
 
 def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tmp_path):

@@ -27,7 +27,7 @@ ENGINES = ("transformers", "vllm")
 @app.command("eval")
 def evaluate_(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: Annotated[str | None, typer.Option(help="A game, data set, file or folder (default: the run's).")] = None,
+    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
