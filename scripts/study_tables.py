@@ -29,6 +29,8 @@ NAMES = {
     "gspo(clip_low=0.03,clip_high=0.04)": "gspo, bounds 0.03 and 0.04",
     "micro_batches": "shaped in micro-batches of four answers",
     "every_group": "groups without signal shaped too",
+    "dapo(token_weight=learned)": "learned, half",
+    "dapo(token_weight=learned,learned_share=1.0)": "learned, whole",
 }
 
 
@@ -41,12 +43,16 @@ def tables() -> dict[str, str]:
         "effect": effect(found["confirm"]),
         "settings": varied(found["settings"]),
         "candidates": by_task(found["candidates"], "area", "pass@k"),
+        "confirm-dew": by_task(found["confirm-dew"], "area", "pass@1", "pass@k"),
         "pools": by_task(found["confirm-pools"], "area", "pass@k"),
         "grpo_s": by_task(found["grpo_s"], "area", "pass@1"),
         "grpo_s-1": varied(found["grpo_s-1"]),
         "sizes": sizes(found),
         "misreadings": varied(found["misreadings"]),
-        "rules": varied(found["rules"]),
+        "rules": by_task(found["rules"], "area", "pass@k"),
+        "learned-rates": rates(found["learned"]),
+        "learned": by_task(found["learned-confirm"], "area", "pass@1", "pass@k"),
+        "learned-head": head(found["learned-confirm"]),
     }
 
 
@@ -56,13 +62,10 @@ def rates(study: Study) -> str:
     lines = [f"| task | arm | {' | '.join(f'{rate:g}' for rate in every)} |", "|---" * (2 + len(every)) + "|"]
     for task in study.tasks:
         for arm in study.arms:
-            found = {rate: values(study, task, (arm, rate), "area") for rate in every}
-            best = max((mean(x.values()) for x in found.values() if len(x) == 16), default=0.0)
-            cells = [
-                f"**{mean(x.values()):.3f}**" if mean(x.values()) == best else f"{mean(x.values()):.3f}"
-                for x in found.values()
-            ]
-            lines.append(f"| {task} | {arm} | {' | '.join(cells)} |")
+            found = [list(values(study, task, (arm, rate), "area").values()) for rate in every]
+            best = max((mean(x) for x in found if len(x) == 16), default=0.0)
+            shown = [f"**{mean(x):.3f}**" if x and mean(x) == best else f"{mean(x):.3f}" if x else "" for x in found]
+            lines.append(f"| {task} | {NAMES.get(arm, arm)} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
@@ -140,6 +143,19 @@ def sizes(found: dict[str, Study]) -> str:
     return "\n".join(lines)
 
 
+def head(study: Study) -> str:
+    """How well learned credit predicts the outcome, in the first and the last quarter of training."""
+    names = {"auc_first": "AUC first third", "auc_middle": "middle", "auc_last": "last", "brier": "Brier score"}
+    lines = [f"| task | arm | rate | {' | '.join(names.values())} |", "|---" * (3 + len(names)) + "|"]
+    for task in study.tasks:
+        for arm, rate in points(study, task):
+            runs = [run["curves"] for run in study.runs if (run["task"], run["arm"]) == (task, arm) and run["curves"]]
+            cells = [" → ".join(f"{mean(run[name][i] for run in runs):.3f}" for i in (0, 3)) for name in names if runs]
+            if runs:
+                lines.append(f"| {task} | {NAMES[arm]} | {rate:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def shown(d: Difference | None, beyond_noise: bool | None = None) -> str:
     assert d is not None
     star = d.holm < 0.05 if beyond_noise is None else beyond_noise
@@ -148,8 +164,8 @@ def shown(d: Difference | None, beyond_noise: bool | None = None) -> str:
 
 def figure() -> str:
     """Differences from DAPO with their intervals, a row per task and arm."""
-    study = load_study(RESULTS / "confirm")
-    colours = {"gtpo": "#2864dc", CONTROL: "#888888", "dew": "#d75f00"}
+    study = load_study(RESULTS / "confirm-dew")
+    colours = {"gtpo": "#2864dc", FIRST: "#888888", "dew": "#d75f00"}
     rows = [(t, d) for t in study.tasks for d in differences(study, t)]
     height, zero, scale, top = 22, 350, 7000, 44
     parts = [
@@ -167,7 +183,7 @@ def figure() -> str:
         if i == 0 or rows[i - 1][0] != task:
             parts.append(f'<text x="16" y="{y + 4}">{task}</text>')
         parts += [
-            f'<text x="130" y="{y + 4}" fill="{colour}">{NAMES.get(d.arm[0], d.arm[0])}</text>',
+            f'<text x="110" y="{y + 4}" fill="{colour}">{NAMES.get(d.arm[0], d.arm[0])}</text>',
             f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
             f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>',
             f'<text x="640" y="{y + 4}">{d.value:+.3f}</text>',
