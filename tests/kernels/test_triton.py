@@ -38,7 +38,8 @@ def test_some_cases_in_the_interpreter():
     run_cases(
         "triton_cases.py",
         "-k",
-        "entropy_gradients or frozen or ignored or unlikely or drawn or squares or single_tokens or fused_parts and (qwen2 or gemma)",
+        "entropy_gradients or frozen or ignored or unlikely or drawn or squares or single_tokens "
+        "or fused_parts and (qwen2 or gemma)",
         TRITON_INTERPRET="1",
     )
 
