@@ -188,7 +188,7 @@ RULES = (
          "The step was skipped: a reward, a logit, an entropy or the gradient was infinite or NaN.",
          "Three in a row stop the run. Check the reward function, lower the learning rate, use bf16 instead of fp16."),
     Rule("batch_not_full", partial(_above, "groups/short", 0.0),
-         "Dynamic sampling stopped at max_rounds with {value:.0f} groups missing; the step trained on the others.",
+         "Dynamic sampling stopped at max_rounds, {value:.0f} of the groups missing; the step trained on the others.",
          "Raise max_rounds, or choose problems that the model solves sometimes."),
 )
 # fmt: on

@@ -305,8 +305,8 @@ class RunFolder:
         return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
 
     def used(self) -> bool:
-        """Whether a run has trained here."""
-        return (self.path / "metrics.jsonl").exists() or any(self.path.glob("checkpoint-*"))
+        """Whether a run has trained here; an evaluation before training is step 0."""
+        return any(line["step"] for line in self.metrics()) or any(self.path.glob("checkpoint-*"))
 
     def clear(self, *, whole: bool = True) -> None:
         """Delete what a run wrote; with `whole=False`, only what it wrote while training."""

@@ -118,7 +118,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
     ("words", "code", "says"),
     [
         (["trian"], 2, "No such command"),
-        (["eval"], 2, "Missing argument"),
+        (["eval"], 2, "Missing argument 'model'.\n→ See `dew eval --help`"),
         (["train"], 1, "dew train FILE.yaml"),
         (["train", "nowhere.yaml"], 1, "No such file"),
         (["resume", "nowhere"], 1, "output_dir of a run"),
@@ -133,6 +133,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),
         (["pairs", "tiny", "pairs.jsonl", "--engine", "sglang"], 1, "transformers, vllm"),
         (["eval", "tiny", "--verifier", "math", "--suite", "paper"], 1, "Give one."),
+        (["eval", "tiny", "--settings", "numbers"], 1, "not a mapping"),
         (["explain", "nowhere.jsonl"], 1, "cannot be read"),
         (["export", "nowhere", "there"], 1, "no final model"),
     ],
@@ -307,6 +308,9 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
     assert len(view.poll()) == 2 and view.poll() == []
     assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
     assert "step 2/10" in view.line() and "reward 0.200" in view.line()
+    folder.append_metrics({"step": 2, "eval/accuracy": 0.25, "kl/ref": 0.01})
+    view.poll()
+    assert "eval accuracy 0.250" in view.line() and "kl 0.0100" in view.line()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line: not yet
     assert view.poll() == []

@@ -29,7 +29,10 @@ def test_the_table_by_hand():
     text = command.markdown(compare_runs(runs("dapo", [0.2, 0.4]) + runs("gtpo", [0.3, 0.4]), "dapo"))
     assert "| dapo | 2 | 0.300 ± 0.141 | 480 |" in text  # √(0.1² + 0.1²) = 0.141
     assert "| gtpo − dapo | area under training accuracy | +0.050 [+0.000, +0.100] | 1 of 2 | too few seeds" in text
-    assert "do not separate the algorithms" in text
+    assert "Too few seeds to tell a difference from noise; train at least 5." in text
+    assert "do not separate" in command.markdown(
+        compare_runs(runs("dapo", [0.2] * 5) + runs("gtpo", [0.2] * 5), "dapo")
+    )
 
 
 def test_only_differences_larger_than_noise_are_named():
@@ -49,8 +52,15 @@ def test_one_algorithm_has_no_differences():
 # The plan
 
 
-def test_names_are_spelled_as_dew_does():
-    assert command._algorithms("GTPO, grpo-s,gtpo") == ["gtpo", "grpo_s"]
+def test_names_are_spelled_as_dew_does_and_own_classes_as_typed(tmp_path):
+    code = "from dew.algorithms import GRPO\n\nclass Rule(GRPO):\n    name = 'rule_to_compare'\n"
+    (tmp_path / "compared_rules.py").write_text(code)
+    own = f"{tmp_path}/compared_rules.py:Rule"
+    assert command._algorithms(f"GTPO, grpo-s,gtpo, {own}") == {
+        "gtpo": "gtpo",
+        "grpo_s": "grpo_s",
+        "rule_to_compare": own,
+    }
     with pytest.raises(ConfigError, match="Did you mean 'gtpo'"):
         command._algorithms("gtop")
     with pytest.raises(ConfigError, match="''"):
@@ -86,27 +96,27 @@ def test_a_folder_holds_one_comparison(tmp_path):
 
 def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_started_again(tmp_path):
     plan = tmp_path / "recipe.yaml"
-    fresh = command._child(plan, tmp_path, "gtpo", 0)
     home = command.run_folder(tmp_path, "gtpo", 0)
+    fresh = command._child(plan, home, "gtpo", 0)
     assert fresh is not None and fresh.arguments[:2] == ["train", str(plan)]
     assert fresh.arguments[2:] == ["--algorithm", "gtpo", "--seed", "0", "--output_dir", str(home)]
 
     RunFolder(home).write_run({"status": "running"})  # killed before its first checkpoint
-    again = command._child(plan, tmp_path, "gtpo", 0)
+    again = command._child(plan, home, "gtpo", 0)
     assert again is not None and again.arguments == fresh.arguments and not home.exists()
 
     (home / "checkpoint-4").mkdir(parents=True)
     (home / "checkpoint-4" / "trainer_state.json").write_text("{}")
     RunFolder(home).write_run({"status": "running"})
-    resumed = command._child(plan, tmp_path, "gtpo", 0)
+    resumed = command._child(plan, home, "gtpo", 0)
     assert resumed is not None and resumed.arguments == ["resume", str(home)]
 
     RunFolder(home).write_run({"status": "done"})  # killed before its model was saved
-    assert command._child(plan, tmp_path, "gtpo", 0) is not None
+    assert command._child(plan, home, "gtpo", 0) is not None
     (home / "model").mkdir()
-    assert command._child(plan, tmp_path, "gtpo", 0) is None
+    assert command._child(plan, home, "gtpo", 0) is None
     RunFolder(home).write_scores([{"when": "before"}])  # killed while it was scored
-    unscored = command._child(plan, tmp_path, "gtpo", 0)
+    unscored = command._child(plan, home, "gtpo", 0)
     assert unscored is not None and unscored.arguments == ["resume", str(home)]
 
 

@@ -86,6 +86,19 @@ def test_values_get_the_type_that_trl_declares(given, converted):
     assert name == "bf16" or any(getattr(part, name, None) == converted for part in (parsed.script, parsed.args))
 
 
+def test_the_help_of_a_setting_is_not_cut_inside_a_word(dew):
+    _, out, _ = dew("train", "--keys")
+    lines = dict(line.split("  ", 1) for line in out.splitlines() if "  " in line)
+    assert lines["algorithm"].endswith("trl, or your own: module:Class (default gtpo).")
+    assert all(len(text) < 302 or text.endswith(" ...") for text in lines.values())
+    assert lines["loss_type"] and lines["auto_find_batch_size"].endswith("is not adjusted.")
+
+
+def test_preflight_names_the_command_that_was_checked(dew, config):
+    code, out, _ = dew("preflight", config(), "--answers", "0", "--algorithm", "dapo", "--run_name", "a b")
+    assert code == 0 and f"Next: dew train {config()} --algorithm dapo --run_name 'a b'" in out
+
+
 def test_text_stays_as_it_was_typed():
     parsed = parse(make_run({**SMALL, "run_name": 1.1}), {"run_name": "1.10"})
     assert parsed.args.run_name == parsed.run.settings["run_name"] == "1.10"
@@ -166,10 +179,15 @@ def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
     functions = launch.rewards_of(parse(make_run({**SMALL, "reward_funcs": names})))
     assert functions[0].name == "countdown" and len(functions) == 4
     assert functions[3](completions=["abc"]) == [-3]
+    (tmp_path / "own.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')  # data that have no verifier of their own
+    own = {**SMALL, "task": str(tmp_path / "own.jsonl"), "reward_funcs": names[2:]}
+    assert len(launch.rewards_of(parse(make_run(own)))) == 1
+    with pytest.raises(ConfigError, match="no reward"):
+        launch.rewards_of(parse(make_run({**own, "reward_funcs": None})))
 
 
 def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tmp_path):
-    path = config(scores={"problems": 4, "k": 2})
+    path = config(scores={"problems": 4, "k": 2}, task_settings={"numbers": 3})
     code, said, err = dew("train", path)
     assert code == 0, err
     folder = RunFolder(tmp_path / "run")
@@ -186,6 +204,11 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert code == 0 and (tmp_path / "model" / "config.json").is_file(), err
     _, scored, _ = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
     assert 0 <= json.loads(scored)["scores"]["pass@1"]["value"] <= 1
+    assert dew("eval", folder.path, "-n", 2, "-k", 1, "--keep", tmp_path / "kept.json")[0] == 0
+    kept = json.loads((tmp_path / "kept.json").read_text())  # on the run's own task, with its settings and length
+    assert [row["prompt"].count(",") for row in kept["problems"]] == [2, 2] and kept["sampling"]["max_new_tokens"] == 32
+    (folder.path / "config.yaml").write_text("dataset_name: some/data")
+    assert "trained on some/data" in dew("eval", folder.path)[2]
 
 
 @pytest.mark.parametrize(

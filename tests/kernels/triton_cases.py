@@ -382,11 +382,29 @@ def test_fused_parts_of_a_decoder(family):
             torch.nn.init.uniform_(p, 0.5, 1.5)
     decoder = Decoder(model, Draw(greedy=True), ends=[1], pad=0)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
-    decoder.parts = []
+    decoder.parts, decoder.attention = [], "dew_grouped"
     expected = decoder.answers(prompts, 6)
     decoder._release()
-    decoder.parts = _fused_parts(model)
+    decoder.parts, decoder.attention = _fused_parts(model)
+    assert decoder.attention == "dew_fused"
     norms = {"qwen2": 5, "qwen3": 9, "llama": 5, "gemma": 0}[family]
     assert len(decoder.parts) == norms + 1
     assert decoder.answers(prompts, 6) == expected
     assert all("forward" not in vars(m) for m in model.modules())
+
+
+@pytest.mark.parametrize(("heads", "shared", "width"), [(14, 2, 64), (3, 3, 24), (20, 1, 128)])
+def test_attention_of_single_tokens(heads, shared, width):
+    """Against PyTorch's, with hidden slots at both ends, whole blocks of them among them, and keys that are a view."""
+    from dew.decoding.decoder import grouped_attention
+    from dew.decoding.fused import attention
+
+    torch.manual_seed(0)
+    rows, slots, seen = 3, 512, 384
+    query = torch.randn(rows, 1, heads, width, device=DEVICE).transpose(1, 2)
+    keys, values = (x[:, :, :seen] for x in torch.randn(2, rows, shared, slots, width, device=DEVICE))
+    mask = torch.zeros(rows, 1, 1, seen, device=DEVICE)
+    mask[0, ..., :140], mask[1, ..., 5:], mask[2, ..., :200], mask[2, ..., 201:] = (-torch.inf,) * 4
+    found, expected = (f(None, query, keys, values, mask, 0.3)[0] for f in (attention, grouped_attention))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[2, 0, 0], values[2, 0, 200], rtol=1e-5, atol=1e-5)  # a single visible slot

@@ -93,8 +93,13 @@ def test_any_folder_with_or_without_a_dot(tmp_path, monkeypatch):
         assert sorted(row["prompt"] for part in found for row in part) == sorted(row["prompt"] for row in rows)
     write(tmp_path / "tests" / "test.jsonl", rows)
     assert len(task("tests").rows(64, split="held_out")) == 64
+    write(tmp_path / "both" / "train.jsonl", rows[:60])
+    write(tmp_path / "both" / "test.jsonl", rows[60:])
+    assert [len(task("both").rows(64, split=split)) for split in ("train", "held_out")] == [60, 4]
     write(tmp_path / "problems" / "train.jsonl", [{"problem": "1+1", "answer": "2"}])
     assert task("problems").rows(1)[0]["problem"] == "1+1"
+    found = [row for split in ("train", "held_out") for row in task("problems/train.jsonl").rows(1, split=split)]
+    assert [row["problem"] for row in found] == ["1+1"]
 
 
 def test_nested_columns(tmp_path):

@@ -84,7 +84,8 @@ def test_the_settings_that_an_algorithm_sets_exist():
     known = set(GRPOConfig.__dataclass_fields__)
     for name in ("epsilon", "epsilon_high", "beta", "loss_type", "scale_rewards", "importance_sampling_level",
                  "use_bias_correction_kl", "delta", "off_policy_mask_threshold", "top_entropy_quantile",
-                 "entropy_coef", "multi_objective_aggregation", "steps_per_generation", "num_iterations"):  # fmt: skip
+                 "entropy_coef", "multi_objective_aggregation", "steps_per_generation", "num_iterations",
+                 "sapo_temperature_pos", "sapo_temperature_neg"):  # fmt: skip
         assert name in known, changed(f"GRPOConfig.{name}")
 
 

@@ -85,6 +85,8 @@ CHOSEN = {
     "Dr. GRPO": ({"loss_type": "dr_grpo", "scale_rewards": False}, "dr_grpo"),
     "GRPO": ({"loss_type": "grpo", "beta": 0.04}, "grpo"),
     "GSPO": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "gspo"),
+    "CISPO": ({"loss_type": "cispo", "epsilon_high": 5.0}, "cispo"),
+    "SAPO": ({"loss_type": "sapo", "sapo_temperature_neg": 2.0, "epsilon": 0.2}, "sapo"),
     "a loss that no algorithm has": ({"loss_type": "bnpo"}, "trl"),
     "a combination that no algorithm has": ({"importance_sampling_level": "sequence", "loss_type": "dr_grpo"}, "trl"),
     "two-sided clip": ({"delta": 4.0}, "trl"),
@@ -109,6 +111,18 @@ def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path):
     own = tiny.config(tmp_path, algorithm="trl", delta=4.0, epsilon=0.1)
     assert (own.epsilon, own.epsilon_high, own.loss_type, own.use_bias_correction_kl) == (0.1, None, "dapo", True)
     assert own.build_algorithm().clip_high == 0.1
+    gate = tiny.config(tmp_path, algorithm="trl", loss_type="sapo", sapo_temperature_neg=2.0)
+    assert (gate.sapo_temperature_pos, gate.sapo_temperature_neg) == (1.0, 2.0)
+
+
+def test_trls_settings_of_other_losses_mean_what_they_mean_in_trl(tmp_path):
+    """CISPO: TRL's epsilon_high bounds the ratio itself, dew's clip_high the distance from 1; TRL reads no epsilon."""
+    config = tiny.config(tmp_path, loss_type="cispo", epsilon=0.2, epsilon_high=3.0)
+    assert (config.build_algorithm().clip_low, config.build_algorithm().clip_high) == (1.0, 2.0)
+    again = dataclasses.replace(config, generation_batch_size=None)
+    assert again.build_algorithm() == config.build_algorithm()
+    gate = tiny.config(tmp_path, loss_type="sapo", sapo_temperature_pos=2.0, sapo_temperature_neg=3.0)
+    assert (gate.build_algorithm().tau_pos, gate.build_algorithm().tau_neg) == (2.0, 3.0)
 
 
 def test_an_algorithm_of_ones_own_by_path(tmp_path, monkeypatch):
@@ -205,7 +219,7 @@ def wants_solution(completions, solution, **_):
 
 
 def test_a_missing_column_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="'wants_solution' needs the column 'solution', and the data set has prompt"):
+    with pytest.raises(ConfigError, match=r"needs the column 'solution', and .* has prompt, answer. Rename one to"):
         tiny.trainer(tmp_path, wants_solution)
     with pytest.raises(ConfigError, match=r"the trainer needs the column 'prompt'.*Did you mean 'prompts'\?"):
         tiny.trainer(tmp_path, data=tiny.prompts().rename_column("prompt", "prompts"))

@@ -233,3 +233,18 @@ def test_tied_weights_are_not_reported_as_missing(tmp_path, monkeypatch):
             resume_from_checkpoint=resume and f"{tmp_path}/checkpoint-1"
         )
     assert not [text for text in warned if "missing keys" in text]
+
+
+@pytest.mark.parametrize(
+    "length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}], ids=["steps", "epochs"]
+)
+def test_a_finished_run_is_loaded_and_not_trained_further(length, tmp_path):
+    first = make(tmp_path, 2, save_total_limit=1, **length)
+    first.train()
+    again = make(tmp_path, 2, **length)
+    assert again.train(resume_from_checkpoint=True).global_step == again.state.global_step == first.state.global_step
+    assert torch.equal(tiny.weights(again.model), tiny.weights(first.model))
+    assert RunFolder(tmp_path).run()["status"] == "done"
+    longer = {"max_steps": 3} if length["max_steps"] > 0 else {"max_steps": -1, "num_train_epochs": 2}
+    more = make(tmp_path, 2, **longer)
+    assert more.train(resume_from_checkpoint=True).global_step > first.state.global_step

@@ -95,19 +95,22 @@ def test_the_documents_and_the_trackers_agree_on_names(run):
 
 def test_a_used_folder_is_refused_unless_overwritten_or_resumed(tmp_path, caplog, monkeypatch):
     saves = {"save_strategy": "steps", "save_steps": 1}
-    tiny.trainer(tmp_path, max_steps=2, **saves).train()
+    first = tiny.trainer(tmp_path, others={"eval_dataset": tiny.prompts(2)}, max_steps=2, **saves)
+    first.evaluate()  # of the start, before training
+    first.train()
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [0, 1, 2]
     (tmp_path / "notes.txt").write_text("mine")
     again = tiny.trainer(tmp_path, max_steps=3, **saves)
     assert "earlier run" not in caplog.text  # it may be resumed
     with pytest.raises(ConfigError, match="overwrite_output_dir=True"):
         again.train()
-    assert len(RunFolder(tmp_path).metrics()) == 2
-    again.train(resume_from_checkpoint=True)
     assert len(RunFolder(tmp_path).metrics()) == 3
+    again.train(resume_from_checkpoint=True)
+    assert len(RunFolder(tmp_path).metrics()) == 4
     monkeypatch.setenv(RESUME, str(tmp_path.resolve()))  # as `dew resume` does
     longer = tiny.trainer(tmp_path, max_steps=4, **saves)
     longer.train()
-    assert len(RunFolder(tmp_path).metrics()) == 4 and longer.state.global_step == 4
+    assert len(RunFolder(tmp_path).metrics()) == 5 and longer.state.global_step == 4
     monkeypatch.delenv(RESUME)
     tiny.trainer(tmp_path, max_steps=1, overwrite_output_dir=True, **saves).train()
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1]

@@ -16,7 +16,7 @@ from dew.algorithms import algorithm_classes
 from dew.config import make_run, read_run, to_yaml
 from dew.engines.verl import data, launch
 from dew.engines.verl.launch import hydra_text, hydra_words, prepare
-from dew.engines.verl.recipe import PLAIN_TEMPLATE, SHARED, Batches, flat, merged
+from dew.engines.verl.recipe import OWN_REWARD, PLAIN_TEMPLATE, SHARED, Batches, flat, merged
 from dew.errors import ConfigError, EngineError, did_you_mean
 from dew.records import RunFolder
 
@@ -385,6 +385,11 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
         (tmp_path / "q.jsonl").write_text(json.dumps({"question": prompt, "answer": "2"}))
         ready = small(**{**task, "task": str(tmp_path / "q.jsonl")}, task_settings={"prompt": "question"})
         assert prepare(ready)["actor_rollout_ref.model.custom_chat_template"] == own
+    bare = {name: value for name, value in task.items() if name != "verifier"}
+    with pytest.raises(ConfigError, match="p has no verifier of its own"):
+        data.prepare_data(prepare(small(**bare)), Tokenizer())
+    own = small(**bare, verl={OWN_REWARD: "rewards.py"})
+    assert data.prepare_data(prepare(own), Tokenizer()).train[0]["data_source"] == "p"
     pytest.importorskip("math_verify")
     message = data.prepare_data(prepare(chat), Tokenizer()).train[0]["prompt"][0]
     assert message["role"] == "user" and not message["content"].startswith("<s>")  # the model's own template adds it

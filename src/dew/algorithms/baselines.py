@@ -216,6 +216,7 @@ class CISPO(DAPO):
     """Clips the weight of a token's gradient and drops no token. arXiv:2506.13585; bounds of ScaleRL, 2510.13786."""
 
     name: ClassVar[str] = "cispo"
+    replaces: ClassVar[tuple[str, ...]] = ("loss_type=cispo",)
 
     surrogate: Surrogate = "cispo"
     """Part of CISPO."""
@@ -232,6 +233,7 @@ class SAPO(GRPO):
     """A soft gate on the ratio instead of a clip. arXiv:2511.20347."""
 
     name: ClassVar[str] = "sapo"
+    replaces: ClassVar[tuple[str, ...]] = ("loss_type=sapo",)
 
     surrogate: Surrogate = "sapo"
     """Part of SAPO."""
@@ -248,6 +250,6 @@ class TRL(GRPO):
     reduce: ClassVar[Reduce] = "tokens"
 
     def problems(self) -> list[str]:
-        own = {"threshold", "clip_low", "clip_high", "kl_coef", "max_tokens"}
+        own = {"threshold", "clip_low", "clip_high", "kl_coef", "max_tokens", "tau_pos", "tau_neg"}
         changed = [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]
         return super().problems() + [f"{name} is not part of TRL's loss. Choose another algorithm." for name in changed]

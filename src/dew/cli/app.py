@@ -87,7 +87,8 @@ def _explain(error: Exception) -> int:
     if os.environ.get("DEW_TRACEBACK"):
         raise error
     if hasattr(error, "format_message"):  # click's: the command line was not understood
-        show_error([Problem(error.format_message(), remedy="See `dew --help`.")])
+        command = getattr(getattr(error, "ctx", None), "command_path", "dew")
+        show_error([Problem(error.format_message(), remedy=f"See `{command} --help`.")])
         return 2
     if isinstance(error, DewError):
         show_error(error.problems, error.source)

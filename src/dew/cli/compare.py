@@ -33,11 +33,11 @@ PER_RUN = ("algorithm", "seed", "output_dir")
 def compare(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A YAML file, or a recipe name such as tiny/countdown.")],
-    algorithms: Annotated[str, typer.Option(help="Algorithm names, separated by commas.")] = "gtpo,grpo_s,dapo,grpo",
+    algorithms: Annotated[str, typer.Option(help="Names or file.py:Class, with commas.")] = "gtpo,grpo_s,dapo,grpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
-    folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs and the result.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/compare-RECIPE).")] = None,
     baseline: Annotated[str | None, typer.Option(help="Baseline algorithm (default: the first).")] = None,
     untrusted: Untrusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -52,7 +52,7 @@ def compare(
     check_settings(run, typed)
     check_permission(run, typed, untrusted)
     names = _algorithms(algorithms)
-    baseline = names[0] if baseline is None else _algorithms(baseline)[0]
+    baseline = next(iter(_algorithms(baseline) if baseline else names))
     if baseline not in names:
         advice = f"Choose one of: {', '.join(names)}."
         raise ConfigError(Problem(f"baseline: {baseline} is not among the algorithms.", remedy=advice))
@@ -65,7 +65,7 @@ def compare(
     homes = {pair: run_folder(folder, *pair) for pair in pairs}
     with lock(folder) as held:
         config = _write_config(run, folder)
-        children = [child for pair in pairs if (child := _child(config, folder, *pair)) is not None]
+        children = [child for pair in pairs if (child := _child(config, homes[pair], names[pair[0]], pair[1]))]
         at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
         _train(children, len(pairs), at_once, held, quiet=as_json)
         result = compare_runs([read_result(homes[pair], *pair) for pair in pairs], baseline)
@@ -80,11 +80,12 @@ def compare(
     out.print("The page shows the verdicts, the curves of all arms, and the credit of every recorded token.")
 
 
-def _algorithms(text: str) -> list[str]:
-    """Names as dew spells them, without duplicates."""
+def _algorithms(text: str) -> dict[str, str]:
+    """Name -> what `--algorithm` takes: the name as dew spells it, or file.py:Class for your own."""
     from dew.algorithms import get_algorithm
 
-    return list(dict.fromkeys(type(get_algorithm(word.strip())).name for word in text.split(",")))
+    words = {word: get_algorithm(word).name for word in map(str.strip, text.split(","))}
+    return {name: word if ":" in word else name for word, name in words.items()}
 
 
 def _without_per_run(run: Run, typed: Typed) -> Run:
@@ -115,9 +116,8 @@ def run_folder(folder: Path, algorithm: str, seed: int) -> Path:
     return folder / f"{algorithm}-seed{seed}"
 
 
-def _child(config: Path, folder: Path, algorithm: str, seed: int) -> Child | None:
+def _child(config: Path, home: Path, algorithm: str, seed: int) -> Child | None:
     """The process that starts or resumes this run; None if the run is finished."""
-    home = run_folder(folder, algorithm, seed)
     if RunFolder(home).finished():
         return None
     if any(home.glob("checkpoint-*/trainer_state.json")):

@@ -11,6 +11,7 @@ from rich.table import Table
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
+from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import write_atomically
 from dew.records import MODEL_FILES, RunFolder
@@ -26,8 +27,8 @@ ENGINES = ("transformers", "vllm")
 @app.command("eval")
 def evaluate_(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
-    settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
+    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
+    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
     threshold: Annotated[float, typer.Option(help="An answer with a --reward above this is correct.")] = 0.5,
@@ -35,13 +36,13 @@ def evaluate_(
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum new tokens per answer (default 128).")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Answers per batch (default 256; on a GPU 1,024).")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding, one answer per problem.")] = False,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
-    vs: Annotated[str | None, typer.Option(help="A second model on the same problems: paired differences.")] = None,
+    vs: Annotated[str | None, typer.Option(help="A second model, on the same problems: second − first.")] = None,
     suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -54,7 +55,13 @@ def evaluate_(
     from dew import rewards, tasks
     from dew.evaluate import suites
 
-    own = mapping(settings)
+    file = Path(model) / "config.yaml"
+    run = read_run(file) if file.is_file() else Run()
+    if not (task or run.task or suite) and (data := run.settings.get("dataset_name")):
+        remedy = "Name problems to evaluate it on with --task, and with --reward how to score your own data."
+        raise ConfigError(Problem(f"{model}: trained on {data}, which is not a task.", remedy=remedy))
+    own = mapping(settings) or ({} if task else run.task_settings)
+    task, limit = task or run.task or "countdown", run.settings.get("max_completion_length") or 128
     scorer = rewards.load_reward(reward) if reward else rewards.verifier(verifier) if verifier else None
     given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed, "threshold": threshold}
     given = {name: value for name, value in given.items() if value is not None}
@@ -73,7 +80,7 @@ def evaluate_(
     kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
     if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
         raise ConfigError(Problem(f"{unused}: has no effect on answers that were kept.", remedy="Leave it out."))
-    sampling = {"k": 16, "max_new_tokens": 128, "temperature": temperature, "top_p": top_p, "greedy": greedy}
+    sampling = {"k": 16, "max_new_tokens": limit, "temperature": temperature, "top_p": top_p, "greedy": greedy}
     scores = [
         scored or score(load_model(name, engine, float32), task, problems, **sampling)
         for name, scored in zip(names, kept, strict=True)
@@ -114,7 +121,7 @@ def pairs(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
     to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
-    settings: Annotated[str, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = "{}",
+    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     k: Annotated[int, typer.Option("-k", help="Answers to sample per problem.")] = 8,
     problems: Annotated[int, typer.Option("-n", "--problems", help="Training problems.")] = 1024,
@@ -154,13 +161,11 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
         raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
     from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
     from dew.tasks import model_folder
 
-    disable_progress_bar()
     path = Path(model_folder(name))
     path = RunFolder(path).model() or path
     if (path / "run.json").is_file() and not any((path / file).is_file() for file in MODEL_FILES):
@@ -191,6 +196,9 @@ def load_lora(folder: Path) -> Any:
 
 
 def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
 
 
@@ -207,7 +215,7 @@ def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Diff
     first = scores[0]
     title = f"{first.task}: {len(first.problems)} held-out problems, {first.k} answers each, 95 % intervals by problem"
     table = Table("score", title=title, title_justify="left")
-    for column in [*names, "difference, paired"] if differences else names:
+    for column in [*names, "second − first, paired"] if differences else names:
         table.add_column(column, justify="right")
     for name in first.scores:
         cells = [str(score.scores.get(name, "")) for score in scores]

@@ -46,7 +46,7 @@ def explain(
     group: Annotated[int | None, typer.Option(help="Group (default: the most informative one of the step).")] = None,
     answer: Annotated[int | None, typer.Option(help="Show one answer, counted from 1, with the formula.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Compute with this algorithm (default: the run's).")] = None,
-    settings: Annotated[str, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = "{}",
+    settings: Annotated[str | None, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Explain the credit of every token in a recorded group."""

@@ -74,9 +74,12 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
     return settings, typed
 
 
-def mapping(text: str) -> dict[str, Any]:
+def mapping(text: str | None) -> dict[str, Any]:
     """The value of `--settings`."""
-    return parse_yaml(f"settings: {text}", "--settings")["settings"] or {}
+    value = parse_yaml(f"settings: {text or '{}'}", "--settings")["settings"]
+    if not isinstance(value, dict):
+        raise ConfigError(Problem(f"--settings {text} is not a mapping.", remedy="Write e.g. '{numbers: 3}'."))
+    return value
 
 
 def _value(text: str) -> Any:

@@ -43,7 +43,7 @@ def lab(
     evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer kernel launches, more memory.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder (default runs/lab).")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab).")] = None,
     warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
     no_controls: Annotated[bool, typer.Option("--no-controls", help="Leave out the arms with weighting off.")] = False,

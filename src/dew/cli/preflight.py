@@ -1,5 +1,6 @@
 """`dew preflight` and `dew doctor`."""
 
+import shlex
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from dew.preflight import passed
 def preflight(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")],
-    answers: Annotated[int, typer.Option(help="Answers to sample from the model (default 128); 0: none.", min=0)] = 128,
+    answers: Annotated[int, typer.Option(help="Answers to sample from the model; 0: none.", min=0)] = 128,
     untrusted: Untrusted = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -43,8 +44,8 @@ def preflight(
     if json:
         print_json({"ok": passed(checks), "checks": [asdict(check) for check in checks]})
     else:
-        engine = " --engine verl" if run.engine == "verl" else ""
-        show_checks(checks, f" Next: dew train {config}{engine}" if passed(checks) else "")
+        command = shlex.join(["dew", "train", str(config), *context.args])
+        show_checks(checks, f" Next: {command}" if passed(checks) else "")
     raise typer.Exit(0 if passed(checks) else 1)
 
 

@@ -30,7 +30,7 @@ def report(
 @app.command()
 def view(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of several runs.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1 (default: any free one).")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
     """Show the report in a browser, refreshed while runs train.

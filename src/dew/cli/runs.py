@@ -41,7 +41,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
+    "eval accuracy": ("eval/accuracy", "{:.3f}"),
     "entropy": ("entropy", "{:.3f}"),
+    "kl": ("kl/ref", "{:.4f}"),
     "length": ("length/mean", "{:.1f}"),
     "kept": ("groups/kept", "{:.0f}"),
     "mixed": ("groups/mixed_share", "{:.0%}"),

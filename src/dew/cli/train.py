@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -73,7 +74,8 @@ def _print_keys(on_pairs: bool) -> None:
 
     out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
     for field in sorted(setting_fields(on_pairs), key=lambda field: field.name):
-        out.print(f"{field.name}  {str(field.metadata.get('help', '')).splitlines()[0][:150]}")
+        text = shorten(str(field.metadata.get("help", "")), 300, placeholder=" ...")
+        out.print(f"{field.name}  {text}", soft_wrap=True)
 
 
 def _print_plan(parsed: "Parsed", as_json: bool) -> None:

@@ -106,13 +106,13 @@ def _fused() -> Callable[..., Any] | None:
     return draw
 
 
-def _fused_parts(model: Any) -> list[Any]:
-    """Norms and rotary embeddings that one kernel computes, where Triton is installed."""
+def _fused_parts(model: Any) -> tuple[list[Any], str]:
+    """Norms and rotary embeddings that one kernel computes, and the name of the attention."""
     if importlib.util.find_spec("triton") is None:
-        return []
-    from dew.decoding.fused import fused_parts
+        return [], GROUPED
+    from dew.decoding.fused import ATTENTION, fused_parts, same_attention
 
-    return fused_parts(model)
+    return fused_parts(model), ATTENTION if same_attention(model, grouped_attention) else GROUPED
 
 
 class SamplingCopy:
@@ -210,7 +210,7 @@ class Decoder:
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         self.forward = model if self.head is None else causal.base_model
         """The model that a step runs: without its head, if dew can compute that in float32."""
-        self.parts = _fused_parts(causal) if self.device.type == "cuda" else []
+        self.parts, self.attention = _fused_parts(causal) if self.device.type == "cuda" else ([], GROUPED)
         """What a step of one token replaces in it."""
         self._release()
 
@@ -371,7 +371,7 @@ class _Buffers:
         bias = torch.zeros(unseen.shape, dtype=self.dtype, device=unseen.device)
         bias.masked_fill_(unseen, -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
-        with _attention(decoder.model), _replaced(decoder.parts):
+        with _attention(decoder.model, decoder.attention), _replaced(decoder.parts):
             logits = decoder.logits(**inputs, past_key_values=self.cache)
         tokens, logp, entropy = decoder.draw.scored(logits)
         tokens = tokens.masked_fill(self.ended, self.pad)
@@ -400,11 +400,11 @@ def _restored_on_failure() -> Iterator[None]:
 
 
 @contextmanager
-def _attention(model: Any) -> Iterator[None]:
-    """Use `grouped_attention` for single tokens; prompts and training use the model's own attention."""
+def _attention(model: Any, name: str) -> Iterator[None]:
+    """The attention of single tokens; prompts and training use the model's own."""
     config = model.config.get_text_config()
     own = config._attn_implementation
-    config._attn_implementation_internal = GROUPED
+    config._attn_implementation_internal = name
     try:
         yield
     finally:

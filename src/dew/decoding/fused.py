@@ -1,7 +1,8 @@
-"""Norms and rotary embeddings of a transformers model in one kernel each, for steps of one token.
+"""Norms, rotary embeddings and attention of a transformers model in one kernel each, for steps of one token.
 
-As written in transformers they take 8 and 10 kernels, which at this size is half of a step's time. A part is replaced
-only if it is found to compute the same.
+As written in transformers, norms and embeddings take 8 and 10 kernels, which at this size is half of a step's time, and
+PyTorch's attention reads the keys and values of slots that are hidden. A part is replaced only if it is found to
+compute the same.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,9 +17,13 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from triton.runtime.errors import TritonError
 
 Part = tuple[Any, str, Callable[..., Any]]
 """An object, the name of one of its attributes, and what to call instead."""
+ATTENTION = "dew_fused"
+"""The name under which transformers finds `attention`."""
 TOLERANCE = 0.02
 """Relative; bfloat16 rounds at other places."""
 
@@ -49,6 +54,54 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return found[0], found[1]
 
 
+@triton.jit
+def _attention_kernel(
+    query, q_row, q_head, keys, values, k_row, k_head, k_slot, bias, b_row, out, slots, heads, group, width, scale,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The query heads that share a key head. Blocks of hidden slots are not read."""
+    row, key_head, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDTH)[None]
+    head = key_head * group + tl.arange(0, GROUP)[:, None]
+    live = (head < (key_head + 1) * group) & (i < width)
+    q = tl.load(query + row * q_row + head * q_head + i, mask=live, other=0.0)
+    start, bias = row * k_row + key_head * k_head, bias + row * b_row
+    top = tl.full([GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    mixed = tl.zeros([GROUP, WIDTH], tl.float32)
+    for first in range(0, slots, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        hidden = tl.load(bias + at).to(tl.float32)
+        if tl.max(hidden, 0) > float("-inf"):
+            place = start + at[:, None] * k_slot + i
+            key = tl.load(keys + place, mask=i < width, other=0.0)
+            value = tl.load(values + place, mask=i < width, other=0.0)
+            s = tl.dot(q, tl.trans(key), input_precision="ieee") * scale + hidden[None]
+            higher = tl.maximum(top, tl.max(s, 1))
+            p, shrink = tl.exp(s - higher[:, None]), tl.exp(top - higher)
+            mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
+            total = total * shrink + tl.sum(p, 1)
+            top = higher
+    tl.store(out + (row * heads + head) * width + i, mixed / total[:, None], mask=live)
+
+
+def attention(
+    _: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None = None, **__: Any
+) -> tuple[Tensor, None]:
+    """Attention of (B, heads, 1, D) queries; the mask (B, 1, 1, slots) is added, the slots are a multiple of 128."""
+    rows, heads, _one, width = query.shape
+    group, padded = heads // key.shape[1], max(16, triton.next_power_of_2(width))
+    out = torch.empty(rows, 1, heads, width, dtype=query.dtype, device=query.device)
+    _attention_kernel[(rows, key.shape[1])](
+        query, query.stride(0), query.stride(1), key, value, *key.stride()[:3], mask, mask.stride(0), out,
+        key.shape[2], heads, group, width, scaling or width**-0.5, max(16, triton.next_power_of_2(group)), padded,
+        128 if padded <= 64 else 64, num_warps=4,
+    )  # fmt: skip
+    return out, None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+
+
 def rms_norm(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
@@ -64,6 +117,22 @@ def fused_parts(model: Any) -> list[Part]:
     return parts
 
 
+def same_attention(model: Any, own: Callable[..., Any]) -> bool:
+    """Whether `attention` does what `own` does, with this model's heads."""
+    config, like = model.config.get_text_config(), model.get_input_embeddings().weight
+    heads, width = config.num_attention_heads, _width(config)
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    given = torch.linspace(-3, 2, 2 * (heads + 2 * shared * 256) * width, dtype=like.dtype, device=like.device).sin()
+    q, k, v = given.split([2 * heads * width, *[2 * shared * 256 * width] * 2])
+    mask = torch.zeros(2, 1, 1, 256, dtype=like.dtype, device=like.device)
+    mask[0, ..., :130], mask[1, ..., 200:] = -torch.inf, -torch.inf
+    inputs = (q.view(2, heads, 1, width), k.view(2, shared, 256, width), v.view(2, shared, 256, width), mask)
+    try:
+        return _near(attention(None, *inputs)[0], own(None, *inputs)[0])
+    except TritonError:  # a GPU with too little shared memory
+        return False
+
+
 def _same_norm(norm: Any, like: Tensor) -> bool:
     x = torch.linspace(-3, 2, norm.weight.numel(), dtype=like.dtype, device=like.device)[None]
     plain = "forward" not in vars(norm) and norm.weight.dtype == like.dtype
@@ -71,11 +140,15 @@ def _same_norm(norm: Any, like: Tensor) -> bool:
 
 
 def _same_rotary(own: Callable[..., Any], config: Any, like: Tensor) -> bool:
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = _width(config)
     q = torch.linspace(-3, 2, 4 * width, dtype=like.dtype, device=like.device).view(2, 2, 1, width)
     angle = torch.linspace(0, 3, 2 * width, dtype=like.dtype, device=like.device).view(2, 1, width)
     given = (q, q.flip(0), angle.cos(), angle.sin())
     return all(map(_near, own(*given), rotary(*given)))
+
+
+def _width(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _near(found: Tensor, expected: Tensor) -> bool:

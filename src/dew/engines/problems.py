@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from dew.config import Run, Scoring
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, verifier
+from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task, task
 
 if TYPE_CHECKING:
@@ -65,4 +66,4 @@ def evaluate_run(run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, s
 def verifier_of(run: Run) -> Verifier | None:
     """The verifier that decides correctness, if the run names one or its task has one."""
     name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
-    return verifier(name) if name else None
+    return verifier(name) if name and (run.verifier or name in VERIFIERS) else None

@@ -204,7 +204,7 @@ def _open(folder: Path, settings: Settings) -> Study:
         return found
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = f"{folder} is not empty and holds no study."
-        raise ConfigError(Problem(what, remedy="Choose another folder with --output."))
+        raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
     return Study(settings)
 
 
@@ -213,7 +213,7 @@ def _same_settings(old: Settings, new: Settings, folder: str) -> None:
     changed = ", ".join(f"{name} {was[name]} and {now[name]}" for name in was if was[name] != now[name])
     if changed:
         what = f"{folder} holds a study with other settings ({changed})."
-        raise ConfigError(Problem(what, remedy="Choose another folder with --output."))
+        raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
 
 
 def _same_start(found: Study, task: Task, start: WarmStart, folder: Path) -> None:

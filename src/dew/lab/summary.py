@@ -123,7 +123,7 @@ def _task(study: Study, task: str) -> list[str]:
     s, facts, several = study.settings, study.tasks[task], len(points(study, task)) > len(best_rates(study, task))
     seeds = sorted({run["seed"] for run in study.runs if run["task"] == task})
     found = [
-        f"## {task}\n\n{len(seeds)} seeds ({seeds[0]} to {seeds[-1]}), {s.generations} generations of {s.answers} "
+        f"## {task}\n\nseeds {seeds[0]} to {seeds[-1]}, {s.generations} generations of {s.answers} "
         f"answers, start pass@1 {facts['pass@1']:.3f}. Differences are paired by seed; ± is the 95 % interval, * marks "
         "p < 0.05 after Holm's correction within the column."
     ]
@@ -167,7 +167,7 @@ def _verdict(study: Study, task: str, compare: str) -> str:
         return f"Only {study.arms[0]} was trained: there is nothing to compare."
     few = min(d.seeds for d in found)
     if few < MIN_SEEDS:
-        return f"**Verdict:** {few} seeds are too few to tell a difference from noise; train at least {MIN_SEEDS}."
+        return f"**Verdict:** too few seeds ({few}) to tell a difference from noise; train at least {MIN_SEEDS}."
     at = " at its best rate" if compare == "best" else ""
     words = []
     for d in found:

@@ -58,7 +58,7 @@ def check_columns(data: Data) -> Check:
     facts = {"rows": len(data.rows), "columns": columns}
     missing = missing_columns(columns, data.rewards)
     if missing:
-        remedy = "Rename the column, or map it: task_settings {prompt: ..., answer: ...} for a JSONL file."
+        remedy = "For a JSONL file, task_settings {prompt: ..., answer: ...} names the columns."
         return failed("columns", " ".join(missing), remedy, **facts)
     empty = sum(not row["prompt"] for row in data.rows)
     if empty:
@@ -67,7 +67,7 @@ def check_columns(data: Data) -> Check:
 
 
 def check_pairs(parsed: Parsed) -> Check:
-    """Whether the preference pairs have the columns, at least one batch, and answers that differ."""
+    """Whether the preference pairs have the columns, and answers that differ."""
     train, _ = data_of(parsed)
     rows = [dict(row) for row in islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)]
     missing = [name for name in ("chosen", "rejected") if not rows or name not in rows[0]]

@@ -67,6 +67,8 @@ def single_verdict(a: str, b: str, score: str, change: Interval) -> str:
 def seeds_verdict(differences: Sequence[Mapping[str, Any]]) -> str:
     """Which of the paired differences (algorithm, baseline, score, verdict, within_noise) exceed noise."""
     clear = "; ".join(f"{d['verdict']} in {score_title(d['score'])}" for d in differences if not d["within_noise"])
+    if not clear and any("too few seeds" in d["verdict"] for d in differences):
+        return f"Too few seeds to tell a difference from noise; train at least {MIN_SEEDS}."
     if not clear:
         return "Every difference is within noise: these runs do not separate the algorithms."
     chance = f"About one in twenty of the {len(differences)} intervals at 95 % misses by chance."

@@ -20,16 +20,16 @@ GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chai
 def task(name: str, **settings: Any) -> Task:
     """`task("countdown", numbers=3)`, `task("gsm8k")`, or `task("problems.jsonl", prompt="question", answer="gold")`.
 
-    A .jsonl file has a ready-made `prompt` column, and so have other files and folders with a column of that name and
-    none named `problem`, unless settings of the `problem` form are given.
+    A file or folder with a column `prompt` and none named `problem` has ready-made prompts, unless settings of the
+    `problem` form are given.
     """
     if name in GAMES:
         return _build(GAMES[name], name, settings)
     if name in PRESETS:
         return _build(named, name, settings, name=name)
     if name.endswith(SUFFIXES) or "/" in name or Path(name).is_dir():
-        ready_made = name.endswith(".jsonl") or has_prompts(name, settings.get("train") or "train")
-        if ready_made and not {"problem", "template", "without", "keep"} & settings.keys():
+        changed = {"problem", "template", "without", "keep"} & settings.keys()
+        if not changed and has_prompts(name, settings.get("train") or "train"):
             settings = {"prompt": "prompt", **settings}
         return _build(custom, name, settings, path=name)
     raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))

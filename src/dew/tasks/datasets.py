@@ -181,13 +181,13 @@ def custom(
 
     `problem` becomes a prompt by `template` (default: chat). `prompt` names a column with ready-made prompts (text or
     chat messages) instead, and all columns are kept; otherwise `keep` names further ones that rewards need. `held_out`:
-    the test split; by default an eighth of the training problems. `without`: as in `named`.
+    the test split; by default a folder's "test", else an eighth of the training problems. `without`: as in `named`.
     """
     if prompt and template:
         what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
         raise ConfigError(Problem(what, remedy="Set one of the two."))
     folder = Path(path).expanduser()
-    if held_out is None and folder.is_dir() and not split_files(folder, train) and split_files(folder, "test"):
+    if held_out is None and folder.is_dir() and split_files(folder, "test"):
         held_out = "test"
     template = template or (None if prompt else "chat")
     render(template or "chat", "")

@@ -80,7 +80,8 @@ def read_table(
             bad += [f"{where}: conflicting answers to one problem, {' and '.join(answers)}" for where, _ in same]
     table = Table(name or str(source), kept, bad, repeated)
     if not kept:
-        raise ConfigError(f"No usable rows. {table}")
+        named = "task_settings {problem: ..., answer: ...} (dew eval: --settings) names the columns."
+        raise ConfigError(Problem(f"No usable rows. {table}", remedy=named * any("no column" in why for why in bad)))
     if bad:
         log.warning("%s", table)
     return table

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
@@ -19,6 +19,7 @@ from dew.algorithms import (
     list_algorithms,
 )
 from dew.errors import ConfigError, Problem
+from dew.losses import Surrogate
 
 logger = logging.getLogger("dew")
 
@@ -55,9 +56,10 @@ class Batches:
         if not self.fits:
             return f"{sampled}, which is not a whole number of groups of {self.answers}"
         steps = self.iterations * self.micro_batches / self.accumulation
+        prompts, trained = self.completions // self.answers, self.per_device * self.processes * self.accumulation
         return (
-            f"{sampled} = {self.completions // self.answers} prompts x {self.answers} answers; "
-            f"{self.per_device * self.processes * self.accumulation} completions per optimizer step, "
+            f"{sampled} = {prompts} prompt{'s' * (prompts > 1)} x {self.answers} answers; "
+            f"{trained} completion{'s' * (trained > 1)} per optimizer step, "
             f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
         )
 
@@ -153,6 +155,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     epsilon: float | None = _of_algorithm("clip_low")
     epsilon_high: float | None = _of_algorithm("clip_high")
     beta: float | None = _of_algorithm("kl_coef")
+    sapo_temperature_pos: float | None = _of_algorithm("tau_pos")
+    sapo_temperature_neg: float | None = _of_algorithm("tau_neg")
     loss_type: str | None = _of_algorithm()
     scale_rewards: str | None = _of_algorithm()
     importance_sampling_level: str | None = _of_algorithm()
@@ -224,7 +228,10 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             self.algorithm = self._choose_algorithm()
         kwargs: dict[str, Any] = dict(self.algorithm_kwargs or {})  # type: ignore[arg-type]
         given = {ours: getattr(self, theirs) for theirs, ours in DEW_NAMES.items()}
-        if given["clip_high"] is None:  # as in TRL
+        if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
+            high = given["clip_high"]
+            given |= {"clip_low": None, "clip_high": None if high is None else max(high - 1, 0.0)}
+        elif given["clip_high"] is None:  # as in TRL
             given["clip_high"] = kwargs.get("clip_high", given["clip_low"])
         problems = [
             Problem(f"{theirs}={given[ours]}, but algorithm_kwargs has {ours}={kwargs[ours]}.", remedy="Give one.")
@@ -314,6 +321,8 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
         "epsilon": algorithm.clip_low,
         "epsilon_high": algorithm.clip_high,
         "beta": algorithm.kl_coef,
+        "sapo_temperature_pos": algorithm.tau_pos,
+        "sapo_temperature_neg": algorithm.tau_neg,
         "loss_type": LOSS_TYPES["fixed" if algorithm.fixed_divisor else algorithm.reduce],
         "scale_rewards": "group" if algorithm.scale else "none",
         "importance_sampling_level": "token" if algorithm.ratio == "token" else "sequence",
@@ -326,7 +335,8 @@ def _trl_defaults() -> dict[str, Any]:
     return {f.name: f.default for f in fields(GRPOConfig) if f.name in (*DEW_NAMES, *CHOOSES)}
 
 
-DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef"}
+DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef", "sapo_temperature_pos": "tau_pos",
+             "sapo_temperature_neg": "tau_neg"}  # fmt: skip
 CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
 """TRL's settings that describe an algorithm."""
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from safetensors import safe_open
-from transformers import PrinterCallback, TrainerCallback, TrainerState
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import get_dataset, get_peft_config, get_quantization_config
 
 from dew.config import to_yaml
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
-from dew.engines.trl.checkpoints import STATE
 from dew.engines.trl.dpo import DewDPOTrainer
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import outcome_index, reward_name
@@ -233,24 +232,14 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
 
 
 def _train(trainer: RecordedTrainer, folder: Path, resume: bool) -> None:
-    """Train or resume. Without a checkpoint the run starts again; after the last step only the weights are loaded."""
+    """Train or resume. Without a checkpoint the run starts again."""
     checkpoint = trainer.last_good_checkpoint() if resume else None
-    if checkpoint is None:
-        if resume:
-            logger.warning("%s has no complete checkpoint: starting the run again.", folder)
-            if trainer.accelerator.is_main_process:
-                RunFolder(folder).clear(whole=False)
-            trainer.accelerator.wait_for_everyone()
-        trainer.train()
-        return
-    state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
-    if state.global_step < state.max_steps:
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return
-    trainer._load_from_checkpoint(checkpoint)
-    trainer.state = state
-    if trainer.accelerator.is_main_process:
-        RunFolder(folder).write_run({"status": "done"})
+    if resume and checkpoint is None:
+        logger.warning("%s has no complete checkpoint: starting the run again.", folder)
+        if trainer.accelerator.is_main_process:
+            RunFolder(folder).clear(whole=False)
+        trainer.accelerator.wait_for_everyone()
+    trainer.train(resume_from_checkpoint=checkpoint)
 
 
 def _save_model(trainer: RecordedTrainer, folder: Path) -> None:

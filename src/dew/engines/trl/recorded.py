@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
-from transformers import Trainer
-from transformers.trainer_utils import rotate_checkpoints
+from transformers import Trainer, TrainerState
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from dew.engines.metrics import Numbers
 from dew.engines.recording import RESUME
@@ -65,7 +65,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
                     raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
             elif resume_from_checkpoint not in (None, False, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(resume_from_checkpoint))
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
+            done = self._load_finished(str(resume_from_checkpoint)) if resume_from_checkpoint else None
+            result = done or super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
             if isinstance(error, RewardError):
                 self._save_before_failure()
@@ -78,6 +79,18 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
             raise explained from error
         self._recorder.end("done")
         return result
+
+    def _load_finished(self, checkpoint: str) -> TrainOutput | None:
+        """Load a checkpoint of the last step, after which transformers would train one more; None for earlier ones."""
+        state, args = TrainerState.load_from_json(str(Path(checkpoint) / checkpoints.STATE)), self.args
+        longer = args.num_train_epochs > state.num_train_epochs
+        if state.global_step < args.max_steps or (
+            args.max_steps <= 0 and (state.global_step < state.max_steps or longer)
+        ):
+            return None
+        self._load_from_checkpoint(checkpoint)
+        self.state = state
+        return TrainOutput(state.global_step, 0.0, {})
 
     def _claim_folder(self) -> str | None:
         """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""

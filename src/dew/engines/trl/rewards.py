@@ -129,7 +129,7 @@ def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]
             wanted += [(who, column) for column in needed if column not in GIVEN_BY_TRL]
     return taken + [
         f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
-        f"{did_you_mean(column, columns)}".rstrip()
+        f"{did_you_mean(column, columns) or f'Rename one to {column!r}.'}"
         for who, column in wanted
         if column not in columns
     ]

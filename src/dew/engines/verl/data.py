@@ -39,6 +39,9 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
     run, limit, prompts = launch.run, int(launch["data.max_prompt_length"]), launch.batches.prompts
     source, rows = training_rows(run)
     verifier = None if launch.own_reward else verifier_of(run)
+    if verifier is None and not launch.own_reward:
+        remedy = "Write `verifier: math`, or name your own reward function."
+        raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
     name, columns = (verifier.name, verifier.columns) if verifier is not None else (source.name, ())
     # What the tokenizer puts before a text (often <s>, or nothing); a chat template does not, so the data must.
     prefix = str(tokenizer.decode(tokenizer("")["input_ids"]))
