@@ -261,7 +261,7 @@ def main():
         if "vLLM" in name and importlib.util.find_spec("vllm") is None:
             print(f"{name}: skipped, vLLM is not installed", flush=True)
             continue
-        if (found := in_a_process(name, options, shape)) is None:
+        if (found := in_a_process(name, lambda folder, name=name: measure(name, options, shape, folder))) is None:
             continue
         head = f"{time.strftime('%Y-%m-%d')}, {found.pop('machine')}, torch {torch.__version__}, {used}\n\n"
         results[name] = found
@@ -272,17 +272,16 @@ def main():
         print(f"\n{head}{table(results)}")
 
 
-def in_a_process(name, options, shape):
-    """One case in a process of its own: vLLM keeps its memory, and a failure ends only this case."""
+def in_a_process(name, measure):
+    """What `measure` returns, from a process of its own: vLLM keeps its memory, and a failure ends only this case."""
     with tempfile.TemporaryDirectory() as folder:
         numbers, log = Path(folder) / "numbers.json", Path(folder) / "log"
 
         def run():
             for stream in (1, 2):
                 os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
-            found = measure(name, options, shape, folder)
-            found["machine"] = "CPU" if options.small else torch.cuda.get_device_name()
-            numbers.write_text(json.dumps(found))
+            machine = {"machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"}
+            numbers.write_text(json.dumps(measure(folder) | machine))
 
         process = multiprocessing.get_context("fork").Process(target=run)
         process.start()
