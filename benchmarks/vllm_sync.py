@@ -93,6 +93,7 @@ def measure(name, options, folder):
     start, sync = policy_weight(trainer), trainer.vllm_generation.sync_weights
     if not synchronised:
         trainer.vllm_generation.sync_weights = lambda: None
+    at_the_start = "yes" if any("top_p" in text for text in warned) else ""
     trainer.train()
     if synchronised:
         sync()
@@ -105,7 +106,7 @@ def measure(name, options, folder):
         "ratio": statistics.fmean(m["sampler/ratio"] for m in last if "sampler/ratio" in m),
         "difference": ((theirs - ours.bfloat16().float()).abs().max() / (ours - start).abs().max()).item(),
         "alarms": ", ".join(sorted({alarm["alarm"] for alarm in run.alarms() if "sampler" in alarm["alarm"]})),
-        "warned": "yes" if any("top_p" in text for text in warned) else "",
+        "warned": at_the_start,
     }
 
 
