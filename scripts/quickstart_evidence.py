@@ -1,9 +1,9 @@
 """Collect what the quickstart's comparison gave over many seeds, for the last lines of `dew demo` and docs/results.md.
 
     dew demo                                                                        seed 0, the quickstart itself
-    dew compare tiny/countdown6 --algorithms dapo,dew --seeds 8 --first-seed 1 --out runs/quickstart-seeds
-                                                                                    8 further seeds; resumes
-    python scripts/quickstart_evidence.py runs/demo runs/quickstart-seeds ...       write the file, print the tables
+    dew compare tiny/countdown6 --algorithms dapo,dew --seeds 16 --first-seed 1 --out runs/quickstart-seeds
+                                                                                    16 further seeds; resumes
+    python scripts/quickstart_evidence.py runs/demo runs/quickstart-seeds           write the file, print the tables
     python scripts/quickstart_evidence.py --study STUDY.json --rate 1e-4            add a study of `dew lab`
     python scripts/quickstart_evidence.py                                           print the tables
 
@@ -28,12 +28,9 @@ TASK = "countdown-6"
 BASELINE, RULE = DEMO_RUNS
 
 
-def from_comparisons(folders: list[Path]) -> dict[str, Any]:
-    """The runs of `dew compare` in these folders. Those of a second one have seeds from 100 on: other samplers make
-    other draws of the same seed."""
-    found = [json.loads((folder / "compare.json").read_text())["runs"] for folder in folders]
-    runs = [{**r, "seed": r["seed"] + 100 * i} for i, part in enumerate(found) for r in part]
-    runs = [r for r in runs if r["algorithm"] in DEMO_RUNS]
+def from_comparison(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "compare.json").read_text())["runs"]
+    runs = [r for r in found if r["algorithm"] in DEMO_RUNS]
     return entry("seeds", f"{len({r['seed'] for r in runs})} further pairs of runs", runs)
 
 
@@ -91,10 +88,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-4)
     arguments = parser.parse_args()
     measured = {one["name"]: one for one in (json.loads(FILE.read_text()) if FILE.exists() else [])}
-    comparisons = [folder for folder in arguments.folders if (folder / "compare.json").exists()]
-    new = [from_demo(folder) for folder in arguments.folders if folder not in comparisons]
-    if comparisons:
-        new.append(from_comparisons(comparisons))
+    new = [
+        from_comparison(folder) if (folder / "compare.json").exists() else from_demo(folder)
+        for folder in arguments.folders
+    ]
     if arguments.study:
         new.append(from_study(arguments.study, arguments.rate))
     measured.update({one["name"]: one for one in new})
