@@ -46,6 +46,6 @@ def test_a_comparison_gives_its_runs(tmp_path):
     runs = [{"algorithm": a, "seed": s, "groups": 9, "scores": {"area": 0.1, "pass@1": 0.2, "pass@2": 0.3}}
             for a in ("dapo", "dew", "grpo") for s in (1, 2)]  # fmt: skip
     (tmp_path / "compare.json").write_text(json.dumps({"runs": runs}))
-    found = script.from_comparisons([tmp_path, tmp_path])
-    assert [r["seed"] for r in found["runs"]] == [1, 1, 2, 2, 101, 101, 102, 102]
-    assert found["runs"][0]["scores"] == {"area": 0.1, "pass@1": 0.2} and found["what"] == "4 further pairs of runs"
+    found = script.from_comparison(tmp_path)
+    assert [r["seed"] for r in found["runs"]] == [1, 1, 2, 2]
+    assert found["runs"][0]["scores"] == {"area": 0.1, "pass@1": 0.2} and found["what"] == "2 further pairs of runs"
