@@ -225,6 +225,16 @@ def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
         train._train(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
 
 
+def test_more_steps_need_a_checkpoint(dew, tmp_path):
+    """A finished run without one would start again from the beginning."""
+    (tmp_path / "config.yaml").write_text("task: countdown\nmax_steps: 2\n")
+    (tmp_path / "model").mkdir()
+    RunFolder(tmp_path).write_run({"status": "done"})
+    assert "kept no checkpoint" in dew("resume", tmp_path, "--max_steps", "4")[2]
+    (tmp_path / "verl.yaml").write_text("")
+    assert "Change it in verl.yaml" in dew("resume", tmp_path, "--max_steps", "4")[2]
+
+
 @pytest.mark.slow
 def test_a_run_killed_after_its_last_step_is_not_trained_further(dew, config, tmp_path):
     assert dew("train", config(save_steps=2))[0] == 0
@@ -236,6 +246,10 @@ def test_a_run_killed_after_its_last_step_is_not_trained_further(dew, config, tm
     assert dew("resume", folder.path)[0] == 0 and folder.run()["status"] == "done"
     assert (folder.path / "model/model.safetensors").read_bytes() == model
     assert [m["step"] for m in folder.metrics()] == [1, 2]
+    assert dew("resume", folder.path, "--max_steps", "3")[0] == 0  # now further
+    assert [m["step"] for m in folder.metrics()] == [1, 2, 3] and "max_steps: 3" in (
+        folder.path / "config.yaml"
+    ).read_text()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -99,14 +99,18 @@ def _print_plan(parsed: "Parsed", as_json: bool) -> None:
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The output_dir of a run that was stopped or killed.")],
+    max_steps: Annotated[int | None, typer.Option("--max_steps", min=1, help="Train on to this step (TRL).")] = None,
     untrusted: Untrusted = False,
 ) -> None:
-    """Resume a run from its last complete checkpoint."""
+    """Resume a run from its last complete checkpoint. With --max_steps also a finished one."""
     config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
     from_python = not config.is_file() and not on_verl
     if from_python and not (folder / "run.json").is_file():
         raise ConfigError(Problem(f"{folder}: no config.yaml there.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
+    if max_steps and (from_python or on_verl):
+        remedy = f"Change it in {'the script' if from_python else 'verl.yaml'}."
+        raise ConfigError(Problem(f"{folder}: --max_steps is for TRL runs that `dew train` started.", remedy=remedy))
     if from_python:
         _resume_script(folder, untrusted)
         return
@@ -115,15 +119,19 @@ def resume(
 
         verl.resume(folder, untrusted)
         return
-    moved = {"output_dir": str(folder)}
-    run = read_run(config, moved)
+    changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
+    run = read_run(config, changed)
     if "actor_rollout_ref" in run.settings:
         advice = "Resume with the command that started it and trainer.resume_mode=auto."
         raise ConfigError(Problem(f"{folder}: this run was started with verl itself, not `dew train`.", remedy=advice))
     from dew.engines.trl import launch, settings
 
     launch.quiet()
-    if RunFolder(folder).finished():
+    finished = RunFolder(folder).finished()
+    if finished and max_steps and not any(folder.glob("checkpoint-*/trainer_state.json")):
+        remedy = "Train again, with save_strategy: steps and the larger max_steps."
+        raise ConfigError(Problem(f"{folder}: the run is finished and kept no checkpoint.", remedy=remedy))
+    if finished and not max_steps:
         from dew.report import build
 
         sweep(folder)
@@ -131,7 +139,7 @@ def resume(
         out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}", soft_wrap=True)
         return
     approved = dict.fromkeys(remembered(run, folder), "") if untrusted else {}
-    parsed = settings.parse(run, {**approved, **moved}, untrusted=untrusted)
+    parsed = settings.parse(run, {**approved, **changed}, untrusted=untrusted)
     with lock(folder):
         _train(parsed, resume=True)
 

@@ -183,8 +183,7 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     main, scored = trainer.accelerator.is_main_process, parsed.run.scores is not None
     if main:
         sweep(folder)
-        if not resume:
-            write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
+        write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
         if isinstance(verifier_of(parsed.run), MathVerifier):
             RunFolder(folder).write_run({"verifier": verifier_versions()})
         if scored and not (resume and RunFolder(folder).scores()):
