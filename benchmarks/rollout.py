@@ -109,8 +109,8 @@ def vllm_tuned(shape, rows, length, memory):
 def ways(model):
     """A function that makes each sampler of this process."""
 
-    def dew(ends, compiled=False):
-        decoder = Decoder(model, Draw(), ends=ends or [-1], pad=PAD)
+    def dew(ends, compiled=False, kind=Decoder):
+        decoder = kind(model, Draw(), ends=ends or [-1], pad=PAD)
         if compiled:
             decoder.forward = torch.compile(decoder.forward, dynamic=False)
         return lambda prompts, new, _: decoder.answers(prompts, new)
@@ -126,8 +126,7 @@ def ways(model):
     if model.device.type == "cuda":  # a hundred times slower than the others on a CPU
         found["generate_batch"] = lambda _: functools.partial(generate_batch, model)
     else:
-        written_out = lambda ends: CpuDecoder(model, Draw(), ends=ends or [-1], pad=PAD)  # noqa: E731
-        found["dew, written-out steps"] = lambda ends: lambda p, n, _: written_out(ends).answers(p, n)
+        found["dew, written-out steps"] = functools.partial(dew, kind=CpuDecoder)
     return found
 
 
@@ -184,7 +183,6 @@ def measure(name, shape, options, outside):
                 found.setdefault(way, []).append(measured)
                 if cuda:
                     show(label, way, found)
-        made.clear()
         for way in {} if cuda else found:
             show(label, way, found)
         for way, measured in outside.items():
@@ -239,9 +237,8 @@ def in_a_process(way):
 
 def alone(way, shape, options):
     """All of vLLM's measurements. Its memory is not measured: it takes what it is given."""
-    cuda, rows = torch.cuda.is_available(), max(options.rows)
-    call = VLLM[way](shape, rows, options.prompt + options.new, options.vllm_memory)
-    found = []
+    call = VLLM[way](shape, max(options.rows), options.prompt + options.new, options.vllm_memory)
+    cuda, found = torch.cuda.is_available(), []
     for rows, mean_length in cases(options):
         prompts, ends = work(shape, rows, mean_length, options)
         found.append([*time_one(call, prompts, options.new, ends, way, cuda)[:3], float("nan")])

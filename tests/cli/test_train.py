@@ -231,6 +231,8 @@ def test_more_steps_need_a_checkpoint(dew, tmp_path):
     (tmp_path / "model").mkdir()
     RunFolder(tmp_path).write_run({"status": "done"})
     assert "kept no checkpoint" in dew("resume", tmp_path, "--max_steps", "4")[2]
+    RunFolder(tmp_path).append_metrics({"step": 4})
+    assert "at step 4 already" in dew("resume", tmp_path, "--max_steps", "4")[2]
     (tmp_path / "verl.yaml").write_text("")
     assert "Change it in verl.yaml" in dew("resume", tmp_path, "--max_steps", "4")[2]
 

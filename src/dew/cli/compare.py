@@ -33,7 +33,7 @@ PER_RUN = ("algorithm", "seed", "output_dir")
 def compare(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A YAML file, or a recipe name such as tiny/countdown.")],
-    algorithms: Annotated[str, typer.Option(help="Names or file.py:Class, with commas.")] = "gtpo,grpo_s,dapo,grpo",
+    algorithms: Annotated[str, typer.Option(help="Names or file.py:Class, comma-separated.")] = "gtpo,grpo_s,dapo,grpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,

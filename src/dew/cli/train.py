@@ -127,7 +127,9 @@ def resume(
     from dew.engines.trl import launch, settings
 
     launch.quiet()
-    finished = RunFolder(folder).finished()
+    finished, done = RunFolder(folder).finished(), max((m["step"] for m in RunFolder(folder).metrics()), default=0)
+    if max_steps and max_steps <= done:
+        raise ConfigError(Problem(f"{folder}: the run is at step {done} already.", remedy="Give a larger --max_steps."))
     if finished and max_steps and not any(folder.glob("checkpoint-*/trainer_state.json")):
         remedy = "Train again, with save_strategy: steps and the larger max_steps."
         raise ConfigError(Problem(f"{folder}: the run is finished and kept no checkpoint.", remedy=remedy))

@@ -123,7 +123,7 @@ def _task(study: Study, task: str) -> list[str]:
     s, facts, several = study.settings, study.tasks[task], len(points(study, task)) > len(best_rates(study, task))
     seeds = sorted({run["seed"] for run in study.runs if run["task"] == task})
     found = [
-        f"## {task}\n\nseeds {seeds[0]} to {seeds[-1]}, {s.generations} generations of {s.answers} "
+        f"## {task}\n\nSeeds {seeds[0]} to {seeds[-1]}, {s.generations} generations of {s.answers} "
         f"answers, start pass@1 {facts['pass@1']:.3f}. Differences are paired by seed; ± is the 95 % interval, * marks "
         "p < 0.05 after Holm's correction within the column."
     ]
