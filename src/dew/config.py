@@ -113,6 +113,10 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
         own["scores"] = _scoring(own.get("scores"))
     except ConfigError as error:
         problems += error.problems
+    if own.get("scores") and not own.get("task"):
+        why = "Scores are measured on the held-out problems of a task, and dataset_name has none."
+        remedy = "Give your data as `task: FILE_OR_FOLDER`, or remove scores; `dew eval` scores the model afterwards."
+        problems.append(Problem("scores without a task.", why, remedy))
     if problems:
         raise ConfigError(problems, source=source)
     return Run(**own, settings={k: v for k, v in keys.items() if k not in OWN_KEYS}, source=source)

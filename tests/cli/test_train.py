@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dew.config import make_run, read_run
+from dew.engines.problems import evaluate_run
 from dew.engines.trl import launch
 from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, EngineError
@@ -209,6 +210,48 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert [row["prompt"].count(",") for row in kept["problems"]] == [2, 2] and kept["sampling"]["max_new_tokens"] == 32
     (folder.path / "config.yaml").write_text("dataset_name: some/data")
     assert "trained on some/data" in dew("eval", folder.path)[2]
+
+
+def test_own_data_and_rewards_are_scored_on_problems_that_the_run_left_out(dew, config, tmp_path):
+    """Without a verifier the outcome reward decides, above the algorithm's threshold: 0.4 is correct above 0.3."""
+    (tmp_path / "mine.py").write_text("def same(completions, **_):\n    return [0.4] * len(completions)\n")
+    for split in ("train", "validation"):
+        rows = [{"prompt": f"{i},{i}>{split[0]}:", "answer": "1"} for i in range(64)]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = config(
+        task=str(tmp_path / "data"), reward_funcs=[f"{tmp_path}/mine.py:same"], scores={"problems": 3, "k": 2},
+        algorithm_kwargs={"threshold": 0.3}, max_steps=1, max_completion_length=4,
+    )  # fmt: skip
+    code, said, err = dew("train", path)
+    assert code == 0 and "after training: pass@1 1.000" in said, err
+    (entry, _), task = RunFolder(tmp_path / "run").scores(), tmp_path / "data"
+    assert entry["scores"]["reward"]["value"] == pytest.approx(0.4) and entry["of_train"]
+
+    def prompts(file):
+        return {problem["prompt"] for problem in json.loads(file.read_text())["problems"]}
+
+    few = ["-n", 8, "-k", 1, "--max-new-tokens", 4, "--keep", tmp_path / "kept.json", "--task", task, "--reward"]
+    warning = "data has no test split: these problems are an eighth of its training data"
+    _, said, _ = dew("eval", tmp_path / "run", *few, f"{tmp_path}/mine.py:same")
+    trained = {row["prompt"] for row in launch.training_rows(read_run(path))[1]}
+    assert "held-out problems" in said and warning not in said
+    assert trained and not trained & prompts(tmp_path / "kept.json")
+    _, said, _ = dew("eval", "tiny", *few, f"{tmp_path}/mine.py:same")
+    assert "held-out problems" not in said and warning in said and warning in dew("eval", tmp_path / "kept.json")[1]
+
+    file = tmp_path / "run" / "config.yaml"  # a run with a split of its own
+    file.write_text(file.read_text() + "task_settings: {held_out: validation}\nverifier: countdown\n")
+    _, said, _ = dew("eval", tmp_path / "run", *few, f"{tmp_path}/mine.py:same")
+    assert warning not in said and all(prompt.endswith(">v:") for prompt in prompts(tmp_path / "kept.json"))
+    assert "numbers" in dew("eval", tmp_path / "run", *few[:-1])[2]  # the run's verifier, which needs that column
+
+
+def test_scores_need_a_verifier_or_a_reward_function(tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')
+    run = make_run({"task": str(tmp_path / "own.jsonl"), "scores": True})
+    with pytest.raises(ConfigError, match=r"neither a verifier nor a reward function.*verifier: math"):
+        evaluate_run(run, None, None, max_new_tokens=4, seed=0)
 
 
 @pytest.mark.parametrize(

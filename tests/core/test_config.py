@@ -67,7 +67,7 @@ def test_any_text_is_settings_or_one_clear_error(text):
 def test_keys_are_split_into_dews_own_and_the_engines():
     run = make_run({"task": "countdown", "problems": 8, "learning_rate": 1e-4, "scores": {"k": 4}})
     assert run == Run(task="countdown", problems=8, scores=Scoring(k=4), settings={"learning_rate": 1e-4})
-    assert make_run({"scores": True}).scores == Scoring()
+    assert make_run({"task": "countdown", "scores": True}).scores == Scoring()
     assert make_run({"scores": False}).scores is None
 
 
@@ -104,6 +104,7 @@ def test_a_written_run_reads_back_the_same(tmp_path):
         ({"task": 3, "task_settings": []}, "task: expected str, got 3"),
         ({"scores": {"kk": 3}}, "scores.kk is not a setting. Did you mean 'scores.k'"),
         ({"scores": 5}, "true, false"),
+        ({"scores": True, "dataset_name": "some/data"}, "scores without a task.*Give your data as `task:"),
     ],
 )
 def test_bad_values_get_advice(keys, says):

@@ -60,7 +60,10 @@ def evaluate_(
     if not (task or run.task or suite) and (data := run.settings.get("dataset_name")):
         remedy = "Name problems to evaluate it on with --task, and with --reward how to score your own data."
         raise ConfigError(Problem(f"{model}: trained on {data}, which is not a task.", remedy=remedy))
-    own = mapping(settings) or ({} if task else run.task_settings)
+    of_the_run = not suite and (task is None or _trained_on(task, model))
+    own = mapping(settings) or (run.task_settings if of_the_run else {})
+    if of_the_run and not reward:
+        verifier = verifier or run.verifier
     task, limit = task or run.task or "countdown", run.settings.get("max_completion_length") or 128
     scorer = rewards.load_reward(reward) if reward else rewards.verifier(verifier) if verifier else None
     given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed, "threshold": threshold}
@@ -92,7 +95,14 @@ def evaluate_(
     if json:
         _print_json(scores, differences)
     else:
-        _show(scores, names, differences)
+        _show(scores, names, differences, not scores[0].of_train or all(_trained_on(task, name) for name in names))
+
+
+def _trained_on(task: str, model: str) -> bool:
+    """Whether this is the folder of a run with this task, which trained on none of the task's held-out problems."""
+    file = Path(model) / "config.yaml"
+    trained = read_run(file).task if file.is_file() else None
+    return trained is not None and Path(trained).resolve() == Path(task).resolve()
 
 
 def _show_suite(
@@ -211,9 +221,9 @@ def _print_json(scores: list["Scores"], differences: dict[str, "Difference"]) ->
     print_json({"model": first, "vs": others[0], "differences": found})
 
 
-def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"]) -> None:
-    first = scores[0]
-    title = f"{first.task}: {len(first.problems)} held-out problems, {first.k} answers each, 95 % intervals by problem"
+def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"], held_out: bool) -> None:
+    first, kind = scores[0], "held-out problems" if held_out else "problems"
+    title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95 % intervals by problem"
     table = Table("score", title=title, title_justify="left")
     for column in [*names, "second − first, paired"] if differences else names:
         table.add_column(column, justify="right")
@@ -226,5 +236,8 @@ def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Diff
     for name, score in zip(names, scores, strict=True):
         counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
         out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")
+    if not held_out:
+        what = f"{first.task} has no test split: these problems are an eighth of its training data."
+        out.print(f"{what} Only runs of `dew train` on this task leave them out of training.", soft_wrap=True)
     if differences and all(d.within_noise for d in differences.values()):
         out.print("Every difference is within noise: these problems do not separate the two models.")

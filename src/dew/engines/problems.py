@@ -42,19 +42,26 @@ def held_out_rows(run: Run, source: Task) -> list[Row]:
     return source.rows(run.scores.problems if run.scores else HELD_OUT, split="held_out")
 
 
-def evaluate_run(run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, seed: int) -> "Scores":
-    """pass@k and mean@k on held-out problems, as the run's `scores:` asks for."""
+def evaluate_run(
+    run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, seed: int, reward: Any = None, threshold: float = 0.5
+) -> "Scores":
+    """pass@k and mean@k on held-out problems, as the run's `scores:` asks for.
+
+    Where the run has no verifier, answers with a `reward` above `threshold` are correct.
+    """
     from dew.evaluate import evaluate
 
-    if run.task is None:
-        why = "It evaluates on the held-out problems of a `task:`."
-        raise ConfigError(Problem("scores without a task.", why, "Use `dew eval` for other data."))
-    scoring = run.scores or Scoring()
+    assert run.task is not None
+    scoring, judge = run.scores or Scoring(), verifier_of(run) or reward
+    if judge is None:
+        what = "scores: neither a verifier nor a reward function decides which held-out answers are correct."
+        raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
     return evaluate(
         model,
         tokenizer,
         task(run.task, **run.task_settings),
-        verifier_of(run),
+        judge,
+        threshold=threshold,
         n_problems=scoring.problems,
         k=scoring.k,
         temperature=scoring.temperature,

@@ -20,6 +20,7 @@ from dew.rewards import Verdict, Verifier
 from dew.rewards.calls import as_rewards, reported
 from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
+from dew.tasks.datasets import Dataset
 
 N_PROBLEMS = 256
 
@@ -73,7 +74,8 @@ def evaluate(
         for i, row in enumerate(rows)
     ]
     model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
-    return Scores(task_name, str(model_name), settings, scored, seconds)
+    of_train = isinstance(problems, Dataset) and problems.held_out is None
+    return Scores(task_name, str(model_name), settings, scored, seconds, of_train)
 
 
 def reward_name(reward: Any) -> str:
@@ -122,6 +124,8 @@ class Scores:
     sampling: Sampling
     problems: list[ScoredProblem]
     seconds: float
+    of_train: bool = False
+    """The task has no test split: the problems are the eighth of its training data that `dew train` leaves out."""
 
     @cached_property
     def scores(self) -> dict[str, Interval]:
@@ -159,6 +163,7 @@ class Scores:
             "task": self.task,
             "model": self.model,
             "n_problems": len(self.problems),
+            "of_train": self.of_train,
             "k": self.k,
             "scores": {name: asdict(interval) for name, interval in self.scores.items()},
             "statuses": self.statuses,
@@ -197,7 +202,8 @@ class Scores:
                 )
                 for p in data["problems"]
             ]
-            return cls(data["task"], data["model"], Sampling(**data["sampling"]), problems, data["seconds"])
+            sampling, of_train = Sampling(**data["sampling"]), data.get("of_train", False)
+            return cls(data["task"], data["model"], sampling, problems, data["seconds"], of_train)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError) as error:
             raise ConfigError(f"{path}: not a file written by `dew eval --keep` ({error!r:.200}).") from None
 

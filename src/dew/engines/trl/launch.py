@@ -12,6 +12,7 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from safetensors import safe_open
+from torch.nn import Module
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import get_dataset, get_peft_config, get_quantization_config
@@ -257,10 +258,13 @@ def _save_model(trainer: RecordedTrainer, folder: Path) -> None:
 
 
 def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
-    """Evaluate on held-out problems, into scores.json."""
+    """Evaluate on held-out problems, into scores.json. Without a verifier the outcome reward decides."""
     args, folder = parsed.args, RunFolder(parsed.args.output_dir)
     model, tokenizer, limit = trainer.sampling_model(), trainer.processing_class, args.max_completion_length
-    scores = evaluate_run(parsed.run, model, tokenizer, max_new_tokens=limit, seed=args.seed)
+    judge: dict[str, Any] = {}
+    if parsed.run.trainer == "grpo" and not isinstance(reward := trainer.reward_funcs[trainer.outcome_index], Module):
+        judge = {"reward": reward, "threshold": trainer.algorithm.threshold}
+    scores = evaluate_run(parsed.run, model, tokenizer, max_new_tokens=limit, seed=args.seed, **judge)
     scores.write(folder.path / f"answers-{when}.json")
     others = [entry for entry in folder.scores() if entry.get("when") != when]
     folder.write_scores([*others, {"when": when, **scores.summary()}])
