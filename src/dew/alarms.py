@@ -99,16 +99,16 @@ def _pass_falls(history: History) -> Crossed:
     return (series[-1], series[0]) if series and series[-1] < series[0] - 0.1 else None
 
 
-def _sampler_stale(history: History) -> Crossed:
-    """The KL divergence between sampler and trainer keeps growing, far above its first value, when both had the same
-    weights. A sampler that lags behind by some steps settles at the distance covered in these steps."""
+def _sampler_mismatch(history: History) -> Crossed:
+    """The KL divergence between sampler and trainer is large, or small and still growing, far above its first value,
+    when both had the same weights. A sampler that lags by some steps settles at the distance covered in these steps."""
     series = history.series("sampler/kl")
-    if len(series) < 3 * RECENT:
-        return None
+    if len(series) < 3 * RECENT or series[-1] > 0.05:
+        return _above("sampler/kl", 0.05, history)
     middle = (len(series) - RECENT) // 2
-    earlier, recent = sum(series[middle : middle + RECENT]) / RECENT, series[-RECENT:]
-    grows = min(recent) > max(1.5 * earlier, 5 * series[0], 0.01)
-    return (sum(recent) / RECENT, series[0]) if grows else None
+    threshold = max(1.5 * sum(series[middle : middle + RECENT]) / RECENT, 5 * series[0], 0.01)
+    lowest = min(series[-RECENT:])
+    return (lowest, threshold) if lowest > threshold else None
 
 
 def _clipped(history: History) -> Crossed:
@@ -156,14 +156,11 @@ RULES = (
     Rule("off_policy", partial(_above, "ratio/abs_log", 0.1),
          "The trained policy has moved away from the sampling policy: mean |log ratio| is {value:.3g}.",
          "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
-    Rule("sampler_stale", _sampler_stale,
-         "The sampler falls behind the policy: their KL divergence rose from {threshold:.2g} at the first step to "
-         "{value:.2g} nats per token, and is still rising.",
-         "Check that new weights (or the adapter) reach the sampler: it seems to keep those of the start. Restart its "
-         "server, merge the adapter when syncing, or sample without vLLM to compare."),
-    Rule("sampler_mismatch", partial(_above, "sampler/kl", 0.05),
+    Rule("sampler_mismatch", _sampler_mismatch,
          "The sampler's probabilities are not the policy's: their KL divergence is {value:.2g} nats per token.",
-         "Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0."),
+         "Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0. If the "
+         "divergence grew from near 0, new weights (or the adapter) do not reach the sampler: restart its server, merge "
+         "the adapter when syncing, or sample without vLLM to compare."),
     Rule("pass_falls", _pass_falls,
          "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is more certain of fewer ways to answer.",
          "Lower the learning rate, raise clip_high, or stop earlier; compare pass@1, which may still rise."),

@@ -37,7 +37,6 @@ BAD = {
     "entropy_collapse": (5, {"entropy": 0.09}),
     "entropy_explosion": (5, {"entropy": 1.6}),
     "one_token_takes_all": (1, {"credit/top1_share": 0.25}),
-    "sampler_stale": (5, {"sampler/kl": 0.045}),
     "sampler_mismatch": (1, {"sampler/kl": 0.06}),
     "off_policy": (1, {"ratio/abs_log": 0.11}),
     "pass_falls": (1, {"eval/pass@1": 0.5, "eval/pass@16": 0.75}),
