@@ -4,40 +4,23 @@ TRL's "colocate" mode hands weights over in memory, so it can be tried on a CPU.
 and cannot be tried without a GPU.
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+vllm_sync = pytest.importorskip("vllm_sync", reason="benchmarks/ is not here")
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-LAYER = "model.layers.0.mlp.down_proj"
-
-
-def policy_weight(trainer):
-    """A weight matrix of the policy, with the adapter merged into it."""
-    layer = trainer.model.get_submodule(f"{'base_model.model.' * hasattr(trainer.model, 'peft_config')}{LAYER}")
-    merged = layer.get_delta_weight("default") if hasattr(layer, "get_delta_weight") else 0
-    return (layer.weight + merged).detach()
-
-
-def sampler_weight(trainer):
-    engine = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner.model
-    return dict(engine.named_parameters())[f"{LAYER}.weight"].float()
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])
 def trained(tmp_path_factory, request):
     """A trainer after three steps, with what vLLM sampled and what the loss was given at each."""
-    from vllm import _custom_ops
-    from vllm.model_executor.layers import utils
-
-    # On a CPU vLLM repacks weights once and throws the plain ones away, so that none can be loaded later.
-    patch = pytest.MonkeyPatch()
-    patch.setattr(_custom_ops, "_supports_onednn", False)
-    patch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)
-    patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-
     from datasets import Dataset
 
     from dew.engines.trl import DewConfig, DewTrainer
@@ -50,6 +33,7 @@ def trained(tmp_path_factory, request):
             seen.append({k: x.clone() for k, x in batch.items() if isinstance(x, torch.Tensor)})
             return batch
 
+    vllm_sync.on_a_cpu()
     seen = []
     args = DewConfig(
         output_dir=str(tmp_path_factory.mktemp("run")),
@@ -76,10 +60,9 @@ def trained(tmp_path_factory, request):
         adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     data = Dataset.from_list(task("countdown").rows(64))
     trainer = Watched(str(TINY), verifier("countdown"), args, data, peft_config=adapter)
-    start = policy_weight(trainer).clone()
+    start = vllm_sync.policy_weight(trainer)
     trainer.train()
-    yield trainer, seen, start
-    patch.undo()
+    return trainer, seen, start
 
 
 def test_what_vllm_sampled_is_what_the_policy_would_have(trained):
@@ -110,7 +93,7 @@ def test_the_correction_is_in_force(trained):
 def test_vllm_holds_the_weights_of_the_step(trained):
     trainer, _, start = trained
     trainer.vllm_generation.sync_weights()
-    theirs, ours = sampler_weight(trainer), policy_weight(trainer)
+    theirs, ours = vllm_sync.sampler_weight(trainer), vllm_sync.policy_weight(trainer)
     torch.testing.assert_close(theirs, ours.to(torch.bfloat16).float(), rtol=1e-2, atol=1e-4)
     assert (theirs - start).abs().mean() > 3 * (theirs - ours).abs().mean()
 
