@@ -6,6 +6,7 @@
     python benchmarks/whole_step.py --liger                     with Liger's kernels in the layers of all cases
     python benchmarks/whole_step.py --trace folder              also a Chrome trace of each case's last step
     python benchmarks/whole_step.py --small                     a toy model on the CPU, to test the script
+    python benchmarks/whole_step.py --figure benchmarks/results/whole_step-h200.md > docs/images/whole-step.svg
 
 Without --weights the weights are random. Then one token in --mean-length ends an answer, so that lengths vary as those
 of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. All cases get the same
@@ -246,7 +247,11 @@ def main():
     parser.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU for vLLM (default 0.3)")
     parser.add_argument("--trace", type=Path, help="folder for a Chrome trace of each case's last step")
     parser.add_argument("--out", type=Path, help="file for the table")
+    parser.add_argument("--figure", type=Path, help="print an SVG of the first table in this file, and measure nothing")
     options = parser.parse_args()
+    if options.figure:
+        print(figure(options.figure.read_text()), end="")
+        return
     shape = MODELS[options.model] | QWEN
     if options.small:
         shape = SMALL | {"hidden_size": 128}  # heads of 32, the least that vLLM has on a CPU
@@ -303,6 +308,43 @@ def table(results):
         speed = f"{found['tokens/s']:,.0f} | {found['step'] / found['floor']:.1f}"
         lines.append(f"| {name} | {found['step']:.3f} | {found['step'] / first:.2f} | {phases} | {speed} | {memory} |")
     return "\n".join(lines)
+
+
+def figure(text):
+    """An SVG of the first table of a results file, the slowest case first. A bar much longer than the next is cut."""
+    gpu, model = re.search(r" on an (\S+),", text)[1], re.search("^## (.*?):", text, re.MULTILINE)[1]
+    lines = re.search(r"^\| \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)[0].splitlines()
+    heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    cases = sorted((dict(zip(heads, row, strict=True)) for row in rows), key=lambda case: -float(case["step, s"]))
+    left, top, height, longest = 320, 66, 34, 360
+    scale = longest / (1.25 * float(cases[1]["step, s"]))
+
+    def label(x, y, words, size=13):
+        return f'<text x="{x:.1f}" y="{y}" font-size="{size}">{words}</text>'
+
+    def bar(x, y, width, size, colour):
+        return f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{size}" fill="{colour}"/>'
+
+    size = f'width="780" height="{top + height * len(cases)}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">']
+    parts.append('<rect width="100%" height="100%" fill="white"/>')
+    parts.append(label(16, 24, f"One training step of a {model} model on an {gpu}, seconds", 15))
+    colours = ("#2864dc", "#888888", "#d75f00")
+    for x, name, colour in zip((0, 100, 250), ("sampling", "scoring and credit", "update"), colours, strict=True):
+        parts += [bar(left + x, 36, 12, 12, colour), label(left + x + 18, 47, name)]
+    for i, case in enumerate(cases):
+        x, y = left, top + height * i
+        sample, *others, update = (scale * float(case[phase]) for phase in PHASES)
+        cut = max(0, sample + sum(others) + update - longest)
+        parts.append(label(16, y + 16, case[""] + ", 2.5 x the answers" * (case[""] == DYNAMIC)))
+        for width, colour in zip((sample - cut, sum(others), update), colours, strict=True):
+            parts.append(bar(x, y, width, 22, colour))
+            x += width
+        if cut:
+            middle = left + (sample - cut) / 2
+            parts.append(f'<path d="M{middle - 4:.1f},{y + 24} l8,-26" stroke="white" stroke-width="5"/>')
+        parts.append(label(x + 6, y + 16, f"{float(case['step, s']):.1f}{', bar cut' * bool(cut)}"))
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def lab(
             **small | {name: value for name, value in chosen.items() if value},
         )
     except KeyboardInterrupt:
-        raise typer.Abort("Interrupted; finished runs are kept. Re-run the same command to resume.") from None
+        raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
     _report(found, folder, as_json)
 
 
