@@ -3,6 +3,7 @@
     python benchmarks/rollout.py                             Qwen2.5-0.5B's shape, 128 and 1,024 answers at once
     python benchmarks/rollout.py --model 1.5B --rows 256     another shape
     python benchmarks/rollout.py --mean-length 0 200         answers of one length, then of different ones
+    python benchmarks/rollout.py --rows 4096 --mean-length 200       more answers than fit at a time (--at-once)
     python benchmarks/rollout.py --model tiny --rows 256 --prompt 20 --new 40      the bundled model's shape, for a CPU
     python benchmarks/rollout.py --small                     a toy model on the CPU, to test the script
 
@@ -33,6 +34,7 @@ import transformers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from dew.decoding import CpuDecoder, Decoder, Draw
+from dew.decoding.decoder import GROUPED
 
 SHAPES = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
@@ -46,8 +48,8 @@ QWEN = {"tie_word_embeddings": True, "num_key_value_heads": 2, "vocab_size": 151
 SMALL = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}  # fmt: skip
 GROUP = 16
-PREPARED = ("generate, static cache, compiled", "dew, captured steps", "dew, compiled and captured", "vLLM",
-            "vLLM, tuned")  # fmt: skip
+PREPARED = ("generate, static cache, compiled", "dew, captured steps", "dew, PyTorch's attention",
+            "dew, compiled and captured", "vLLM", "vLLM, tuned")  # fmt: skip
 """Methods whose first call compiles or captures for its shapes."""
 PAD = 0
 TURNS = 10
@@ -106,13 +108,18 @@ def vllm_tuned(shape, rows, length, memory):
     return vllm(shape, rows, length, memory, compilation_config={"cudagraph_capture_sizes": sizes})
 
 
-def ways(model):
+def ways(model, at_once):
     """A function that makes each sampler of this process."""
 
-    def dew(ends, compiled=False, kind=Decoder):
-        decoder = kind(model, Draw(), ends=ends or [-1], pad=PAD)
+    def dew(ends, compiled=False, attention=None):
+        decoder = Decoder(model, Draw(), ends=ends or [-1], pad=PAD)
+        decoder.attention = attention or decoder.attention
         if compiled:
             decoder.forward = torch.compile(decoder.forward, dynamic=False)
+        return lambda prompts, new, _: decoder.answers(prompts, new, at_once)
+
+    def written_out(ends):
+        decoder = CpuDecoder(model, Draw(), ends=ends or [-1], pad=PAD)
         return lambda prompts, new, _: decoder.answers(prompts, new)
 
     static = {"cache_implementation": "static"}
@@ -123,10 +130,11 @@ def ways(model):
         "dew, captured steps": dew,
         "dew, compiled and captured": functools.partial(dew, compiled=True),
     }
-    if model.device.type == "cuda":  # a hundred times slower than the others on a CPU
+    if model.device.type == "cuda":  # on a CPU the first is what "captured steps" use, the second far slower
+        found["dew, PyTorch's attention"] = functools.partial(dew, attention=GROUPED)
         found["generate_batch"] = lambda _: functools.partial(generate_batch, model)
     else:
-        found["dew, written-out steps"] = functools.partial(dew, kind=CpuDecoder)
+        found["dew, written-out steps"] = written_out
     return found
 
 
@@ -165,7 +173,9 @@ def measure(name, shape, options, outside):
         model = Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
     torch.set_default_dtype(before)
     model.generation_config = GenerationConfig(pad_token_id=PAD)
-    methods = {way: make for way, make in ways(model).items() if not options.ways or way in options.ways}
+    methods = {
+        way: make for way, make in ways(model, options.at_once).items() if not options.ways or way in options.ways
+    }
     for rows, mean_length in cases(options):
         prompts, ends = work(shape, rows, mean_length, options)
         label = f"{name} | {rows} | {mean_length or 'fixed'}"
@@ -237,7 +247,7 @@ def in_a_process(way):
 
 def alone(way, shape, options):
     """All of vLLM's measurements. Its memory is not measured: it takes what it is given."""
-    call = VLLM[way](shape, max(options.rows), options.prompt + options.new, options.vllm_memory)
+    call = VLLM[way](shape, min(max(options.rows), options.at_once), options.prompt + options.new, options.vllm_memory)
     cuda, found = torch.cuda.is_available(), []
     for rows, mean_length in cases(options):
         prompts, ends = work(shape, rows, mean_length, options)
@@ -252,6 +262,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="0.5B")
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--at-once", type=int, default=1024, help="answers that dew and vLLM sample at a time")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=256, help="tokens of an answer")
     parser.add_argument(

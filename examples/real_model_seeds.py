@@ -14,6 +14,7 @@ of every run as soon as it is finished. Further flags are settings of every run,
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import re
@@ -104,6 +105,8 @@ def train(settings: Json, arm: Arm, seed: int, home: Path) -> None:
 
 def evaluate(settings: Json, model: str, home: Path) -> Json:
     """Counts of correct answers to every problem of every set."""
+    import torch
+
     from dew.cli.evaluate import load_model
     from dew.evaluate import Scores
     from dew.evaluate import evaluate as score
@@ -125,6 +128,10 @@ def evaluate(settings: Json, model: str, home: Path) -> Json:
             "cut_off": scores.truncated_share,
             "tokens": fmean(answer.tokens for answer in answers),
         }
+    if loaded is not None:  # leave the GPU's memory to the next run
+        del loaded
+        gc.collect()
+        torch.cuda.empty_cache()
     return found
 
 

@@ -60,6 +60,33 @@ def test_prefill_in_several_parts(monkeypatch):
     assert greedy(model).answers(PROMPTS, 12) == generated(model, PROMPTS, 12)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7, 19, 64])
+def test_waiting_prompts_take_the_places_of_ended_answers(monkeypatch, at_once):
+    """The slots are used several times over; every answer is that of `generate`, with its own scores."""
+    monkeypatch.setattr(decoder, "VISIBLE", 4)
+    monkeypatch.setattr(decoder, "LOOK", 3)
+    monkeypatch.setattr(decoder, "PREFILL", 12)
+    for seed in (2, 3):
+        model = trl_tiny.model(seed, **GROUPED).double()
+        many = [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
+        ids, logp, entropy = greedy(model).scored(many, 14, at_once)
+        assert ids == generated(model, many, 14)
+        assert len(set(map(len, ids))) > 1
+        all_ids, all_logp, all_entropy = greedy(model).scored(many, 14)
+        live = torch.tensor([[i < len(row) for i in range(14)] for row in ids])
+        assert all_ids == ids
+        torch.testing.assert_close(logp[live], all_logp[live])
+        torch.testing.assert_close(entropy[live], all_entropy[live])
+
+
+def test_fewer_rows_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr(Decoder, "_affordable", lambda self, slots: 2)
+    model = trl_tiny.model(3, **GROUPED).double()
+    ours = greedy(model)
+    assert ours.answers(PROMPTS, 20) == generated(model, PROMPTS, 20)
+    assert list(ours._kept) == [2]
+
+
 def test_new_weights_give_new_answers():
     model, other = trl_tiny.model(0).double(), trl_tiny.model(1).double()
     ours = greedy(model)
@@ -71,7 +98,9 @@ def test_new_weights_give_new_answers():
 @pytest.mark.gpu
 def test_graphs_match_generate_on_a_gpu():
     model = trl_tiny.model(3, max_position_embeddings=1024, **GROUPED).double().cuda()
-    assert greedy(model).answers(PROMPTS, 600) == generated(model, PROMPTS, 600)
+    expected = generated(model, PROMPTS, 600)
+    assert greedy(model).answers(PROMPTS, 600) == expected
+    assert greedy(model).answers(PROMPTS, 600, at_once=2) == expected
 
 
 # ── choosing a token ────────────────────────────────────────────────────────────────────────────────────

@@ -7,12 +7,16 @@ captured as a CUDA graph and replayed. Weights may be updated in place between c
     . . the  prompt  of  row  one          | t0  t1  t2 ...
     the longer prompt  of  row  two        | t0  t1  t2 ...
     slot 0                                   slot P: the same for all rows, so one counter advances all of them
+
+When rows have ended and prompts are waiting, these take their places: a new prompt goes into the slots before the
+counter, which starts again at slot 0 after the last.
 """
 
 import copy
 import functools
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +39,10 @@ VISIBLE = 256
 """A graph attends to a multiple of this many slots."""
 PREFILL = 65_536
 """Prompt tokens in one pass."""
+REFILL = 1 / 16
+"""Share of the rows that have ended when waiting prompts take their places."""
+FREE = 0.7
+"""Share of the free memory that keys and values may take; with less, fewer answers are sampled at a time."""
 KEEP = 1 / 16
 """A cache above this share of the device's memory is released after each call."""
 
@@ -214,11 +222,15 @@ class Decoder:
         """What a step of one token replaces in it."""
         self._release()
 
-    def answers(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """One answer per prompt, up to and including the end token."""
-        return self.scored(prompts, max_new_tokens)[0]
+    def answers(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None
+    ) -> list[list[int]]:
+        """One answer per prompt, up to and including the end token; `at_once` are sampled at a time."""
+        return self.scored(prompts, max_new_tokens, at_once)[0]
 
-    def scored(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[list[list[int]], Tensor, Tensor]:
+    def scored(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None
+    ) -> tuple[list[list[int]], Tensor, Tensor]:
         """The answers, and of each of their tokens log-probability and entropy (nats), (B, `max_new_tokens`).
 
         Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
@@ -229,7 +241,7 @@ class Decoder:
         self.model.eval()
         try:
             with torch.no_grad():
-                tokens, logp, entropy = self._run(prompts, max_new_tokens)
+                tokens, logp, entropy = self._run(prompts, max_new_tokens, at_once or len(prompts))
         finally:
             self.model.train(training)
         ended = torch.isin(tokens, self.ends)
@@ -247,21 +259,45 @@ class Decoder:
             return logits
         return scores(self.forward(**inputs, use_cache=True).last_hidden_state[:, -1], self.head, 0, None)[0]
 
-    def _run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        width = max(len(ids) for ids in prompts)
-        buffers = self._fitting(len(prompts), width + max_new_tokens)
-        buffers.start(width)
-        self._prefill(prompts, buffers, width)
-        for n in range(1, max_new_tokens):
-            buffers.step(self, width + n)
-            if n % LOOK == 0 and bool(buffers.ended.all()):
+    def _run(self, prompts: Sequence[Sequence[int]], new: int, at_once: int) -> tuple[Tensor, Tensor, Tensor]:
+        width, total = max(map(len, prompts)), len(prompts)
+        at_once = min(at_once, total, self._affordable(width + new))
+        buffers = self._fitting(at_once, width + new)
+        buffers.start(width, new)
+        made = [x.new_full((total, new), self.pad) for x in buffers.made]
+        place = torch.arange(at_once, device=self.device)  # which prompt each row answers
+        self._prefill(prompts[:at_once], place, buffers)
+        started, step, last = at_once, 0, new - 1  # all rows have ended after step `last`
+        while step < last or started < total:
+            step += 1
+            buffers.step(self, min(width + step, buffers.slots))
+            if step % LOOK:
+                continue
+            ended = buffers.ended[:at_once].nonzero()[:, 0]
+            if len(ended) == at_once and started == total:
                 break
-        made = (buffers.tokens, buffers.logp, buffers.entropy)
-        tokens, logp, entropy = (x[: len(prompts), :max_new_tokens].clone() for x in made)
+            if started < total and len(ended) >= REFILL * at_once:
+                rows = ended[: total - started]
+                for target, source in zip(made, buffers.made, strict=True):
+                    target[place[rows]] = source[rows, :new]
+                place[rows] = torch.arange(started, started + len(rows), device=self.device)
+                self._prefill(prompts[started : started + len(rows)], rows, buffers)
+                started, last = started + len(rows), step + new - 1
+        for target, source in zip(made, buffers.made, strict=True):
+            target[place] = source[:at_once, :new]
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
         if self._storage.nbytes > KEEP * memory:
             self._release()
-        return tokens, logp, entropy
+        return made[0], made[1], made[2]
+
+    def _affordable(self, slots: int) -> int:
+        """Rows whose keys and values fit into the free memory."""
+        if self.device.type != "cuda":
+            return sys.maxsize
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] + unused + self._storage.nbytes
+        row = math.prod(_cache_shape(self.model, 1, slots)) * self.model.get_input_embeddings().weight.itemsize
+        return max(1, int(FREE * free / row))
 
     def _fitting(self, rows: int, slots: int) -> "_Buffers":
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
@@ -284,12 +320,13 @@ class Decoder:
         self._kept, self._storage = {}, torch.empty(0)
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], buffers: "_Buffers", width: int) -> None:
-        """Process every distinct prompt once, and sample the first token of each answer."""
+    def _prefill(self, prompts: Sequence[Sequence[int]], rows: Tensor, buffers: "_Buffers") -> None:
+        """Process every distinct prompt once, and sample the first token of the answer in each of these rows."""
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
         which = torch.tensor([distinct[tuple(ids)] for ids in prompts], device=self.device)
-        texts, first = list(distinct), list[Tensor]()
+        texts, first, width = list(distinct), list[Tensor](), max(map(len, prompts))
         size = max(1, PREFILL // width)
+        buffers.hidden[rows] = True
         for start in range(0, len(texts), size):
             part = texts[start : start + size]
             ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in part], device=self.device)
@@ -298,12 +335,9 @@ class Decoder:
             cache = DynamicCache(config=self.model.config)
             inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
             first.append(self.logits(**inputs))
-            rows = ((which >= start) & (which < start + size)).nonzero()[:, 0]
-            buffers.load_prompts(cache, rows, which[rows] - start, live)
-        n, (tokens, logp, entropy) = len(prompts), self.draw.scored(torch.cat(first)[which])
-        buffers.tokens[:n, 0] = buffers.token[:n, 0] = tokens
-        buffers.logp[:n, 0], buffers.entropy[:n, 0] = logp, entropy
-        buffers.ended[:n] = self.is_end(tokens)
+            here = ((which >= start) & (which < start + size)).nonzero()[:, 0]
+            buffers.load_prompts(cache, rows[here], which[here] - start, live)
+        buffers.load_tokens(rows, *self.draw.scored(torch.cat(first)[which]), self)
 
 
 def _cache_shape(model: Any, rows: int, slots: int) -> tuple[int, ...]:
@@ -323,32 +357,43 @@ class _Buffers:
         self.slot = torch.zeros(1, dtype=torch.long, device=device)
         self.cache = Cache(layers=[FixedLayer(layer, self.slot) for layer in cache])
         self.hidden = torch.empty(rows, slots, dtype=torch.bool, device=device)
-        self.tokens = torch.empty(rows, slots, dtype=torch.long, device=device)
-        self.logp, self.entropy = torch.zeros(2, rows, slots, device=device)
+        self.made = (
+            torch.empty(rows, slots, dtype=torch.long, device=device),
+            *torch.zeros(2, rows, slots, device=device),
+        )
+        """Tokens, their log-probabilities and entropies."""
         self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
         self.position = torch.empty(rows, 1, dtype=torch.long, device=device)
-        self.written = torch.empty(1, dtype=torch.long, device=device)
+        self.written = torch.empty(rows, 1, dtype=torch.long, device=device)
+        self.limit = torch.empty(1, dtype=torch.long, device=device)
         self.ended = torch.empty(rows, dtype=torch.bool, device=device)
-        self._order = torch.arange(slots, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
 
-    def start(self, width: int) -> None:
+    def start(self, width: int, limit: int) -> None:
         self.slot.fill_(width)
-        self.written.fill_(1)
-        self.tokens.fill_(self.pad)
+        self.limit.fill_(limit)
+        self.written.zero_()
         self.token.fill_(self.pad)
         self.position.zero_()
         self.ended.fill_(True)
-        self.hidden.zero_()
+        self.hidden.fill_(True)
 
     def load_prompts(self, cache: Any, rows: Tensor, which: Tensor, live: Tensor) -> None:
         """Copy keys and values of the prompts; rows with the same prompt get the same ones."""
-        width = live.shape[1]
+        slots = (self.slot + torch.arange(-live.shape[1], 0, device=rows.device)) % self.slots
         for ours, theirs in zip(self.cache.layers, cache.layers, strict=True):
-            ours.keys[rows, :, :width] = theirs.keys[which]
-            ours.values[rows, :, :width] = theirs.values[which]
-        self.hidden[rows, :width] = ~live.bool()[which]
+            ours.keys[rows[:, None], :, slots] = theirs.keys[which].transpose(1, 2)
+            ours.values[rows[:, None], :, slots] = theirs.values[which].transpose(1, 2)
+        self.hidden[rows[:, None], slots] = ~live.bool()[which]
         self.position[rows, 0] = live.sum(1)[which]
+
+    def load_tokens(self, rows: Tensor, tokens: Tensor, logp: Tensor, entropy: Tensor, decoder: Decoder) -> None:
+        """The first tokens of answers."""
+        for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
+            made[rows, 0] = new.to(made.dtype)
+        self.token[rows, 0] = tokens
+        self.written[rows] = 1
+        self.ended[rows] = decoder.is_end(tokens) | (self.limit <= 1)
 
     def step(self, decoder: Decoder, filled: int) -> None:
         """Sample one more token. The first step per number of visible slots runs eagerly, the second is captured."""
@@ -367,21 +412,21 @@ class _Buffers:
     def _forward(self, decoder: Decoder, visible: int) -> None:
         for layer in self.cache.layers:
             layer.visible = visible
-        unseen = self.hidden[:, :visible] | (self._order[:visible] > self.slot)
-        bias = torch.zeros(unseen.shape, dtype=self.dtype, device=unseen.device)
-        bias.masked_fill_(unseen, -torch.inf)
+        self.hidden.index_fill_(1, self.slot, False)
+        bias = torch.zeros(len(self.hidden), visible, dtype=self.dtype, device=self.slot.device)
+        bias.masked_fill_(self.hidden[:, :visible], -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
         with _attention(decoder.model, decoder.attention), _replaced(decoder.parts):
             logits = decoder.logits(**inputs, past_key_values=self.cache)
         tokens, logp, entropy = decoder.draw.scored(logits)
-        tokens = tokens.masked_fill(self.ended, self.pad)
-        for made, new in ((self.tokens, tokens), (self.logp, logp), (self.entropy, entropy)):
-            made.index_copy_(1, self.written, new[:, None].to(made.dtype))
-        self.ended |= decoder.is_end(tokens)
+        tokens, live = tokens.masked_fill(self.ended, self.pad), ~self.ended[:, None]
+        for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
+            made.scatter_(1, self.written, new[:, None].to(made.dtype))
         self.token.copy_(tokens[:, None])
-        self.position += 1
-        self.slot += 1
-        self.written += 1
+        self.position += live
+        self.written += live
+        self.ended |= decoder.is_end(tokens) | (self.written[:, 0] >= self.limit)
+        self.slot.add_(1).remainder_(self.slots)
 
 
 @contextmanager

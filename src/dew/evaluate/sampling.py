@@ -1,13 +1,13 @@
 """Sample k answers to each of n prompts with transformers or vLLM, and compute the entropy of given answers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem
 
-Drawing = Callable[[list[list[int]], int], list[list[int]]]
-"""(prompts as token ids, k) -> token ids of k consecutive answers per prompt."""
+Drawing = Callable[[list[list[int]]], list[list[int]]]
+"""Token ids of prompts -> token ids of one answer to each."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,15 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     draw = _drawing(model, tokenizer, sampling, ends)
     was_training = model.training
     model.eval()
-    answers: list[list[Sampled]] = [[] for _ in ids]
-    devices = [model.device] if model.device.type == "cuda" else []
+    devices, k = [model.device] if model.device.type == "cuda" else [], sampling.answers
+    # Prompts of similar length together; longest first on a GPU: the buffers of the first fit the others.
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=bool(devices))
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(sampling.seed)
-        for rows, k in _batches(ids, sampling, on_gpu=bool(devices)):
-            flat = _cut(draw([ids[i] for i in rows], k), tokenizer, ends)
-            for place, i in enumerate(rows):
-                answers[i] += flat[place * k : (place + 1) * k]
+        flat = _cut(draw([ids[i] for i in order for _ in range(k)]), tokenizer, ends)
     model.train(was_training)
-    return answers
+    answers = {i: flat[place * k : (place + 1) * k] for place, i in enumerate(order)}
+    return [answers[i] for i in range(len(ids))]
 
 
 def prompt_text(tokenizer: Any, prompt: Any) -> str:
@@ -96,31 +95,26 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
     return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]  # a chat template adds its own
 
 
-def _batches(ids: list[list[int]], sampling: Sampling, on_gpu: bool) -> Iterator[tuple[list[int], int]]:
-    """(prompt indices, answers per prompt): prompts of similar length together, all answers at once if they fit."""
-    k = sampling.answers
-    batch_size = sampling.batch_size or (1024 if on_gpu else 256)
-    # Longest first on a GPU: the buffers of the first batch fit the others.
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=on_gpu)
-    at_once = max(1, batch_size // k)
-    for first in range(0, len(order), at_once):
-        for done in range(0, k, batch_size):
-            yield order[first : first + at_once], min(k - done, batch_size)
-
-
 def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Drawing:
     """One of dew's decoders; `generate` for models that they do not support."""
-    from dew.decoding import Draw, decoder_for
+    from dew.decoding import Decoder, Draw, decoder_for
 
-    kind = decoder_for(model)
+    kind, size = decoder_for(model), sampling.batch_size or (1024 if model.device.type == "cuda" else 256)
+    size = size // sampling.answers * sampling.answers or size  # all answers to a prompt together, if they fit
     if isinstance(kind, str):
-        return lambda ids, k: _generate(model, tokenizer, ids, k, sampling)
+        return _in_batches(lambda ids: _generate(model, tokenizer, ids, sampling), size)
     draw = Draw(temperature=sampling.temperature, top_p=sampling.top_p, greedy=sampling.greedy)
     decoder = kind(model, draw, ends=ends, pad=tokenizer.pad_token_id)
-    return lambda ids, k: decoder.answers([row for row in ids for _ in range(k)], sampling.max_new_tokens)
+    if isinstance(decoder, Decoder):
+        return lambda ids: decoder.answers(ids, sampling.max_new_tokens, at_once=size)
+    return _in_batches(lambda ids: decoder.answers(ids, sampling.max_new_tokens), size)
 
 
-def _generate(model: Any, tokenizer: Any, ids: list[list[int]], k: int, sampling: Sampling) -> list[list[int]]:
+def _in_batches(draw: Drawing, size: int) -> Drawing:
+    return lambda ids: [row for first in range(0, len(ids), size) for row in draw(ids[first : first + size])]
+
+
+def _generate(model: Any, tokenizer: Any, ids: list[list[int]], sampling: Sampling) -> list[list[int]]:
     inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding_side="left").to(model.device)
     # Every setting is explicit, because the model may bring its own (top_k=20, a repetition penalty).
     draw: dict[str, Any] = {"do_sample": False}
@@ -135,7 +129,6 @@ def _generate(model: Any, tokenizer: Any, ids: list[list[int]], k: int, sampling
         attention_mask=inputs["attention_mask"],
         **draw,
         **cache,
-        num_return_sequences=k,
         repetition_penalty=1.0,
         max_new_tokens=sampling.max_new_tokens,
         pad_token_id=tokenizer.pad_token_id,
