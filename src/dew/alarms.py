@@ -159,8 +159,8 @@ RULES = (
     Rule("sampler_mismatch", _sampler_mismatch,
          "The sampler's probabilities are not the policy's: their KL divergence is {value:.2g} nats per token.",
          "Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0. If the "
-         "divergence grew from near 0, new weights (or the adapter) do not reach the sampler: restart its server, merge "
-         "the adapter when syncing, or sample without vLLM to compare."),
+         "divergence grew from near 0, new weights (or the adapter) do not reach the sampler: restart its server, "
+         "merge the adapter when syncing, or sample without vLLM to compare."),
     Rule("pass_falls", _pass_falls,
          "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is more certain of fewer ways to answer.",
          "Lower the learning rate, raise clip_high, or stop earlier; compare pass@1, which may still rise."),
