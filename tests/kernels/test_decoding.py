@@ -60,23 +60,32 @@ def test_prefill_in_several_parts(monkeypatch):
     assert greedy(model).answers(PROMPTS, 12) == generated(model, PROMPTS, 12)
 
 
+@pytest.mark.parametrize("fewest", [1, 1000])
 @pytest.mark.parametrize("at_once", [1, 2, 3, 7, 19, 64])
-def test_waiting_prompts_take_the_places_of_ended_answers(monkeypatch, at_once):
-    """The slots are used several times over; every answer is that of `generate`, with its own scores."""
+def test_ended_answers_make_room(monkeypatch, at_once, fewest):
+    """Waiting prompts take their places, so that slots are used several times over, and in the end there are fewer
+    rows; every answer is that of `generate`, with its own scores."""
+    monkeypatch.setattr(decoder, "FEWEST", fewest)
     monkeypatch.setattr(decoder, "VISIBLE", 4)
     monkeypatch.setattr(decoder, "LOOK", 3)
     monkeypatch.setattr(decoder, "PREFILL", 12)
+    sizes = set()
     for seed in (2, 3):
         model = trl_tiny.model(seed, **GROUPED).double()
         many = [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
-        ids, logp, entropy = greedy(model).scored(many, 14, at_once)
-        assert ids == generated(model, many, 14)
+        ours = greedy(model)
+        ids, logp, entropy = ours.scored(many, 14, at_once)
+        assert ids == generated(model, many, 14) == ours.answers(many, 14, at_once)
         assert len(set(map(len, ids))) > 1
+        sizes |= set(ours._kept)
+        monkeypatch.setattr(decoder, "FEWEST", 1000)
         all_ids, all_logp, all_entropy = greedy(model).scored(many, 14)
+        monkeypatch.setattr(decoder, "FEWEST", fewest)
         live = torch.tensor([[i < len(row) for i in range(14)] for row in ids])
         assert all_ids == ids
         torch.testing.assert_close(logp[live], all_logp[live])
         torch.testing.assert_close(entropy[live], all_entropy[live])
+    assert (len(sizes) > 1) == (fewest == 1 and 1 < at_once < 20)  # few answers end early
 
 
 def test_fewer_rows_where_memory_is_short(monkeypatch):
@@ -96,9 +105,11 @@ def test_new_weights_give_new_answers():
 
 
 @pytest.mark.gpu
-def test_graphs_match_generate_on_a_gpu():
+def test_graphs_match_generate_on_a_gpu(monkeypatch):
     model = trl_tiny.model(3, max_position_embeddings=1024, **GROUPED).double().cuda()
     expected = generated(model, PROMPTS, 600)
+    assert greedy(model).answers(PROMPTS, 600) == expected
+    monkeypatch.setattr(decoder, "FEWEST", 1)
     assert greedy(model).answers(PROMPTS, 600) == expected
     assert greedy(model).answers(PROMPTS, 600, at_once=2) == expected
 

@@ -9,7 +9,7 @@ captured as a CUDA graph and replayed. Weights may be updated in place between c
     slot 0                                   slot P: the same for all rows, so one counter advances all of them
 
 When rows have ended and prompts are waiting, these take their places: a new prompt goes into the slots before the
-counter, which starts again at slot 0 after the last.
+counter, which starts again at slot 0 after the last. When none is waiting, half as many rows continue without the rest.
 """
 
 import copy
@@ -41,6 +41,8 @@ PREFILL = 65_536
 """Prompt tokens in one pass."""
 REFILL = 1 / 16
 """Share of the rows that have ended when waiting prompts take their places."""
+FEWEST = 128
+"""Rows below which a step hardly gets faster."""
 FREE = 0.7
 """Share of the free memory that keys and values may take; with less, fewer answers are sampled at a time."""
 KEEP = 1 / 16
@@ -266,25 +268,29 @@ class Decoder:
         buffers.start(width, new)
         made = [x.new_full((total, new), self.pad) for x in buffers.made]
         place = torch.arange(at_once, device=self.device)  # which prompt each row answers
-        self._prefill(prompts[:at_once], place, buffers)
+        prefill = _Prefill(self, prompts, width)
+        prefill.load(prompts[:at_once], place, buffers)
         started, step, last = at_once, 0, new - 1  # all rows have ended after step `last`
         while step < last or started < total:
             step += 1
             buffers.step(self, min(width + step, buffers.slots))
             if step % LOOK:
                 continue
-            ended = buffers.ended[:at_once].nonzero()[:, 0]
-            if len(ended) == at_once and started == total:
-                break
-            if started < total and len(ended) >= REFILL * at_once:
-                rows = ended[: total - started]
-                for target, source in zip(made, buffers.made, strict=True):
-                    target[place[rows]] = source[rows, :new]
+            ended = buffers.ended[: len(place)]
+            rows, live = ended.nonzero()[:, 0], (~ended).nonzero()[:, 0]
+            if started < total and len(rows) >= REFILL * at_once:
+                rows = rows[: total - started]
+                buffers.copy_made(made, place, rows)
                 place[rows] = torch.arange(started, started + len(rows), device=self.device)
-                self._prefill(prompts[started : started + len(rows)], rows, buffers)
+                prefill.load(prompts[started : started + len(rows)], rows, buffers)
                 started, last = started + len(rows), step + new - 1
-        for target, source in zip(made, buffers.made, strict=True):
-            target[place] = source[:at_once, :new]
+            elif started == total and not len(live):
+                break
+            elif started == total and (fewer := max(FEWEST, _capacity(len(live)))) <= len(buffers.hidden) // 2:
+                buffers.copy_made(made, place, rows)
+                larger, buffers, place = buffers, self._fitting(fewer, buffers.slots, exactly=True), place[live]
+                buffers.take(larger, live)
+        buffers.copy_made(made, place, torch.arange(len(place), device=self.device))
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
         if self._storage.nbytes > KEEP * memory:
             self._release()
@@ -299,10 +305,11 @@ class Decoder:
         row = math.prod(_cache_shape(self.model, 1, slots)) * self.model.get_input_embeddings().weight.itemsize
         return max(1, int(FREE * free / row))
 
-    def _fitting(self, rows: int, slots: int) -> "_Buffers":
+    def _fitting(self, rows: int, slots: int, exactly: bool = False) -> "_Buffers":
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
         capacity = _capacity(rows)
-        if capacity not in self._kept or self._kept[capacity].slots < slots:
+        kept = self._kept[capacity].slots if capacity in self._kept else 0
+        if kept < slots or (exactly and kept > slots):
             self._kept.pop(capacity, None)
             slots = -(-slots // VISIBLE) * VISIBLE
             shape = _cache_shape(self.model, capacity, slots)
@@ -320,24 +327,41 @@ class Decoder:
         self._kept, self._storage = {}, torch.empty(0)
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], rows: Tensor, buffers: "_Buffers") -> None:
-        """Process every distinct prompt once, and sample the first token of the answer in each of these rows."""
-        distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        which = torch.tensor([distinct[tuple(ids)] for ids in prompts], device=self.device)
-        texts, first, width = list(distinct), list[Tensor](), max(map(len, prompts))
-        size = max(1, PREFILL // width)
+
+class _Prefill:
+    """Keys, values and last logits of prompts: each distinct prompt once, many in one pass, in the order of use."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], width: int) -> None:
+        self._decoder, self._size = decoder, max(1, PREFILL // width)
+        self._texts = list(dict.fromkeys(map(tuple, prompts)))
+        self._place = {ids: i for i, ids in enumerate(self._texts)}
+        self._passes = dict[int, tuple[Any, Tensor, Tensor]]()
+
+    def load(self, prompts: Sequence[Sequence[int]], rows: Tensor, buffers: "_Buffers") -> None:
+        """Put the prompts into these rows, and sample the first token of each answer."""
+        places = [divmod(self._place[tuple(ids)], self._size) for ids in prompts]
+        which = torch.tensor(places, device=rows.device)
+        numbers, order, first = sorted({number for number, _ in places}), list[Tensor](), list[Tensor]()
         buffers.hidden[rows] = True
-        for start in range(0, len(texts), size):
-            part = texts[start : start + size]
-            ids = torch.tensor([[self.pad] * (width - len(t)) + list(t) for t in part], device=self.device)
-            live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in part], device=self.device)
-            positions = (live.cumsum(1) - 1).clamp_min(0)
-            cache = DynamicCache(config=self.model.config)
-            inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
-            first.append(self.logits(**inputs))
-            here = ((which >= start) & (which < start + size)).nonzero()[:, 0]
-            buffers.load_prompts(cache, rows[here], which[here] - start, live)
-        buffers.load_tokens(rows, *self.draw.scored(torch.cat(first)[which]), self)
+        for number in numbers:
+            here = (which[:, 0] == number).nonzero()[:, 0]
+            if number not in self._passes:
+                self._passes = {number: self._run(number)}
+            cache, live, logits = self._passes[number]
+            buffers.load_prompts(cache, rows[here], which[here, 1], live)
+            order.append(rows[here])
+            first.append(logits[which[here, 1]])
+        buffers.load_tokens(torch.cat(order), *self._decoder.draw.scored(torch.cat(first)), self._decoder)
+
+    def _run(self, number: int) -> tuple[Any, Tensor, Tensor]:
+        """A pass: the cache, where it holds prompts (B, width), and the logits."""
+        texts, model, pad = self._texts[number * self._size :][: self._size], self._decoder.model, self._decoder.pad
+        width, device = max(map(len, texts)), self._decoder.device
+        ids = torch.tensor([[pad] * (width - len(t)) + list(t) for t in texts], device=device)
+        live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in texts], device=device)
+        cache, positions = DynamicCache(config=model.config), (live.cumsum(1) - 1).clamp_min(0)
+        inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
+        return cache, live, self._decoder.logits(**inputs)
 
 
 def _cache_shape(model: Any, rows: int, slots: int) -> tuple[int, ...]:
@@ -394,6 +418,27 @@ class _Buffers:
         self.token[rows, 0] = tokens
         self.written[rows] = 1
         self.ended[rows] = decoder.is_end(tokens) | (self.limit <= 1)
+
+    def copy_made(self, target: list[Tensor], place: Tensor, rows: Tensor) -> None:
+        """Copy what these rows have sampled to their prompts' places in `target`."""
+        for ours, theirs in zip(self.made, target, strict=True):
+            theirs[place[rows]] = ours[rows, : theirs.shape[1]]
+
+    def take(self, larger: "_Buffers", rows: Tensor) -> None:
+        """Continue with these rows of larger buffers.
+
+        Both caches lie in the same memory: a layer is copied to where it, or one before it, was.
+        """
+        self.start(0, 0)
+        for ours, theirs in zip(self.cache.layers, larger.cache.layers, strict=True):
+            copied = theirs.keys[rows], theirs.values[rows]
+            ours.keys[: len(rows)], ours.values[: len(rows)] = copied
+        for name in ("hidden", "token", "position", "written", "ended"):
+            getattr(self, name)[: len(rows)] = getattr(larger, name)[rows]
+        for made, before in zip(self.made, larger.made, strict=True):
+            made[: len(rows)] = before[rows]
+        self.slot.copy_(larger.slot)
+        self.limit.copy_(larger.limit)
 
     def step(self, decoder: Decoder, filled: int) -> None:
         """Sample one more token. The first step per number of visible slots runs eagerly, the second is captured."""
