@@ -4,8 +4,11 @@ Each error is a `DewError` and also the standard-library class that fits, so `ex
 """
 
 import difflib
+import sys
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Probl
     known = list(known)
     remedy = did_you_mean(word, known) or f"Choose one of: {', '.join(known)}."
     return Problem(what, remedy=f"{remedy} {also}".rstrip())
+
+
+def user_line(error: BaseException) -> str:
+    """` at rules.py, line 12`: the last line of the traceback in a file of the user, or nothing."""
+    ours = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    return f" at {Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
 
 
 def not_loaded(what: str, name: str, error: Exception) -> Problem:

@@ -267,7 +267,10 @@ def test_explain_shows_predicted_outcomes_and_other_settings_than_recorded(dew, 
     assert "learned_share=1.0" in out and "-0.919" in out and "0.500" in out
     _, out, _ = dew("explain", tmp_path, "--json")
     assert [a["value"] for a in json.loads(out)["answers"]] == list(values)
-    write_records(tmp_path, 4, [replace(group(), algorithm="dapo", settings=learned)])
+    answers = [replace(a, logp=[-0.1, -0.2]) for a in group().answers]
+    write_records(tmp_path, 4, [replace(group(), algorithm="dapo", settings=learned, answers=answers)])
+    assert dew("explain", tmp_path, "--step", 4, "--algorithm", "clip_cov")[0] == 0
+    assert "have no recorded sum_sq" in dew("explain", tmp_path, "--step", 4, "--algorithm", "otb")[2]
     code, _, err = dew("explain", tmp_path, "--step", 4)
     assert code == 1 and "answers [1, 2] have no recorded value" in err
 

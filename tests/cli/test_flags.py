@@ -33,6 +33,8 @@ from dew.errors import ConfigError
         (["trainer.nnodes=8", "+a.b=[1, x]"], {"verl": {"trainer.nnodes": 8, "+a.b": [1, "x"]}}),
         (["--bf16", "trainer.nnodes=8"], {"bf16": True, "verl": {"trainer.nnodes": 8}}),
         (["--seed", "1", "--seed", "2"], {"seed": 2}),
+        (["--algorithm", "rules.py:Mine", "-o", "runs/x"], {"algorithm": "rules.py:Mine", "output_dir": "runs/x"}),
+        (["--out", "runs/x", "--learning_rate", "-1"], {"output_dir": "runs/x", "learning_rate": -1}),
     ],
 )
 def test_flags_are_settings(words, settings):
@@ -48,6 +50,11 @@ def test_the_parser_remembers_what_was_typed():
 def test_other_words_are_refused(word):
     with pytest.raises(ConfigError, match="not understood"):
         parse_flags(["--seed", "1", "--x=1", word])
+
+
+def test_a_letter_after_a_dash_is_not_a_value():
+    with pytest.raises(ConfigError, match="'-x' is not understood"):
+        parse_flags(["--seed", "1", "-x"])
 
 
 def test_flags_override_the_file(tmp_path):

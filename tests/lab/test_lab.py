@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from dew.algorithms import algorithm_classes, get_algorithm
 from dew.algorithms.base import Part
 from dew.cli import main
 from dew.credit.learned import OutcomeHead, spaced
-from dew.errors import ConfigError
+from dew.errors import ConfigError, DewError
 from dew.lab import Settings, Study, differences, load_study, markdown, study
 from dew.lab import study as run_study
 from dew.lab import warm_start as warm
@@ -477,11 +478,58 @@ def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, capsys, algorith
     assert len(found.runs) == 8 and all(len(run["curves"]["accuracy"]) == 5 for run in found.runs)
     assert [e["generation"] for e in found.runs[0]["evaluations"]] == [3, 5]
     assert (tmp_path / "out" / "summary.md").read_text().strip() in out
+    same = {**easy, "learning_rates": [5e-5], "output": "out", "say": (said := []).append}
+    other = RULE.partition("DAPO\n")[2].replace("alved", "other")
+    (tmp_path / "rules.py").write_text(RULE + other)
+    again = study(["rules.py:Halved(share=0.25)"], seeds=2, **same)  # another rule in the file: nothing to train
+    assert again.runs == found.runs and "all 2 runs are finished" in said[-1] and "Compared with dapo" in said[0]
     (tmp_path / "rules.py").write_text(RULE.replace("self.share *", "2 * self.share *"))
-    same = {**easy, "learning_rates": [5e-5], "output": "out", "say": print}
     again = study(["rules.py:Halved(share=0.25)"], seeds=1, **same)  # a changed rule trains again
     first, second = ([run for run in x.runs if run["arm"] == "halved(share=0.25)"] for x in (found, again))
-    assert len(second) == 2 and second[0]["source"] != first[0]["source"] and second[1] == first[1]
+    assert len(second) == 1 and second[0]["source"] != first[0]["source"]  # and is not mixed with runs of the old one
+    assert "The code of halved(share=0.25) has changed: the 2 runs" in "".join(said)
+
+
+def mistaken(tmp_path, head="@dataclass(frozen=True, kw_only=True)\nclass Rule(DAPO):", body="", name='name = "mine"'):
+    """What the lab says to a rule with a mistake."""
+    imports = "from dataclasses import dataclass\nfrom dew.algorithms import DAPO, Algorithm"
+    (tmp_path / "rule.py").write_text(f"{imports}\n{head}\n    {name}\n    {body}\n")
+    try:
+        (arm,) = parse_arms([f"{tmp_path}/rule.py:Rule"], [1e-3])
+        Team(arm.algorithm, slice(0, 2), 4, 6)
+    except DewError as error:
+        return str(error)
+    return ""
+
+
+def test_mistakes_in_a_users_rule_are_explained(tmp_path, capsys, monkeypatch):
+    says = partial(mistaken, tmp_path)
+    advantages = "def advantages(self, rollouts): return super().advantages(rollouts)"
+    assert says(body=advantages) == ""
+    assert "returned shape (8, 4); expected (P, G, T) = (8, 4, 6)" in says(body=f"{advantages}.mean(-1)")
+    assert "returned NoneType, not a tensor" in says(body="def advantages(self, rollouts): pass")
+    assert "advantages or penalties are NaN or infinite" in says(body=f"{advantages} / 0 * 0")
+    undeclared = says(body=f"{advantages} * rollouts.entropy")
+    assert "at rule.py, line 6" in undeclared and 'Write needs_entropy = "old"' in undeclared
+    assert says(body=f"{advantages} * rollouts.entropy", name='name = "mine"; needs_entropy = "old"') == ""
+    assert 'Write "old" for the entropy' in says(name='name = "mine"; needs_entropy = True')
+    assert 'Write e.g. name = "mine"' in says(name="pass")
+    assert "its setting 'keep' has no value. Give it a default" in says(body="keep: float")
+    assert "its setting 'scale' has the name of something else" in says(body="scale: float = 2.0")
+    assert "is not a data class. Decorate the class" in says(head="class Rule(DAPO):", body="keep: float = 2.0")
+    assert "Decorate the class with @dataclass(frozen=True" in says(head="@dataclass\nclass Rule(DAPO):")
+    assert "has no credit. Define advantages" in says(head="class Rule(Algorithm):")
+    assert "ZeroDivisionError: division by zero at rule.py, line 6" in says(body="1 / 0")
+    (tmp_path / "two.py").write_text(RULE + RULE.partition("DAPO\n")[2].replace("Halved", "Copied"))
+    with pytest.raises(ConfigError, match="another arm has the same name 'halved'"):
+        parse_arms([f"{tmp_path}/two.py:Halved", f"{tmp_path}/two.py:Copied"], [1e-3])
+    with pytest.raises(AttributeError):
+        says(body="def advantages(self, rollouts): return rollouts.rewards")
+    monkeypatch.setattr(sys, "argv", ["dew", "lab", f"{tmp_path}/rule.py:Rule", "--quick"])
+    monkeypatch.setattr("dew.lab.study", lambda arms, **_: Team(get_algorithm(*arms), slice(0, 2), 4, 6))
+    with pytest.raises(SystemExit):
+        main()
+    assert "AttributeError at rule.py, line 6: 'Rollouts' object has no attribute 'rewards'" in capsys.readouterr().err
 
 
 def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monkeypatch):
@@ -585,7 +633,9 @@ def test_holm_by_hand():
 def test_comparisons_at_the_same_rate_at_the_best_rates_and_with_the_control():
     base = [0.5, 0.52, 0.51, 0.53, 0.5, 0.52]
     worse, better = [x - 0.1 + i * 0.001 for i, x in enumerate(base)], [x + 0.1 - i * 0.001 for i, x in enumerate(base)]
-    found = invented({("a", 1.0): base, ("a", 2.0): worse, ("b", 1.0): worse, ("b", 2.0): better, ("c", 2.0): base})
+    found = invented(
+        {("a", 1.0): base, ("a", 2.0): worse, ("b", 1.0): worse, ("b", 2.0): better, ("c", 2.0): base[::-1]}
+    )
     same = differences(found, "t")
     assert [(d.arm, d.reference, d.verdict) for d in same] == [
         (("b", 1.0), ("a", 1.0), "behind"),
@@ -601,6 +651,14 @@ def test_comparisons_at_the_same_rate_at_the_best_rates_and_with_the_control():
     assert [(d.arm, d.reference) for d in differences(found, "t", compare="control")] == [(("b", 2.0), ("c", 2.0))]
     page = markdown(found)
     assert "b (2) is ahead by 0.097" in page and "within noise: c" in page and "confirm them on others" in page
+
+
+def test_verdicts_of_arms_that_are_equal_or_have_few_seeds():
+    """An arm with few seeds does not hide the verdict on the others, and equal runs are not called noise."""
+    base, better = [0.5, 0.52, 0.51, 0.53, 0.5], [0.6, 0.63, 0.61, 0.63, 0.6]
+    page = markdown(invented({("a", 1.0): base, ("b", 1.0): better, ("c", 1.0): base, ("d", 1.0): base[:2][::-1]}))
+    assert "b is ahead by 0.102" in page and "every run of c equals that of a" in page
+    assert "too few seeds (2) to judge d: train at least 5" in page and "within noise" not in page
 
 
 def test_names():

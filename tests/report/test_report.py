@@ -24,7 +24,7 @@ from dew.report.arms import arms_of
 from dew.report.content import content_of
 from dew.report.findings import remarks, study_verdicts
 from dew.report.readers import Run, evenly, thin
-from dew.report.results import rows_of
+from dew.report.results import _t_test, rows_of
 from dew.report.serve import View, make_server
 from dew.report.statistics import split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
@@ -557,6 +557,10 @@ def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
         assert (d["low"], d["high"]) == pytest.approx((interval.low, interval.high), rel=1e-6)
     assert content["findings"][0]["text"] == "Verdict of a made-up study: nothing was trained."
     assert len(content["runs"]) == 18 and len(content["arms"]) == 3
+
+
+def test_equal_runs_have_an_interval_of_0() -> None:
+    assert _t_test(np.zeros(6)) == {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
 
 
 def test_tasks_of_a_study_are_judged_apart(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from dew.algorithms.base import Algorithm
@@ -96,7 +96,10 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
         raise ConfigError(taken)
     known = [f.name for f in fields(cls)]
     wrong = [unknown(f"{cls.name} has no setting {s!r}.", s, known) for s in settings if s not in known]
-    if wrong:
+    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+    missing = [Problem(f"{cls.name}: its setting {s!r} has no value.", remedy="Give it a default in the class.")
+               for s in required if s not in settings]  # fmt: skip
+    if wrong := wrong or missing:
         raise ConfigError(wrong)
     if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
         settings["entropy_clip"] = tuple(settings["entropy_clip"])

@@ -1,15 +1,20 @@
 """Algorithms of your own: `my_module:MyRule` or `my_rules.py:MyRule`."""
 
+import ast
 import hashlib
 import sys
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import get_args, get_type_hints
 
-from dew.algorithms.base import Algorithm
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.algorithms.base import Algorithm, Whose
+from dew.errors import ConfigError, Problem, did_you_mean, user_line
+
+DECORATOR = "Decorate the class with @dataclass(frozen=True, kw_only=True)."
 
 
 def own_class(name: str) -> type[Algorithm]:
@@ -18,25 +23,52 @@ def own_class(name: str) -> type[Algorithm]:
     try:
         module = _of_file(str(Path(where).resolve()), _digest(Path(where))) if where.endswith(".py") else _named(where)
     except Exception as error:  # the module is the user's and may raise anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".") + user_line(error)
+        remedy = "Write module:Class or file.py:Class." if isinstance(error, OSError | ImportError) else ""
         what = f"algorithm={name!r} cannot be imported ({reason})."
-        raise ConfigError(Problem(what, remedy="Write module:Class or file.py:Class.")) from error
+        raise ConfigError(Problem(what, remedy=DECORATOR if "frozen dataclass" in reason else remedy)) from error
     found = getattr(module, attribute, None)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         rules = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)]
         own = [n for n in rules if getattr(module, n).__module__ == module.__name__]
         remedy = f"{did_you_mean(attribute, own)} {'It has: ' + ', '.join(own) if own else 'It has none'}.".lstrip()
         raise ConfigError(Problem(f"{where} has no class {attribute!r} derived from dew.Algorithm.", remedy=remedy))
-    if not isinstance(vars(found).get("name"), str):
-        remedy = 'Write name: ClassVar[str] = "mine" in the class.'
-        raise ConfigError(Problem(f"{name}: class {attribute} has no name of its own.", remedy=remedy))
+    if problems := _problems(found):
+        raise ConfigError([Problem(f"{name}: {what}", remedy=remedy) for what, remedy in problems.items()])
+    return found
+
+
+def _problems(cls: type[Algorithm]) -> dict[str, str]:
+    """What is wrong with a class of a user, and what to write instead."""
+    found = {}
+    if not isinstance(vars(cls).get("name"), str):
+        found[f"class {cls.__name__} has no name of its own."] = 'Write e.g. name = "mine" in the class.'
+    if cls.advantages is Algorithm.advantages:
+        found[f"class {cls.__name__} has no credit."] = "Define advantages(self, rollouts), or derive it from DAPO."
+    if cls.needs_entropy not in get_args(Whose):
+        remedy = 'Write "old" for the entropy of the policy that sampled, "current" for the one being trained, or "no".'
+        found[f"needs_entropy={cls.needs_entropy!r} is not known."] = remedy
+    settings, known = {f.name for f in fields(cls)}, {f.name for f in fields(Algorithm)}
+    for setting in sorted(x for x in settings - known if hasattr(Algorithm, x)):
+        found[f"its setting {setting!r} has the name of something else in dew.Algorithm."] = "Rename the setting."
+    hints = {x: hint for x, hint in get_type_hints(cls).items() if x in vars(cls).get("__annotations__", {})}
+    if any("ClassVar" not in str(hint) and x not in settings for x, hint in hints.items()):
+        found[f"class {cls.__name__} has settings, but is not a data class."] = DECORATOR
     return found
 
 
 def source_digest(cls: type[Algorithm]) -> str:
-    """Digest of the file that a class was defined in."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return _digest(Path(file)) if file else ""
+    """Digest of the file that a class was defined in, without blank lines and algorithms that it is not based on."""
+    module = sys.modules.get(cls.__module__)
+    if not (file := getattr(module, "__file__", None)):
+        return ""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    classes = {name: x for name, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)}
+    for node in ast.parse("\n".join(lines)).body:
+        if isinstance(node, ast.ClassDef) and not issubclass(cls, classes.get(node.name, cls)):
+            first, last = min(x.lineno for x in (node, *node.decorator_list)), node.end_lineno or node.lineno
+            lines[first - 1 : last] = [""] * (last - first + 1)
+    return hashlib.sha256("\n".join(line for line in lines if line.strip()).encode()).hexdigest()[:12]
 
 
 def _named(module: str) -> ModuleType:

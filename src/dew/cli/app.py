@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from dew.cli.console import LogToConsole, err, show_error
-from dew.errors import DewError, Problem
+from dew.errors import DewError, Problem, user_line
 
 SECTIONS = {
     "Start": ("demo", "recipes"),
@@ -99,5 +99,5 @@ def _explain(error: Exception) -> int:
     else:
         text = str(error).strip().split("\n", maxsplit=1)[0]
         advice = "Set DEW_TRACEBACK=1 in the environment to see the traceback."
-        show_error([Problem(f"{type(error).__name__}: {text}", remedy=advice)])
+        show_error([Problem(f"{type(error).__name__}{user_line(error)}: {text}", remedy=advice)])
     return 1

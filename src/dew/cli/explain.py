@@ -140,9 +140,9 @@ def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> 
         return [row[: len(a.tokens)] for row, a in zip(rows, group.answers, strict=True)]
 
     weights = algorithm is not None and algorithm.needs_entropy == "old"
-    needed = []
+    needed: list[str] = []
     if algorithm is not None and not (recorded and all(a.advantage for a in group.answers)):
-        needed = ["entropy"] * weights + ["value"] * algorithm.needs_hidden
+        needed = algorithm.signals
     rollouts = _rollouts(group, needed)
     advantage = values("advantage", algorithm and algorithm.advantages)
     assert rollouts.extra is not None
@@ -164,20 +164,19 @@ def _rollouts(group: "GroupRecord", needed: Sequence[str]) -> "Rollouts":
     from dew import Rollouts
 
     for name in needed:
-        missing = [i + 1 for i, a in enumerate(group.answers) if getattr(a, name) is None]
+        missing = [i + 1 for i, a in enumerate(group.answers) if getattr(a, name, None) is None]
         if missing:
             what = f"answers {missing} have no recorded {name}, which this algorithm needs (docs/records.md)."
             raise ConfigError(what)
     if not any(a.tokens for a in group.answers):
         raise ConfigError(f"group {group.group} of step {group.step} has no tokens.")
 
-    entropy, value = ([getattr(a, x) or [0.0] * len(a.tokens) for a in group.answers] for x in ("entropy", "value"))
+    signals = {x: [getattr(a, x) or [0.0] * len(a.tokens) for a in group.answers] for x in ("entropy", *needed)}
     return Rollouts.from_rows(
         [0] * len(group.answers),
         mask=_padded([_live(a) for a in group.answers]).bool(),
         reward=torch.tensor([float(a.reward) for a in group.answers]),
-        entropy=_padded(entropy),
-        value=_padded(value) if "value" in needed else None,
+        **{name: _padded(rows) for name, rows in signals.items()},
         extra=torch.tensor([a.extra for a in group.answers]),
     )
 

@@ -20,6 +20,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 UNTRUSTED = "Refuse settings that run code, upload or write elsewhere, unless they are typed as flags too."
 Untrusted = Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)]
 OVERRIDE = re.compile(r"\+{0,2}\w+(\.\w+)+=.*", re.DOTALL)
+NO_VALUE = re.compile(rf"--.*|-[a-zA-Z]|{OVERRIDE.pattern}", re.DOTALL)
 Typed = dict[str, str]
 """Name -> text of every setting that was typed; verl's keys as `verl.trainer.nnodes`."""
 
@@ -53,7 +54,7 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
     """
     settings: Settings = {}
     typed: Typed = {}
-    rest = list(words)
+    rest = ["--output_dir" if word in ("-o", "--out") else word for word in words]
     while rest:
         word = rest.pop(0)
         name, equals, text = word.partition("=")
@@ -65,7 +66,7 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
             advice = "Write settings as --name value; for verl also as key.key=value."
             raise ConfigError(Problem(f"command line: {word!r} is not understood.", remedy=advice))
         name, texts = name[2:].replace("-", "_"), [text] if equals else []
-        while not equals and rest and not rest[0].startswith("--") and not OVERRIDE.fullmatch(rest[0]):
+        while not equals and rest and not NO_VALUE.fullmatch(rest[0]):
             texts.append(rest.pop(0))
         if not texts:
             name, texts = (name[3:], ["false"]) if name.startswith("no_") else (name, ["true"])

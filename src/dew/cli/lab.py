@@ -1,6 +1,7 @@
 """`dew lab`: does a credit rule help? Many small paired runs at once."""
 
 from dataclasses import asdict, fields, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +88,9 @@ def _report(found: "Study", folder: Path, as_json: bool) -> None:
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
-        print_json([asdict(d) | {"verdict": d.verdict} for name in found.tasks for d in differences(found, name)])
+        every = [d for name in found.tasks for d in differences(found, name)]
+        finite = [{k: None if v in (-inf, inf) else v for k, v in asdict(d).items()} for d in every]
+        print_json([values | {"verdict": d.verdict} for values, d in zip(finite, every, strict=True)])
         return
     out.print(f"\n{text}\n\n{folder / 'study.json'}\n{folder / 'summary.md'}", soft_wrap=True)
 

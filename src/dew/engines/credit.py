@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
+from dew.algorithms.base import advantages_of
 from dew.credit import group_relative, wrong_sign
 from dew.rollouts import Rollouts
 
@@ -99,7 +100,7 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
         if not part.any():
             continue
         index, rollouts = _rollouts(rows, part)
-        token_advantages, added = algorithm.advantages(rollouts), algorithm.extra(rollouts)
+        token_advantages, added = advantages_of(algorithm, rollouts), algorithm.extra(rollouts)
         advantages[index] = rollouts.to_rows(token_advantages).to(advantages.dtype)
         wrong = wrong_sign(token_advantages, rollouts.reward + added, rollouts.present)
         flipped[index] = rollouts.to_rows(wrong & rollouts.mask)

@@ -52,9 +52,12 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
         plain = None if plain == algorithm else plain
         for each in (rate,) if rate is not None else learning_rates:
             made = [Arm(algorithm.label, algorithm, each, source, plain.label if plain else None)]
-            made += [Arm(plain.label, plain, each, source)] if plain else []
+            own = source if type(plain) is type(algorithm) else ""
+            made += [Arm(plain.label, plain, each, own)] if plain else []
             for arm in made:
-                arms.setdefault((arm.label, each), arm)
+                if type(arms.setdefault((arm.label, each), arm).algorithm) is not type(arm.algorithm):
+                    what = f"arm {text!r}: another arm has the same name {arm.algorithm.name!r}."
+                    problems.append(Problem(what, remedy="Give each class a name of its own."))
     if problems:
         raise ConfigError(problems)
     if not arms:

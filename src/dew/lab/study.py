@@ -120,16 +120,23 @@ def study(
     folder = Path(output)
     found = _open(folder, settings)
     found.arms[:] = dict.fromkeys([*found.arms, *(arm.label for arm in chosen)])
+    if found.arms[0] != chosen[0].label:
+        say(f"Compared with {found.arms[0]}, the first arm of {folder}; for another baseline, choose another folder.")
     found.versions.update(_versions(device))
+    sources = {arm.label: arm.source for arm in chosen}
+    changed = [run["arm"] for run in found.runs if run["source"] != sources.get(run["arm"], run["source"])]
+    if changed:
+        names = ", ".join(dict.fromkeys(changed))
+        say(f"The code of {names} has changed: the {len(changed)} runs of the old code are dropped.")
+        found.runs[:] = [run for run in found.runs if run["source"] == sources.get(run["arm"], run["source"])]
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     with numerics():
         for task in kinds:
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
             _same_start(found, task, start, folder)
             runs = {_key(run): run for run in found.runs}
-            done = {(*key, run["source"]) for key, run in runs.items()}
-            wanted = {(task.name, x.arm.label, x.arm.learning_rate, x.seed, x.arm.source): x for x in replicas}
-            todo = [x for key, x in wanted.items() if key not in done]
+            wanted = {(task.name, x.arm.label, x.arm.learning_rate, x.seed): x for x in replicas}
+            todo = [x for key, x in wanted.items() if key not in runs]
             if not todo:
                 say(f"{task.name}: all {len(replicas)} runs are finished.")
                 continue

@@ -165,18 +165,26 @@ def _verdict(study: Study, task: str, compare: str) -> str:
     found = differences(study, task, "area", compare)
     if not found:
         return f"Only {study.arms[0]} was trained: there is nothing to compare."
-    few = min(d.seeds for d in found)
-    if few < MIN_SEEDS:
-        return f"**Verdict:** too few seeds ({few}) to tell a difference from noise; train at least {MIN_SEEDS}."
     at = " at its best rate" if compare == "best" else ""
-    words = []
+    kinds: dict[str, list[Difference]] = {}
     for d in found:
+        entropy = difference(study, task, d.arm, d.reference, "entropy")
+        equal = d.low == d.high == 0 and entropy is not None and entropy.low == entropy.high == 0
+        kinds.setdefault("equal" if equal else d.verdict if d.seeds >= MIN_SEEDS else "few", []).append(d)
+    names = {kind: ", ".join(dict.fromkeys(d.arm[0] for d in group)) for kind, group in kinds.items()}
+    words = []
+    for d in [*kinds.get("ahead", []), *kinds.get("behind", [])]:
         rate = f" ({d.arm[1]:g})" if compare == "best" or d.arm[1] != d.reference[1] else ""
-        if d.verdict != "within noise":
-            words.append(f"{d.arm[0]}{rate} is {d.verdict} by {abs(d.value):.3f} (p = {d.holm:.2g})")
-    noise = [d for d in found if d.verdict == "within noise"]
-    if noise:
+        words.append(f"{d.arm[0]}{rate} is {d.verdict} by {abs(d.value):.3f} (p = {d.holm:.2g})")
+    if noise := kinds.get("within noise"):
         limit = max(d.high - d.value for d in noise)
-        names = ", ".join(dict.fromkeys(d.arm[0] for d in noise))
-        words.append(f"within noise: {names} (differences beyond about {limit:.3f} would have shown)")
+        words.append(f"within noise: {names['within noise']} (differences beyond about {limit:.3f} would have shown)")
+    if "equal" in kinds:
+        why = "its credit is the same, or differs by a factor, which Adam divides out"
+        words.append(f"every run of {names['equal']} equals that of {study.arms[0]}: {why}")
+    if few := kinds.get("few"):
+        seeds = min(d.seeds for d in few)
+        words.append(
+            f"too few seeds ({seeds}) to judge {names['few']}: train at least {MIN_SEEDS} (--seeds {MIN_SEEDS})"
+        )
     return f"**Verdict** on mean accuracy during training, compared with {study.arms[0]}{at}: {'; '.join(words)}."

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.algorithms.base import Part
+from dew.algorithms.base import Part, advantages_of
 from dew.credit.learned import OutcomeHead, prediction_quality, spaced
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem, ShapeError
 from dew.lab.arms import Arm
 from dew.lab.policy import (
     SIGNALS,
@@ -32,7 +32,7 @@ from dew.lab.policy import (
     log_probabilities,
     sample,
 )
-from dew.lab.tasks import OUTPUTS, Problems, Task, generator
+from dew.lab.tasks import Problems, Task, generator
 from dew.rollouts import Rollouts
 
 MAX_GRADIENT_NORM = 1.0
@@ -115,22 +115,30 @@ class Team:
 
         `given` are the fields of `Rollouts` with a leading axis of r replicas.
         """
+        given = {name: given[name] for name in ("mask", "reward", *self.algorithm.signals)}  # as in an engine
         whole = Rollouts(**{name: x.flatten(0, 1) for name, x in given.items()})
         signal, runs = self.algorithm.signal(whole), len(given["mask"])
         kept = signal.view(runs, -1)
         if self.stacked:
             found = torch.where(signal[:, None, None], self._credit(whole), 0)
-            return found.unflatten(1, kept.shape).transpose(0, 1), kept
+            return self._finite(found.unflatten(1, kept.shape).transpose(0, 1)), kept
         apart = torch.zeros(runs, 1 + self.algorithm.penalises, *given["mask"].shape[1:], device=kept.device)
         for i, (found, keep) in enumerate(zip(apart, kept, strict=True)):
             if keep.any():
                 groups = Rollouts(**{name: x[i, keep] for name, x in given.items()})
                 found[:, keep] = self._credit(groups).to(found.dtype)
-        return apart, kept
+        return self._finite(apart), kept
+
+    def _finite(self, credit: Tensor) -> Tensor:
+        if not (bad := ~credit.isfinite()).any():
+            return credit
+        what = f"{self.algorithm.name}: {int(bad.sum())} of {bad.numel()} advantages or penalties are NaN or infinite."
+        remedy = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
+        raise ShapeError(Problem(what, "Such a run would not learn.", remedy))
 
     def _credit(self, rollouts: Rollouts) -> Tensor:
         """(c, P, G, T): advantages, and penalties if the algorithm has them."""
-        advantages = self.algorithm.advantages(rollouts)
+        advantages = advantages_of(self.algorithm, rollouts)
         if not self.algorithm.penalises:
             return advantages[None]
         return torch.stack([advantages, self.algorithm.penalties(rollouts, advantages)])
@@ -166,9 +174,7 @@ def _random_rollouts(G: int, T: int) -> dict[str, Tensor]:
     reward[:, 0], reward[:, 1:, 0], reward[:, 1:, 1] = 0, 0, 1
     scale = torch.tensor([-6.0, 2.0, 1.0, 1.0]).view(4, 1, 1, 1, 1)
     logp, entropy, sum_sq, value = torch.rand(4, 2, 4, G, T, generator=random) * scale
-    tokens = torch.randint(OUTPUTS, (2, 4, G, T), generator=random)
-    return {"mask": mask, "reward": reward, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq,
-            "value": value}  # fmt: skip
+    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "value": value}
 
 
 class Stack:
@@ -215,7 +221,7 @@ class Stack:
         answers = Answers(tokens, dict(zip(SIGNALS, found, strict=True)), hidden)
         mask, G = answers.mask, s.group_size
         self._predict(answers, correct)
-        rows = {"mask": mask, "tokens": answers.tokens, "reward": correct.float(), **answers.signals}
+        rows = {"mask": mask, "reward": correct.float(), **answers.signals}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         given = [team.credit({name: x[team.rows] for name, x in grouped.items()}) for team in self.teams]
         signal = torch.cat([kept for _, kept in given])

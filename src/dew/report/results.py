@@ -152,8 +152,8 @@ def _t_test(D: np.ndarray) -> Json:
     from scipy.stats import t
 
     value, freedom = float(D.mean()), len(D) - 1
-    error = float(D.std(ddof=1)) / len(D) ** 0.5 or 1e-300
-    half, p = float(t.ppf(0.975, freedom)) * error, float(2 * t.sf(abs(value) / error, freedom))
+    error = float(D.std(ddof=1)) / len(D) ** 0.5
+    half, p = float(t.ppf(0.975, freedom)) * error, float(2 * t.sf(abs(value) / (error or 1e-300), freedom))
     return {"value": value, "low": value - half, "high": value + half, "p": p}
 
 

@@ -168,7 +168,7 @@ function rowsSection(report) {
   const many = report.runs.length > 1;
   const text = [
     '○ before or first tenth, ● after or last tenth of training',
-    many && report.runs.length > arms().length ? '· single runs' : '',
+    many && report.runs.length > arms().length ? '· single runs, ± their standard deviation' : '',
     paired
       ? `■ difference from ${visible(paired.baseline)}, paired by ${paired.unit === 'seeds' ? 'seed' : 'problem'}, with its 95 % interval`
       : '',
