@@ -66,7 +66,7 @@ def source_digest(cls: type[Algorithm]) -> str:
     classes = {name: x for name, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)}
     for node in ast.parse("\n".join(lines)).body:
         if isinstance(node, ast.ClassDef) and not issubclass(cls, classes.get(node.name, cls)):
-            first, last = min(x.lineno for x in (node, *node.decorator_list)), node.end_lineno or node.lineno
+            first, last = min([node.lineno, *(x.lineno for x in node.decorator_list)]), node.end_lineno or node.lineno
             lines[first - 1 : last] = [""] * (last - first + 1)
     return hashlib.sha256("\n".join(line for line in lines if line.strip()).encode()).hexdigest()[:12]
 
