@@ -88,6 +88,19 @@ def test_ended_answers_make_room(monkeypatch, at_once, fewest):
     assert (len(sizes) > 1) == (fewest == 1 and 1 < at_once < 20)  # few answers end early
 
 
+def test_fewer_rows_do_not_overwrite_what_they_continue(monkeypatch):
+    """An earlier call leaves buffers for few rows with many slots, which would reach into layers still to be copied."""
+    monkeypatch.setattr(decoder, "FEWEST", 1)
+    monkeypatch.setattr(decoder, "VISIBLE", 4)
+    monkeypatch.setattr(decoder, "LOOK", 3)
+    model = trl_tiny.model(5, **GROUPED).double()
+    ours, many = greedy(model), [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
+    ours.answers(many[:12], 100)
+    slots = ours._kept[12].slots
+    assert ours.answers(many, 24) == generated(model, many, 24)
+    assert ours._kept[12].slots < slots  # they did continue in twelve rows
+
+
 def test_fewer_rows_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(Decoder, "_affordable", lambda self, slots: 2)
     model = trl_tiny.model(3, **GROUPED).double()

@@ -336,7 +336,7 @@ class _Buffers:
 
     def load_prompts(self, cache: Any, rows: Tensor, which: Tensor, live: Tensor) -> None:
         """Copy keys and values of the prompts; rows with the same prompt get the same ones."""
-        slots = (self.slot + torch.arange(-live.shape[1], 0, device=rows.device)) % self.slots
+        slots = self.slot + torch.arange(-live.shape[1], 0, device=rows.device)  # negative ones count from the last
         for ours, theirs in zip(self.cache.layers, cache.layers, strict=True):
             ours.keys[rows[:, None], :, slots] = theirs.keys[which].transpose(1, 2)
             ours.values[rows[:, None], :, slots] = theirs.values[which].transpose(1, 2)
