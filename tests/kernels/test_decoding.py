@@ -101,6 +101,19 @@ def test_fewer_rows_do_not_overwrite_what_they_continue(monkeypatch):
     assert ours._kept[12].slots < slots  # they did continue in twelve rows
 
 
+@pytest.mark.parametrize("gib", [0.01, 0.1, 0.7, 1, 3])
+def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
+    """What is allocated for the rows found affordable stays within the share, and uses at least half of it."""
+    ours, free = greedy(trl_tiny.model(**GROUPED)), int(gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 0))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    ours.device = torch.device("cuda")
+    rows = ours._affordable(300)
+    taken = math.prod(decoder._cache_shape(ours.model, decoder._capacity(rows), 512)) * 4
+    assert decoder.FREE / 2 < taken / free <= decoder.FREE
+
+
 def test_fewer_rows_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(Decoder, "_affordable", lambda self, slots: 2)
     model = trl_tiny.model(3, **GROUPED).double()

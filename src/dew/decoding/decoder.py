@@ -229,13 +229,14 @@ class Decoder:
         return made[0], made[1], made[2]
 
     def _affordable(self, slots: int) -> int:
-        """Rows whose keys and values fit into the free memory."""
+        """Rows whose keys and values fit into the free memory, rounded down to a capacity."""
         if self.device.type != "cuda":
             return sys.maxsize
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + unused + self._storage.nbytes
-        row = math.prod(_cache_shape(self.model, 1, slots)) * self.model.get_input_embeddings().weight.itemsize
-        return max(1, int(FREE * free / row))
+        shape = _cache_shape(self.model, 1, _slots(slots))
+        rows = int(FREE * free / math.prod(shape) / self.model.get_input_embeddings().weight.itemsize)
+        return max(1, rows - rows % _spacing(rows))
 
     def _fitting(self, rows: int, slots: int, exactly: bool = False) -> "_Buffers":
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
@@ -243,8 +244,7 @@ class Decoder:
         kept = self._kept[capacity].slots if capacity in self._kept else 0
         if kept < slots or (exactly and kept > slots):
             self._kept.pop(capacity, None)
-            slots = -(-slots // VISIBLE) * VISIBLE
-            shape = _cache_shape(self.model, capacity, slots)
+            shape = _cache_shape(self.model, capacity, _slots(slots))
             if self._storage.numel() < math.prod(shape):
                 self._release()  # before allocating larger ones
                 # zeros: masked slots must still be finite
@@ -451,5 +451,12 @@ def _replaced(parts: list[Any]) -> Iterator[None]:
 
 def _capacity(rows: int) -> int:
     """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few sizes to capture, and more than half of the rows in use."""
-    step = max(1, 2 ** (rows.bit_length() - 2))
-    return -(-rows // step) * step
+    return -(-rows // _spacing(rows)) * _spacing(rows)
+
+
+def _spacing(rows: int) -> int:
+    return max(1, 2 ** (rows.bit_length() - 2)) if rows else 1
+
+
+def _slots(needed: int) -> int:
+    return -(-needed // VISIBLE) * VISIBLE
