@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import fields
-from math import log2
+from math import ceil, log2
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -33,7 +33,7 @@ from typing import Any
 from dew.cli.recipes import get
 from dew.config import read_run
 from dew.errors import ConfigError, DewError, Problem
-from dew.evaluate.comparison import AREA, Result, difference
+from dew.evaluate.comparison import AREA, MIN_SEEDS, Result, difference
 from dew.evaluate.metrics import area, mean_interval, pass_at_k
 from dew.files import write_atomically
 from dew.lab.arms import Arm, parse_arms
@@ -285,6 +285,10 @@ def table(content: Json) -> str:
         heads = ["difference", "seeds", "accuracy in training", *(f"{name} {score}" for name, score in scores)]
         text += ["Differences paired by seed and by problem, 95 % bootstrap intervals over both; bold: without 0\n"]
         text += [markdown(heads, rows)]
+        if any(1 < int(row[1]) < MIN_SEEDS for row in rows):
+            text += [
+                f"With fewer than {MIN_SEEDS} seeds intervals are too narrow to call a difference shown: none is bold.\n"
+            ]
         if any(row[1] == "1" for row in rows):
             text += ["With one seed the interval covers other problems, not other seeds.\n"]
     if trained:
@@ -320,7 +324,8 @@ def _difference(results: Sequence[Result], arm: str, base: str, score: str) -> s
         one = {r.algorithm: r.problems[score] for r in results if r.seed == found.seeds[0]}
         interval = mean_interval([one[arm][p] - one[base][p] for p in one[arm]], span=(-1.0, 1.0))
     text = f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-    return text if interval.low <= 0 <= interval.high else f"**{text}**"
+    few = 1 < len(found.seeds) < MIN_SEEDS  # a bootstrap interval is then hardly more than the range of the seeds
+    return text if few or interval.low <= 0 <= interval.high else f"**{text}**"
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -339,50 +344,81 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # ── the figure ──────────────────────────────────────────────────────────────────────────────────────────────
 
 COLOURS = ("#888888", "#2864dc", "#00917c", "#d75f00", "#8a3ffc", "#b8860b", "#d02670")
+THICK = 'stroke-width="2.5"'
 SMOOTH = 6
 """Every point is a mean over this share of a run: a sixth."""
+Line = list[tuple[float, float]]
 
 
 def figure(content: Json) -> str:
-    """An SVG: training curves as means over seeds, and pass@k on every set."""
+    """An SVG: training curves and pass@k on every set, thin for each seed and thick for their mean."""
     k, runs = content["settings"]["k"], content["runs"]
     arms = list(dict.fromkeys(run["arm"] for run in sorted(runs, key=lambda run: _order(run["arm"]))))
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    of_arm = {arm: [run for run in runs if run["arm"] == arm] for arm in arms}
+    panels: dict[str, dict[str, list[Line]]] = {}
     for name in ("accuracy", "entropy", "length"):
-        of_arm = {arm: [run["curves"][name] for run in runs if run["arm"] == arm != START] for arm in arms}
-        panels[f"{name} in training"] = {arm: _smooth(curves) for arm, curves in of_arm.items() if curves}
+        panels[f"{name} in training, by generation"] = {
+            arm: [_smooth(run["curves"][name], len(run["curves"]["accuracy"])) for run in of_arm[arm]]
+            for arm in arms
+            if arm != START
+        }
     for name in content["settings"]["sets"]:
-        panel = panels[f"{name}: pass@1 to pass@{k}"] = {}
-        for arm in arms:
-            found = [c for run in runs if run["arm"] == arm for c in run["sets"][name]["correct"]]
-            panel[arm] = [(log2(j), fmean(pass_at_k(k, c, j) for c in found)) for j in range(1, k + 1)]
-    wide, high, left, columns = 250, 190, 48, 3
-    size = f'width="{(wide + left) * columns + 12}" height="{-(-len(panels) // columns) * (high + 42) + 40}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">']
+        panels[f"{name}: pass@k, by k"] = {arm: [_passes(run, name, k) for run in of_arm[arm]] for arm in arms}
+    wide, high, left, columns = 246, 190, 52, 3
+    size = f'width="{(wide + left) * columns + 12}" height="{-(-len(panels) // columns) * (high + 64) + 36}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="14">']
     parts.append('<rect width="100%" height="100%" fill="white"/>')
     colours = dict(zip(arms, COLOURS * len(arms), strict=False))
-    legend = "   ".join(f'<tspan fill="{colour}">{arm}</tspan>' for arm, colour in colours.items())
-    parts.append(f'<text x="{left}" y="20" font-weight="bold" xml:space="preserve">{legend}</text>')
+    trained = [arm for arm in arms if arm != START]
+    controls = {arm.control: f"{arm.label}'s control" for arm in parse_arms(trained, [1e-6])} if trained else {}
+    legend = "   ".join(f'<tspan fill="{c}">{controls.get(arm, arm)}</tspan>' for arm, c in colours.items())
+    note = '<tspan font-weight="normal" fill="#444">thin: each seed, thick: their mean</tspan>'
+    parts.append(f'<text x="{left}" y="20" font-weight="bold" xml:space="preserve">{legend}   {note}</text>')
     for place, (title, lines) in enumerate(panels.items()):
-        points = [point for line in lines.values() for point in line]
+        points = [point for of_seeds in lines.values() for line in of_seeds for point in line]
         (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points, strict=True))
-        at, top = left + place % columns * (wide + left), 58 + place // columns * (high + 42)
+        at, top = left + place % columns * (wide + left), 58 + place // columns * (high + 64)
+
+        def spot(x: float, y: float, at: float = at, top: float = top, x0: float = x0, x1: float = x1,
+                 y0: float = y0, y1: float = y1) -> tuple[float, float]:  # fmt: skip
+            return at + wide * (x - x0) / (x1 - x0), top + high * (y1 - y) / (y1 - y0)
+
         parts.append(f'<text x="{at}" y="{top - 12}">{title}</text>')
         parts.append(f'<rect x="{at}" y="{top}" width="{wide}" height="{high}" fill="none" stroke="#bbb"/>')
-        for value, y in ((y1, top + 12), (y0, top + high)):
-            parts.append(f'<text x="{at - 4}" y="{y}" text-anchor="end" fill="#444">{value:.3g}</text>')
-        for arm, line in lines.items():
-            scaled = ((at + wide * (x - x0) / (x1 - x0), top + high * (y1 - y) / (y1 - y0)) for x, y in line)
-            dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in scaled)
-            parts.append(f'<polyline points="{dots}" fill="none" stroke="{colours[arm]}" stroke-width="2"/>')
+        for value in _ticks(y0, y1):
+            y = spot(x0, value)[1]
+            parts.append(f'<line x1="{at}" x2="{at + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
+            parts.append(f'<text x="{at - 5}" y="{y + 5:.1f}" text-anchor="end" fill="#444">{value:g}</text>')
+        steps = (
+            {log2(j): j for j in (1, 2, 4, 8, 16) if j <= k} if "pass@k" in title else {x: x for x in _ticks(x0, x1)}
+        )
+        for value, word in steps.items():
+            x = spot(value, y0)[0]
+            parts.append(f'<text x="{x:.1f}" y="{top + high + 17}" text-anchor="middle" fill="#444">{word:g}</text>')
+        for arm, of_seeds in lines.items():
+            mean = [(x, fmean(line[i][1] for line in of_seeds)) for i, (x, _) in enumerate(of_seeds[0])]
+            for line, style in [(line, 'stroke-width="1" opacity="0.45"') for line in of_seeds] + [(mean, THICK)]:
+                dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in (spot(*point) for point in line))
+                parts.append(f'<polyline points="{dots}" fill="none" stroke="{colours[arm]}" {style}/>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _smooth(curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    """(share of the run, moving mean over seeds)."""
-    mean = [fmean(values) for values in zip(*curves, strict=True)]
-    window = max(1, len(mean) // SMOOTH)
-    return [((i + window) / len(mean), fmean(mean[i : i + window])) for i in range(len(mean) - window + 1)]
+def _passes(run: Json, name: str, k: int) -> Line:
+    """(log2 j, pass@j) of a run."""
+    correct = run["sets"][name]["correct"]
+    return [(log2(j), fmean(pass_at_k(k, c, j) for c in correct)) for j in range(1, k + 1)]
+
+
+def _smooth(curve: Sequence[float], generations: int) -> Line:
+    """(generation, mean of the sixth of the run that ends there)."""
+    window, each = max(1, len(curve) // SMOOTH), generations / len(curve)
+    return [((i + window) * each, fmean(curve[i : i + window])) for i in range(len(curve) - window + 1)]
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to six round numbers from low to high."""
+    step = next(s * 10.0**e for e in range(-4, 6) for s in (1, 2, 5) if (high - low) / (s * 10.0**e) < 6)
+    return [round(i * step, 6) for i in range(ceil(low / step), int(high / step) + 1)]
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────

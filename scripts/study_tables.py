@@ -173,7 +173,7 @@ def figure() -> str:
         'font-family="sans-serif" font-size="13">',
         '<rect width="100%" height="100%" fill="white"/>',
         '<text x="16" y="24" font-size="15">Mean accuracy during training, difference from DAPO '
-        "(32 seeds, 95 % intervals)</text>",
+        "(32 seeds, unadjusted 95 % intervals)</text>",
         f'<line x1="{zero}" x2="{zero}" y1="{top - 8}" y2="{top + height * len(rows)}" stroke="#444"/>',
     ]
     for i, (task, d) in enumerate(rows):

@@ -53,8 +53,14 @@ def test_differences_are_paired_by_seed_and_problem():
     )  # fmt: skip
     found = rows(text[text.index("Differences") :].split("Training")[0])
     seeds, area, first, second = found["gtpo − dapo"]
-    assert (seeds, area, first) == ("2", "**+0.250 [+0.250, +0.250]**", "**+0.500 [+0.500, +0.500]**")
+    assert (seeds, area, first) == ("2", "+0.250 [+0.250, +0.250]", "+0.500 [+0.500, +0.500]")
+    assert "With fewer than 5 seeds" in text
     assert second.startswith("+0.500")  # pass@2: from 1 and 0 to 1 and 1
+
+
+def test_intervals_without_0_are_bold_with_enough_seeds():
+    every = [run(arm, seed, [x, x]) for seed in range(5) for arm, x in (("dapo", 0), ("gtpo", 1))]
+    assert rows(script.table(counts(*every)))["gtpo − dapo"][2] == "**+0.500 [+0.500, +0.500]**"
 
 
 def test_every_arm_is_also_compared_with_its_control():
@@ -81,8 +87,13 @@ def test_the_committed_tables_and_figure():
 
 
 def test_a_smoothed_curve():
-    """Two seeds of twelve steps, a sixth of which are two: means of 0, 1, ..., 11 in pairs."""
-    assert script._smooth([[0.0] * 12, [2.0 * i for i in range(12)]])[:2] == [(2 / 12, 0.5), (3 / 12, 1.5)]
+    """Twelve steps of three generations, a sixth of which are two: means of pairs, at generations 2/4, 3/4, ..."""
+    assert script._smooth([float(i) for i in range(12)], 3)[:2] == [(0.5, 0.5), (0.75, 1.5)]
+
+
+def test_round_numbers_on_an_axis():
+    """A span of 0.134 has 6.7 steps of 0.02, too many, and 2.7 of 0.05; 29 has 14.5 of 2 and 5.8 of 5."""
+    assert script._ticks(0.206, 0.34) == [0.25, 0.3] and script._ticks(1, 30) == [5, 10, 15, 20, 25, 30]
 
 
 def test_obvious_mistakes(tmp_path, monkeypatch):
