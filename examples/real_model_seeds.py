@@ -286,9 +286,8 @@ def table(content: Json) -> str:
         text += ["Differences paired by seed and by problem, 95 % bootstrap intervals over both; bold: without 0\n"]
         text += [markdown(heads, rows)]
         if any(1 < int(row[1]) < MIN_SEEDS for row in rows):
-            text += [
-                f"With fewer than {MIN_SEEDS} seeds intervals are too narrow to call a difference shown: none is bold.\n"
-            ]
+            few = f"With fewer than {MIN_SEEDS} seeds"
+            text += [f"{few} intervals are too narrow to call a difference shown: none is bold.\n"]
         if any(row[1] == "1" for row in rows):
             text += ["With one seed the interval covers other problems, not other seeds.\n"]
     if trained:

@@ -412,6 +412,7 @@ def test_arms_from_text():
     ("arm", "words"),
     [
         ("gtop", "Did you mean 'gtpo'?"),
+        ("early_tokens", "For a class of your own, write file.py:Class"),
         ("gtpo(alpah2=1)", "Did you mean 'alpha2'?"),
         ("gtpo(alpha2)", "cannot be read"),
         ("gtpo(alpha2=-1)", "a wrong answer would be rewarded"),
@@ -597,7 +598,7 @@ def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):
     assert warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append).digest == first.digest and not said
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
     again = warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append)
-    assert "damaged" in said[0] and again.digest == first.digest  # training is deterministic
+    assert "damaged" in said[0] and "once for each task and size" in said[1] and again.digest == first.digest  # training is deterministic
     assert warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append).digest == first.digest
 
 

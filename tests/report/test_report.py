@@ -559,6 +559,12 @@ def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
     assert len(content["runs"]) == 18 and len(content["arms"]) == 3
 
 
+def test_a_study_beside_a_run_is_refused(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", arms=2, seeds=2, generations=12)
+    with pytest.raises(ConfigError, match="Report it by itself"):
+        build([folder, folder])
+
+
 def test_equal_runs_have_an_interval_of_0() -> None:
     assert _t_test(np.zeros(6)) == {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
 

@@ -90,7 +90,8 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     """
     cls = own_class(name) if ":" in name else _BY_NAME.get(_key(name))
     if cls is None:
-        raise ConfigError(unknown(f"algorithm={name!r} is not known.", name, list_algorithms()))
+        also = "For a class of your own, write file.py:Class."
+        raise ConfigError(unknown(f"algorithm={name!r} is not known.", name, list_algorithms(), also))
     if ":" in name and (other := _BY_NAME.get(_key(cls.name))) and other.__module__ != cls.__module__:
         taken = Problem(f"{name}: its name {cls.name!r} is taken.", remedy="Give the class a name of its own.")
         raise ConfigError(taken)

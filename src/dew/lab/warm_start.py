@@ -48,6 +48,7 @@ def warm_start(task: Task, width: int, depth: int, device: str, folder: Path, sa
         if found is not None:
             return found
         say(f"{path} is damaged (its checksum differs); the warm start is trained again.")
+    say(f"{task.name}: training the policy that all runs start from, once for each task and size; kept in {folder}.")
     found = _train(task, width, depth, device, say)
     content = io.BytesIO()
     torch.save(found.parameters, content)

@@ -89,7 +89,7 @@ class NonFinite:
             what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
             remedy = (
                 "Rewards: check the reward function. Logits or gradient: resume from an earlier checkpoint, lower the "
-                "learning rate, and train in bf16 rather than fp16. Gradient alone: check the advantages of your own rule."
+                "learning rate, and train in bf16 rather than fp16. With a rule of your own, check its advantages."
             )
             raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
         return found
