@@ -89,8 +89,10 @@ def test_reward_functions_beside_the_file_are_found_from_anywhere(tmp_path, monk
     monkeypatch.chdir(tmp_path / "here")
     path = tmp_path / "theirs" / "my.yaml"
     path.write_text("reward_funcs: ['mine.py:a', mine.b, 'both.py:c', think_format, 'json:dumps']\n")
-    run, _ = load_run(path, [])
-    assert run.settings["reward_funcs"] == [f"{mine}:a", f"{mine}:b", "both.py:c", "think_format", "json:dumps"]
+    run, _ = load_run(path, ["--algorithm", "both.py:Rule"])
+    both = tmp_path / "here" / "both.py"
+    assert run.settings["reward_funcs"] == [f"{mine}:a", f"{mine}:b", f"{both}:c", "think_format", "json:dumps"]
+    assert run.settings["algorithm"] == f"{both}:Rule"  # `dew resume` in another folder finds it
 
 
 # ---- known settings ----------------------------------------------------------------------------

@@ -598,7 +598,9 @@ def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):
     assert warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append).digest == first.digest and not said
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
     again = warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append)
-    assert "damaged" in said[0] and "once for each task and size" in said[1] and again.digest == first.digest  # training is deterministic
+    assert (
+        "damaged" in said[0] and "once for each task and size" in said[1] and again.digest == first.digest
+    )  # training is deterministic
     assert warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append).digest == first.digest
 
 

@@ -159,6 +159,13 @@ def test_a_filter_on_a_shaped_reward_fails(settings):
     assert graded.status == "ok" and "every group whose rewards differ" in graded.says
 
 
+def test_a_rule_of_the_user_is_tried(settings, tmp_path):
+    head = "from dew.algorithms import DAPO\nclass Rule(DAPO):\n    name = 'mine'\n    def advantages(self, rollouts):"
+    (tmp_path / "rule.py").write_text(f"{head} return rollouts.reward\n")
+    found = look({**settings, "algorithm": f"{tmp_path}/rule.py:Rule"})["filter"]
+    assert found.status == "failed" and "returned shape (1, 4); expected (P, G, T) = (1, 4, 2)" in found.says
+
+
 def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):
     folder = tmp_path / "giant"
     shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))

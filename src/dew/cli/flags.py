@@ -39,8 +39,8 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
             problem = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
             raise ConfigError(Problem(problem, remedy="Add --engine verl, or remove it."), source="command line")
     for name in ("reward_funcs", "algorithm"):
-        if name in run.settings and name not in typed:
-            keys[name] = _located(run.settings[name], Path(run.source or ".").parent)
+        if name in keys:
+            keys[name] = _located(keys[name], Path("." if name in typed else run.source or ".").parent)
     if isinstance(folder := keys.get("output_dir"), str):
         keys["output_dir"] = os.path.expanduser(folder)
     return make_run(keys, source=run.source), typed
@@ -94,13 +94,14 @@ def _value(text: str) -> Any:
 
 
 def _located(code: Any, folder: Path) -> Any:
-    """Functions and classes whose module lies beside the config file, by full path: `dew resume` must find them too."""
+    """Functions and classes in a file, found here or in the folder, by full path: `dew resume` must find them too."""
     if isinstance(code, list):
         return [_located(name, folder) for name in code]
     module, _, attribute = str(code).rpartition(":" if ":" in str(code) else ".")
     file = Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
-    beside = is_user_function(str(code)) and not file.exists() and (folder / file).is_file()
-    return f"{(folder / file).resolve()}:{attribute}" if beside else code
+    here, beside = file.is_file() and module.endswith(".py"), not file.exists() and (folder / file).is_file()
+    found = (file if here else folder / file).resolve()
+    return f"{found}:{attribute}" if is_user_function(str(code)) and (here or beside) else code
 
 
 # ── known settings ──────────────────────────────────────────────────────────────────────────────────────────

@@ -25,13 +25,16 @@ def lab(
         list[str] | None,
         typer.Argument(help="dapo, gtpo(alpha2=0.5), module:Class, rules.py:Class; @3e-5 sets a learning rate."),
     ] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Task; may be repeated (default countdown-4).")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="countdown-3, -4, -6, -8, addition-8 or -14; may be repeated (default countdown-4)."),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds per arm (default 8); at least 5 for a verdict.")
     ] = None,
-    first_seed: Annotated[int, typer.Option(help="First seed; other seeds confirm a result.")] = 0,
+    first_seed: Annotated[int, typer.Option(help="First seed; use other seeds to confirm a result.")] = 0,
     learning_rate: Annotated[
-        list[float] | None, typer.Option(help="Every arm at this rate; may be repeated (default 5e-5).")
+        list[float] | None, typer.Option(help="Learning rate of all arms; may be repeated (default 5e-5).")
     ] = None,
     group_size: Annotated[int | None, typer.Option(help="Answers per problem (default 16).")] = None,
     prompts: Annotated[int | None, typer.Option(help="Problems per generation (default 32).")] = None,
@@ -43,8 +46,12 @@ def lab(
     eval_k: Annotated[int | None, typer.Option(help="Answers per held-out problem (default 16).")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
-    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer kernel launches, more memory.")] = False,
-    output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab).")] = None,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="On a GPU: fewer kernel launches, more memory.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab; with --quick runs/lab-quick).")
+    ] = None,
     warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
     no_controls: Annotated[bool, typer.Option("--no-controls", help="Leave out the arms with weighting off.")] = False,
@@ -52,8 +59,8 @@ def lab(
 ) -> None:
     """Compare credit rules over many small training runs, paired by seed.
 
-    The first arm is the baseline. Re-run the same command to resume. Other arms, tasks and seeds are added to the
-    folder.
+    The first arm is the baseline. Re-run the same command to resume. Other arms, tasks, rates and seeds are added to
+    the folder. `dew report` shows it as a page.
     """
     from dew.lab import QUICK, QUICK_TASK, Settings, study
 

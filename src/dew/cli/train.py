@@ -36,7 +36,7 @@ def train(
     untrusted: Untrusted = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
 ) -> None:
-    """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`.
+    """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`; -o is `--output_dir`.
 
     With `trainer: dpo` it trains on preference pairs (`dew pairs`), with settings of TRL's DPO.
     On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
@@ -177,7 +177,7 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
 
     args, folder = parsed.args, Path(parsed.args.output_dir)
     args.disable_tqdm = True
-    out.print(f"{args.algorithm} on {parsed.data}: {args.batches}", soft_wrap=True)
+    out.print(f"{os.path.basename(args.algorithm)} on {parsed.data}: {args.batches}", soft_wrap=True)
     view = RunView(folder)
     try:
         with live(lambda: [view], every=max(int(args.logging_steps), 1)):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dew.algorithms import Algorithm
-from dew.engines.credit import Rows, outcomes
+from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import build_trainer
 from dew.engines.trl.settings import Parsed
@@ -197,6 +197,7 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
     those without a correct answer.
     """
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
+    give_credit(algorithm, four_wrong(algorithm))  # raises what training would, if a rule of the user's is wrong
     probes = probe(reward, data) if callable(reward) else ()
     different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
     facts = {"values": different[:20], "different": len(different), "dynamic_sampling": algorithm.dynamic_sampling}
@@ -221,8 +222,12 @@ def _distinct(*values: np.ndarray) -> list[float]:
 
 def keeps_noise(algorithm: Algorithm) -> bool:
     """Whether four wrong answers count as a mixed group because another reward differs between them."""
+    return bool(outcomes(algorithm, four_wrong(algorithm)).signal.any())
+
+
+def four_wrong(algorithm: Algorithm) -> Rows:
+    """A group of four wrong answers of two tokens, between which another reward differs."""
     same_group, guided = torch.zeros(4, dtype=torch.long), torch.zeros(4, dtype=torch.bool)
-    mask, extra = torch.ones(4, 1, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
-    outcome, entropy = torch.zeros(4), torch.ones(4, 1)
-    rows = Rows(group=same_group, mask=mask, outcome=outcome, extra=extra, entropy=entropy, guided=guided)
-    return bool(outcomes(algorithm, rows).signal.any())
+    mask, extra = torch.ones(4, 2, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
+    signals = {"entropy": None, **dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))}
+    return Rows(group=same_group, mask=mask, outcome=torch.zeros(4), extra=extra, guided=guided, **signals)

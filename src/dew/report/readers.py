@@ -79,7 +79,9 @@ def read_run(folder: Path, share: int = 1, tokenizer: str | None = None) -> Run:
     if kind:
         return _dew_run(folder, share) if kind == "dew" else _trl_run(folder, share)
     if (folder / STUDY).exists():
-        raise ConfigError(Problem(f"{folder}: a study of `dew lab`.", remedy="Report it by itself, without other folders."))
+        raise ConfigError(
+            Problem(f"{folder}: a study of `dew lab`.", remedy="Report it by itself, without other folders.")
+        )
     what = f"{folder}: not the folder of a run."
     why = (
         "It has no run.json or metrics.jsonl (dew), no trainer_state.json or completions/*.parquet (TRL), and no "
