@@ -177,7 +177,7 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
 
     args, folder = parsed.args, Path(parsed.args.output_dir)
     args.disable_tqdm = True
-    out.print(f"{os.path.basename(args.algorithm)} on {parsed.data}: {args.batches}", soft_wrap=True)
+    out.print(f"{os.path.basename(str(args.algorithm))} on {parsed.data}: {args.batches}", soft_wrap=True)
     view = RunView(folder)
     try:
         with live(lambda: [view], every=max(int(args.logging_steps), 1)):
