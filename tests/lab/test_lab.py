@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from dew.algorithms import algorithm_classes, get_algorithm
 from dew.algorithms.base import Part
 from dew.cli import main
+from dew.cli.lab import _report
 from dew.credit.learned import OutcomeHead, spaced
 from dew.errors import ConfigError, DewError
 from dew.lab import Settings, Study, differences, load_study, markdown, study
@@ -662,6 +663,12 @@ def test_verdicts_of_arms_that_are_equal_or_have_few_seeds():
     page = markdown(invented({("a", 1.0): base, ("b", 1.0): better, ("c", 1.0): base, ("d", 1.0): base[:2][::-1]}))
     assert "b is ahead by 0.102" in page and "every run of c equals that of a" in page
     assert "too few seeds (2) to judge d: train at least 5" in page and "within noise" not in page
+
+
+def test_json_of_a_single_seed_has_no_infinity(tmp_path, capsys):
+    _report(invented({("a", 1.0): [0.5], ("b", 1.0): [0.6]}), tmp_path, as_json=True)
+    (found,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["arm"] == ["b", 1.0] and found["low"] is None and found["high"] is None
 
 
 def test_names():

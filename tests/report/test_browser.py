@@ -706,6 +706,7 @@ def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -
     study = make_study(tmp_path / "study", arms=3, seeds=6, generations=20)
     page = opened(build([study]))
     assert "Verdict of a made-up study" in page.tab.inner_text(".findings")
+    assert "single runs, ± their standard deviation" in page.tab.inner_text("#view-overview")
     assert page.tab.locator('.row[data-metric="area"] .forest').count() == 2  # both arms against the baseline
     runs = json.loads((study / "study.json").read_text())["runs"]
     area = {(run["arm"], run["seed"]): run["scores"]["area"] for run in runs}
