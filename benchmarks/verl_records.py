@@ -75,7 +75,7 @@ def _entropy(answer: AnswerRecord) -> list[float]:
 
 def table(found: dict[str, list[Tensor]]) -> str:
     """Each way against another: absolute differences of both numbers, relative error of the entropy."""
-    columns = "entropy, mean | exactly 0 | difference, median | 99 % | relative error, median | 90 % | logp, median | 99 %"
+    columns = "entropy | exactly 0 | difference, median | 99 % | relative error, median | 90 % | logp, median | 99 %"
     text = [f"| | {columns} |", "|---" * 9 + "|"]
     for name, other in (("verl", "dew bf16"), ("verl", "dew float32"), ("dew bf16", "dew float32")):
         (logp, entropy), (true_logp, truth) = found[name], found[other]

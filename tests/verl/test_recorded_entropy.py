@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from dew.records import AnswerRecord, GroupRecord, RunFolder
 from dew.tasks import TINY
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 verl_records = pytest.importorskip("verl_records", reason="benchmarks/ is not here")
