@@ -4,6 +4,7 @@
     python examples/real_model_seeds.py OUT --model MODEL --seeds 0 1 2      train and evaluate; resumes
     python examples/real_model_seeds.py OUT --model MODEL --seeds 3 4        more seeds for the same table, any time
     python examples/real_model_seeds.py OUT --table                          the table, from OUT/counts.json alone
+    python examples/real_model_seeds.py OUT --figure FILE.svg                curves of training and pass@k, likewise
 
 MODEL is a folder or a hub name. Arms are written as for `dew lab`: dapo, 'gtpo(alpha2=0.5)', 'dew@2e-6' (a learning
 rate of its own). Each run trains the recipe with several optimizer steps a generation, then answers the held-out
@@ -24,6 +25,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import fields
+from math import log2
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -334,6 +336,55 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
 
 
+# ── the figure ──────────────────────────────────────────────────────────────────────────────────────────────
+
+COLOURS = ("#888888", "#2864dc", "#00917c", "#d75f00", "#8a3ffc", "#b8860b", "#d02670")
+SMOOTH = 6
+"""Every point is a mean over this share of a run: a sixth."""
+
+
+def figure(content: Json) -> str:
+    """An SVG: training curves as means over seeds, and pass@k on every set."""
+    k, runs = content["settings"]["k"], content["runs"]
+    arms = list(dict.fromkeys(run["arm"] for run in sorted(runs, key=lambda run: _order(run["arm"]))))
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name in ("accuracy", "entropy", "length"):
+        of_arm = {arm: [run["curves"][name] for run in runs if run["arm"] == arm != START] for arm in arms}
+        panels[f"{name} in training"] = {arm: _smooth(curves) for arm, curves in of_arm.items() if curves}
+    for name in content["settings"]["sets"]:
+        panel = panels[f"{name}: pass@1 to pass@{k}"] = {}
+        for arm in arms:
+            found = [c for run in runs if run["arm"] == arm for c in run["sets"][name]["correct"]]
+            panel[arm] = [(log2(j), fmean(pass_at_k(k, c, j) for c in found)) for j in range(1, k + 1)]
+    wide, high, left, columns = 250, 190, 48, 3
+    size = f'width="{(wide + left) * columns + 12}" height="{-(-len(panels) // columns) * (high + 42) + 40}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">']
+    parts.append('<rect width="100%" height="100%" fill="white"/>')
+    colours = dict(zip(arms, COLOURS * len(arms), strict=False))
+    legend = "   ".join(f'<tspan fill="{colour}">{arm}</tspan>' for arm, colour in colours.items())
+    parts.append(f'<text x="{left}" y="20" font-weight="bold" xml:space="preserve">{legend}</text>')
+    for place, (title, lines) in enumerate(panels.items()):
+        points = [point for line in lines.values() for point in line]
+        (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points, strict=True))
+        at, top = left + place % columns * (wide + left), 58 + place // columns * (high + 42)
+        parts.append(f'<text x="{at}" y="{top - 12}">{title}</text>')
+        parts.append(f'<rect x="{at}" y="{top}" width="{wide}" height="{high}" fill="none" stroke="#bbb"/>')
+        for value, y in ((y1, top + 12), (y0, top + high)):
+            parts.append(f'<text x="{at - 4}" y="{y}" text-anchor="end" fill="#444">{value:.3g}</text>')
+        for arm, line in lines.items():
+            scaled = ((at + wide * (x - x0) / (x1 - x0), top + high * (y1 - y) / (y1 - y0)) for x, y in line)
+            dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in scaled)
+            parts.append(f'<polyline points="{dots}" fill="none" stroke="{colours[arm]}" stroke-width="2"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _smooth(curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """(share of the run, moving mean over seeds)."""
+    mean = [fmean(values) for values in zip(*curves, strict=True)]
+    window = max(1, len(mean) // SMOOTH)
+    return [((i + window) / len(mean), fmean(mean[i : i + window])) for i in range(len(mean) - window + 1)]
+
+
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -358,6 +409,7 @@ def main() -> None:
     parser.add_argument("--templates", nargs="*", default=["qwen-boxed", "chat"])
     parser.add_argument("--limit-problems", type=int, default=256, help="training problems to choose the limit on")
     parser.add_argument("--table", action="store_true", help="only print the table")
+    parser.add_argument("--figure", type=Path, help="only draw the curves, into this file (.svg)")
     options, flags = parser.parse_known_args()
     try:
         raise SystemExit(_main(options, flags))
@@ -367,8 +419,11 @@ def main() -> None:
 
 def _main(options: argparse.Namespace, flags: list[str]) -> int:
     content, failures = read(options.out), 0
-    if options.table and not content["runs"]:
+    if (options.table or options.figure) and not content["runs"]:
         raise ConfigError(Problem(f"{options.out}: no counts.json with runs there."))
+    if options.figure:
+        options.figure.write_text(figure(content))
+        return 0
     if not options.table:
         recipe = read_run(get(options.recipe))
         choice = content["choice"] or {"task_settings": recipe.task_settings, "limit": None}

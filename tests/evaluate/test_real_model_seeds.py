@@ -73,11 +73,16 @@ def test_the_end_of_training():
     assert rows(text[text.index("Training") :])["dapo"] == ["0.500", "0.500", "20.000", "0.250"]
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason="no results of a real model are committed yet")
-def test_the_committed_tables():
-    page = (ROOT / "docs" / "results.md").read_text()
-    for line in script.table(json.loads(RESULTS.read_text())).splitlines():
+def test_the_committed_tables_and_figure():
+    page, content = (ROOT / "docs" / "results.md").read_text(), json.loads(RESULTS.read_text())
+    for line in script.table(content).splitlines():
         assert line in page
+    assert (ROOT / "docs" / "images" / "real-model-seeds.svg").read_text() == script.figure(content)
+
+
+def test_a_smoothed_curve():
+    """Two seeds of twelve steps, a sixth of which are two: means of 0, 1, ..., 11 in pairs."""
+    assert script._smooth([[0.0] * 12, [2.0 * i for i in range(12)]])[:2] == [(2 / 12, 0.5), (3 / 12, 1.5)]
 
 
 def test_obvious_mistakes(tmp_path, monkeypatch):

@@ -88,6 +88,32 @@ def test_ended_answers_make_room(monkeypatch, at_once, fewest):
     assert (len(sizes) > 1) == (fewest == 1 and 1 < at_once < 20)  # few answers end early
 
 
+def test_fewer_rows_do_not_overwrite_what_they_continue(monkeypatch):
+    """An earlier call leaves buffers for few rows with many slots, which would reach into layers still to be copied."""
+    monkeypatch.setattr(decoder, "FEWEST", 1)
+    monkeypatch.setattr(decoder, "VISIBLE", 4)
+    monkeypatch.setattr(decoder, "LOOK", 3)
+    model = trl_tiny.model(5, **GROUPED).double()
+    ours, many = greedy(model), [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
+    ours.answers(many[:12], 100)
+    slots = ours._kept[12].slots
+    assert ours.answers(many, 24) == generated(model, many, 24)
+    assert ours._kept[12].slots < slots  # they did continue in twelve rows
+
+
+@pytest.mark.parametrize("gib", [0.01, 0.1, 0.7, 1, 3])
+def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
+    """What is allocated for the rows found affordable stays within the share, and uses at least half of it."""
+    ours, free = greedy(trl_tiny.model(**GROUPED)), int(gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 0))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    ours.device = torch.device("cuda")
+    rows = ours._affordable(300)
+    taken = math.prod(decoder._cache_shape(ours.model, decoder._capacity(rows), 512)) * 4
+    assert decoder.FREE / 2 < taken / free <= decoder.FREE
+
+
 def test_fewer_rows_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(Decoder, "_affordable", lambda self, slots: 2)
     model = trl_tiny.model(3, **GROUPED).double()

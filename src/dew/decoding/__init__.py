@@ -3,7 +3,8 @@
 from typing import Any
 
 from dew.decoding.cpu import CpuDecoder, cpu_refusal
-from dew.decoding.decoder import Decoder, Draw, SamplingCopy, refusal
+from dew.decoding.decoder import Decoder, SamplingCopy, refusal
+from dew.decoding.draw import Draw
 
 __all__ = ["CpuDecoder", "Decoder", "Draw", "SamplingCopy", "cpu_refusal", "decoder_for", "refusal"]
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2ForCausalLM
 
-from dew.decoding.decoder import Draw, refusal
+from dew.decoding.decoder import refusal
+from dew.decoding.draw import Draw
 
 LOOK = 4
 """Steps between checks for answers that have ended."""

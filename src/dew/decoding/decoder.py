@@ -13,13 +13,11 @@ counter, which starts again at slot 0 after the last. When none is waiting, half
 """
 
 import copy
-import functools
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +26,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dew.decoding.draw import Draw
 from dew.kernels import Head, plain_head
-from dew.kernels.chunked import LOWEST, logp_entropy, scores
+from dew.kernels.chunked import scores
 
 GROUPED = "dew_grouped"
 """The name under which transformers finds `grouped_attention`."""
@@ -47,73 +46,6 @@ FREE = 0.7
 """Share of the free memory that keys and values may take; with less, fewer answers are sampled at a time."""
 KEEP = 1 / 16
 """A cache above this share of the device's memory is released after each call."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Settings for choosing the next token. No synchronisation with the device, so a CUDA graph can capture it."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    greedy: bool = False
-
-    @property
-    def plain(self) -> bool:
-        """Whether tokens are drawn from the whole vocabulary."""
-        return not (self.greedy or self.top_k or self.top_p < 1 or self.min_p)
-
-    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter."""
-        if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
-            found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature)
-            return found
-        if self.plain and logits.device.type == "cpu":  # in float64, plain sums are accurate and cheap enough
-            logs = (logits.double() / self.temperature).log_softmax(-1).clamp_min_(LOWEST)
-            p = logs.exp()
-            total = p.cumsum(-1)
-            # The first token whose cumulative sum exceeds a share in [0, 1) of the whole, which float32 keeps below 1.
-            token = torch.searchsorted(total, total[:, -1:] * torch.rand(len(p), 1), right=True)
-            return token[:, 0], logs.gather(-1, token)[:, 0], p.mul_(logs).sum(-1).neg_()
-        tokens = self(logits)
-        z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
-        return tokens, *logp_entropy(z, tokens[:, None])[:2]
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Logits (B, V) -> one token per row (B,)."""
-        if self.greedy:
-            return logits.argmax(-1)
-        if self.top_k or self.top_p < 1 or self.min_p:
-            logits = self.filter(logits.float())
-        # Gumbel-max trick: argmax z/T - log E, with E exponential, is distributed as softmax(z/T).
-        noise = torch.empty(logits.shape, device=logits.device).exponential_().log_()
-        return torch.sub(logits, noise, alpha=self.temperature).argmax(-1)
-
-    def filter(self, logits: Tensor) -> Tensor:
-        """Set to -inf the logits that top_k, then top_p, then min_p remove at this temperature."""
-        if 0 < self.top_k < logits.shape[-1]:
-            lowest = logits.topk(self.top_k).values[:, -1:]
-            logits = logits.masked_fill(logits < lowest, -torch.inf)
-        if self.top_p < 1:
-            ordered, order = logits.sort(descending=True)
-            p = (ordered / self.temperature).softmax(-1)
-            removed = p.cumsum(-1) - p > self.top_p  # never the first
-            logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), -torch.inf)
-        if self.min_p > 0:
-            p = (logits / self.temperature).softmax(-1)
-            logits = logits.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
-        return logits
-
-
-@functools.cache
-def _fused() -> Callable[..., Any] | None:
-    """Draw and statistics in one kernel, where Triton is installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from dew.decoding.triton_draw import draw
-
-    return draw
 
 
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
@@ -297,13 +229,14 @@ class Decoder:
         return made[0], made[1], made[2]
 
     def _affordable(self, slots: int) -> int:
-        """Rows whose keys and values fit into the free memory."""
+        """Rows whose keys and values fit into the free memory, rounded down to a capacity."""
         if self.device.type != "cuda":
             return sys.maxsize
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + unused + self._storage.nbytes
-        row = math.prod(_cache_shape(self.model, 1, slots)) * self.model.get_input_embeddings().weight.itemsize
-        return max(1, int(FREE * free / row))
+        shape = _cache_shape(self.model, 1, _slots(slots))
+        rows = int(FREE * free / math.prod(shape) / self.model.get_input_embeddings().weight.itemsize)
+        return max(1, rows - rows % _spacing(rows))
 
     def _fitting(self, rows: int, slots: int, exactly: bool = False) -> "_Buffers":
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
@@ -311,8 +244,7 @@ class Decoder:
         kept = self._kept[capacity].slots if capacity in self._kept else 0
         if kept < slots or (exactly and kept > slots):
             self._kept.pop(capacity, None)
-            slots = -(-slots // VISIBLE) * VISIBLE
-            shape = _cache_shape(self.model, capacity, slots)
+            shape = _cache_shape(self.model, capacity, _slots(slots))
             if self._storage.numel() < math.prod(shape):
                 self._release()  # before allocating larger ones
                 # zeros: masked slots must still be finite
@@ -404,7 +336,7 @@ class _Buffers:
 
     def load_prompts(self, cache: Any, rows: Tensor, which: Tensor, live: Tensor) -> None:
         """Copy keys and values of the prompts; rows with the same prompt get the same ones."""
-        slots = (self.slot + torch.arange(-live.shape[1], 0, device=rows.device)) % self.slots
+        slots = self.slot + torch.arange(-live.shape[1], 0, device=rows.device)  # negative ones count from the last
         for ours, theirs in zip(self.cache.layers, cache.layers, strict=True):
             ours.keys[rows[:, None], :, slots] = theirs.keys[which].transpose(1, 2)
             ours.values[rows[:, None], :, slots] = theirs.values[which].transpose(1, 2)
@@ -519,5 +451,12 @@ def _replaced(parts: list[Any]) -> Iterator[None]:
 
 def _capacity(rows: int) -> int:
     """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few sizes to capture, and more than half of the rows in use."""
-    step = max(1, 2 ** (rows.bit_length() - 2))
-    return -(-rows // step) * step
+    return -(-rows // _spacing(rows)) * _spacing(rows)
+
+
+def _spacing(rows: int) -> int:
+    return max(1, 2 ** (rows.bit_length() - 2)) if rows else 1
+
+
+def _slots(needed: int) -> int:
+    return -(-needed // VISIBLE) * VISIBLE

@@ -262,7 +262,7 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
     args, folder = parsed.args, RunFolder(parsed.args.output_dir)
     model, tokenizer, limit = trainer.sampling_model(), trainer.processing_class, args.max_completion_length
     judge: dict[str, Any] = {}
-    if parsed.run.trainer == "grpo" and not isinstance(reward := trainer.reward_funcs[trainer.outcome_index], Module):
+    if parsed.run.trainer != "dpo" and not isinstance(reward := trainer.reward_funcs[trainer.outcome_index], Module):
         judge = {"reward": reward, "threshold": trainer.algorithm.threshold}
     scores = evaluate_run(parsed.run, model, tokenizer, max_new_tokens=limit, seed=args.seed, **judge)
     scores.write(folder.path / f"answers-{when}.json")

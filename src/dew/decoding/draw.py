@@ -1,0 +1,79 @@
+"""Choose the next token from logits, with its log-probability and the entropy of the distribution."""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dew.kernels.chunked import LOWEST, logp_entropy
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Settings for choosing the next token. No synchronisation with the device, so a CUDA graph can capture it."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    greedy: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are drawn from the whole vocabulary."""
+        return not (self.greedy or self.top_k or self.top_p < 1 or self.min_p)
+
+    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter."""
+        if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
+            found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature)
+            return found
+        if self.plain and logits.device.type == "cpu":  # in float64, plain sums are accurate and cheap enough
+            logs = (logits.double() / self.temperature).log_softmax(-1).clamp_min_(LOWEST)
+            p = logs.exp()
+            total = p.cumsum(-1)
+            # The first token whose cumulative sum exceeds a share in [0, 1) of the whole, which float32 keeps below 1.
+            token = torch.searchsorted(total, total[:, -1:] * torch.rand(len(p), 1), right=True)
+            return token[:, 0], logs.gather(-1, token)[:, 0], p.mul_(logs).sum(-1).neg_()
+        tokens = self(logits)
+        z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        return tokens, *logp_entropy(z, tokens[:, None])[:2]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits (B, V) -> one token per row (B,)."""
+        if self.greedy:
+            return logits.argmax(-1)
+        if self.top_k or self.top_p < 1 or self.min_p:
+            logits = self.filter(logits.float())
+        # Gumbel-max trick: argmax z/T - log E, with E exponential, is distributed as softmax(z/T).
+        noise = torch.empty(logits.shape, device=logits.device).exponential_().log_()
+        return torch.sub(logits, noise, alpha=self.temperature).argmax(-1)
+
+    def filter(self, logits: Tensor) -> Tensor:
+        """Set to -inf the logits that top_k, then top_p, then min_p remove at this temperature."""
+        if 0 < self.top_k < logits.shape[-1]:
+            lowest = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < lowest, -torch.inf)
+        if self.top_p < 1:
+            ordered, order = logits.sort(descending=True)
+            p = (ordered / self.temperature).softmax(-1)
+            removed = p.cumsum(-1) - p > self.top_p  # never the first
+            logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), -torch.inf)
+        if self.min_p > 0:
+            p = (logits / self.temperature).softmax(-1)
+            logits = logits.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
+        return logits
+
+
+@functools.cache
+def _fused() -> Callable[..., Any] | None:
+    """Draw and statistics in one kernel, where Triton is installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from dew.decoding.triton_draw import draw
+
+    return draw
