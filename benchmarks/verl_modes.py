@@ -44,7 +44,8 @@ COLUMNS = {
     "old policy s": "timing_s/old_log_prob",
     "advantages s": "timing_s/adv",
     "update s": "timing_s/update_actor",
-    "memory GB": "perf/max_memory_allocated_gb",
+    "weights s": "timing_s/update_weights",
+    "memory GB": "actor/perf/max_memory_allocated_gb",
     "entropy": "actor/entropy",
     "score": "critic/score/mean",
 }
@@ -88,9 +89,11 @@ def train(args: argparse.Namespace, name: str, run: Run) -> None:
     print(f"{name}: {launch.batches}\n  {log}", flush=True)
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(args.out / f"{name}.jsonl")}
     with log.open("w") as file:
-        code = subprocess.run(words, check=False, env=environment, stdout=file, stderr=subprocess.STDOUT).returncode
-    if code:
-        print(f"{name}: exit code {code}; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
+        try:
+            subprocess.run(words, check=True, env=environment, stdout=file, stderr=file, timeout=args.limit)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:  # Ray ends with its driver
+            why = f"exit code {error.returncode}" if hasattr(error, "returncode") else f"stopped after {args.limit} s"
+            print(f"{name}: {why}; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def lines(out: Path, name: str) -> list[dict[str, float]]:
@@ -125,6 +128,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="gsm8k/qwen2.5-0.5b-instruct")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--limit", type=float, help="seconds after which a run is stopped")
     parser.add_argument("--print", action="store_true", help="print the commands, run nothing")
     parser.add_argument("--table", action="store_true", help="only write the table")
     parser.add_argument("overrides", nargs="*", help="verl's own keys, key=value")

@@ -55,7 +55,7 @@ def test_the_papers_setup():
         f"{ACTOR}.clip_ratio_high": 0.28,
         f"{ACTOR}.loss_agg_mode": "token-mean",
         f"{ACTOR}.use_kl_loss": False,
-        f"{ACTOR}.calculate_entropy": True,
+        f"{ACTOR}.calculate_entropy": False,
         f"{ROLLOUT}.temperature": 1.0,
         f"{ROLLOUT}.top_p": 1.0,
         "algorithm.adv_estimator": "gtpo",
@@ -69,6 +69,11 @@ def test_the_papers_setup():
     }
     assert {key: found[key] for key in expected} == expected
     assert found.batches == Batches(prompts=128, mini=128, answers=16, nodes=1, gpus_per_node=8)
+
+
+def test_the_update_computes_the_entropy_only_where_the_algorithm_reads_it():
+    for algorithm, needed in (("gtpo", False), ("dapo", False), ("entropy_advantage", True)):
+        assert prepare(small(algorithm=algorithm))[f"{ACTOR}.calculate_entropy"] is needed
 
 
 def test_optimizer_steps_become_steps():

@@ -25,9 +25,22 @@ def test_the_commands_differ_in_algorithm_and_mode_alone(tmp_path, monkeypatch, 
 def test_the_table_has_medians_after_the_warm_up_and_the_cost(tmp_path):
     """Medians of 10, 12, 11 and of 11.22, 11.5, 11; the first two steps and the validation are left out."""
     for name, seconds in (("verl_grpo", (90, 50, 10, 12, 11)), ("gtpo", (90, 50, 11.22, 11.5, 11))):
-        lines = [{"perf/time_per_step": s, "perf/max_memory_allocated_gb": s, "actor/entropy": 0.5} for s in seconds]
+        memory = "actor/perf/max_memory_allocated_gb"
+        lines = [{"perf/time_per_step": s, memory: s, "actor/entropy": 0.5} for s in seconds]
         steps = [{"step": i, "data": data} for i, data in enumerate([{"val-core/acc": 1.0}, *lines])]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, steps)))
     _, _, theirs, gtpo = verl_modes.table(tmp_path).splitlines()
     assert theirs.startswith("| verl_grpo | 3 | 11.000 |") and "| 12.000 | 0.500 |" in theirs
     assert gtpo.startswith("| gtpo | 3 | 11.220 |") and gtpo.endswith("| +2.0% |")
+
+
+def test_a_run_over_its_limit_is_stopped(tmp_path, monkeypatch, capsys):
+    wait = [sys.executable, "-c", "print('begins', flush=True); import time; time.sleep(60)"]
+    monkeypatch.setattr(verl_modes, "command", lambda *_: wait)
+    monkeypatch.setattr(verl_modes.data, "load_tokenizer", lambda _: None)
+    monkeypatch.setattr(verl_modes.data, "prepare_data", lambda *_: None)
+    monkeypatch.setattr(verl_modes.data, "write_data", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["verl_modes.py", str(tmp_path), "--runs", "gtpo", "--limit", "2"])
+    verl_modes.main()
+    shown = capsys.readouterr().out
+    assert "gtpo: stopped after 2.0 s" in shown and "begins" in shown

@@ -280,6 +280,8 @@ class Recipe:
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
             f"{ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
+            # In the update; with a coefficient of 0, too, verl's backward pass goes through it.
+            f"{ACTOR}.calculate_entropy": algorithm.needs_entropy == "current",
             "algorithm.filter_groups.enable": algorithm.dynamic_sampling,
         }
         if algorithm.kl_coef > 0:
