@@ -97,10 +97,9 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
         raise ConfigError(taken)
     known = [f.name for f in fields(cls)]
     wrong = [unknown(f"{cls.name} has no setting {s!r}.", s, known) for s in settings if s not in known]
-    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-    missing = [Problem(f"{cls.name}: its setting {s!r} has no value.", remedy="Give it a default in the class.")
-               for s in required if s not in settings]  # fmt: skip
-    if wrong := wrong or missing:
+    unset = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING and f.name not in settings]
+    wrong += [Problem(f"{cls.name} needs the setting {s!r}.", remedy="Give it a default in the class.") for s in unset]
+    if wrong:
         raise ConfigError(wrong)
     if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
         settings["entropy_clip"] = tuple(settings["entropy_clip"])

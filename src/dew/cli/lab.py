@@ -26,8 +26,7 @@ def lab(
         typer.Argument(help="dapo, gtpo(alpha2=0.5), module:Class, rules.py:Class; @3e-5 sets a learning rate."),
     ] = None,
     task: Annotated[
-        list[str] | None,
-        typer.Option(help="countdown-3, -4, -6, -8, addition-8 or -14; may be repeated (default countdown-4)."),
+        list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8, -14; may be repeated.")
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds per arm (default 8); at least 5 for a verdict.")
@@ -46,12 +45,8 @@ def lab(
     eval_k: Annotated[int | None, typer.Option(help="Answers per held-out problem (default 16).")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
-    cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="On a GPU: fewer kernel launches, more memory.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab; with --quick runs/lab-quick).")
-    ] = None,
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer kernel launches, more memory.")] = False,
+    output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
     warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
     no_controls: Annotated[bool, typer.Option("--no-controls", help="Leave out the arms with weighting off.")] = False,
@@ -95,9 +90,8 @@ def _report(found: "Study", folder: Path, as_json: bool) -> None:
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
-        every = [d for name in found.tasks for d in differences(found, name)]
-        finite = [{k: None if v in (-inf, inf) else v for k, v in asdict(d).items()} for d in every]
-        print_json([values | {"verdict": d.verdict} for values, d in zip(finite, every, strict=True)])
+        every = [asdict(d) | {"verdict": d.verdict} for name in found.tasks for d in differences(found, name)]
+        print_json([{k: None if v in (-inf, inf) else v for k, v in values.items()} for values in every])
         return
     out.print(f"\n{text}\n\n{folder / 'study.json'}\n{folder / 'summary.md'}", soft_wrap=True)
 

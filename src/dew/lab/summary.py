@@ -184,7 +184,5 @@ def _verdict(study: Study, task: str, compare: str) -> str:
         words.append(f"every run of {names['equal']} equals that of {study.arms[0]}: {why}")
     if few := kinds.get("few"):
         seeds = min(d.seeds for d in few)
-        words.append(
-            f"too few seeds ({seeds}) to judge {names['few']}: train at least {MIN_SEEDS} (--seeds {MIN_SEEDS})"
-        )
+        words.append(f"too few seeds ({seeds}) to judge {names['few']}: train with --seeds {MIN_SEEDS} or more")
     return f"**Verdict** on mean accuracy during training, compared with {study.arms[0]}{at}: {'; '.join(words)}."

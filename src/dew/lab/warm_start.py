@@ -97,9 +97,7 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
         adam.step()
         if step % CHECK == 0:
             now = solve(task, answers, probe, 4, 512, uniforms, step).float().mean().item()
-            say(
-                f"warm start of {task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})"
-            )
+            say(f"{task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})")
             if now >= TARGET:
                 break
     solved = solve(task, answers, test, 16, 512, uniforms, 0)

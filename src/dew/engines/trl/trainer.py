@@ -327,7 +327,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             if scored.logp is old:
                 return scored
         only_pass = algorithm.needs_sum_sq or algorithm.needs_hidden
-        if not (algorithm.needs_entropy == "old" or algorithm.needs_logp or only_pass or self._record_due):
+        if not (algorithm.signals or self._record_due):
             return Scores()
         if not only_pass and (sampled := self._captured_sampling.scores(inputs, self._capture)):
             entropy, logp = sampled
