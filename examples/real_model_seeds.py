@@ -273,16 +273,15 @@ def table(content: Json) -> str:
     pairs = [(arm, trained[0]) for arm in trained[1:]]
     controls = {arm.label: arm.control for arm in parse_arms(trained, [1e-6])} if trained else {}
     pairs += [(arm, control) for arm, control in controls.items() if control in trained and (arm, control) not in pairs]
-    scores = [(name, f"pass@{j}") for name in content["settings"]["sets"] for j in dict.fromkeys((1, k))]
+    scores = [f"{name} pass@{j}" for name in content["settings"]["sets"] for j in dict.fromkeys((1, k))]
     results = [_result(run, k, ks) for run in runs if run["arm"] != START]
-    rows, seeds = [], {arm: {run["seed"] for run in runs if run["arm"] == arm} for arm in trained}
-    for arm, base in pairs:
-        common = len(seeds[arm] & seeds[base])
-        if common:
-            cells = [_difference(results, arm, base, f"{name} {score}") for name, score in scores]
-            rows.append([f"{arm} − {base}", str(common), _difference(results, arm, base, AREA), *cells])
+    seeds = {arm: {run["seed"] for run in runs if run["arm"] == arm} for arm in trained}
+    pairs = [(arm, base) for arm, base in pairs if seeds[arm] & seeds[base]]
+    columns = [[_difference(results, *pair, score) for pair in pairs] for score in (AREA, *scores)]
+    names = ([f"{arm} − {base}", str(len(seeds[arm] & seeds[base]))] for arm, base in pairs)
+    rows = [[*name, *cells] for name, *cells in zip(names, *columns, strict=True)]
     if rows:
-        heads = ["difference", "seeds", "accuracy in training", *(f"{name} {score}" for name, score in scores)]
+        heads = ["difference", "seeds", "accuracy in training", *scores]
         text += ["Differences paired by seed and by problem, 95 % bootstrap intervals over both; bold: without 0\n"]
         text += [markdown(heads, rows)]
         if any(1 < int(row[1]) < MIN_SEEDS for row in rows):

@@ -61,7 +61,7 @@ def test_prefill_in_several_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("fewest", [1, 1000])
-@pytest.mark.parametrize("at_once", [1, 2, 3, 7, 19, 64])
+@pytest.mark.parametrize("at_once", [2, 7, 19])
 def test_ended_answers_make_room(monkeypatch, at_once, fewest):
     """Waiting prompts take their places, so that slots are used several times over, and in the end there are fewer
     rows; every answer is that of `generate`, with its own scores."""
@@ -85,7 +85,7 @@ def test_ended_answers_make_room(monkeypatch, at_once, fewest):
         assert all_ids == ids
         torch.testing.assert_close(logp[live], all_logp[live])
         torch.testing.assert_close(entropy[live], all_entropy[live])
-    assert (len(sizes) > 1) == (fewest == 1 and 1 < at_once < 20)  # few answers end early
+    assert (len(sizes) > 1) == (fewest == 1)
 
 
 def test_fewer_rows_do_not_overwrite_what_they_continue(monkeypatch):

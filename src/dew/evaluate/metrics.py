@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb
 
 import numpy as np
@@ -114,10 +115,16 @@ def paired_interval(differences: Float[np.ndarray, "S P"], *, seed: int = 0) -> 
     value = float(D.mean())
     if S == 1:  # a single seed says nothing about the variance between seeds
         return Interval(value, -1.0, 1.0)
-    rng = np.random.default_rng(seed)
-    by_seed = rng.multinomial(S, np.full(S, 1 / S), size=PAIRED_RESAMPLES) / S
-    by_problem = rng.multinomial(P, np.full(P, 1 / P), size=PAIRED_RESAMPLES) / P
-    means = ((by_seed @ D) * by_problem).sum(axis=1)
+    by_seed, by_problem = _drawn(S, P, seed)
+    means = (by_problem.astype(float) @ D.T * by_seed).sum(axis=1) / (S * P)
     tail = norm.cdf(-np.sqrt(S / (S - 1)) * t.ppf((1 + CONFIDENCE) / 2, S - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(value, float(low), float(high))
+
+
+@lru_cache(maxsize=1)  # tables have many differences of the same shape
+def _drawn(S: int, P: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each seed and each problem is drawn, in every resample."""
+    rng = np.random.default_rng(seed)
+    by_seed, by_problem = (rng.multinomial(n, np.full(n, 1 / n), size=PAIRED_RESAMPLES) for n in (S, P))
+    return by_seed.astype(np.uint16), by_problem.astype(np.uint16)
