@@ -268,6 +268,21 @@ def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
         train._train(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_fails_says_how_to_resume(monkeypatch, capsys, tmp_path, saved):
+    from dew.cli import train
+
+    def fails(*_, **__):
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(launch, "launch", fails)
+    if saved:
+        (tmp_path / "checkpoint-5").mkdir()
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        train._train(parse(make_run({**SMALL, "output_dir": str(tmp_path)})), resume=False)
+    assert ("dew resume" in capsys.readouterr().out) == saved
+
+
 def test_more_steps_need_a_checkpoint(dew, tmp_path):
     """A finished run without one would start again from the beginning."""
     (tmp_path / "config.yaml").write_text("task: countdown\nmax_steps: 2\n")

@@ -185,6 +185,8 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
     except Exception as error:
         if full := disk_full(error, folder):
             raise full from None
+        if any(folder.glob("checkpoint-*")):
+            out.print(f"A checkpoint is kept. Resume with: dew resume {folder}")
         raise
     if not is_main_process:
         return
