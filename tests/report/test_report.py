@@ -557,6 +557,7 @@ def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
         assert (d["low"], d["high"]) == pytest.approx((interval.low, interval.high), rel=1e-6)
     assert content["findings"][0]["text"] == "Verdict of a made-up study: nothing was trained."
     assert len(content["runs"]) == 18 and len(content["arms"]) == 3
+    assert "strength" in json.dumps(content["settings"]) and "dynamic" not in json.dumps(content["settings"])
 
 
 def test_a_study_beside_a_run_is_refused(tmp_path: Path) -> None:

@@ -297,7 +297,12 @@ def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: in
             evaluations = [{"generation": generations, "pass@1": curve[-1], "pass@k": curve[-1] + 0.3}]
             rate = 2e-4 if j % 2 and k else 1e-4
             run = {"task": task, "arm": arm, "learning_rate": rate, "seed": seed, "algorithm": arm}
-            run |= {"algorithm_settings": {"strength": k}, "control": None, "source": "", "warm_start": ""}
+            run |= {
+                "algorithm_settings": {"strength": k, "dynamic_sampling": not k},
+                "control": None,
+                "source": "",
+                "warm_start": "",
+            }
             runs.append({**run, "scores": scores, "curves": curves, "evaluations": evaluations})
     settings = {"group_size": 16, "width": 64, "depth": 2, "eval_problems": 256, "eval_k": 16}
     content = {

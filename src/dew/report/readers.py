@@ -29,6 +29,8 @@ READ_BYTES = 48 << 20
 """Compressed records that are read, over all runs: a few seconds."""
 TOKEN_BYTES = 80
 """JSON of one recorded token, at most: more than a page can hold is not parsed."""
+NOT_IN_LAB = ("dynamic_sampling", "max_rounds", "oversample")
+"""Settings of algorithms that the lab ignores."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,10 @@ def _lab_run(line: Json, content: Json, k: str) -> Run:
     settings = content["settings"]
     facts = {
         "engine": "lab",
-        "algorithm": {"name": line["arm"], "settings": dict(line["algorithm_settings"])},
+        "algorithm": {
+            "name": line["arm"],
+            "settings": {name: value for name, value in line["algorithm_settings"].items() if name not in NOT_IN_LAB},
+        },
         "model": f"width {settings['width']}, depth {settings['depth']}",
         "data": line["task"],
         "learning_rate": line["learning_rate"],
