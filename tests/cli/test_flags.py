@@ -68,6 +68,15 @@ def test_flags_override_the_file(tmp_path):
     assert set(typed) == {"seed", "problems", "verl.trainer.nnodes", "verl.a.b"}
 
 
+def test_scores_can_be_typed_for_the_task_of_a_file(tmp_path):
+    (tmp_path / "x.yaml").write_text("task: countdown\n")
+    run, _ = load_run(tmp_path / "x.yaml", ["--scores", "{problems: 8, k: 4}"])
+    assert run.scores is not None and (run.scores.problems, run.scores.k) == (8, 4)
+    with pytest.raises(ConfigError, match="scores without a task") as error:
+        load_run(tmp_path / "x.yaml", ["--scores", "true", "--task", "null", "--dataset_name", "some/data"])
+    assert error.value.source == "command line"
+
+
 def test_a_wrong_flag_is_blamed_on_the_command_line(tmp_path):
     (tmp_path / "my.yaml").write_text("task: chain\n")
     with pytest.raises(ConfigError, match="problems") as error:

@@ -29,8 +29,8 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe, changed by the command line, and which settings were typed."""
     run = read_run(config if config.exists() else names().get(str(config), config))
     settings, typed = parse_flags(words)
-    make_run({key: value for key, value in settings.items() if key in OWN_KEYS}, source="command line")  # blame it
     keys = {**run.to_dict(), **settings}
+    make_run({key: value for key, value in keys.items() if key in OWN_KEYS}, source="command line")  # blame it
     if "verl" in settings:
         from dew.engines.verl.recipe import flat, merged
 
