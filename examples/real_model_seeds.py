@@ -373,32 +373,38 @@ def figure(content: Json) -> str:
     note = '<tspan font-weight="normal" fill="#444">thin: each seed, thick: their mean</tspan>'
     parts.append(f'<text x="{left}" y="20" font-weight="bold" xml:space="preserve">{legend}   {note}</text>')
     for place, (title, lines) in enumerate(panels.items()):
-        points = [point for of_seeds in lines.values() for line in of_seeds for point in line]
-        (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points, strict=True))
         at, top = left + place % columns * (wide + left), 58 + place // columns * (high + 64)
-
-        def spot(x: float, y: float, at: float = at, top: float = top, x0: float = x0, x1: float = x1,
-                 y0: float = y0, y1: float = y1) -> tuple[float, float]:  # fmt: skip
-            return at + wide * (x - x0) / (x1 - x0), top + high * (y1 - y) / (y1 - y0)
-
-        parts.append(f'<text x="{at}" y="{top - 12}">{title}</text>')
-        parts.append(f'<rect x="{at}" y="{top}" width="{wide}" height="{high}" fill="none" stroke="#bbb"/>')
-        for value in _ticks(y0, y1):
-            y = spot(x0, value)[1]
-            parts.append(f'<line x1="{at}" x2="{at + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
-            parts.append(f'<text x="{at - 5}" y="{y + 5:.1f}" text-anchor="end" fill="#444">{value:g}</text>')
-        steps = (
-            {log2(j): j for j in (1, 2, 4, 8, 16) if j <= k} if "pass@k" in title else {x: x for x in _ticks(x0, x1)}
-        )
-        for value, word in steps.items():
-            x = spot(value, y0)[0]
-            parts.append(f'<text x="{x:.1f}" y="{top + high + 17}" text-anchor="middle" fill="#444">{word:g}</text>')
-        for arm, of_seeds in lines.items():
-            mean = [(x, fmean(line[i][1] for line in of_seeds)) for i, (x, _) in enumerate(of_seeds[0])]
-            for line, style in [(line, 'stroke-width="1" opacity="0.45"') for line in of_seeds] + [(mean, THICK)]:
-                dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in (spot(*point) for point in line))
-                parts.append(f'<polyline points="{dots}" fill="none" stroke="{colours[arm]}" {style}/>')
+        parts += _panel(title, lines, colours, (at, top, wide, high), k)
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(
+    title: str, lines: dict[str, list[Line]], colours: dict[str, str], place: tuple[int, int, int, int], k: int
+) -> list[str]:
+    """One plot at `place` (left, top, width, height)."""
+    at, top, wide, high = place
+    points = [point for of_seeds in lines.values() for line in of_seeds for point in line]
+    (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points, strict=True))
+
+    def spot(x: float, y: float) -> tuple[float, float]:
+        return at + wide * (x - x0) / (x1 - x0), top + high * (y1 - y) / (y1 - y0)
+
+    parts = [f'<text x="{at}" y="{top - 12}">{title}</text>']
+    parts.append(f'<rect x="{at}" y="{top}" width="{wide}" height="{high}" fill="none" stroke="#bbb"/>')
+    for value in _ticks(y0, y1):
+        y = spot(x0, value)[1]
+        parts.append(f'<line x1="{at}" x2="{at + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
+        parts.append(f'<text x="{at - 5}" y="{y + 5:.1f}" text-anchor="end" fill="#444">{value:g}</text>')
+    steps = {log2(j): j for j in (1, 2, 4, 8, 16) if j <= k} if "pass@k" in title else {x: x for x in _ticks(x0, x1)}
+    for value, word in steps.items():
+        x = spot(value, y0)[0]
+        parts.append(f'<text x="{x:.1f}" y="{top + high + 17}" text-anchor="middle" fill="#444">{word:g}</text>')
+    for arm, of_seeds in lines.items():
+        mean = [(x, fmean(line[i][1] for line in of_seeds)) for i, (x, _) in enumerate(of_seeds[0])]
+        for line, style in [(line, 'stroke-width="1" opacity="0.45"') for line in of_seeds] + [(mean, THICK)]:
+            dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in (spot(*point) for point in line))
+            parts.append(f'<polyline points="{dots}" fill="none" stroke="{colours[arm]}" {style}/>')
+    return parts
 
 
 def _passes(run: Json, name: str, k: int) -> Line:
