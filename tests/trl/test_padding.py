@@ -144,8 +144,7 @@ def test_an_answer_with_a_penalty_is_not_left_out():
     assert padding.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest
 
 
-@pytest.mark.parametrize("less_padding", [True, False])
-def test_no_cudnn_attention_for_changing_shapes(tmp_path, less_padding):
+def test_no_cudnn_attention(tmp_path):
     torch.backends.cuda.enable_cudnn_sdp(True)
-    tiny.trainer(tmp_path, outcome, data=DATA, less_padding=less_padding)
-    assert torch.backends.cuda.cudnn_sdp_enabled() is not less_padding
+    tiny.trainer(tmp_path, outcome, data=DATA, less_padding=False)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -120,7 +120,6 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
         if not self._exact_head and self.ref_model is not None:  # TRL asks it for log-probabilities only
             add_fused_lm_head(self.accelerator.unwrap_model(self.ref_model), outputs=("log_probs", "entropy"))
         self._numbers: dict[str, list[float]] = defaultdict(list)
-        self.start_recording()
 
     @property
     def _reference(self) -> Any:

@@ -22,7 +22,7 @@ NONFINITE = "nonfinite/"
 EVERY_STEP = (
     "reward", "accuracy", "entropy", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/", "sampler/", "length/",
     "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time",
-    "frac_reward", "weights/",
+    "frac_reward", "weights/", "steps/",
 )  # fmt: skip
 """Metrics that a step's own line has already, or that TRL logs under another name."""
 

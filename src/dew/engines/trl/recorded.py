@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
@@ -40,13 +41,17 @@ def own_config(args: Any, kind: type[Config], model: Any) -> Config:
 
 
 class RecordedTrainer(Trainer):  # type: ignore[misc]
-    """In front of a trainer of TRL. The class below it calls `start_recording` and defines `algorithm` (a dataclass
-    with a name) and `args.batches`; it extends `_own_state` and `_restore`."""
+    """In front of a trainer of TRL. The class below it defines `algorithm` (a dataclass with a name) and
+    `args.batches`, and extends `_own_state` and `_restore`."""
 
     _verified: str | None = None
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
-    def start_recording(self) -> None:
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch; and since PyTorch
+        # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self._nonfinite = NonFinite()
         self._recorder = Recorder(self.args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)

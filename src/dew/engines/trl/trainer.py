@@ -106,8 +106,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._aligned = args.less_padding and not (
             sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
         )
-        if self._aligned:  # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch
-            torch.backends.cuda.enable_cudnn_sdp(False)
         self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
@@ -117,7 +115,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.accelerator.is_main_process:
             warn_early(args, rewards, train_dataset, self.outcome_index)
         self._statistics = StepStatistics()
-        self.start_recording()
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
