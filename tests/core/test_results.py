@@ -46,19 +46,22 @@ def test_table_of_the_real_model(name, title, problems):
         assert shown == pytest.approx([mean, pass4, pass8], abs=5.1e-4)
 
 
-@pytest.mark.parametrize("part, seeds", [("select", range(100, 103)), ("confirm", range(8))])
+@pytest.mark.parametrize("part, seeds", [("select", range(100, 103)), ("confirm", range(8)), ("0.5 B", range(2))])
 def test_table_of_preference_pairs(part, seeds):
     """Scores and paired differences from the counts of correct answers, by seed and problem."""
     stored = json.loads((DOCS / "results" / "preferences.json").read_text())
-    runs = {(run["alpha"], run["seed"]): np.array(run["correct"]) for run in stored[part]}
-    table, k = published(f"α, {part}"), stored["setup"]["evaluation"]["k"]
+    setup, found_runs = stored["setup"], stored.get(part)
+    if part == "0.5 B":
+        setup, found_runs = stored["gsm8k"]["setup"], stored["gsm8k"]["runs"]
+    runs = {(run["alpha"], run["seed"]): np.array(run["correct"]) for run in found_runs}
+    table, k = published(f"α, {part}"), setup["evaluation"]["k"]
     for alpha in sorted({alpha for alpha, _ in runs}):
         shown = table[f"{alpha:g}"]
         for j, column in ((1, 0), (k, 1)):
             score = np.vectorize(lambda c, j=j: 1 - math.comb(k - c, j) / math.comb(k, j))
             own = np.stack([score(runs[alpha, seed]) for seed in seeds])
             assert float(shown[column]) == pytest.approx(own.mean(), abs=5.1e-4)
-            if part == "confirm" and alpha:
+            if part != "select" and alpha:
                 found = paired_interval(own - np.stack([score(runs[0, seed]) for seed in seeds]))
                 numbers = [float(x.replace("−", "-")) for x in re.findall(r"[+−-]\d\.\d+", shown[column + 2])]
                 assert numbers == pytest.approx([found.value, found.low, found.high], abs=5.1e-4)
