@@ -16,12 +16,13 @@ from dew.cli import main
 from dew.cli.lab import _report
 from dew.credit.learned import OutcomeHead, spaced
 from dew.errors import ConfigError, DewError
+from dew.evaluate.metrics import Interval, holm, t_test
 from dew.lab import Settings, Study, differences, load_study, markdown, study
 from dew.lab import study as run_study
 from dew.lab import warm_start as warm
 from dew.lab.arms import parse_arms
 from dew.lab.policy import Adam, forward, new_policy, numerics, sample
-from dew.lab.summary import Difference, difference, holm
+from dew.lab.summary import difference
 from dew.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task
 from dew.lab.train import Replica, Stack, Team, _random_rollouts
 from dew.rollouts import Rollouts
@@ -630,8 +631,11 @@ def test_paired_difference_by_hand():
 
 def test_holm_by_hand():
     """Sorted 0.01, 0.03, 0.04: times 3, 2, 1 = 0.03, 0.06, 0.04; the last may not be below the one before: 0.06."""
-    ds = [Difference("t", (str(p), 1.0), ("a", 1.0), "area", 8, 1.0, 0.0, 2.0, p) for p in (0.01, 0.04, 0.03)]
-    assert [d.holm for d in holm(ds)] == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_equal_runs_have_an_interval_of_0():
+    assert t_test([0.0] * 6) == (Interval(0.0, 0.0, 0.0), 1.0)
 
 
 def test_comparisons_at_the_same_rate_at_the_best_rates_and_with_the_control():

@@ -24,7 +24,7 @@ from dew.report.arms import arms_of
 from dew.report.content import content_of
 from dew.report.findings import remarks, study_verdicts
 from dew.report.readers import Run, evenly, thin
-from dew.report.results import _t_test, rows_of
+from dew.report.results import rows_of
 from dew.report.serve import View, make_server
 from dew.report.statistics import split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
@@ -564,10 +564,6 @@ def test_a_study_beside_a_run_is_refused(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", arms=2, seeds=2, generations=12)
     with pytest.raises(ConfigError, match="Report it by itself"):
         build([folder, folder])
-
-
-def test_equal_runs_have_an_interval_of_0() -> None:
-    assert _t_test(np.zeros(6)) == {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
 
 
 def test_tasks_of_a_study_are_judged_apart(tmp_path: Path) -> None:

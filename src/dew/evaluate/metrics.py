@@ -1,4 +1,4 @@
-"""Scores of one problem (pass@k, mean@k, maj@k), and 95 % bootstrap intervals over problems and seeds."""
+"""Scores of one problem (pass@k, mean@k, maj@k), 95 % intervals over problems and seeds, corrected p-values."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -120,6 +120,29 @@ def paired_interval(differences: Float[np.ndarray, "S P"], *, seed: int = 0) -> 
     tail = norm.cdf(-np.sqrt(S / (S - 1)) * t.ppf((1 + CONFIDENCE) / 2, S - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(value, float(low), float(high))
+
+
+def t_test(differences: Sequence[float]) -> tuple[Interval, float]:
+    """The mean of paired differences with its 95 % interval, and its two-sided p-value, by Student's t."""
+    from scipy.stats import t
+
+    D = np.asarray(differences, dtype=float)
+    n, value = len(D), float(D.mean())
+    if n == 1:
+        return Interval(value, -np.inf, np.inf), 1.0
+    error = float(D.std(ddof=1)) / n**0.5
+    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
+    p = 1.0 if value == 0 else float(2 * t.sf(abs(value) / error, n - 1)) if error else 0.0
+    return Interval(value, value - half, value + half), p
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values corrected for many comparisons: the i-th smallest of n times n − i + 1, and never less than that of a
+    smaller one (Holm 1979)."""
+    corrected, least = [0.0] * len(p), 0.0
+    for rank, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        corrected[i] = least = max(least, min(1.0, p[i] * (len(p) - rank)))
+    return corrected
 
 
 @lru_cache(maxsize=1)  # tables have many differences of the same shape

@@ -1,9 +1,9 @@
 """What a study says: differences paired by seed, with 95 % intervals and a correction for many comparisons."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, stdev
+from statistics import mean
 
+from dew.evaluate.metrics import holm, t_test
 from dew.lab.study import Study
 
 SCORES = ("area", "final", "pass@1", "pass@k")
@@ -88,30 +88,16 @@ def pairs(study: Study, task: str, compare: str) -> list[tuple[Point, Point]]:
 def differences(study: Study, task: str, score: str = "area", compare: str = "baseline") -> list[Difference]:
     """Paired differences; Holm's correction is over this list."""
     found = [d for a, b in pairs(study, task, compare) if (d := difference(study, task, a, b, score)) is not None]
-    return holm(found)
+    return [replace(d, holm=p) for d, p in zip(found, holm([d.p for d in found]), strict=True)]
 
 
 def difference(study: Study, task: str, arm: Point, reference: Point, score: str) -> Difference | None:
-    from scipy.stats import t
-
     a, b = values(study, task, arm, score), values(study, task, reference, score)
     D = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
     if not D:
         return None
-    n, value = len(D), mean(D)
-    error = stdev(D) / n**0.5 if n > 1 else float("inf")
-    half = float(t.ppf(0.975, n - 1)) * error if n > 1 else float("inf")
-    p = 1.0 if n < 2 or value == 0 else float(2 * t.sf(abs(value) / error, n - 1)) if error else 0.0
-    return Difference(task, arm, reference, score, n, value, value - half, value + half, p)
-
-
-def holm(found: Sequence[Difference]) -> list[Difference]:
-    """p of the i-th smallest of n, times n − i + 1, and never less than that of a smaller one (Holm 1979)."""
-    corrected, least = {}, 0.0
-    for i, d in enumerate(sorted(found, key=lambda d: d.p)):
-        least = max(least, min(1.0, d.p * (len(found) - i)))
-        corrected[d.arm, d.reference] = least
-    return [replace(d, holm=corrected[d.arm, d.reference]) for d in found]
+    found, p = t_test(D)
+    return Difference(task, arm, reference, score, len(D), found.value, found.low, found.high, p)
 
 
 def markdown(study: Study) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from dew.errors import DewError
 from dew.evaluate import Scores
 from dew.evaluate.comparison import MIN_SEEDS
-from dew.evaluate.metrics import Interval, mean_interval, paired_interval
+from dew.evaluate.metrics import Interval, holm, mean_interval, paired_interval, t_test
 from dew.files import is_plain
 from dew.records import Json
 from dew.report.readers import Run
@@ -128,15 +128,20 @@ def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[J
         seeds = sorted(both[0].keys() & both[1].keys())
         entry = {"arm": arm["label"], "baseline": reference["label"], "score": row["name"], "pairs": len(seeds)}
         if len(seeds) > 1:
-            D = np.array([[both[1][seed] - both[0][seed]] for seed in seeds])
-            study = runs[arm["runs"][0]].kind == "study"
-            found.append({**entry, "unit": "seeds", **(_t_test(D[:, 0]) if study else vars(paired_interval(D)))})
+            D = [both[1][seed] - both[0][seed] for seed in seeds]
+            if runs[arm["runs"][0]].kind == "study":  # as `dew lab` computes it
+                interval, p = t_test(D)
+                found.append({**entry, "unit": "seeds", **vars(interval), "p": p})
+            else:
+                found.append({**entry, "unit": "seeds", **vars(paired_interval(np.array(D)[:, None]))})
         elif "task" in row and len(reference["runs"]) == len(arm["runs"]) == 1:
             first, second = runs[reference["runs"][0]], runs[arm["runs"][0]]
             change = by_problem((first, "after"), (second, "after"), row["name"])
             if change is not None:
                 found.append({**entry, "unit": "problems", **vars(change)})
-    _holm([d for d in found if "p" in d])
+    tested = [d for d in found if "p" in d]
+    for d, p in zip(tested, holm([d["p"] for d in tested]), strict=True):
+        d["p"] = p
     return [_judged(d) for d in found]
 
 
@@ -145,23 +150,6 @@ def _reference(arms: Sequence[Json], arm: Json) -> Json:
     same = [a for a in arms if a["data"] == arm["data"]]
     rate = [a for a in same if a["learning_rate"] == arm["learning_rate"] and a["algorithm"] == same[0]["algorithm"]]
     return rate[0] if rate and rate[0] is not arm else same[0]
-
-
-def _t_test(D: np.ndarray) -> Json:
-    """The mean with its 95 % interval and p-value by Student's t, as `dew lab` computes them."""
-    from scipy.stats import t
-
-    value, freedom = float(D.mean()), len(D) - 1
-    error = float(D.std(ddof=1)) / len(D) ** 0.5
-    half, p = float(t.ppf(0.975, freedom)) * error, float(2 * t.sf(abs(value) / (error or 1e-300), freedom))
-    return {"value": value, "low": value - half, "high": value + half, "p": p}
-
-
-def _holm(found: Sequence[Json]) -> None:
-    """Holm's correction for many comparisons (1979), in place."""
-    least = 0.0
-    for i, d in enumerate(sorted(found, key=lambda d: d["p"])):
-        least = d["p"] = max(least, min(1.0, d["p"] * (len(found) - i)))
 
 
 def _judged(d: Json) -> Json:
