@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from statistics import mean
 
+from dew.evaluate.comparison import MIN_SEEDS
 from dew.evaluate.metrics import holm, t_test
 from dew.lab.study import Study
 
 SCORES = ("area", "final", "pass@1", "pass@k")
-MIN_SEEDS = 5
 SIGNIFICANT = 0.05
 
 Point = tuple[str, float]
