@@ -214,7 +214,8 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
 
 def test_own_data_and_rewards_are_scored_on_problems_that_the_run_left_out(dew, config, tmp_path):
     """Without a verifier the outcome reward decides, above the algorithm's threshold: 0.4 is correct above 0.3."""
-    (tmp_path / "mine.py").write_text("def same(completions, **_):\n    return [0.4] * len(completions)\n")
+    body = "def same(completions, completion_ids, **_):\n    return [0.4 if ids else 0.0 for ids in completion_ids]\n"
+    (tmp_path / "mine.py").write_text(body)
     for split in ("train", "validation"):
         rows = [{"prompt": f"{i},{i}>{split[0]}:", "answer": "1"} for i in range(64)]
         (tmp_path / "data").mkdir(exist_ok=True)

@@ -68,7 +68,8 @@ def evaluate(
     if isinstance(verifier, Verifier):
         verdicts = verifier.verdicts(texts, each)
     else:
-        verdicts = _judge(verifier, texts, each, threshold)
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        verdicts = _judge(verifier, texts, ids, each, threshold)
     scored = [
         ScoredProblem(row["prompt"], row.get("answer"), answers[i], verdicts[i * k : (i + 1) * k])
         for i, row in enumerate(rows)
@@ -82,9 +83,12 @@ def reward_name(reward: Any) -> str:
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 
-def _judge(reward: Callable[..., Any], texts: list[str], rows: Sequence[Row], threshold: float) -> list[Verdict]:
+def _judge(
+    reward: Callable[..., Any], texts: list[str], ids: list[list[int]], rows: Sequence[Row], threshold: float
+) -> list[Verdict]:
     """Call a reward function as TRL does. `unparsable`: it returned None."""
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in ("prompt", "completion")}
+    columns["completion_ids"] = ids
     prompts = [row["prompt"] for row in rows]
     completions = [as_completion(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     with reported(reward_name(reward), completions, prompts):
