@@ -23,6 +23,8 @@ from dew.tasks import Row, Task
 from dew.tasks.datasets import Dataset
 
 N_PROBLEMS = 256
+SET_BY_TRL = ("prompt", "completion", "completion_ids")
+"""Columns that a reward function never gets from the data."""
 
 
 def evaluate(
@@ -87,12 +89,11 @@ def _judge(
     reward: Callable[..., Any], texts: list[str], ids: list[list[int]], rows: Sequence[Row], threshold: float
 ) -> list[Verdict]:
     """Call a reward function as TRL does. `unparsable`: it returned None."""
-    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in ("prompt", "completion")}
-    columns["completion_ids"] = ids
+    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in SET_BY_TRL}
     prompts = [row["prompt"] for row in rows]
     completions = [as_completion(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     with reported(reward_name(reward), completions, prompts):
-        returned = reward(completions=completions, prompts=prompts, **columns)
+        returned = reward(completions=completions, prompts=prompts, completion_ids=ids, **columns)
         values = as_rewards(reward_name(reward), run(returned) if iscoroutine(returned) else returned, len(texts))
     return [
         Verdict("unparsable", value=0.0) if x is None else Verdict("correct" if x > threshold else "wrong", value=x)
