@@ -13,6 +13,7 @@ import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
 from dew.config import make_run
+from dew.engines.credit import give_credit
 from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, Problem
 from dew.preflight import answers, memory, passed, preflight
@@ -108,8 +109,8 @@ def test_unparsable_golds_are_counted_and_shown(settings, tmp_path):
 def test_exactly_the_bad_golds_are_found():
     rows = [{"prompt": f"{i};+1:", "answer": str(i + 1)} for i in range(200)]
     rows[7]["answer"] = "eight"
-    data = Data(rows, [verifier("chain")], ["chain"])
-    said = check_golds(verifier("chain"), "chain", data, 0.5)
+    data = Data(rows, [verifier("chain")])
+    said = check_golds(data, 0, 0.5)
     assert said.status == "warning" and said.facts["not_accepted"] == [7], "one in 200 is only worth a warning"
     assert "1 unparsable" in said.says and "row 7: 'eight'" in said.says
 
@@ -117,8 +118,8 @@ def test_exactly_the_bad_golds_are_found():
 def test_a_gold_that_makes_the_verifier_raise_is_found():
     rows = [{"prompt": "2,3>5:", "answer": "5", "numbers": [2, 3], "solution": "2+3=5"} for _ in range(9)]
     rows[4] = {**rows[4], "answer": "five"}
-    data = Data(rows, [verifier("countdown")], ["countdown"])
-    said = check_golds(verifier("countdown"), "countdown", data, 0.5)
+    data = Data(rows, [verifier("countdown")])
+    said = check_golds(data, 0, 0.5)
     assert said.status == "failed" and said.facts["not_accepted"] == [4] and "1 raised" in said.says
     assert "'five'" in said.remedy
 
@@ -428,14 +429,15 @@ def test_a_filter_on_the_summed_reward_is_detected():
             total = rollouts.reward + self.extra(rollouts)
             return total.amax(-1) > total.amin(-1)
 
-    assert answers.keeps_noise(Summed()) and not answers.keeps_noise(GTPO())
+    for rule, keeps in ((Summed(), True), (GTPO(), False)):
+        assert give_credit(rule, answers.four_wrong(rule)).signal.any() == keeps
 
 
 def test_a_demonstration_that_contradicts_its_gold_is_a_warning():
     rows = [{"prompt": "1;+1:", "answer": "2", "solution": "1+1=2"} for _ in range(4)]
     rows[1] = {**rows[1], "solution": "1+1=3"}
-    data = Data(rows, [verifier("chain")], ["chain"])
-    said = check_golds(verifier("chain"), "chain", data, 0.5)
+    data = Data(rows, [verifier("chain")])
+    said = check_golds(data, 0, 0.5)
     assert said.status == "warning" and said.facts["contradicted"] == [1]
 
 

@@ -78,12 +78,11 @@ def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
         trainer.model.train(training)
         trainer._metrics["train"].clear()
     seconds = perf_counter() - began
-    signal = outcomes(trainer.algorithm, batch).signal[::size].tolist()
     assert batch.entropy is not None
     return Answers(
         outcome=batch.outcome.double().view(-1, size).cpu().numpy(),
         parts=batch.parts.double().cpu().numpy(),
-        signal=signal,
+        signal=outcomes(trainer.algorithm, batch).signal[::size].tolist(),
         truncated=batch.truncated.tolist(),
         lengths=batch.length.tolist(),
         entropy=float(batch.entropy[batch.mask].mean()) if batch.mask.any() else 0.0,
@@ -197,13 +196,13 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
     those without a correct answer.
     """
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
-    give_credit(algorithm, four_wrong(algorithm))  # raises what training would, if a rule of the user's is wrong
+    credit = give_credit(algorithm, four_wrong(algorithm))  # raises what training would, if the user's own rule is wrong
     probes = probe(reward, data) if callable(reward) else ()
     different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
     facts = {"values": different[:20], "different": len(different), "dynamic_sampling": algorithm.dynamic_sampling}
     if not algorithm.uses_threshold:
         return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.", **facts)
-    if keeps_noise(algorithm):
+    if credit.signal.any():
         says = f"{algorithm.name} keeps a group of wrong answers if another reward differs between them."
         return failed("filter", says, "Base Algorithm.signal on the outcome reward alone.")
     problem = algorithm.graded(torch.tensor(different))
@@ -218,11 +217,6 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
 
 def _distinct(*values: np.ndarray) -> list[float]:
     return np.unique(given(np.concatenate(values)).round(5)).tolist()
-
-
-def keeps_noise(algorithm: Algorithm) -> bool:
-    """Whether four wrong answers count as a mixed group because another reward differs between them."""
-    return bool(outcomes(algorithm, four_wrong(algorithm)).signal.any())
 
 
 def four_wrong(algorithm: Algorithm) -> Rows:

@@ -33,21 +33,23 @@ Row = dict[str, Any]
 class Data:
     rows: list[Row]
     rewards: list[Any]
-    names: list[str]
-    """Of the rewards, as TRL calls them."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the rewards, as TRL calls them."""
+        return [reward_name(reward) for reward in self.rewards]
 
 
 def read_data(parsed: Parsed) -> Data:
-    """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
     if not hasattr(train, "__len__") or len(train):
         parsed.args.batches.check_rows(train)
-    return data_with(train, rewards_of(parsed))
+    return Data(rows_of(train), rewards_of(parsed))
 
 
-def data_with(train: Any, rewards: list[Any]) -> Data:
-    rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
-    return Data([dict(row) for row in rows], rewards, [reward_name(reward) for reward in rewards])
+def rows_of(train: Any) -> list[Row]:
+    """All rows, or the first ones of a streamed data set."""
+    return [dict(row) for row in islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)]
 
 
 def check_columns(data: Data) -> Check:
@@ -68,8 +70,7 @@ def check_columns(data: Data) -> Check:
 
 def check_pairs(parsed: Parsed) -> Check:
     """Whether the preference pairs have the columns, and answers that differ."""
-    train, _ = data_of(parsed)
-    rows = [dict(row) for row in islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)]
+    rows = rows_of(data_of(parsed)[0])
     missing = [name for name in ("chosen", "rejected") if not rows or name not in rows[0]]
     if missing:
         return failed("pairs", f"{len(rows)} rows without {' and '.join(missing)}.", "Make pairs with `dew pairs`.")
@@ -109,8 +110,9 @@ def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) ->
     return np.array(asyncio.run(values) if inspect.iscoroutine(values) else values, dtype=float)
 
 
-def check_golds(reward: Any, name: str, data: Data, threshold: float) -> Check:
+def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
+    reward, name = data.rewards[outcome], data.names[outcome]
     results, contradicted, errors = _try_golds(reward, data, threshold)
     counts, n = Counter(results), len(data.rows)
     rejected = [i for i, result in enumerate(results) if result not in ("correct", "none")]

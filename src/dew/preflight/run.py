@@ -12,7 +12,7 @@ from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError, Problem
 from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
 from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
-from dew.preflight.data import Data, check_columns, check_golds, check_pairs, data_with, read_data
+from dew.preflight.data import Data, check_columns, check_golds, check_pairs, read_data, rows_of
 from dew.preflight.machine import check_folder, check_versions
 from dew.preflight.memory import check_loaded_model, check_model
 
@@ -58,7 +58,7 @@ def _check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
     args = trainer.args
     checks = [check_versions(), check_batches(args), *guarded("folder", check_folder, Path(args.output_dir))]
     rewards = [getattr(reward, "__wrapped__", reward) for reward in trainer.reward_funcs]
-    data = data_with(trainer.train_dataset, rewards)
+    data = Data(rows_of(trainer.train_dataset), rewards)
     checks.append(check_columns(data))
     checks += guarded("model", check_loaded_model, trainer, data.rows)
     return checks + check_rewards(args, data, partial(sample_with, trainer), answers * _trainable(checks), say)
@@ -74,8 +74,7 @@ def _subject(problem: Problem) -> str:
 
 def check_settings(parsed: Parsed) -> Check:
     valid = f"{len(parsed.run.settings)} settings, all valid."
-    samples = parsed.run.trainer != "dpo"
-    if samples and (problem := parsed.args.filtered_sampling()):
+    if parsed.run.trainer != "dpo" and (problem := parsed.args.filtered_sampling()):
         return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
     return ok("settings", valid)
 
@@ -99,7 +98,7 @@ def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say)
     says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
     checks = [ok("outcome", says, outcome=outcome)]
     if callable(data.rewards[outcome]):
-        checks += guarded("gold", check_golds, data.rewards[outcome], name, data, threshold)
+        checks += guarded("gold", check_golds, data, outcome, threshold)
     if count:
         say(f"sampling {count} answers ...")
         answers, failures = attempt("answers", draw, data, count)
