@@ -85,7 +85,7 @@ def test_a_folder_holds_one_comparison(tmp_path):
     assert command._write_config(first, folder) == plan
     command._write_config(make_run({"task": "countdown", "max_step": 5}), folder)  # a typo: no run has started
     command._write_config(first, folder)
-    RunFolder(command.run_folder(folder, "gtpo", 0)).write_run({"status": "running"})
+    RunFolder(folder / "gtpo-seed0").write_run({"status": "running"})
     with pytest.raises(ConfigError, match=r"other settings \(max_steps\)"):
         command._write_config(make_run({"task": "countdown", "max_steps": 6}), folder)
     (tmp_path / "full").mkdir()
@@ -96,7 +96,7 @@ def test_a_folder_holds_one_comparison(tmp_path):
 
 def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_started_again(tmp_path):
     plan = tmp_path / "recipe.yaml"
-    home = command.run_folder(tmp_path, "gtpo", 0)
+    home = tmp_path / "gtpo-seed0"
     fresh = command._child(plan, home, "gtpo", 0)
     assert fresh is not None and fresh.arguments[:2] == ["train", str(plan)]
     assert fresh.arguments[2:] == ["--algorithm", "gtpo", "--seed", "0", "--output_dir", str(home)]

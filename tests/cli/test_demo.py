@@ -42,7 +42,7 @@ START = {"dapo": NONE, "dew": NONE}
 
 
 def test_each_run_is_compared_with_its_start():
-    lines = demo.changes(START, {"dapo": HALF, "dew": NONE})
+    _, lines = demo.before_and_after(START, {"dapo": HALF, "dew": NONE})
     assert lines[0].startswith("dapo: pass@1 rose by 50.0 points") and "noise" not in lines[0]
     assert lines[2].startswith("dew: pass@1 rose by 0.0 points") and "within noise" in lines[2]
 
@@ -57,7 +57,7 @@ def test_one_run_ahead_is_not_called_better():
 def test_a_falling_pass_at_k_is_reported():
     varied = scores_of([[RIGHT, WRONG]] * 40)
     narrow = scores_of([[RIGHT, RIGHT]] * 20 + [[WRONG, WRONG]] * 20)
-    lines = demo.changes({"dapo": varied, "dew": varied}, {"dapo": narrow, "dew": varied})
+    _, lines = demo.before_and_after({"dapo": varied, "dew": varied}, {"dapo": narrow, "dew": varied})
     assert "pass@2 fell by 50.0 points" in lines[1] and "fewer ways" in lines[1]
     assert "within noise" in lines[3] and "fewer ways" not in lines[3]
 

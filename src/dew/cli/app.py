@@ -75,7 +75,7 @@ def main() -> None:
     except typer.Exit as stop:
         code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt) as stop:
-        err.print(str(stop) or "interrupted", soft_wrap=True)
+        err.print(str(stop) or "interrupted")
         code = 1
     except Exception as error:
         code = _explain(error)

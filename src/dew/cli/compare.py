@@ -2,9 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +63,7 @@ def compare(
     folder = folder or Path("runs") / f"compare-{recipe.stem}"
     chosen = range(first_seed, first_seed + seeds)
     pairs = [(name, seed) for seed in chosen for name in names]  # seed by seed: early results are balanced
-    homes = {pair: run_folder(folder, *pair) for pair in pairs}
+    homes = {(name, seed): folder / f"{name}-seed{seed}" for name, seed in pairs}
     with lock(folder) as held:
         config = _write_config(run, folder)
         children = [child for pair in pairs if (child := _child(config, homes[pair], names[pair[0]], pair[1]))]
@@ -76,7 +77,7 @@ def compare(
     if as_json:
         print_json(content)
         return
-    out.print(f"\n{markdown(result)}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}", soft_wrap=True)
+    out.print(f"\n{markdown(result)}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}")
     out.print("The page shows the verdicts, the curves of all arms, and the credit of every recorded token.")
 
 
@@ -112,10 +113,6 @@ def _write_config(run: Run, folder: Path) -> Path:
     return path
 
 
-def run_folder(folder: Path, algorithm: str, seed: int) -> Path:
-    return folder / f"{algorithm}-seed{seed}"
-
-
 def _child(config: Path, home: Path, algorithm: str, seed: int) -> Child | None:
     """The process that starts or resumes this run; None if the run is finished."""
     if RunFolder(home).finished():
@@ -128,17 +125,14 @@ def _child(config: Path, home: Path, algorithm: str, seed: int) -> Child | None:
 
 
 def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, quiet: bool) -> None:
-    done = total - len(children)
-    if not quiet:
-        at_once = f", {min(parallel, len(children))} at a time" if children else ""
-        out.print(f"{total} runs: {done} finished, {len(children)} to do{at_once}")
+    say: Callable[[str], None] = (lambda _: None) if quiet else out.print
+    at_once = f", {min(parallel, len(children))} at a time" if children else ""
+    say(f"{total} runs: {total - len(children)} finished, {len(children)} to do{at_once}")
+    numbers = count(total - len(children) + 1)
 
     def ended(child: Child) -> None:
-        nonlocal done
-        done += 1
         child.view.poll()
-        if not quiet:
-            out.print(f"[{done}/{total}] {child.view.line()}", soft_wrap=True)
+        say(f"[{next(numbers)}/{total}] {child.view.line()}")
 
     screen = live(lambda: [child.view for child in children if child.running], transient=True)
     with screen if out.is_terminal and not quiet else nullcontext():

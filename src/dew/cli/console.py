@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 
 class PlainConsole(Console):
-    """A console that prints text as text."""
+    """Prints text as text, in whole lines: paths and commands can be copied."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **settings)
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        super().print(*objects, **{"soft_wrap": all(isinstance(x, str) for x in objects), **settings})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -54,7 +57,7 @@ class LogToConsole(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if is_main_process and record.name != "dew.alarms":  # the live view shows those
-            err.print(self.format(record), soft_wrap=True)
+            err.print(self.format(record))
 
 
 MAX_ERROR_LINES = 20
@@ -87,7 +90,7 @@ def show_checks(checks: Sequence["Check"], after: str = "") -> None:
         grid.add_row(Text(f"{mark} {check.status}", style=style), check.name, Text(printable(check.says)) + remedy)
     out.print(grid)
     counts = {status: sum(check.status == status for check in checks) for status in MARKS}
-    out.print(f"\n{', '.join(f'{n} {status}' for status, n in counts.items() if n)}.{after}", soft_wrap=True)
+    out.print(f"\n{', '.join(f'{n} {status}' for status, n in counts.items() if n)}.{after}")
 
 
 def print_json(value: Any) -> None:

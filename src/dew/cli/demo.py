@@ -44,14 +44,14 @@ def demo(
         _results(folder)
         page = build([folder])
     _heading(f"Done in {clock(time.monotonic() - began)} minutes")
-    out.print(f"Report (open in a browser): {page.resolve()}", soft_wrap=True)
+    out.print(f"Report (open in a browser): {page.resolve()}")
     _heading("Next")
     for words, what in (
         (f"dew explain {folder / RULE}", "the credit of one group, token by token, with the formula"),
         (f"dew compare {RECIPE} --algorithms {BASELINE},{RULE}", "five seeds of each, paired"),
         (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
     ):
-        out.print(f"  {words:52} {what}", soft_wrap=True)
+        out.print(f"  {words:52} {what}")
 
 
 def _heading(text: str) -> None:
@@ -69,8 +69,7 @@ def _announce(steps: int, folder: Path) -> None:
         "credit,\nand with dew, which gives more of a correct answer's credit to tokens where the policy was uncertain."
         f"\nAll else is equal: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n"
         "On two idle cores this takes two to three minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
-        f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; into {folder}",
-        soft_wrap=True,
+        f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; into {folder}"
     )
 
 
@@ -89,8 +88,7 @@ def _evaluate_untrained(run: Run) -> None:
     out.print(
         f"{len(scores.problems)} held-out problems, {scores.k} answers each: pass@1 {scores['pass@1']}, "
         f"pass@{scores.k} {scores[f'pass@{scores.k}']} (95 % intervals)\n"
-        "Three answers; the deeper the orange, the higher the entropy:\n",
-        soft_wrap=True,
+        "Three answers; the deeper the orange, the higher the entropy:\n"
     )
     for prompt, answer, correct in three_answers(scores):
         tokens, entropy = token_entropy(model, tokenizer, prompt, answer)
@@ -132,30 +130,28 @@ def _results(folder: Path) -> None:
         for when in ("before", "after")
     )
     _heading("After training")
-    grid = Table("", "before", "after", show_edge=False, pad_edge=False)
-    for name in DEMO_RUNS:
-        for score in ("pass@1", f"pass@{after[name].k}"):
-            grid.add_row(f"{name} {score}", str(before[name][score]), str(after[name][score]))
+    grid, changes = before_and_after(before, after)
     out.print(grid)
-    out.print("95 % intervals over held-out problems.\n")
-    out.print("\n".join(changes(before, after)), soft_wrap=True)
+    out.print("95 % intervals over held-out problems.\n\n" + "\n".join(changes))
     _heading(f"{RULE} against {BASELINE}")
     runs = compare_runs([read_result(folder / name, name, 0) for name in DEMO_RUNS], BASELINE)
     area = next(d.difference.value for d in runs.differences if d.score == "area")
-    out.print("\n".join([this_run(area, after), *many_seeds(evidence())]), soft_wrap=True)
+    measured = json.loads(get(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py
+    out.print("\n".join([this_run(area, after), *many_seeds(measured)]))
 
 
-def changes(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> list[str]:
-    """Each run against its start."""
+def before_and_after(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> tuple[Table, list[str]]:
+    """The scores of each run, and a sentence on how each changed."""
     from dew.evaluate import compare
     from dew.report.findings import change_sentence
 
-    lines = []
+    grid, changes = Table("", "before", "after", show_edge=False, pad_edge=False), []
     for name in DEMO_RUNS:
         found = compare(before[name], after[name])
         for score in ("pass@1", f"pass@{after[name].k}"):
-            lines.append(change_sentence(name, score, found[score].difference))
-    return lines
+            grid.add_row(f"{name} {score}", str(before[name][score]), str(after[name][score]))
+            changes.append(change_sentence(name, score, found[score].difference))
+    return grid, changes
 
 
 def this_run(area: float, after: dict[str, "Scores"]) -> str:
@@ -165,12 +161,6 @@ def this_run(area: float, after: dict[str, "Scores"]) -> str:
 
     verdict = single_verdict(BASELINE, RULE, "pass@1", compare(after[BASELINE], after[RULE])["pass@1"].difference)
     return f"This run: {RULE} − {BASELINE} in accuracy, averaged over training: {area:+.3f}. {verdict}"
-
-
-def evidence() -> list[dict[str, Any]]:
-    """What was measured over many seeds; scripts/quickstart_evidence.py writes the file beside the recipe."""
-    path = get(RECIPE).with_suffix(".json")
-    return list(json.loads(path.read_text())) if path.exists() else []
 
 
 def many_seeds(measured: list[dict[str, Any]]) -> list[str]:

@@ -55,8 +55,7 @@ def evaluate_(
     from dew import rewards, tasks
     from dew.evaluate import suites
 
-    file = Path(model) / "config.yaml"
-    run = read_run(file) if file.is_file() else Run()
+    run = _run_in(model)
     if not (task or run.task or suite) and (data := run.settings.get("dataset_name")):
         remedy = "Name problems to evaluate it on with --task, and with --reward how to score your own data."
         raise ConfigError(Problem(f"{model}: trained on {data}, which is not a task.", remedy=remedy))
@@ -93,15 +92,22 @@ def evaluate_(
             scored.write(path)
     differences = ev.compare(*scores) if len(scores) == 2 else {}
     if json:
-        _print_json(scores, differences)
+        first, *others = [scored.summary() for scored in scores]
+        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+        print_json({"model": first, "vs": others[0], "differences": found} if others else first)
     else:
         _show(scores, names, differences, not scores[0].of_train or all(_trained_on(task, name) for name in names))
 
 
+def _run_in(model: str) -> Run:
+    """The config of a run's folder; an empty one for any other model."""
+    file = Path(model) / "config.yaml"
+    return read_run(file) if file.is_file() else Run()
+
+
 def _trained_on(task: str, model: str) -> bool:
     """Whether this is the folder of a run with this task, which trained on none of the task's held-out problems."""
-    file = Path(model) / "config.yaml"
-    trained = read_run(file).task if file.is_file() else None
+    trained = _run_in(model).task
     return trained is not None and Path(trained).resolve() == Path(task).resolve()
 
 
@@ -143,9 +149,8 @@ def pairs(
 ) -> None:
     """Make preference pairs for `trainer: dpo`. A correct answer against a wrong one of the same training problem."""
     if to.exists() or to.suffix != ".jsonl":
-        raise ConfigError(
-            Problem(f"{to} {'exists' if to.exists() else 'is not a .jsonl file'}.", remedy="Name a new one.")
-        )
+        wrong = "exists" if to.exists() else "is not a .jsonl file"
+        raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new one."))
     from dew import evaluate as ev
     from dew import rewards, tasks
 
@@ -159,7 +164,7 @@ def pairs(
         remedy = "Sample more answers (-k), or choose problems that the model solves sometimes."
         raise ConfigError(Problem(f"No problem has a correct and a wrong answer: {share}.", remedy=remedy))
     write_atomically(to, "".join(json_.dumps(row, ensure_ascii=False) + "\n" for row in found).encode("utf-8"))
-    out.print(f"{to}: {len(found)} pairs; {share}, {scores.truncated_share:.1%} truncated", soft_wrap=True)
+    out.print(f"{to}: {len(found)} pairs; {share}, {scores.truncated_share:.1%} truncated")
 
 
 def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
@@ -212,15 +217,6 @@ def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
     return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
 
 
-def _print_json(scores: list["Scores"], differences: dict[str, "Difference"]) -> None:
-    first, *others = [score.summary() for score in scores]
-    if not others:
-        print_json(first)
-        return
-    found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
-    print_json({"model": first, "vs": others[0], "differences": found})
-
-
 def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"], held_out: bool) -> None:
     first, kind = scores[0], "held-out problems" if held_out else "problems"
     title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95 % intervals by problem"
@@ -238,6 +234,6 @@ def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Diff
         out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")
     if not held_out:
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
-        out.print(f"{what} Only runs of `dew train` on this task leave them out of training.", soft_wrap=True)
+        out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
     if differences and all(d.within_noise for d in differences.values()):
         out.print("Every difference is within noise: these problems do not separate the two models.")

@@ -26,7 +26,7 @@ Rows = list[list[float]]
 
 
 @dataclass(frozen=True)
-class Shown:
+class GroupCredit:
     """A group's credit: as it was recorded, or computed with other settings."""
 
     label: str
@@ -59,8 +59,9 @@ def explain(
         for i, a in enumerate(chosen.answers):
             entry: dict[str, Any] = {"correct": a.correct, "tokens": a.tokens, "entropy": a.entropy}
             entry |= {"advantage": credit.advantage[i], "grpo": credit.grpo[i], "flipped": credit.flipped[i]}
-            entry |= {} if a.value is None else {"value": a.value}
-            answers.append(entry if credit.shaped is None else entry | {"shaped": credit.shaped[i]})
+            entry |= {"value": a.value} if a.value is not None else {}
+            entry |= {"shaped": credit.shaped[i]} if credit.shaped is not None else {}
+            answers.append(entry)
         head = {name: getattr(chosen, name) for name in ("step", "group", "prompt", "gold")}
         print_json({**head, "algorithm": credit.label, "answers": answers})
     elif answer is None:
@@ -97,13 +98,13 @@ def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
             _recorded("step", step, [g.step for g in groups])
             groups = [g for g in groups if g.step == step]
     if group is None:
-        return max(groups, key=_telling)
+        return max(groups, key=_informative)
     numbers = [g.group for g in groups]
     return groups[numbers.index(_recorded("group", group, numbers))]
 
 
-def _telling(group: "GroupRecord") -> tuple[bool, float]:
-    """As on the page of `dew report`; groups with both outcomes come before all others."""
+def _informative(group: "GroupRecord") -> tuple[bool, float]:
+    """Sorts groups as the page of `dew report` does, those with both outcomes first."""
     from dew.report.statistics import summary
 
     return len({a.correct for a in group.answers}) > 1, summary(group)["telling"]
@@ -119,41 +120,40 @@ def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:
 # ── its credit ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> Shown:
+def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> GroupCredit:
     """As recorded, unless another algorithm or other settings are given or nothing was recorded."""
     from dew import get_algorithm
     from dew.credit import wrong_sign
 
+    as_recorded = not (name or changed)
+    complete = as_recorded and all(a.advantage is not None for a in group.answers)
     own: dict[str, Any] = dict(group.settings) if name in (None, group.algorithm) else {}
-    recorded = not (name or changed)
     try:
         algorithm = get_algorithm(name or group.algorithm or "gtpo", **{**own, **changed})
     except (DewError, TypeError):
-        if not recorded or any(a.advantage is None for a in group.answers):
+        if not complete:
             raise
         algorithm = None  # somebody's own: what it gave is recorded
+    rollouts = _rollouts(group, [] if complete or algorithm is None else algorithm.signals)
+
+    def unpadded(x: "Tensor") -> list[list[Any]]:
+        return [row[: len(a.tokens)] for row, a in zip(x[0].tolist(), group.answers, strict=True)]
 
     def values(field: str, compute: Any) -> Rows:
-        if recorded and all(getattr(a, field) is not None for a in group.answers):
-            return [list(getattr(a, field)) for a in group.answers]
-        rows = compute(rollouts)[0].tolist()
-        return [row[: len(a.tokens)] for row, a in zip(rows, group.answers, strict=True)]
+        recorded = [getattr(a, field) for a in group.answers]
+        return recorded if as_recorded and None not in recorded else unpadded(compute(rollouts))
 
-    weights = algorithm is not None and algorithm.needs_entropy == "old"
-    needed: list[str] = []
-    if algorithm is not None and not (recorded and all(a.advantage for a in group.answers)):
-        needed = algorithm.signals
-    rollouts = _rollouts(group, needed)
     advantage = values("advantage", algorithm and algorithm.advantages)
     assert rollouts.extra is not None
-    flips = (wrong_sign(_padded(advantage)[None], rollouts.reward + rollouts.extra) & rollouts.mask)[0].tolist()
-    return Shown(
-        (group.algorithm or "?") if algorithm is None else algorithm.label,
-        algorithm,
-        advantage,
-        values("shaped", algorithm.rewards) if algorithm is not None and weights else None,
-        values("grpo", get_algorithm("grpo").advantages),
-        [row[: len(a.tokens)] for row, a in zip(flips, group.answers, strict=True)],
+    flipped = wrong_sign(_padded(advantage)[None], rollouts.reward + rollouts.extra) & rollouts.mask
+    weighted = algorithm is not None and algorithm.needs_entropy == "old"
+    return GroupCredit(
+        label=algorithm.label if algorithm else group.algorithm or "?",
+        algorithm=algorithm,
+        advantage=advantage,
+        shaped=values("shaped", algorithm.rewards) if algorithm and weighted else None,
+        grpo=values("grpo", get_algorithm("grpo").advantages),
+        flipped=unpadded(flipped),
     )
 
 
@@ -164,8 +164,7 @@ def _rollouts(group: "GroupRecord", needed: Sequence[str]) -> "Rollouts":
     from dew import Rollouts
 
     for name in needed:
-        missing = [i + 1 for i, a in enumerate(group.answers) if getattr(a, name, None) is None]
-        if missing:
+        if missing := [i + 1 for i, a in enumerate(group.answers) if getattr(a, name, None) is None]:
             what = f"answers {missing} have no recorded {name}, which this algorithm needs (docs/records.md)."
             raise ConfigError(what)
     if not any(a.tokens for a in group.answers):
@@ -194,7 +193,7 @@ def _live(answer: "AnswerRecord") -> Sequence[bool]:
 # ── on the screen ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show_group(group: "GroupRecord", credit: Shown) -> None:
+def _show_group(group: "GroupRecord", credit: GroupCredit) -> None:
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
@@ -220,13 +219,12 @@ def _show_group(group: "GroupRecord", credit: Shown) -> None:
     out.print("For one answer with the formula and its numbers, add --answer N.")
 
 
-def _show_answer(group: "GroupRecord", i: int, credit: Shown) -> None:
+def _show_answer(group: "GroupRecord", i: int, credit: GroupCredit) -> None:
     """r̃ and A of every token of one answer, with the numbers they are computed from."""
     a, rule = group.answers[i], credit.algorithm
     weighted = credit.shaped is not None and hasattr(rule, "alpha2")
-    out.print(
-        f"answer {i + 1}, {'correct' if a.correct else 'wrong'}, in a group of {len(group.answers)}: {credit.label}"
-    )
+    outcome = "correct" if a.correct else "wrong"
+    out.print(f"answer {i + 1}, {outcome}, in a group of {len(group.answers)}: {credit.label}")
     if weighted:
         out.print(_formula(rule, a.correct))
     if not any(any(row) for row in credit.advantage):

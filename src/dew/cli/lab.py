@@ -15,8 +15,6 @@ from dew.files import write_atomically
 if TYPE_CHECKING:
     from dew.lab import Progress, Study
 
-QUICK_ARMS = ["dapo", "gtpo"]
-
 
 @app.command()
 def lab(
@@ -67,7 +65,7 @@ def lab(
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     try:
         found = study(
-            arms or QUICK_ARMS,
+            arms or ["dapo", "gtpo"],
             output=folder,
             first_seed=first_seed,
             settings=replace(QUICK if quick else Settings(), **given),
@@ -75,7 +73,7 @@ def lab(
             device=device,
             cuda_graphs=cuda_graphs,
             warm_starts=warm_starts,
-            say=(lambda _: None) if as_json else lambda text: out.print(text, soft_wrap=True),
+            say=(lambda _: None) if as_json else out.print,
             progress=(lambda _: None) if as_json else _show,
             **small | {name: value for name, value in chosen.items() if value},
         )
@@ -93,7 +91,7 @@ def _report(found: "Study", folder: Path, as_json: bool) -> None:
         every = [asdict(d) | {"verdict": d.verdict} for name in found.tasks for d in differences(found, name)]
         print_json([{k: None if v in (-inf, inf) else v for k, v in values.items()} for values in every])
         return
-    out.print(f"\n{text}\n\n{folder / 'study.json'}\n{folder / 'summary.md'}", soft_wrap=True)
+    out.print(f"\n{text}\n\n{folder / 'study.json'}\n{folder / 'summary.md'}")
 
 
 def _show(now: "Progress") -> None:
@@ -104,6 +102,6 @@ def _show(now: "Progress") -> None:
     )
     ended = now.generation == now.generations
     if out.is_terminal:
-        out.print(line.ljust(out.width - 1), end="\n" if ended else "\r", soft_wrap=True)
+        out.print(line.ljust(out.width - 1), end="\n" if ended else "\r")
     elif ended or now.generation * 4 // now.generations > (now.generation - 5) * 4 // now.generations:
-        out.print(line, soft_wrap=True)
+        out.print(line)

@@ -6,14 +6,18 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.table import Table
 
 from dew.cli.app import app
 from dew.cli.console import err, out, print_json, show_checks
 from dew.cli.flags import PASS_ON, Untrusted, load_run
-from dew.preflight import passed
+from dew.preflight import Check, passed
+from dew.preflight import doctor as check_machine
+from dew.preflight import preflight as check_run
+from dew.preflight.machine import LOCKS, lock_in_use, matrix
 
 
 @app.command(context_settings=PASS_ON)
@@ -31,41 +35,32 @@ def preflight(
     """
     run, typed = load_run(config, context.args)
     with redirect_stdout(sys.stderr):  # what libraries print is not part of the result
-        if run.engine == "verl":
-            from dew.preflight.verl import preflight_verl
-
-            checks = preflight_verl(run, typed, untrusted)
-        else:
+        if run.engine != "verl":
             from dew.engines.trl.launch import quiet
-            from dew.preflight import preflight as check
 
             quiet()
-            checks = check(run, typed, answers=answers, untrusted=untrusted, say=partial(err.print, style="dim"))
-    if json:
-        print_json({"ok": passed(checks), "checks": [asdict(check) for check in checks]})
-    else:
-        command = shlex.join(["dew", "train", str(config), *context.args])
-        show_checks(checks, f" Next: {command}" if passed(checks) else "")
-    raise typer.Exit(0 if passed(checks) else 1)
+        say = partial(err.print, style="dim")
+        checks = check_run(run, typed, answers=answers, untrusted=untrusted, say=say)
+    _finish(checks, json, after=f" Next: {shlex.join(['dew', 'train', str(config), *context.args])}")
 
 
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check this machine and the installation. Versions tested together, GPU, Triton, memory, disk."""
-    from rich.table import Table
-
-    from dew.preflight import doctor as check
-    from dew.preflight.machine import LOCKS, lock_in_use, matrix
-
-    checks = check()
-    if json:
-        found = [asdict(check) for check in checks]
-        print_json({"ok": passed(checks), "lock": lock_in_use(), "versions": matrix(), "checks": found})
-    else:
+    checks = check_machine()
+    if not json:
         heads = ("package", "installed", *(f"lock {name}" for name in LOCKS))
         grid = Table(*heads, show_edge=False, pad_edge=False, title="Versions tested together\n", title_justify="left")
         for row in matrix():
             grid.add_row(*(cell or "–" for cell in row.values()))
         out.print(grid, "")
-        show_checks(checks)
+    _finish(checks, json, lock=lock_in_use(), versions=matrix())
+
+
+def _finish(checks: list[Check], as_json: bool, after: str = "", **more: Any) -> NoReturn:
+    """Show the checks and, if none failed, what to do `after`. Exit code 1 if one failed."""
+    if as_json:
+        print_json({"ok": passed(checks), **more, "checks": [asdict(check) for check in checks]})
+    else:
+        show_checks(checks, after if passed(checks) else "")
     raise typer.Exit(0 if passed(checks) else 1)

@@ -44,7 +44,7 @@ def ls(context: typer.Context) -> None:
 @recipes.command()
 def show(name: str) -> None:
     """Print a recipe."""
-    out.print(get(name).read_text().rstrip(), soft_wrap=True)
+    out.print(get(name).read_text().rstrip())
 
 
 @recipes.command()
@@ -55,4 +55,4 @@ def copy(name: str, to: Annotated[Path, typer.Argument(help="File or folder.")] 
     if target.exists():
         raise ConfigError(Problem(f"{target} already exists.", remedy="Choose another file name."))
     shutil.copyfile(source, target)
-    out.print(f"{target}\nNext: dew train {target} --dry-run", soft_wrap=True)
+    out.print(f"{target}\nNext: dew train {target} --dry-run")

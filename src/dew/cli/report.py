@@ -24,7 +24,7 @@ def report(
         usage = "`dew report runs/NAME`, or `dew report --records FILE.jsonl`."
         raise ConfigError(Problem("The run is missing.", remedy=usage))
     path = build(folders or [], output) if records is None else build_from_records(records, output)
-    out.print(f"{path}\nOpen it in a browser. The same content as JSON is beside it.", soft_wrap=True)
+    out.print(f"{path}\nOpen it in a browser. The same content as JSON is beside it.")
 
 
 @app.command()
@@ -41,10 +41,7 @@ def view(
 
     server, address = make_server(folders, port)
     with server:
-        out.print(
-            f"{address}\nThe page follows the runs. Only this machine can open it. Ctrl-C stops the server.",
-            soft_wrap=True,
-        )
+        out.print(f"{address}\nThe page follows the runs. Only this machine can open it. Ctrl-C stops the server.")
         if browser:
             webbrowser.open(address)
         try:

@@ -86,7 +86,7 @@ def _print_progress(views: Callable[[], Sequence["RunView"]], every: int, stop: 
                 steps = [line["step"] for line in view.poll() if line.get("step", 0) > last]
                 lines = [view.line()] if any(step == view.steps or step % every == 0 for step in steps) else []
                 for line in [*lines, *view.alarms[known:]]:
-                    out.print(line, soft_wrap=True)
+                    out.print(line)
 
 
 class RunView:

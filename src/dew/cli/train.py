@@ -75,7 +75,7 @@ def _print_keys(on_pairs: bool) -> None:
     out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
     for field in sorted(setting_fields(on_pairs), key=lambda field: field.name):
         text = shorten(str(field.metadata.get("help", "")), 300, placeholder=" ...")
-        out.print(f"{field.name}  {text}", soft_wrap=True)
+        out.print(f"{field.name}  {text}")
 
 
 def _print_plan(parsed: "Parsed", as_json: bool) -> None:
@@ -89,7 +89,7 @@ def _print_plan(parsed: "Parsed", as_json: bool) -> None:
         shown = {"algorithm_settings": settings, "batches": found["batches"], "plan": found}
         print_json({**parsed.run.to_dict(), **shown})
         return
-    out.print(to_yaml(parsed.run), soft_wrap=True)
+    out.print(to_yaml(parsed.run))
     table = Table(show_header=False, show_edge=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading, text in found.items():
         table.add_row(heading, printable(text))
@@ -138,7 +138,7 @@ def resume(
 
         sweep(folder)
         page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
-        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}", soft_wrap=True)
+        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}")
         return
     approved = dict.fromkeys(remembered(run, folder), "") if untrusted else {}
     parsed = settings.parse(run, {**approved, **changed}, untrusted=untrusted)
@@ -152,7 +152,7 @@ def _resume_script(folder: Path, untrusted: bool) -> None:
 
     facts = RunFolder(folder).run()
     if facts.get("status") == "done":
-        out.print(f"{folder} is finished.\nModel: {RunFolder(folder).model() or 'none saved'}", soft_wrap=True)
+        out.print(f"{folder} is finished.\nModel: {RunFolder(folder).model() or 'none saved'}")
         return
     command, processes = facts.get("command"), (facts.get("machine") or {}).get("processes", 1)
     by_hand = "Resume it there: trainer.train(resume_from_checkpoint=True)."
@@ -160,7 +160,7 @@ def _resume_script(folder: Path, untrusted: bool) -> None:
         how = "a notebook" if not command else f"a script ({' '.join(map(str, command[1:]))})"
         many = f" on {processes} processes" * (processes != 1)
         raise ConfigError(Problem(f"{folder}: this run was started from {how}{many}.", remedy=by_hand))
-    out.print(f"Running again: {' '.join(map(str, command))}", soft_wrap=True)
+    out.print(f"Running again: {' '.join(map(str, command))}")
     environment = {**os.environ, RESUME: str(folder.resolve())}
     try:
         words = [str(word) for word in command]
@@ -177,7 +177,7 @@ def _train(parsed: "Parsed", *, resume: bool) -> None:
 
     args, folder = parsed.args, Path(parsed.args.output_dir)
     args.disable_tqdm = True
-    out.print(f"{os.path.basename(str(args.algorithm))} on {parsed.data}: {args.batches}", soft_wrap=True)
+    out.print(f"{os.path.basename(str(args.algorithm))} on {parsed.data}: {args.batches}")
     view = RunView(folder)
     try:
         with live(lambda: [view], every=max(int(args.logging_steps), 1)):
@@ -235,4 +235,4 @@ def export(
     model, tokenizer = load_model(str(to))
     ids = tokenizer("1", return_tensors="pt").to(model.device)
     text = tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])
-    out.print(f"{to}: loads and generates, e.g. {text!r}", soft_wrap=True)
+    out.print(f"{to}: loads and generates, e.g. {text!r}")

@@ -50,7 +50,7 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     check_permission(run, ("output_dir", *(remembered(run, folder) if untrusted else ())), untrusted)
     run.set_environment()
     if RunFolder(folder).run().get("status") == "done":
-        out.print(f"{folder} is finished.\n{_next_steps(folder)}", soft_wrap=True)
+        out.print(f"{folder} is finished.\n{_next_steps(folder)}")
         return
     launch = prepare(run, resume=True)
     if not (folder / "checkpoints" / LATEST).is_file():
@@ -80,7 +80,7 @@ def _show(launch: Launch, checked: bool, as_json: bool) -> None:
     lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
         lines.append("verl is not installed here: its own keys are checked when the command runs.")
-    out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")), soft_wrap=True)
+    out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")))
 
 
 def _train(launch: Launch, folder: Path, held: int) -> None:
@@ -88,7 +88,7 @@ def _train(launch: Launch, folder: Path, held: int) -> None:
     write_atomically(folder / "train.sh", script.encode())
     child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
     where = f"Command: {folder / 'train.sh'}\nLog: {child.log}"
-    out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{where}", soft_wrap=True)
+    out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{where}")
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
     try:
@@ -100,7 +100,7 @@ def _train(launch: Launch, folder: Path, held: int) -> None:
         raise
     finally:
         RunFolder(folder).write_run({"status": status})
-    out.print(f"Done: {folder}\n{_next_steps(folder)}", soft_wrap=True)
+    out.print(f"Done: {folder}\n{_next_steps(folder)}")
 
 
 def _next_steps(folder: Path) -> str:

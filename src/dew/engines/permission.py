@@ -57,7 +57,7 @@ def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
         raise ConfigError(Problem("hub_token:", why, "Set HF_TOKEN in the environment, or run `hf auth login`."))
     if not untrusted:
         return
-    every = {**run.settings, "verl": run.verl, **({"env": run.env} if run.env else {})}
+    every = {**run.settings, "verl": run.verl, "env": run.env}
     settings = {key: value for key, value in every.items() if key not in typed}
     problems = [
         Problem(f"{name}: {effect}.", remedy=APPROVE)

@@ -7,21 +7,37 @@
 Each `Check` has a name, a status, one sentence and one remedy. `doctor` checks the machine and the installation.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from dew.config import Run
 from dew.preflight.check import Check, passed
 from dew.preflight.machine import doctor
 
 if TYPE_CHECKING:
-    from dew.preflight.run import preflight
+    from dew.engines.trl.trainer import DewTrainer
 
 __all__ = ["Check", "doctor", "passed", "preflight"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import `preflight` on first use: `doctor` works without TRL, which takes ten seconds to import."""
-    if name != "preflight":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dew.preflight.run import preflight
+def preflight(
+    run: "Run | DewTrainer",
+    typed: Mapping[str, str] | None = None,
+    *,
+    answers: int = 128,
+    untrusted: bool = False,
+    say: Callable[[str], None] = print,
+) -> list[Check]:
+    """Every check of a run, or of a TRL trainer, before it trains.
 
-    return preflight
+    `answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see engines/permission.py.
+    """
+    if isinstance(run, Run) and run.engine == "verl":
+        from dew.preflight.verl import preflight_verl
+
+        return preflight_verl(run, typed or {}, untrusted)
+    from dew.preflight.run import check_run, check_trainer
+
+    if isinstance(run, Run):
+        return check_run(run, typed, answers, untrusted, say)
+    return check_trainer(run, answers, say)

@@ -196,7 +196,7 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
     those without a correct answer.
     """
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
-    credit = give_credit(algorithm, four_wrong(algorithm))  # raises what training would, if the user's own rule is wrong
+    credit = give_credit(algorithm, four_wrong(algorithm))  # a rule of the user's may raise here, as in training
     probes = probe(reward, data) if callable(reward) else ()
     different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
     facts = {"values": different[:20], "different": len(different), "dynamic_sampling": algorithm.dynamic_sampling}

@@ -72,13 +72,6 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
-def free_device_memory(use_cpu: bool) -> tuple[str, int]:
-    """(name, free bytes) of the device that a run would use."""
-    for gpu in [] if use_cpu else gpus():
-        return gpu["name"], gpu["free"]
-    return "this machine", free_host_memory()
-
-
 def existing(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
     path = path.absolute()

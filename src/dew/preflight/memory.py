@@ -34,7 +34,7 @@ import torch
 from dew.errors import ConfigError, not_loaded
 from dew.evaluate.sampling import prompt_text
 from dew.preflight.check import Check, graded
-from dew.preflight.machine import free_device_memory, free_disk, size
+from dew.preflight.machine import free_disk, free_host_memory, gpus, size
 
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
@@ -140,10 +140,9 @@ def training_state(shape: Shape, weight_bytes: float, optimizer_bytes: float) ->
 
 def optimizer_bytes(optim: str, weight_bytes: float) -> float:
     """Per trained parameter."""
-    name = str(getattr(optim, "value", optim))
-    if "8bit" in name:
+    if "8bit" in optim:
         return 2.0
-    if name.startswith(("sgd", "adafactor", "apollo", "galore", "lomo", "adalomo")):
+    if optim.startswith(("sgd", "adafactor", "apollo", "galore", "lomo", "adalomo")):
         return 0.0
     return 2 * max(weight_bytes, 2)
 
@@ -188,8 +187,9 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
 
 
 def _check_shape(shape: Shape, args: "DewConfig", prompt: int, rows: int, loaded: bool = False) -> list[Check]:
-    device, unused = free_device_memory(args.use_cpu)
-    free = unused + loaded * shape.weight_bytes * shape.parameters
+    gpu = None if args.use_cpu else next(iter(gpus()), None)
+    device, free = (gpu["name"], gpu["free"]) if gpu else ("this machine", free_host_memory())
+    free += loaded * shape.weight_bytes * shape.parameters
     return [
         check_context(shape, prompt, int(args.max_completion_length or 0)),
         check_memory(estimate(shape, args, prompt, free), shape, args, device, free),

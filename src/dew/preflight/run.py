@@ -9,7 +9,7 @@ from dew.engines.trl.config import DewConfig
 from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.settings import Parsed, parse
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import DewError, Problem
+from dew.errors import DewError
 from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
 from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
 from dew.preflight.data import Data, check_columns, check_golds, check_pairs, read_data, rows_of
@@ -22,22 +22,14 @@ Say = Callable[[str], None]
 Draw = Callable[[Data, int], Answers]
 
 
-def preflight(
-    run: Run | DewTrainer,
-    typed: Mapping[str, str] | None = None,
-    *,
-    answers: int = 128,
-    untrusted: bool = False,
-    say: Say = print,
-) -> list[Check]:
-    """Every check of a run, or of a trainer, before it trains. `answers`: how many to sample; 0 samples none."""
-    if isinstance(run, DewTrainer):
-        return _check_trainer(run, answers, say)
+def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted: bool, say: Say) -> list[Check]:
     checks = [check_versions()]
     try:
         parsed = parse(run, typed, untrusted=untrusted)
     except DewError as error:
-        checks += [from_problem(_subject(problem), problem) for problem in error.problems]
+        for problem in error.problems:
+            about_batches = any(words in str(problem) for words in ABOUT_BATCHES)
+            checks.append(from_problem("batches" if about_batches else "settings", problem))
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
     checks.append(check_settings(parsed))
     checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
@@ -54,7 +46,7 @@ def preflight(
     return checks + check_rewards(parsed.args, data, partial(sample, parsed), answers * _trainable(checks), say)
 
 
-def _check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
+def check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
     args = trainer.args
     checks = [check_versions(), check_batches(args), *guarded("folder", check_folder, Path(args.output_dir))]
     rewards = [getattr(reward, "__wrapped__", reward) for reward in trainer.reward_funcs]
@@ -66,10 +58,6 @@ def _check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
 
 def _trainable(checks: list[Check]) -> bool:
     return passed([check for check in checks if check.name not in ("folder", "disk")])
-
-
-def _subject(problem: Problem) -> str:
-    return "batches" if any(words in str(problem) for words in ABOUT_BATCHES) else "settings"
 
 
 def check_settings(parsed: Parsed) -> Check:
