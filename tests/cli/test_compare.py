@@ -127,7 +127,7 @@ def test_runs_at_a_time(flags, expected, tmp_path, monkeypatch):
     class Enough(Exception):
         pass
 
-    def train(children, total, parallel, held, *, quiet):
+    def train(children, total, parallel, *, quiet):
         assert (total, parallel) == (2, expected)
         raise Enough
 

@@ -133,8 +133,8 @@ def test_at_most_so_many_children_run_at_a_time(tmp_path, monkeypatch):
 
     real = Child.start
 
-    def start(self, keep_open):
-        real(self, keep_open)
+    def start(self):
+        real(self)
         at_once.append(sum(c.running for c in children))
 
     monkeypatch.setattr(Child, "start", start)
@@ -190,9 +190,9 @@ def test_an_interruption_ends_all_children(tmp_path, number):
 
 
 def test_children_of_a_killed_parent_keep_the_folder_locked(tmp_path):
-    with lock(tmp_path) as held:
+    with lock(tmp_path):
         orphan = child(tmp_path / "run", "import time; time.sleep(600)")
-        orphan.start([held])
+        orphan.start()
     assert orphan.process is not None
     try:
         with pytest.raises(ConfigError, match="in use"), lock(tmp_path):

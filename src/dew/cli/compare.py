@@ -64,11 +64,11 @@ def compare(
     chosen = range(first_seed, first_seed + seeds)
     pairs = [(name, seed) for seed in chosen for name in names]  # seed by seed: early results are balanced
     homes = {(name, seed): folder / f"{name}-seed{seed}" for name, seed in pairs}
-    with lock(folder) as held:
+    with lock(folder):
         config = _write_config(run, folder)
         children = [child for pair in pairs if (child := _child(config, homes[pair], names[pair[0]], pair[1]))]
         at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
-        _train(children, len(pairs), at_once, held, quiet=as_json)
+        _train(children, len(pairs), at_once, quiet=as_json)
         result = compare_runs([read_result(homes[pair], *pair) for pair in pairs], baseline)
         content = {"recipe": str(recipe), "settings": run.to_dict(), **result.to_json()}
         write_atomically(folder / "compare.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
@@ -124,7 +124,7 @@ def _child(config: Path, home: Path, algorithm: str, seed: int) -> Child | None:
     return Child(["train", str(config), *flags], home)
 
 
-def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, quiet: bool) -> None:
+def _train(children: Sequence[Child], total: int, parallel: int, *, quiet: bool) -> None:
     say: Callable[[str], None] = (lambda _: None) if quiet else out.print
     at_once = f", {min(parallel, len(children))} at a time" if children else ""
     say(f"{total} runs: {total - len(children)} finished, {len(children)} to do{at_once}")
@@ -136,7 +136,7 @@ def _train(children: Sequence[Child], total: int, parallel: int, held: int, *, q
 
     screen = live(lambda: [child.view for child in children if child.running], transient=True)
     with screen if out.is_terminal and not quiet else nullcontext():
-        run_all(children, parallel, keep_open=[held], ended=ended, advice="Re-run the same command to resume.")
+        run_all(children, parallel, ended=ended, advice="Re-run the same command to resume.")
 
 
 def markdown(result: "Comparison") -> str:

@@ -39,8 +39,8 @@ def demo(
     claim(folder, overwrite, demo=True)
     _announce(steps, folder)
     _evaluate_untrained(run)
-    with lock(folder) as held:
-        _train(folder, steps, held)
+    with lock(folder):
+        _train(folder, steps)
         _results(folder)
         page = build([folder])
     _heading(f"Done in {clock(time.monotonic() - began)} minutes")
@@ -110,7 +110,7 @@ def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:
     return list(found.values())
 
 
-def _train(folder: Path, steps: int, held: int) -> None:
+def _train(folder: Path, steps: int) -> None:
     _heading("Training")
     children = []
     for name in DEMO_RUNS:
@@ -119,7 +119,7 @@ def _train(folder: Path, steps: int, held: int) -> None:
     views = [child.view for child in children][::-1]  # the screen shows answers of the first: the rule's
     with live(lambda: views, every=max(steps // 6, 1)):
         advice = f"To start again: dew demo --overwrite --out {folder}"
-        run_all(children, parallel=len(children), keep_open=[held], advice=advice)
+        run_all(children, parallel=len(children), advice=advice)
 
 
 def _results(folder: Path) -> None:

@@ -211,14 +211,13 @@ def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[int]:
+def lock(folder: Path) -> Iterator[None]:
     """One command at a time per folder. Children inherit the lock, so orphans of a killed parent hold it too."""
     import fcntl  # not on Windows
 
     if not is_main_process:  # of several that train together, one holds the lock
-        yield -1
+        yield
         return
-
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
@@ -226,7 +225,8 @@ def lock(folder: Path) -> Iterator[int]:
         except OSError:
             what = f"{folder} is in use by another command, or by a training process that it left behind."
             raise ConfigError(Problem(what, remedy="Wait for it, or choose another folder.")) from None
-        yield file.fileno()
+        os.set_inheritable(file.fileno(), True)
+        yield
 
 
 @dataclass
@@ -251,7 +251,7 @@ class Child:
     def running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    def start(self, keep_open: Sequence[int] = ()) -> None:
+    def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -261,7 +261,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
                 start_new_session=True,  # Ctrl-C reaches the parent, which stops its children
-                pass_fds=tuple(keep_open),
+                close_fds=False,  # it inherits the lock
             )
 
     def check(self) -> None:
@@ -280,12 +280,7 @@ class Child:
 
 
 def run_all(
-    children: Sequence[Child],
-    parallel: int,
-    *,
-    keep_open: Sequence[int] = (),
-    ended: Callable[[Child], Any] = lambda child: None,
-    advice: str = "",
+    children: Sequence[Child], parallel: int, *, ended: Callable[[Child], Any] = lambda child: None, advice: str = ""
 ) -> None:
     """Run the children in order, at most `parallel` at a time. A failure, Ctrl-C or SIGTERM stops them all."""
     waiting, running = list(children), list[Child]()
@@ -294,7 +289,7 @@ def run_all(
         while waiting or running:
             while waiting and len(running) < parallel:
                 running.append(waiting.pop(0))  # first, so that an interruption finds it
-                running[-1].start(keep_open)
+                running[-1].start()
             for child in [c for c in running if c.process is not None and c.process.poll() is not None]:
                 running.remove(child)
                 child.check()

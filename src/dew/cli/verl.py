@@ -34,14 +34,14 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     require("verl")
     folder = Path(launch["algorithm.dew_run.folder"])
     problems = data.prepare_data(launch, data.load_tokenizer(launch))
-    with lock(folder) as held:
+    with lock(folder):
         claim(folder, overwrite)
         if untrusted:
             remember(run, typed, folder)
         write_atomically(folder / CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
         data.write_data(problems, folder)
         out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
-        _train(launch, folder, held)
+        _train(launch, folder)
 
 
 def resume(folder: Path, untrusted: bool = False) -> None:
@@ -57,8 +57,8 @@ def resume(folder: Path, untrusted: bool = False) -> None:
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
     require("verl")
-    with lock(folder) as held:
-        _train(launch, folder, held)
+    with lock(folder):
+        _train(launch, folder)
 
 
 def _show(launch: Launch, checked: bool, as_json: bool) -> None:
@@ -83,7 +83,7 @@ def _show(launch: Launch, checked: bool, as_json: bool) -> None:
     out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")))
 
 
-def _train(launch: Launch, folder: Path, held: int) -> None:
+def _train(launch: Launch, folder: Path) -> None:
     script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
     write_atomically(folder / "train.sh", script.encode())
     child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
@@ -93,7 +93,7 @@ def _train(launch: Launch, folder: Path, held: int) -> None:
     status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
     try:
         with live(lambda: [child.view]):
-            run_all([child], 1, keep_open=[held], advice=advice)
+            run_all([child], 1, advice=advice)
         status = "done"
     except typer.Abort:
         status = "stopped"
