@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,9 @@ class Run:
 
     def to_dict(self) -> Settings:
         """The run as the keys of a file."""
-        own = {name: getattr(self, name) for name in OWN_KEYS if getattr(self, name) not in (None, {})}
+        own = {key: value for key, value in asdict(self).items() if key in OWN_KEYS and value not in (None, {})}
         if self.trainer == TRAINERS[0]:
             del own["trainer"]
-        if self.scores is not None:
-            own["scores"] = {f.name: getattr(self.scores, f.name) for f in fields(self.scores)}
         return {**own, **self.settings}
 
 

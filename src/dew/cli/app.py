@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from dew import __version__
 from dew.cli.console import LogToConsole, err, show_error
 from dew.errors import DewError, Problem, user_line
 
@@ -48,8 +49,6 @@ EXTRAS = {
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from dew import __version__
-
         typer.echo(f"dew {__version__}")
         raise typer.Exit
 

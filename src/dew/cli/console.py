@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -17,9 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dew.errors import Problem
-
-if TYPE_CHECKING:
-    from dew.preflight import Check
+from dew.preflight import Check
 
 
 class PlainConsole(Console):
@@ -79,9 +77,9 @@ def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("–", "dim")}
 
 
-def show_checks(checks: Sequence["Check"], after: str = "") -> None:
+def show_checks(checks: Sequence[Check], after: str = "") -> None:
     """Checks as a table: a mark, the status, the finding, and the remedy after an arrow; then their counts."""
-    grid = Table(show_edge=False, pad_edge=False, show_header=False, box=None, padding=(0, 2, 0, 0))
+    grid = Table.grid(padding=(0, 2, 0, 0))
     for no_wrap in (True, True, False):
         grid.add_column(no_wrap=no_wrap, overflow="fold")
     for check in checks:

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,8 +60,6 @@ def _heading(text: str) -> None:
 
 
 def _announce(steps: int, folder: Path) -> None:
-    from importlib.metadata import version
-
     _heading("What this does")
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
     out.print(

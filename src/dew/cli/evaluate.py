@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from dew import rewards, tasks
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
@@ -52,7 +53,6 @@ def evaluate_(
         what = "More than one of --reward, --verifier and --suite:"
         raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
     from dew import evaluate as ev
-    from dew import rewards, tasks
     from dew.evaluate import suites
 
     run = _run_in(model)
@@ -152,7 +152,6 @@ def pairs(
         wrong = "exists" if to.exists() else "is not a .jsonl file"
         raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new one."))
     from dew import evaluate as ev
-    from dew import rewards, tasks
 
     source = tasks.task(task, **mapping(settings))
     sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
@@ -179,9 +178,8 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
 
     from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
-    from dew.tasks import model_folder
 
-    path = Path(model_folder(name))
+    path = Path(tasks.model_folder(name))
     path = RunFolder(path).model() or path
     if (path / "run.json").is_file() and not any((path / file).is_file() for file in MODEL_FILES):
         what = f"{name}: this run has saved no model and no checkpoint."

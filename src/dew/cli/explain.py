@@ -15,12 +15,13 @@ from dew.cli.app import app
 from dew.cli.console import by_credit, out, print_json, printable
 from dew.cli.flags import mapping
 from dew.errors import ConfigError, DewError, Problem, RecordError
+from dew.files import stay_inside
+from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dew import Algorithm, Rollouts
-    from dew.records import AnswerRecord, GroupRecord
 
 Rows = list[list[float]]
 
@@ -73,9 +74,7 @@ def explain(
 # ── which group ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
-    from dew.files import stay_inside
-    from dew.records import RunFolder, read_records
+def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
     from dew.report.readers import read_sample
 
     if source.is_dir():
@@ -103,7 +102,7 @@ def _choose(source: Path, step: int | None, group: int | None) -> "GroupRecord":
     return groups[numbers.index(_recorded("group", group, numbers))]
 
 
-def _informative(group: "GroupRecord") -> tuple[bool, float]:
+def _informative(group: GroupRecord) -> tuple[bool, float]:
     """Sorts groups as the page of `dew report` does, those with both outcomes first."""
     from dew.report.statistics import summary
 
@@ -120,7 +119,7 @@ def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:
 # ── its credit ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> GroupCredit:
+def _credit(group: GroupRecord, name: str | None, changed: dict[str, Any]) -> GroupCredit:
     """As recorded, unless another algorithm or other settings are given or nothing was recorded."""
     from dew import get_algorithm
     from dew.credit import wrong_sign
@@ -157,7 +156,7 @@ def _credit(group: "GroupRecord", name: str | None, changed: dict[str, Any]) -> 
     )
 
 
-def _rollouts(group: "GroupRecord", needed: Sequence[str]) -> "Rollouts":
+def _rollouts(group: GroupRecord, needed: Sequence[str]) -> "Rollouts":
     """The group as an algorithm reads it."""
     import torch
 
@@ -186,14 +185,14 @@ def _padded(rows: Sequence[Sequence[float]]) -> "Tensor":
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
 
 
-def _live(answer: "AnswerRecord") -> Sequence[bool]:
+def _live(answer: AnswerRecord) -> Sequence[bool]:
     return answer.live or [True] * len(answer.tokens)
 
 
 # ── on the screen ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show_group(group: "GroupRecord", credit: GroupCredit) -> None:
+def _show_group(group: GroupRecord, credit: GroupCredit) -> None:
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
@@ -219,7 +218,7 @@ def _show_group(group: "GroupRecord", credit: GroupCredit) -> None:
     out.print("For one answer with the formula and its numbers, add --answer N.")
 
 
-def _show_answer(group: "GroupRecord", i: int, credit: GroupCredit) -> None:
+def _show_answer(group: GroupRecord, i: int, credit: GroupCredit) -> None:
     """r̃ and A of every token of one answer, with the numbers they are computed from."""
     a, rule = group.answers[i], credit.algorithm
     weighted = credit.shaped is not None and hasattr(rule, "alpha2")
@@ -271,7 +270,7 @@ def _formula(rule: Any, correct: bool) -> str:
     return f"{shaped}\n{pools[rule.pool]}"
 
 
-def _weight_cells(rule: Any, a: "AnswerRecord", H: float | None, r: float) -> list[str]:
+def _weight_cells(rule: Any, a: AnswerRecord, H: float | None, r: float) -> list[str]:
     if H is None:
         return ["", "", f"{r:+.3f}"]
     x = max(H, 1e-6) if a.correct else 1 / max(H, 1e-6)

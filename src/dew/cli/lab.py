@@ -96,10 +96,8 @@ def _report(found: "Study", folder: Path, as_json: bool) -> None:
 
 def _show(now: "Progress") -> None:
     """One line: on a terminal it is overwritten, elsewhere it is printed at every quarter."""
-    line = (
-        f"{now.task}: {now.finished} of {now.total} runs finished; {now.runs} at generation {now.generation} of "
-        f"{now.generations}, accuracy {now.accuracy:.3f}, about {now.seconds_left:.0f} s left"
-    )
+    line = f"{now.task}: {now.finished} of {now.total} runs finished; {now.runs} at generation {now.generation} of "
+    line += f"{now.generations}, accuracy {now.accuracy:.3f}, about {now.seconds_left:.0f} s left"
     ended = now.generation == now.generations
     if out.is_terminal:
         out.print(line.ljust(out.width - 1), end="\n" if ended else "\r")

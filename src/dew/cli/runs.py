@@ -147,24 +147,26 @@ class RunView:
 
     def line(self) -> str:
         """The latest step as one plain line."""
-        shown = [
-            f"{head} {form.format(self.latest[key])}" for head, (key, form) in COLUMNS.items() if key in self.latest
-        ]
-        return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {'  '.join(shown)}"
+        metrics = "  ".join(f"{head} {value}" for head, value in self.metrics().items())
+        return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {metrics}"
+
+    def metrics(self) -> dict[str, str]:
+        """The latest ones by heading, as they are shown."""
+        return {head: form.format(self.latest[key]) for head, (key, form) in COLUMNS.items() if key in self.latest}
 
 
 def screen(views: Sequence[RunView]) -> RenderableType:
     """Progress, time left and metrics of each run, recent alarms, and some answers of the first run's newest group."""
     for view in views:
         view.poll()
-    columns = {head: x for head, x in COLUMNS.items() if any(x[0] in view.latest for view in views)}
+    columns = [head for head in COLUMNS if any(head in view.metrics() for view in views)]
     table = Table(show_edge=False, pad_edge=False)
     for head in ("run", "step", "left", *columns):
         table.add_column(head, justify="left" if head == "run" else "right")
     parts: list[RenderableType] = [table]
     for view in views:
         left = view.seconds_left
-        cells = [form.format(view.latest[key]) if key in view.latest else "" for key, form in columns.values()]
+        cells = [view.metrics().get(head, "") for head in columns]
         step = f"{view.step}/{view.steps}" if view.steps else "starting"
         table.add_row(view.label, step, "" if left is None else clock(left), *cells)
         parts += map(Text, view.alarms[-2:])
@@ -195,18 +197,18 @@ def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
     """Make sure that `folder` is empty. `overwrite` deletes a run there, or with `demo` an earlier demo."""
     if folder.is_dir():
         sweep(folder)
-    content = {path.name for path in folder.iterdir()} - {".lock"} if folder.exists() else set()
+    content = {path.name: path for path in folder.iterdir() if path.name != ".lock"} if folder.exists() else {}
     if not content:
         return
-    is_run = bool(content & {"config.yaml", "verl.yaml"})
+    is_run = not content.keys().isdisjoint({"config.yaml", "verl.yaml"})
     if not overwrite:
         resume = f"Resume it (dew resume {folder}), choose" if is_run else "Choose"
         raise ConfigError(Problem(f"{folder} is not empty.", remedy=f"{resume} another folder, or add --overwrite."))
-    if not (content <= DEMO_FILES if demo else is_run):
+    if not (content.keys() <= DEMO_FILES if demo else is_run):
         listed = ", ".join(sorted(content)[:3])
         what = f"{folder} holds other files ({listed}, ...), not a {'demo' if demo else 'run'}, and is not emptied."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
-    for path in (path for path in folder.iterdir() if path.name != ".lock"):
+    for path in content.values():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 

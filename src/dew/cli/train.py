@@ -90,7 +90,7 @@ def _print_plan(parsed: "Parsed", as_json: bool) -> None:
         print_json({**parsed.run.to_dict(), **shown})
         return
     out.print(to_yaml(parsed.run))
-    table = Table(show_header=False, show_edge=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
     for heading, text in found.items():
         table.add_row(heading, printable(text))
     out.print(table)

@@ -107,7 +107,6 @@ def _next_steps(folder: Path) -> str:
     """How to see the report, and how to merge verl's shards into a model folder."""
     latest = folder / "checkpoints" / LATEST
     step = latest.read_text().strip() if latest.is_file() else "N"
-    return (
-        f"Report: dew report {folder}\nModel: python -m verl.model_merger merge --backend fsdp "
-        f"--local_dir {folder}/checkpoints/global_step_{step}/actor --target_dir {folder}/model"
-    )
+    shards = f"{folder}/checkpoints/global_step_{step}/actor"
+    merge = f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"
+    return f"Report: dew report {folder}\nModel: {merge}"

@@ -57,8 +57,10 @@ def evaluate_run(
         what = "scores: neither a verifier nor a reward function decides which held-out answers are correct."
         raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
     source, limit = task(run.task, **run.task_settings), scoring.max_new_tokens or max_new_tokens
-    sampling: dict[str, Any] = {"k": scoring.k, "temperature": scoring.temperature, "max_new_tokens": limit, "seed": seed}
-    return evaluate(model, tokenizer, source, judge, threshold=threshold, n_problems=scoring.problems, **sampling)
+    sampling: dict[str, Any] = {"k": scoring.k, "temperature": scoring.temperature, "max_new_tokens": limit}
+    return evaluate(
+        model, tokenizer, source, judge, threshold=threshold, n_problems=scoring.problems, seed=seed, **sampling
+    )
 
 
 def verifier_of(run: Run) -> Verifier | None:

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dew.engines.compat import installed, supported, tried
 from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 
@@ -50,8 +52,6 @@ def size(nbytes: float) -> str:
 
 def free_host_memory() -> int:
     """Bytes that a process can still allocate, within the container's limit if there is one."""
-    import psutil
-
     available = int(psutil.virtual_memory().available)
     cgroup = Path("/sys/fs/cgroup")
     try:
@@ -173,14 +173,11 @@ def check_threads() -> Check:
 
 
 def check_gpu() -> Check:
-    import torch
-
-    found = gpus()
-    if found:
+    if found := gpus():
         shown = "; ".join(f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free" for gpu in found)
         return ok("gpu", f"{shown}.", gpus=found)
     if Path("/proc/driver/nvidia/version").exists():
-        says = f"An NVIDIA driver is installed, but torch {torch.__version__} finds no GPU."
+        says = f"An NVIDIA driver is installed, but torch {installed('torch')} finds no GPU."
         return warning("gpu", says, "Install a CUDA build of torch, and run nvidia-smi.", gpus=[])
     return ok("gpu", "None. The tiny recipes run on a CPU; larger models need a GPU.", gpus=[])
 
@@ -190,9 +187,7 @@ def check_triton() -> Check:
     found = installed("triton")
     if found is None:
         return ok("triton", "Not installed: torch computes the head in chunks instead.", version=None)
-    import torch
-
-    if not torch.cuda.is_available():
+    if not gpus():
         return ok("triton", f"triton {found} is installed; its kernels need a GPU.", version=found)
     error = _kernel_error()
     if error > 1e-2:

@@ -2,18 +2,15 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from dew.engines.trl.config import DewConfig
+from dew.engines.trl.settings import Parsed
 from dew.errors import DewError
 from dew.preflight.memory import Shape, estimate, optimizer_steps, read_shape, weight_bytes
 from dew.preflight.verl import GPUS, SHAPES, TYPICAL_ANSWER, TYPICAL_PROMPT, Gpu, lora_parameters, step_seconds
 
-if TYPE_CHECKING:
-    from dew.engines.trl.config import DewConfig
-    from dew.engines.trl.settings import Parsed
 
-
-def plan(parsed: "Parsed") -> dict[str, str]:
+def plan(parsed: Parsed) -> dict[str, str]:
     """Heading -> text, for a table."""
     args = parsed.args
     found = {
@@ -45,7 +42,7 @@ def plan(parsed: "Parsed") -> dict[str, str]:
     return found
 
 
-def _shape(parsed: "Parsed") -> Shape:
+def _shape(parsed: Parsed) -> Shape:
     known = SHAPES.get(parsed.model.model_name_or_path)
     if known is None:
         return read_shape(parsed)
@@ -53,7 +50,7 @@ def _shape(parsed: "Parsed") -> Shape:
     return replace(known, weight_bytes=weight_bytes(parsed, None), adapters=lora_parameters(known, rank))
 
 
-def _hours(shape: Shape, args: "DewConfig", generations: int, gpu: Gpu) -> float:
+def _hours(shape: Shape, args: DewConfig, generations: int, gpu: Gpu) -> float:
     """All answers of a process are decoded at once, then trained on."""
     answers, limit = args.batches.completions / args.batches.processes, int(args.max_completion_length or 0)
     p, n, passes = TYPICAL_PROMPT, TYPICAL_ANSWER * limit, args.num_iterations
