@@ -30,7 +30,7 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     run = read_run(config if config.exists() else names().get(str(config), config))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
-    make_run({key: value for key, value in keys.items() if key in OWN_KEYS}, source="command line")  # blame it
+    make_run({key: keys[key] for key in OWN_KEYS if key in keys}, source="command line")  # its errors name the source
     if "verl" in settings:
         from dew.engines.verl.recipe import flat, merged
 
@@ -94,7 +94,7 @@ def _value(text: str) -> Any:
 
 
 def _located(code: Any, folder: Path) -> Any:
-    """Functions and classes in a file, found here or in the folder, by full path: `dew resume` must find them too."""
+    """`file.py:name` with the full path of the file, so that `dew resume` finds it from any folder."""
     if isinstance(code, list):
         return [_located(name, folder) for name in code]
     module, _, attribute = str(code).rpartition(":" if ":" in str(code) else ".")

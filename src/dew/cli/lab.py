@@ -74,7 +74,7 @@ def lab(
             cuda_graphs=cuda_graphs,
             warm_starts=warm_starts,
             say=(lambda _: None) if as_json else out.print,
-            progress=(lambda _: None) if as_json else _show,
+            progress=(lambda _: None) if as_json else _show_progress,
             **small | {name: value for name, value in chosen.items() if value},
         )
     except KeyboardInterrupt:
@@ -94,7 +94,7 @@ def _report(found: "Study", folder: Path, as_json: bool) -> None:
     out.print(f"\n{text}\n\n{folder / 'study.json'}\n{folder / 'summary.md'}")
 
 
-def _show(now: "Progress") -> None:
+def _show_progress(now: "Progress") -> None:
     """One line: on a terminal it is overwritten, elsewhere it is printed at every quarter."""
     line = f"{now.task}: {now.finished} of {now.total} runs finished; {now.runs} at generation {now.generation} of "
     line += f"{now.generations}, accuracy {now.accuracy:.3f}, about {now.seconds_left:.0f} s left"

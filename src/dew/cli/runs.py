@@ -31,7 +31,7 @@ from dew.files import sweep
 from dew.records import GroupRecord, RunFolder, read_records, try_json
 
 POLL = 0.5
-PATIENCE = 60.0
+STOP_TIMEOUT = 60.0
 """Seconds a child may take to write its checkpoint after it was asked to stop."""
 LAST_LINES = 6
 DEMO_RUNS = ("dapo", "dew")
@@ -308,7 +308,7 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Ask the processes to stop, wait for their checkpoints, then kill them."""
     for process in processes:
         process.terminate()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + STOP_TIMEOUT
     for process in processes:
         try:
             process.wait(max(deadline - time.monotonic(), 0.1))

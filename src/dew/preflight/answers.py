@@ -46,16 +46,13 @@ class Answers:
     seconds: float
 
 
-def given(values: np.ndarray) -> np.ndarray:
+def not_nan(values: np.ndarray) -> np.ndarray:
     """The values that are not NaN."""
     return values[~np.isnan(values)]
 
 
 def sample(parsed: Parsed, data: Data, count: int) -> Answers:
     """About `count` answers, drawn by a trainer in a temporary folder."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
     with TemporaryDirectory() as folder:
         args = copy.copy(parsed.args)
         args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
@@ -119,13 +116,13 @@ def check_groups(answers: Answers) -> Check:
 
 
 def check_mean(answers: Answers) -> Check:
-    n, scored = answers.outcome.size, given(answers.outcome)
+    n, scored = answers.outcome.size, not_nan(answers.outcome)
     missing = n - scored.size
     if not scored.size:
         says = f"The reward returned None for all {n} answers."
         return failed("mean reward", says, "Return a number instead of None.", n=n)
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
-    interval = mean_interval([given(group).mean() for group in answers.outcome if given(group).size], span=span)
+    interval = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
     facts = {"mean": interval.value, "low": interval.low, "high": interval.high, "answers": n, "not_judged": missing}
     says = f"Mean {interval.value:.3f}, 95 % interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers"
     if missing > 0.01 * n:
@@ -167,7 +164,7 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
         return skipped(name, "Reward models are not probed.")
     gold, empty = probe(reward, data)
     own = answers.parts[:, index] if answers else np.empty(0)
-    scored = {"gold": given(gold), "empty": given(empty), "answers": given(own)}
+    scored = {"gold": not_nan(gold), "empty": not_nan(empty), "answers": not_nan(own)}
     facts = {key: float(values.mean()) if values.size else None for key, values in scored.items()}
     mean = {key: "None" if value is None else f"{value:.2f}" for key, value in facts.items()}
     says = f"On correct answers {mean['gold']}, on empty ones {mean['empty']}"
@@ -216,7 +213,7 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
 
 
 def _distinct(*values: np.ndarray) -> list[float]:
-    return np.unique(given(np.concatenate(values)).round(5)).tolist()
+    return np.unique(not_nan(np.concatenate(values)).round(5)).tolist()
 
 
 def four_wrong(algorithm: Algorithm) -> Rows:
