@@ -259,19 +259,19 @@ def test_scores_need_a_verifier_or_a_reward_function(tmp_path):
     "error", [OSError(28, "No space left on device"), RuntimeError("write: No space left on device")]
 )
 def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
-    from dew.cli import train
+    from dew.cli import trl
 
     def launched(*_, **__):
         raise error
 
     monkeypatch.setattr(launch, "launch", launched)
     with pytest.raises(EngineError, match=r"disk is full.*dew resume trainer_output"):
-        train._train(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
+        trl._train(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
 
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_run_that_fails_says_how_to_resume(monkeypatch, capsys, tmp_path, saved):
-    from dew.cli import train
+    from dew.cli import trl
 
     def fails(*_, **__):
         raise RuntimeError("CUDA error")
@@ -280,7 +280,7 @@ def test_a_run_that_fails_says_how_to_resume(monkeypatch, capsys, tmp_path, save
     if saved:
         (tmp_path / "checkpoint-5").mkdir()
     with pytest.raises(RuntimeError, match="CUDA error"):
-        train._train(parse(make_run({**SMALL, "output_dir": str(tmp_path)})), resume=False)
+        trl._train(parse(make_run({**SMALL, "output_dir": str(tmp_path)})), resume=False)
     assert ("dew resume" in capsys.readouterr().out) == saved
 
 

@@ -3,25 +3,19 @@
 import os
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
-from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dew.cli.app import app
-from dew.cli.console import is_main_process, out, print_json, printable
+from dew.cli.console import out
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
-from dew.cli.runs import RunView, claim, live, lock
-from dew.config import OWN_KEYS, read_run, to_yaml
-from dew.engines.permission import remember, remembered
+from dew.config import read_run
 from dew.errors import ConfigError, Problem
-from dew.files import stay_inside, sweep
+from dew.files import stay_inside
 from dew.records import RunFolder
-
-if TYPE_CHECKING:
-    from dew.engines.trl.settings import Parsed
 
 
 @app.command(context_settings=PASS_ON)
@@ -42,58 +36,16 @@ def train(
     On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
     """
     if keys:
-        _print_keys(on_pairs=config is not None and load_run(config, context.args)[0].trainer == "dpo")
+        from dew.cli import trl
+
+        trl.print_keys(on_pairs=config is not None and load_run(config, context.args)[0].trainer == "dpo")
         return
     if config is None:
         raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
     check_settings(run, typed)
-    if run.engine == "verl":
-        from dew.cli import verl
-
-        verl.train(run, typed, dry=dry_run, overwrite=overwrite, as_json=json, untrusted=untrusted)
-        return
-    from dew.engines.trl import launch, settings
-
-    launch.quiet()
-    parsed = settings.parse(run, typed, dry=dry_run, untrusted=untrusted)
-    if dry_run:
-        _print_plan(parsed, json)
-        return
-    folder = Path(parsed.args.output_dir)
-    with lock(folder):
-        if is_main_process:
-            claim(folder, overwrite or parsed.args.overwrite_output_dir)
-            if untrusted:
-                remember(parsed.run, typed, folder)
-        _train(parsed, resume=False)
-
-
-def _print_keys(on_pairs: bool) -> None:
-    from dew.engines.trl.settings import setting_fields
-
-    out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
-    for field in sorted(setting_fields(on_pairs), key=lambda field: field.name):
-        text = shorten(str(field.metadata.get("help", "")), 300, placeholder=" ...")
-        out.print(f"{field.name}  {text}")
-
-
-def _print_plan(parsed: "Parsed", as_json: bool) -> None:
-    from dew.engines.trl import launch
-    from dew.preflight.plan import plan
-
-    if parsed.run.trainer == "grpo":
-        launch.check_outcome(parsed)
-    found, settings = plan(parsed), vars(parsed.args.build_algorithm())
-    if as_json:
-        shown = {"algorithm_settings": settings, "batches": found["batches"], "plan": found}
-        print_json({**parsed.run.to_dict(), **shown})
-        return
-    out.print(to_yaml(parsed.run))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for heading, text in found.items():
-        table.add_row(heading, printable(text))
-    out.print(table)
+    engine = import_module(f"dew.cli.{run.engine}")  # trl.py or verl.py
+    engine.train(run, typed, dry=dry_run, overwrite=overwrite, as_json=json, untrusted=untrusted)
 
 
 @app.command()
@@ -124,26 +76,9 @@ def resume(
     if "actor_rollout_ref" in run.settings:
         advice = "Resume with the command that started it and trainer.resume_mode=auto."
         raise ConfigError(Problem(f"{folder}: this run was started with verl itself, not `dew train`.", remedy=advice))
-    from dew.engines.trl import launch, settings
+    from dew.cli import trl
 
-    launch.quiet()
-    finished, done = RunFolder(folder).finished(), max((m["step"] for m in RunFolder(folder).metrics()), default=0)
-    if max_steps and max_steps <= done:
-        raise ConfigError(Problem(f"{folder}: the run is at step {done} already.", remedy="Give a larger --max_steps."))
-    if finished and max_steps and not any(folder.glob("checkpoint-*/trainer_state.json")):
-        remedy = "Train again, with save_strategy: steps and the larger max_steps."
-        raise ConfigError(Problem(f"{folder}: the run is finished and kept no checkpoint.", remedy=remedy))
-    if finished and not max_steps:
-        from dew.report import build
-
-        sweep(folder)
-        page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
-        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}")
-        return
-    approved = dict.fromkeys(remembered(run, folder), "") if untrusted else {}
-    parsed = settings.parse(run, {**approved, **changed}, untrusted=untrusted)
-    with lock(folder):
-        _train(parsed, resume=True)
+    trl.resume(run, folder, changed, untrusted)
 
 
 def _resume_script(folder: Path, untrusted: bool) -> None:
@@ -168,33 +103,6 @@ def _resume_script(folder: Path, untrusted: bool) -> None:
     except OSError as error:
         raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None
     raise typer.Exit(code)
-
-
-def _train(parsed: "Parsed", *, resume: bool) -> None:
-    from dew.engines.trl import launch
-    from dew.engines.trl.failures import disk_full
-    from dew.report import build
-
-    args, folder = parsed.args, Path(parsed.args.output_dir)
-    args.disable_tqdm = True
-    out.print(f"{os.path.basename(str(args.algorithm))} on {parsed.data}: {args.batches}")
-    view = RunView(folder)
-    try:
-        with live(lambda: [view], every=max(int(args.logging_steps), 1)):
-            status = launch.launch(parsed, resume=resume, say=out.print)
-    except Exception as error:
-        if full := disk_full(error, folder):
-            raise full from None
-        if any(folder.glob("checkpoint-*")):
-            out.print(f"A checkpoint is kept. Resume with: dew resume {folder}")
-        raise
-    if not is_main_process:
-        return
-    if status == "stopped":
-        saved = "with" if any(folder.glob("checkpoint-*")) else "without"
-        out.print(f"Stopped at step {view.step} {saved} a checkpoint. Resume with: dew resume {folder}")
-        return
-    out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
 
 NOT_MODEL = (
