@@ -14,9 +14,11 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, signed
+from dew.cli.evaluate import load_model
 from dew.cli.recipes import get
 from dew.cli.runs import DEMO_RUNS, Child, claim, clock, live, lock, run_all
 from dew.config import Run, read_run
+from dew.engines.problems import evaluate_run
 from dew.evaluate import Scores, compare, compare_runs, read_result, token_entropy
 from dew.evaluate.comparison import Result
 from dew.report import build
@@ -75,9 +77,6 @@ def _evaluate_untrained(run: Run) -> None:
     """Show the model's accuracy before training, and where it is uncertain."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from dew.cli.evaluate import load_model
-    from dew.engines.problems import evaluate_run
-
     model, tokenizer = load_model(run.settings["model_name_or_path"])
     limit, seed = run.settings["max_completion_length"], run.settings["seed"]
     scores = evaluate_run(run, model, tokenizer, max_new_tokens=limit, seed=seed)
