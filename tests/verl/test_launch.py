@@ -455,7 +455,7 @@ def fake_run(tmp_path, monkeypatch, capsys):
 
     def run(**changes):
         keys = {**SMALL, "output_dir": str(tmp_path / "run"), **changes}
-        verl.train(make_run(keys), [], dry=False, overwrite=False, as_json=False)
+        verl.train(make_run(keys), [], dry=False, overwrite=False, as_json=False, untrusted=False)
         return RunFolder(tmp_path / "run")
 
     return run

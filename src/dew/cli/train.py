@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,8 +44,11 @@ def train(
         raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
     check_settings(run, typed)
-    engine = import_module(f"dew.cli.{run.engine}")  # trl.py or verl.py
-    engine.train(run, typed, dry=dry_run, overwrite=overwrite, as_json=json, untrusted=untrusted)
+    if run.engine == "verl":
+        from dew.cli.verl import train as start
+    else:
+        from dew.cli.trl import train as start
+    start(run, typed, dry=dry_run, overwrite=overwrite, as_json=json, untrusted=untrusted)
 
 
 @app.command()

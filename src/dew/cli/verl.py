@@ -23,7 +23,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 """The file in which verl names its last complete checkpoint."""
 
 
-def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool = False) -> None:
+def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool) -> None:
     check_permission(run, typed, untrusted)
     run.set_environment()
     launch = prepare(run)
