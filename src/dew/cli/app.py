@@ -28,11 +28,8 @@ class Commands(typer.core.TyperGroup):
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         for heading, names in SECTIONS.items():
-            found = {name: self.get_command(ctx, name) for name in names}
             with formatter.section(heading):
-                formatter.write_dl(
-                    [(name, command.get_short_help_str(80)) for name, command in found.items() if command]
-                )
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(80)) for name in names])
 
 
 app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

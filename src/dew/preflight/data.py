@@ -58,12 +58,10 @@ def check_columns(data: Data) -> Check:
         return failed("columns", "The training data have no rows.", "Choose a split that has rows.")
     columns = list(data.rows[0])
     facts = {"rows": len(data.rows), "columns": columns}
-    missing = missing_columns(columns, data.rewards)
-    if missing:
+    if missing := missing_columns(columns, data.rewards):
         remedy = "For a JSONL file, task_settings {prompt: ..., answer: ...} names the columns."
         return failed("columns", " ".join(missing), remedy, **facts)
-    empty = sum(not row["prompt"] for row in data.rows)
-    if empty:
+    if empty := sum(not row["prompt"] for row in data.rows):
         return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)
     return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
 

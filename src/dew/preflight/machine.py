@@ -118,14 +118,12 @@ def check_versions(lock: str | None = None) -> Check:
     facts = {"lock": lock, "installed": found, "tested": tested}
     install = f"pip install {' '.join(f'{name}=={number}' for name, number in tested.items())}"
     present = {name: number for name, number in found.items() if number is not None}
-    engine = ("verl",) if lock == "verl" else ("trl", "transformers")
+    engine, extra, on_gpus = (("verl",), "verl", ON_GPUS) if lock == "verl" else (("trl", "transformers"), "trl", {})
     broken = [f"{name} {present[name]}" for name in engine if name in present and not supported(name, present[name])]
     if broken:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
-    extra, on_gpus = ("verl", ON_GPUS) if lock == "verl" else ("trl", {})
     releases = ", ".join(map(tried, engine))
-    missing = [name for name in TRAINING_NEEDS[extra] if installed(name) is None]
-    if missing:
+    if missing := [name for name in TRAINING_NEEDS[extra] if installed(name) is None]:
         says = f"Training needs {', '.join(missing)}, not installed."
         return warning("versions", says, f"pip install 'dew-rl[{extra}]'.", **facts)
     other = [

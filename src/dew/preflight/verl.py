@@ -284,8 +284,7 @@ def check_verifier(launch: Launch, data: Data) -> Check:
     verifier = verifier_of(launch.run)
     assert verifier is not None
     rows = [row["extra_info"] for row in data.train[:PROBED]]
-    empty = sum(verdict.correct for verdict in verifier.verdicts([""] * len(rows), rows))
-    if empty:
+    if empty := sum(verdict.correct for verdict in verifier.verdicts([""] * len(rows), rows)):
         return failed("verifier", f"{verifier.name} accepts {empty} of {len(rows)} empty answers.", EMPTY_REMEDY)
     if verifier.columns != ("answer",):
         return ok("verifier", f"{verifier.name} accepts none of {len(rows)} empty answers.")
