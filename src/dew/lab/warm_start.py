@@ -98,7 +98,7 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         adam.step()
         if step == 10 and (pace := (perf_counter() - start) / 10 * CHECK) > 20:
-            say(f"{task.name}: {pace:.0f} s per {CHECK} steps on this machine; most tasks take 700 to {MAX_STEPS:,} steps.")
+            say(f"{task.name}: {pace:.0f} s per {CHECK} steps here; most tasks take 700 to {MAX_STEPS:,} steps.")
         if step % CHECK == 0:
             now = solve(task, answers, probe, 4, 512, uniforms, step).float().mean().item()
             say(f"{task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})")
