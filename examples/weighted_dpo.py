@@ -143,7 +143,8 @@ def main():
     if "before" not in results:
         results["before"], _ = count_correct(setup, *load_model(setup["model"]))
     done = {(run["seed"], *arm_of(run)) for run in results["runs"]}
-    arms = [(alpha, kind) for kind in [False, True][: 1 + given.shuffled] for alpha in given.alphas if alpha or not kind]
+    arms = [(alpha, False) for alpha in given.alphas]
+    arms += [(alpha, True) for alpha in given.alphas if given.shuffled and alpha]
     for seed in range(given.first_seed, given.first_seed + given.seeds):
         for alpha, shuffled in arms:
             if (seed, alpha, shuffled) in done:
