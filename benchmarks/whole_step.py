@@ -3,7 +3,7 @@
     python benchmarks/whole_step.py                             Qwen2.5-0.5B's shape: 16 groups of 8, up to 300 tokens
     python benchmarks/whole_step.py --model 1.5B --cases "dew GTPO"
     python benchmarks/whole_step.py --weights folder --data gsm8k.jsonl.gz      real weights and prompts
-    python benchmarks/whole_step.py --liger                     with Liger's kernels in the layers of all cases
+    python benchmarks/whole_step.py --liger [no-rope]           with Liger's kernels in the layers of all cases
     python benchmarks/whole_step.py --trace folder              also a Chrome trace of each case's last step
     python benchmarks/whole_step.py --small                     a toy model on the CPU, to test the script
     python benchmarks/whole_step.py --figure benchmarks/results/whole_step-h200.md > docs/images/whole-step.svg
@@ -172,7 +172,8 @@ def measure(name, options, shape, folder):
         "max_steps": options.warm_up + options.steps,
         "learning_rate": 1e-6,
         "gradient_checkpointing": options.checkpointing,
-        "use_liger_kernel": options.liger,
+        "use_liger_kernel": options.liger is not None,
+        "liger_kernel_config": {"rope": False} if options.liger == "no-rope" else None,
         "bf16": cuda,
         "use_cpu": options.small,
         "report_to": "none",
@@ -240,7 +241,7 @@ def main():
     parser.add_argument("--completion", type=int, default=300)
     parser.add_argument("--mean-length", type=int, default=200)
     parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--liger", action="store_true", help="Liger's kernels in the layers")
+    parser.add_argument("--liger", nargs="?", const="all", choices=["all", "no-rope"], help="Liger's kernels in layers")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--cases", nargs="*", default=list(CASES))

@@ -6,7 +6,8 @@
 For each seed: sample answers to training problems, pair a correct answer with a wrong one of the same problem, train
 once with every alpha (0 is plain DPO) on the same pairs in the same order, and evaluate on held-out problems. Prints a
 line per run and a table of pass@1 and pass@k with paired differences from plain DPO. OUT/results.json is written after
-every run; re-run the same command to resume.
+every run; re-run the same command to resume. `--shuffled` adds a control: the same weights, but on random tokens of
+the answer.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from dew.cli.evaluate import load_model
-from dew.engines.trl import DewDPOConfig, DewDPOTrainer
+from dew.credit import preference_weights
+from dew.engines.trl import DewDPOConfig, DewDPOTrainer, dpo
 from dew.engines.trl.launch import quiet
 from dew.evaluate import evaluate, preference_pairs
 from dew.evaluate.metrics import paired_interval, pass_at_k
@@ -63,8 +65,17 @@ def make_pairs(setup, seed, path):
     return Dataset.from_list([json.loads(line) for line in path.read_text().splitlines()])
 
 
-def train(setup, alpha, seed, pairs, folder):
-    """A trained model and its tokenizer, on the GPU if there is one."""
+def shuffled_weights(chosen, entropy, mask, **settings):
+    """The weights of every answer at random tokens of it."""
+    weights = preference_weights(chosen, entropy, mask, **settings)
+    for row, live in zip(weights, mask, strict=True):
+        row[live] = row[live][torch.randperm(int(live.sum()), device=row.device)]
+    return weights
+
+
+def train(setup, alpha, shuffled, seed, pairs, folder):
+    """A trainer after its run, on the GPU if there is one."""
+    dpo.preference_weights = shuffled_weights if shuffled else preference_weights
     model, init = model_folder(setup["model"]), {"dtype": "float32", "use_safetensors": True}
     plain = {"report_to": "none", "save_strategy": "no", "logging_steps": 10, "disable_tqdm": True, "records_every": 20}
     args = DewDPOConfig(str(folder), **plain, **setup["training"], alpha=alpha, seed=seed, model_init_kwargs=init)
@@ -83,25 +94,29 @@ def count_correct(setup, model, tokenizer):
 
 
 def table(results, k):
-    """Markdown: pass@1 and pass@k of every alpha, and paired differences from alpha 0 over seeds and problems."""
-    runs, alphas = results["runs"], sorted({run["alpha"] for run in results["runs"]})
+    """Markdown: pass@1 and pass@k of every arm, and paired differences from alpha 0 over seeds and problems."""
+    runs, arms = results["runs"], sorted({arm_of(run) for run in results["runs"]})
     lines = [
         f"| alpha | seeds | pass@1 | pass@{k} | pass@1 − DPO | pass@{k} − DPO |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     before = [score(results["before"], k, j) for j in (1, k)]
     lines.append("| before | | " + " | ".join(f"{sum(x) / len(x):.3f}" for x in before) + " | | |")
-    for alpha in alphas:
-        own = {run["seed"]: run["correct"] for run in runs if run["alpha"] == alpha}
+    for alpha, shuffled in arms:
+        own = {run["seed"]: run["correct"] for run in runs if arm_of(run) == (alpha, shuffled)}
         plain = {run["seed"]: run["correct"] for run in runs if run["alpha"] == 0 and run["seed"] in own}
         means = [sum(sum(score(c, k, j)) / len(c) for c in own.values()) / len(own) for j in (1, k)]
-        cells = [f"{alpha:g}", str(len(own)), *(f"{mean:.3f}" for mean in means)]
+        cells = [f"{alpha:g}{' shuffled' * shuffled}", str(len(own)), *(f"{mean:.3f}" for mean in means)]
         for j in (1, k) if alpha and plain else ():
             D = [[b - a for a, b in zip(score(plain[s], k, j), score(own[s], k, j), strict=True)] for s in plain]
             found = paired_interval(torch.tensor(D).numpy())
             cells.append(f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
         lines.append("| " + " | ".join(cells + [""] * (6 - len(cells))) + " |")
     return "\n".join(lines)
+
+
+def arm_of(run):
+    return run["alpha"], run.get("shuffled", False)
 
 
 def score(correct, n, k):
@@ -114,6 +129,7 @@ def main():
     parser.add_argument("--setup", choices=SETUPS, default="tiny")
     parser.add_argument("--model", help="A folder or a name on the hub, instead of the setup's.")
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.0, 0.25])
+    parser.add_argument("--shuffled", action="store_true", help="Add the control with shuffled weights.")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--training", type=json.loads, default={}, help="Other settings of the trainer, as JSON.")
@@ -126,27 +142,27 @@ def main():
     results = json.loads(file.read_text()) if file.exists() else {"setup": setup, "runs": []}
     if "before" not in results:
         results["before"], _ = count_correct(setup, *load_model(setup["model"]))
-    done = {(run["seed"], run["alpha"]) for run in results["runs"]}
+    done = {(run["seed"], *arm_of(run)) for run in results["runs"]}
+    arms = [(alpha, False) for alpha in given.alphas]
+    arms += [(alpha, True) for alpha in given.alphas if given.shuffled and alpha]
     for seed in range(given.first_seed, given.first_seed + given.seeds):
-        for alpha in given.alphas:
-            if (seed, alpha) in done:
+        for alpha, shuffled in arms:
+            if (seed, alpha, shuffled) in done:
                 continue
-            pairs, folder = (
-                make_pairs(setup, seed, given.out / f"pairs-{seed}.jsonl"),
-                given.out / f"seed{seed}-alpha{alpha:g}",
-            )
+            name = f"alpha {alpha:g}{' shuffled' * shuffled}"
+            pairs = make_pairs(setup, seed, given.out / f"pairs-{seed}.jsonl")
+            folder = given.out / f"seed {seed} {name}".replace(" ", "-")
             shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
             start = time.perf_counter()
-            trainer = train(setup, alpha, seed, pairs, folder)
+            trainer = train(setup, alpha, shuffled, seed, pairs, folder)
             seconds = time.perf_counter() - start
             tokenizer = AutoTokenizer.from_pretrained(model_folder(setup["model"]))
             correct, truncated = count_correct(setup, trainer.sampling_model(), tokenizer)
             facts = {"pairs": len(pairs), "steps": trainer.state.global_step, "train_seconds": round(seconds, 1)}
-            run = {"seed": seed, "alpha": alpha, **facts, "truncated": round(truncated, 4), "correct": correct}
-            results["runs"].append(run)
+            facts |= {"truncated": round(truncated, 4), "correct": correct}
+            results["runs"].append({"seed": seed, "alpha": alpha, "shuffled": shuffled, **facts})
             write_atomically(file, json.dumps(results).encode())
-            mean = sum(correct) / len(correct) / k
-            print(f"seed {seed} alpha {alpha:g}: pass@1 {mean:.3f}, {seconds:.0f} s", flush=True)
+            print(f"seed {seed} {name}: pass@1 {sum(correct) / len(correct) / k:.3f}, {seconds:.0f} s", flush=True)
     print(table(results, k))
 
 

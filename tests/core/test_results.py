@@ -46,22 +46,30 @@ def test_table_of_the_real_model(name, title, problems):
         assert shown == pytest.approx([mean, pass4, pass8], abs=5.1e-4)
 
 
-@pytest.mark.parametrize("part, seeds", [("select", range(100, 103)), ("confirm", range(8)), ("0.5 B", range(2))])
-def test_table_of_preference_pairs(part, seeds):
+PAIRS = {
+    "select": range(100, 103),
+    "confirm": range(8),
+    "beta 0.1, first": range(200, 208),
+    "beta 0.1, second": range(300, 316),
+    "0.5 B": range(2),
+}
+
+
+@pytest.mark.parametrize("part", PAIRS)
+def test_table_of_preference_pairs(part):
     """Scores and paired differences from the counts of correct answers, by seed and problem."""
-    stored = json.loads((DOCS / "results" / "preferences.json").read_text())
-    setup, found_runs = stored["setup"], stored.get(part)
-    if part == "0.5 B":
-        setup, found_runs = stored["gsm8k"]["setup"], stored["gsm8k"]["runs"]
-    runs = {(run["alpha"], run["seed"]): np.array(run["correct"]) for run in found_runs}
-    table, k = published(f"α, {part}"), setup["evaluation"]["k"]
-    for alpha in sorted({alpha for alpha, _ in runs}):
-        shown = table[f"{alpha:g}"]
+    stored, table = json.loads((DOCS / "results" / "preferences.json").read_text()), published(f"α, {part}")
+    k = (stored["gsm8k"] if part == "0.5 B" else stored)["setup"]["evaluation"]["k"]
+    runs = {}
+    for run in stored["gsm8k"]["runs"] if part == "0.5 B" else stored[part]:
+        arm = f"{run['alpha']:g}{' shuffled' * run.get('shuffled', False)}"
+        runs[arm, run["seed"]] = np.array(run["correct"])
+    for arm in {arm for arm, _ in runs}:
         for j, column in ((1, 0), (k, 1)):
             score = np.vectorize(lambda c, j=j: 1 - math.comb(k - c, j) / math.comb(k, j))
-            own = np.stack([score(runs[alpha, seed]) for seed in seeds])
-            assert float(shown[column]) == pytest.approx(own.mean(), abs=5.1e-4)
-            if part != "select" and alpha:
-                found = paired_interval(own - np.stack([score(runs[0, seed]) for seed in seeds]))
-                numbers = [float(x.replace("−", "-")) for x in re.findall(r"[+−-]\d\.\d+", shown[column + 2])]
+            own = np.stack([score(runs[arm, seed]) for seed in PAIRS[part]])
+            assert float(table[arm][column]) == pytest.approx(own.mean(), abs=5.1e-4)
+            if part != "select" and arm != "0":
+                found = paired_interval(own - np.stack([score(runs["0", seed]) for seed in PAIRS[part]]))
+                numbers = [float(x.replace("−", "-")) for x in re.findall(r"[+−-]\d\.\d+", table[arm][column + 2])]
                 assert numbers == pytest.approx([found.value, found.low, found.high], abs=5.1e-4)

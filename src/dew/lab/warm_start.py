@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +86,7 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
         random = generator(task.name, purpose, number, device=device)
         return torch.rand(1, *shape, generator=random, device=device)
 
+    start = perf_counter()
     for step in range(1, MAX_STEPS + 1):
         adam.param_groups[0]["lr"] = RATE * min(1, step / 100) * max(0.05, 1 - step / MAX_STEPS)
         ids = rows[torch.randint(len(rows), (BATCH,), generator=order, device=device)][None]
@@ -95,6 +97,8 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
             F.cross_entropy(logits.flatten(0, 2), torch.where(target == PAD, -100, target)).backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         adam.step()
+        if step == 10 and (pace := (perf_counter() - start) / 10 * CHECK) > 20:
+            say(f"{task.name}: {pace:.0f} s per {CHECK} steps here; most tasks take 700 to {MAX_STEPS:,} steps.")
         if step % CHECK == 0:
             now = solve(task, answers, probe, 4, 512, uniforms, step).float().mean().item()
             say(f"{task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})")
