@@ -11,7 +11,7 @@ from dew.config import make_run, read_run
 from dew.engines.verl.launch import prepare
 from dew.engines.verl.recipe import Batches
 from dew.errors import ConfigError
-from dew.preflight import verl
+from dew.preflight import preflight, verl
 
 ROOT = Path(__file__).parents[2]
 TABLES = runpy.run_path(str(ROOT / "scripts/scale_tables.py"))
@@ -139,7 +139,7 @@ def test_the_shape_of_a_local_model_is_read_from_its_folder():
 
 # ---- preflight ---------------------------------------------------------------------------------
 def checks(**changes):
-    return {check.name: check for check in verl.preflight_verl(make_run({**TINY, **changes}))}
+    return {check.name: check for check in preflight(make_run({**TINY, **changes}))}
 
 
 def test_preflight_checks_what_it_can_and_skips_the_rest(tmp_path):
@@ -154,7 +154,7 @@ def test_preflight_lists_every_invalid_setting():
     run = make_run({**TINY, "lr_scheduler_type": "linear", "num_generations": 5})
     with pytest.raises(ConfigError) as raised:
         prepare(run)
-    found = verl.preflight_verl(run)
+    found = preflight(run)
     failed = [check for check in found if check.name == "settings" and check.status == "failed"]
     assert len(failed) == len(raised.value.problems) and all(check.remedy for check in failed)
     assert found[-1].status == "skipped"
