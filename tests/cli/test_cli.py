@@ -42,7 +42,7 @@ import contextlib, io, sys
 import dew
 
 TRAINERS = {"transformers", "trl", "datasets", "peft", "accelerate", "verl", "vllm"}
-HEAVY = TRAINERS | {"torch", "triton", "scipy"}
+HEAVY = TRAINERS | {"torch", "triton", "numpy", "scipy"}
 
 def imported(packages):
     return sorted(packages & set(sys.modules))

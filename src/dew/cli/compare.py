@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,13 +19,12 @@ from dew.cli.runs import Child, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
-from dew.evaluate import compare_runs, read_result
-from dew.evaluate.comparison import Comparison
 from dew.files import write_atomically
 from dew.records import RunFolder
-from dew.report import build
-from dew.report.findings import score_title, seeds_verdict
 from dew.rewards.process import cores
+
+if TYPE_CHECKING:
+    from dew.evaluate.comparison import Comparison
 
 PER_RUN = ("algorithm", "seed", "output_dir")
 """Settings that the comparison chooses for each run."""
@@ -58,6 +57,9 @@ def compare(
     if baseline not in names:
         advice = f"Choose one of: {', '.join(names)}."
         raise ConfigError(Problem(f"baseline: {baseline} is not among the algorithms.", remedy=advice))
+    from dew.evaluate import compare_runs, read_result
+    from dew.report import build
+
     folder = folder or Path("runs") / f"compare-{recipe.stem}"
     chosen = range(first_seed, first_seed + seeds)
     pairs = [(name, seed) for seed in chosen for name in names]  # seed by seed: early results are balanced
@@ -137,8 +139,10 @@ def _train(children: Sequence[Child], total: int, parallel: int, *, quiet: bool)
         run_all(children, parallel, ended=ended, advice="Re-run the same command to resume.")
 
 
-def markdown(result: Comparison) -> str:
+def markdown(result: "Comparison") -> str:
     """The mean of each algorithm, the paired differences, and a sentence on which of them exceed noise."""
+    from dew.report.findings import score_title, seeds_verdict
+
     rows = []
     for name in result.algorithms:
         values = [result.of(name, score) for score in result.scores]

@@ -6,7 +6,7 @@ import platform
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,16 +14,13 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, signed
-from dew.cli.evaluate import load_model
 from dew.cli.recipes import get
 from dew.cli.runs import DEMO_RUNS, Child, claim, clock, live, lock, run_all
 from dew.config import Run, read_run
-from dew.engines.problems import evaluate_run
-from dew.evaluate import Scores, compare, compare_runs, read_result, token_entropy
-from dew.evaluate.comparison import Result
-from dew.report import build
-from dew.report.findings import change_sentence, single_verdict
 from dew.rewards.process import cores
+
+if TYPE_CHECKING:
+    from dew.evaluate import Scores
 
 RECIPE = "tiny/countdown6"
 BASELINE, RULE = DEMO_RUNS
@@ -36,6 +33,8 @@ def demo(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
     """Train DAPO and dew side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
+    from dew.report import build
+
     began, run = time.monotonic(), read_run(get(RECIPE))
     steps = steps or int(run.settings["max_steps"])
     claim(folder, overwrite, demo=True)
@@ -77,6 +76,10 @@ def _evaluate_untrained(run: Run) -> None:
     """Show the model's accuracy before training, and where it is uncertain."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from dew.cli.evaluate import load_model
+    from dew.engines.problems import evaluate_run
+    from dew.evaluate import token_entropy
+
     model, tokenizer = load_model(run.settings["model_name_or_path"])
     limit, seed = run.settings["max_completion_length"], run.settings["seed"]
     scores = evaluate_run(run, model, tokenizer, max_new_tokens=limit, seed=seed)
@@ -94,7 +97,7 @@ def _evaluate_untrained(run: Run) -> None:
         out.print(line + Text(highest, style="dim"))
 
 
-def three_answers(scores: Scores) -> list[tuple[str, str, bool]]:
+def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:
     """(prompt, answer, correct): a right one and two wrong ones, from three problems where there are such."""
     found: dict[str, tuple[str, str, bool]] = {}
     for wanted in (True, False, False):
@@ -119,6 +122,8 @@ def _train(folder: Path, steps: int) -> None:
 
 
 def _results(folder: Path) -> None:
+    from dew.evaluate import Scores, compare_runs, read_result
+
     before, after = (
         {name: Scores.read(folder / name / f"answers-{when}.json") for name in DEMO_RUNS}
         for when in ("before", "after")
@@ -134,8 +139,11 @@ def _results(folder: Path) -> None:
     out.print("\n".join([this_run(area, after), *many_seeds(measured)]))
 
 
-def before_and_after(before: dict[str, Scores], after: dict[str, Scores]) -> tuple[Table, list[str]]:
+def before_and_after(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> tuple[Table, list[str]]:
     """The scores of each run, and a sentence on how each changed."""
+    from dew.evaluate import compare
+    from dew.report.findings import change_sentence
+
     grid, changes = Table("", "before", "after", show_edge=False, pad_edge=False), []
     for name in DEMO_RUNS:
         found = compare(before[name], after[name])
@@ -145,14 +153,20 @@ def before_and_after(before: dict[str, Scores], after: dict[str, Scores]) -> tup
     return grid, changes
 
 
-def this_run(area: float, after: dict[str, Scores]) -> str:
+def this_run(area: float, after: dict[str, "Scores"]) -> str:
     """One run against the other."""
+    from dew.evaluate import compare
+    from dew.report.findings import single_verdict
+
     verdict = single_verdict(BASELINE, RULE, "pass@1", compare(after[BASELINE], after[RULE])["pass@1"].difference)
     return f"This run: {RULE} − {BASELINE} in accuracy, averaged over training: {area:+.3f}. {verdict}"
 
 
 def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
     """A line for each measurement of several seeds."""
+    from dew.evaluate import compare_runs
+    from dew.evaluate.comparison import Result
+
     lines = []
     for one in measured:
         runs = [Result(r["algorithm"], r["seed"], 0, {"area": {"": r["scores"]["area"]}}) for r in one["runs"]]

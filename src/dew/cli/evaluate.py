@@ -3,7 +3,7 @@
 import json as json_
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,10 +14,13 @@ from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
 from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem, not_loaded
-from dew.evaluate import Scores, compare, evaluate, load_vllm, preference_pairs, suites
-from dew.evaluate.scores import Difference
 from dew.files import write_atomically
 from dew.records import MODEL_FILES, RunFolder
+
+if TYPE_CHECKING:
+    from dew.evaluate import Scores
+    from dew.evaluate.scores import Difference
+    from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
 
@@ -49,6 +52,9 @@ def evaluate_(
     if sum(given is not None for given in (reward, verifier, suite)) > 1:
         what = "More than one of --reward, --verifier and --suite:"
         raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
+    from dew import evaluate as ev
+    from dew.evaluate import suites
+
     run = _run_in(model)
     if not (task or run.task or suite) and (data := run.settings.get("dataset_name")):
         remedy = "Name problems to evaluate it on with --task, and with --reward how to score your own data."
@@ -62,8 +68,8 @@ def evaluate_(
     given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed, "threshold": threshold}
     given = {name: value for name, value in given.items() if value is not None}
 
-    def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> Scores:
-        return evaluate(*loaded, tasks.task(name, **own), scorer, n_problems=n, **{**sampling, **given})
+    def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
+        return ev.evaluate(*loaded, tasks.task(name, **own), scorer, n_problems=n, **{**sampling, **given})
 
     if suite is not None:
         chosen, loaded = suites.suite(suite), load_model(model, engine, float32)
@@ -73,7 +79,7 @@ def evaluate_(
         return
     typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
     names = [name for name in (model, vs) if name is not None]
-    kept = [Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
+    kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
     if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
         raise ConfigError(Problem(f"{unused}: has no effect on answers that were kept.", remedy="Leave it out."))
     sampling = {"k": 16, "max_new_tokens": limit, "temperature": temperature, "top_p": top_p, "greedy": greedy}
@@ -84,7 +90,7 @@ def evaluate_(
     if keep is not None:
         for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
             scored.write(path)
-    differences = compare(*scores) if len(scores) == 2 else {}
+    differences = ev.compare(*scores) if len(scores) == 2 else {}
     if json:
         first, *others = [scored.summary() for scored in scores]
         found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
@@ -106,7 +112,7 @@ def _trained_on(task: str, model: str) -> bool:
 
 
 def _show_suite(
-    name: str, chosen: suites.Suite, model: str, scores: dict[str, Scores], keep: Path | None, as_json: bool
+    name: str, chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: Path | None, as_json: bool
 ) -> None:
     """Every data set of a suite, in a table with the published results."""
     for task, found in scores.items():
@@ -145,11 +151,13 @@ def pairs(
     if to.exists() or to.suffix != ".jsonl":
         wrong = "exists" if to.exists() else "is not a .jsonl file"
         raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new one."))
+    from dew import evaluate as ev
+
     source = tasks.task(task, **mapping(settings))
     sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
     loaded, scorer = load_model(model, engine), rewards.verifier(verifier or source.name)
-    scores = evaluate(*loaded, source.rows(problems), scorer, name=source.name, **sampling)
-    found = preference_pairs(scores, per_problem=per_problem, seed=seed)
+    scores = ev.evaluate(*loaded, source.rows(problems), scorer, name=source.name, **sampling)
+    found = ev.preference_pairs(scores, per_problem=per_problem, seed=seed)
     share = f"{scores['pass@1'].value:.1%} of {len(scores.problems)} x {k} answers are correct"
     if not found:
         remedy = "Sample more answers (-k), or choose problems that the model solves sometimes."
@@ -169,6 +177,7 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dew.decoding import SamplingCopy
+    from dew.evaluate import load_vllm
 
     path = Path(tasks.model_folder(name))
     path = RunFolder(path).model() or path
@@ -206,7 +215,7 @@ def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
     return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
 
 
-def _show(scores: list[Scores], names: list[str], differences: dict[str, Difference], held_out: bool) -> None:
+def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"], held_out: bool) -> None:
     first, kind = scores[0], "held-out problems" if held_out else "problems"
     title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95 % intervals by problem"
     table = Table("score", title=title, title_justify="left")

@@ -17,8 +17,6 @@ from dew.cli.flags import mapping
 from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import stay_inside
 from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
-from dew.report.readers import read_sample
-from dew.report.statistics import summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +75,8 @@ def explain(
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
+    from dew.report.readers import read_sample
+
     if source.is_dir():
         stay_inside(source)
         files = {int(f.name.split("-")[1].split(".")[0]): f for f in RunFolder(source).record_files()}
@@ -104,6 +104,8 @@ def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
 
 def _informative(group: GroupRecord) -> tuple[bool, float]:
     """Sorts groups as the page of `dew report` does, those with both outcomes first."""
+    from dew.report.statistics import summary
+
     return len({a.correct for a in group.answers}) > 1, summary(group)["telling"]
 
 

@@ -9,8 +9,6 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out
 from dew.errors import ConfigError, Problem
-from dew.report import build, build_from_records
-from dew.report.serve import make_server
 
 
 @app.command()
@@ -20,6 +18,8 @@ def report(
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file to write.")] = None,
 ) -> None:
     """Write an HTML report on one or more runs. It shows curves and the credit of every recorded token."""
+    from dew.report import build, build_from_records
+
     if not folders and records is None:
         usage = "`dew report runs/NAME`, or `dew report --records FILE.jsonl`."
         raise ConfigError(Problem("The run is missing.", remedy=usage))
@@ -37,6 +37,8 @@ def view(
 
     The server listens on 127.0.0.1 only, under an address with a random token. Ctrl-C stops it.
     """
+    from dew.report.serve import make_server
+
     server, address = make_server(folders, port)
     with server:
         out.print(f"{address}\nThe page follows the runs. Only this machine can open it. Ctrl-C stops the server.")

@@ -10,7 +10,6 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out
-from dew.cli.evaluate import load_lora, load_model
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
 from dew.config import read_run
 from dew.errors import ConfigError, Problem
@@ -131,6 +130,8 @@ def export(
     if to.exists() and any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
     stay_inside(source)
+    from dew.cli.evaluate import load_lora, load_model
+
     to.mkdir(parents=True, exist_ok=True)
     if (source / "adapter_config.json").is_file():
         from transformers import AutoTokenizer

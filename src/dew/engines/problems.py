@@ -1,14 +1,16 @@
 """The problems that a run trains and is evaluated on, and the verifier that scores them, the same on every engine."""
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dew.config import Run, Scoring
 from dew.errors import ConfigError, Problem
-from dew.evaluate import Scores, evaluate
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task, task
+
+if TYPE_CHECKING:
+    from dew.evaluate import Scores
 
 HELD_OUT = 64
 """Held-out problems where a run validates and does not say with how many."""
@@ -42,11 +44,13 @@ def held_out_rows(run: Run, source: Task) -> list[Row]:
 
 def evaluate_run(
     run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, seed: int, reward: Any = None, threshold: float = 0.5
-) -> Scores:
+) -> "Scores":
     """pass@k and mean@k on held-out problems, as the run's `scores:` asks for.
 
     Where the run has no verifier, answers with a `reward` above `threshold` are correct.
     """
+    from dew.evaluate import evaluate
+
     assert run.task is not None
     scoring, judge = run.scores or Scoring(), verifier_of(run) or reward
     if judge is None:
