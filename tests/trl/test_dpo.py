@@ -1,11 +1,14 @@
 """Preference pairs: TRL's loss with weighted tokens, its gradient, refusals, metrics, records, and resuming."""
 
 import json
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
 
 import trl_tiny
+from dew.credit import preference_weights
 from dew.errors import ConfigError
 from dew.records import RunFolder
 
@@ -249,3 +252,19 @@ def test_the_commands_from_pairs_to_report(recipe, tmp_path):
     (folder / "checkpoint-4" / "dew_manifest.json").unlink()
     assert "Done" in dew("resume", "run")
     assert "pass@1" in dew("eval", "run", "-n", "4", "-k", "2", "--max-new-tokens", "16")
+
+
+def test_the_control_of_the_example_moves_weights_within_an_answer():
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "weighted_dpo.py"))
+    chosen, mask = torch.tensor([True, False]), torch.ones(2, 40, dtype=torch.bool)
+    mask[0, :5], mask[1, 30:] = False, False
+    entropy = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) + 0.05
+    weights, moved = preference_weights(chosen, entropy, mask), example["shuffled_weights"](chosen, entropy, mask)
+    assert (weights != moved).any(1).all() and (moved[~mask] == 0).all()
+    for own, other, live in zip(weights, moved, mask, strict=True):
+        assert own[live].sort().values.tolist() == other[live].sort().values.tolist()
+    runs = [{"seed": 0, "alpha": a, "shuffled": s, "correct": [c, 1]} for a, s, c in ((0, 0, 1), (1, 0, 2), (1, 1, 1))]
+    rows = example["table"]({"before": [0, 0], "runs": runs}, 2).splitlines()[3:]
+    assert [row.split("|")[1:4] for row in rows] == [
+        [" 0 ", " 1 ", " 0.500 "], [" 1 ", " 1 ", " 0.750 "], [" 1 shuffled ", " 1 ", " 0.500 "],
+    ]  # fmt: skip
