@@ -73,3 +73,19 @@ def test_table_of_preference_pairs(part):
                 found = paired_interval(own - np.stack([score(runs["0", seed]) for seed in PAIRS[part]]))
                 numbers = [float(x.replace("−", "-")) for x in re.findall(r"[+−-]\d\.\d+", table[arm][column + 2])]
                 assert numbers == pytest.approx([found.value, found.low, found.high], abs=5.1e-4)
+
+
+def test_table_of_preference_pairs_over_beta():
+    stored, table = json.loads((DOCS / "results" / "preferences.json").read_text()), published("β, sweep")
+    assert len(table) == 5
+    for beta, cells in table.items():
+        runs = {(run["alpha"], run["seed"]): np.array(run["correct"]) for run in stored[f"beta {beta}, sweep"]}
+        for j, (plain, weighted, difference) in ((16, cells[4:]), (1, cells[:3])):
+            score = np.vectorize(lambda c, j=j: 1 - math.comb(16 - c, j) / math.comb(16, j))
+            a, b = (np.stack([score(runs[alpha, seed]) for seed in range(400, 408)]) for alpha in (0, 0.25))
+            assert [float(plain), float(weighted)] == pytest.approx([a.mean(), b.mean()], abs=5.1e-4)
+            found, numbers = paired_interval(b - a), re.findall(r"[+−]\d\.\d+", difference)
+            assert [float(x.replace("−", "-")) for x in numbers] == pytest.approx(
+                [found.value, found.low, found.high], abs=5.1e-4
+            )
+        assert cells[3] == f"{(b.mean(1) > a.mean(1)).sum()} of 8"  # in pass@1
