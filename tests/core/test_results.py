@@ -89,3 +89,14 @@ def test_table_of_preference_pairs_over_beta():
                 [found.value, found.low, found.high], abs=5.1e-4
             )
         assert cells[3] == f"{(b.mean(1) > a.mean(1)).sum()} of 8"  # in pass@1
+
+
+def test_all_seeds_at_the_default_beta():
+    stored = json.loads((DOCS / "results" / "preferences.json").read_text())
+    runs = [
+        run for part in ("first", "second", "sweep") for run in stored[f"beta 0.1, {part}"] if not run.get("shuffled")
+    ]
+    a, b = (np.array([run["correct"] for run in runs if run["alpha"] == alpha]) / 16 for alpha in (0, 0.25))
+    found = paired_interval(b - a)
+    shown = f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    assert len(a) == 32 and shown in (DOCS / "preferences.md").read_text("utf-8")
