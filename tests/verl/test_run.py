@@ -121,8 +121,9 @@ def test_grpo_s_with_dapos_filter(root, data):
     run_, batches, _ = run(
         root, data, "grpo_s", "algorithm.adv_estimator=grpo_s", "actor_rollout_ref.actor.policy_loss.loss_mode=dew",
         "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc", "+algorithm.dew.beta2=0.2",
+        steps=5,  # three of four groups are mixed: with fewer steps the filter may have nothing to drop
     )  # fmt: skip
-    check_folder(run_, STEPS)
+    check_folder(run_, 5)
     assert batches[0]["algorithm"].beta2 == 0.2
     for batch in batches:
         for rows in check_batch(batch).values():
