@@ -1,6 +1,7 @@
 """`dew lab`: tasks, stacked training, studies. Runs here have tiny policies and rewards that need no warm start."""
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -590,6 +591,14 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path):
     assert "started from policy other, not" in error(output=tmp_path / "old")
     with pytest.raises(ConfigError, match="multiple of 32"):
         Settings(width=100)
+
+
+def test_a_slow_warm_start_says_how_long_it_takes(easy, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(warm, "CHECK", 12)
+    monkeypatch.setattr(warm, "perf_counter", itertools.count(0, 30).__next__)  # ten steps in 30 s
+    warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append)
+    assert "36 s per 12 steps here" in said[1]
 
 
 def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):

@@ -132,7 +132,7 @@ def _credit(group: GroupRecord, name: str | None, changed: dict[str, Any]) -> Gr
     except (DewError, TypeError):
         if not complete:
             raise
-        algorithm = None  # a class of the user's that is not known here: show what was recorded
+        algorithm = None  # the user's own class, unknown here: show what was recorded
     rollouts = _rollouts(group, [] if complete or algorithm is None else algorithm.signals)
 
     def unpadded(x: "Tensor") -> list[list[Any]]:
