@@ -73,6 +73,8 @@ def train(settings: Json, arm: Arm, seed: int, home: Path) -> None:
         changed = {f.name: getattr(arm.algorithm, f.name) for f in fields(arm.algorithm)}
         changed = {name: value for name, value in changed.items() if value != getattr(type(arm.algorithm), name)}
         prompts, answers = settings["prompts"], settings["group_size"]
+        micro = settings.get("micro_batch", answers)
+        passes = prompts * answers // micro
         flags = {
             "model_name_or_path": settings["model"],
             "output_dir": home,
@@ -82,9 +84,9 @@ def train(settings: Json, arm: Arm, seed: int, home: Path) -> None:
             "seed": seed,
             "max_steps": settings["steps"],
             "num_generations": answers,
-            "per_device_train_batch_size": answers,
-            "gradient_accumulation_steps": prompts // settings["optimizer_steps"],
-            "steps_per_generation": prompts,
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": passes // settings["optimizer_steps"],
+            "steps_per_generation": passes,
             "max_completion_length": settings["limit"],
             "task_settings": json.dumps(settings["task_settings"]),
             "scores": "false",
@@ -439,6 +441,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=16, help="answers per problem")
     parser.add_argument("--prompts", type=int, default=16, help="problems per generation")
     parser.add_argument("--optimizer-steps", type=int, default=4, help="of a generation; must divide --prompts")
+    parser.add_argument("--micro-batch", type=int, help="answers per forward pass (default: a group)")
     parser.add_argument("--limit", type=int, help="tokens of an answer (default: what --choose-limit chose)")
     parser.add_argument("--sets", nargs="+", default=["gsm8k:1319", "math500:500"], help="held-out sets, NAME:PROBLEMS")
     parser.add_argument("-k", type=int, default=8, help="answers per held-out problem")
@@ -485,6 +488,12 @@ def _main(options: argparse.Namespace, flags: list[str]) -> int:
         if options.prompts % options.optimizer_steps:
             what = f"--prompts {options.prompts} cannot be split into {options.optimizer_steps} optimizer steps."
             raise ConfigError(Problem(what, remedy="Give --optimizer-steps that divides --prompts."))
+        if options.micro_batch:
+            settings["micro_batch"] = options.micro_batch
+            answers = options.prompts // options.optimizer_steps * options.group_size
+            if answers % options.micro_batch:
+                what = f"The {answers} answers of an optimizer step cannot be split into passes of {options.micro_batch}."
+                raise ConfigError(Problem(what, remedy=f"Give a --micro-batch that divides {answers}."))
         if options.choose_limit:
             content["choice"] = choose_limit(options, {**settings, "task_settings": recipe.task_settings})
             write(options.out, content)

@@ -107,6 +107,7 @@ def test_obvious_mistakes(tmp_path, monkeypatch):
     assert "--choose-limit first" in refused("--recipe", "tiny/countdown")
     assert "Did you mean 'tiny/countdown'" in refused("--recipe", "tiny/countdwon")
     assert "divides --prompts" in refused("--recipe", "tiny/countdown", "--prompts", "6")
+    assert "divides 64" in refused("--recipe", "tiny/countdown", "--micro-batch", "24")
     script.write(tmp_path / "o", {"settings": {"k": 4}, "choice": {}, "runs": []})
     assert "other settings" in refused("--recipe", "tiny/countdown", "--limit", "40")
 
@@ -136,7 +137,7 @@ def test_the_shortest_limit_that_fits(monkeypatch, tmp_path):
 def test_a_whole_comparison(tmp_path):
     """Two arms, then a further seed: finished runs are not trained again."""
     given = "--recipe tiny/countdown --limit 24 --steps 4 --optimizer-steps 2 --group-size 4 --prompts 2"
-    given += " --sets countdown:6 -k 2"
+    given += " --micro-batch 2 --sets countdown:6 -k 2"
     words = [sys.executable, SCRIPT, tmp_path, *given.split(), "--arms", "dapo", "gtpo", "--logging_steps", "1"]
 
     def seeds(*wanted):
