@@ -286,7 +286,7 @@ def table(content: Json) -> str:
         heads = ["difference", "seeds", "accuracy in training", *scores]
         text += ["Differences paired by seed and by problem, 95 % bootstrap intervals over both; bold: without 0\n"]
         text += [markdown(heads, rows)]
-        if any(1 < int(row[1]) < MIN_SEEDS for row in rows):
+        if any(int(row[1]) < MIN_SEEDS for row in rows):
             few = f"With fewer than {MIN_SEEDS} seeds"
             text += [f"{few} intervals are too narrow to call a difference shown: none is bold.\n"]
         if any(row[1] == "1" for row in rows):
@@ -324,7 +324,7 @@ def _difference(results: Sequence[Result], arm: str, base: str, score: str) -> s
         one = {r.algorithm: r.problems[score] for r in results if r.seed == found.seeds[0]}
         interval = mean_interval([one[arm][p] - one[base][p] for p in one[arm]], span=(-1.0, 1.0))
     text = f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-    few = 1 < len(found.seeds) < MIN_SEEDS  # a bootstrap interval is then hardly more than the range of the seeds
+    few = len(found.seeds) < MIN_SEEDS  # a bootstrap interval is then hardly more than the range of the seeds
     return text if few or interval.low <= 0 <= interval.high else f"**{text}**"
 
 

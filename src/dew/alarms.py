@@ -106,7 +106,7 @@ def _sampler_mismatch(history: History) -> Crossed:
     if len(series) < 3 * RECENT or series[-1] > 0.05:
         return _above("sampler/kl", 0.05, history)
     middle = (len(series) - RECENT) // 2
-    threshold = max(1.5 * sum(series[middle : middle + RECENT]) / RECENT, 5 * series[0], 0.01)
+    threshold = max(1.5 * sum(series[middle : middle + RECENT]) / RECENT, 5 * series[0], 0.002)
     lowest = min(series[-RECENT:])
     return (lowest, threshold) if lowest > threshold else None
 
