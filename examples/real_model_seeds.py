@@ -492,8 +492,8 @@ def _main(options: argparse.Namespace, flags: list[str]) -> int:
             settings["micro_batch"] = options.micro_batch
             answers = options.prompts // options.optimizer_steps * options.group_size
             if answers % options.micro_batch:
-                what = f"The {answers} answers of an optimizer step cannot be split into passes of {options.micro_batch}."
-                raise ConfigError(Problem(what, remedy=f"Give a --micro-batch that divides {answers}."))
+                what = f"--micro-batch {options.micro_batch} does not divide the {answers} answers of an optimizer step."
+                raise ConfigError(Problem(what, remedy=f"Give one that divides {answers}."))
         if options.choose_limit:
             content["choice"] = choose_limit(options, {**settings, "task_settings": recipe.task_settings})
             write(options.out, content)
