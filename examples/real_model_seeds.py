@@ -492,7 +492,7 @@ def _main(options: argparse.Namespace, flags: list[str]) -> int:
             settings["micro_batch"] = options.micro_batch
             answers = options.prompts // options.optimizer_steps * options.group_size
             if answers % options.micro_batch:
-                what = f"--micro-batch {options.micro_batch} does not divide the {answers} answers of an optimizer step."
+                what = f"--micro-batch {options.micro_batch} does not divide the {answers} answers of a step."
                 raise ConfigError(Problem(what, remedy=f"Give one that divides {answers}."))
         if options.choose_limit:
             content["choice"] = choose_limit(options, {**settings, "task_settings": recipe.task_settings})
