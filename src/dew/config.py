@@ -160,7 +160,7 @@ RENAMED = {
 def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None = None) -> None:
     """Report every unknown key with the closest known one."""
     known = [*known, *OWN_KEYS]
-    advice = "Remove it, or run `dew train --keys` to list all settings."
+    advice = "`dew train --keys` lists all settings; those of the algorithm belong in algorithm_kwargs: {alpha2: 0.2}."
     unknown = [key for key in keys if key not in known]
     problems = {key: RENAMED.get(key) or did_you_mean(key, known, cutoff=0.8) or advice for key in unknown}
     if problems:
@@ -205,8 +205,7 @@ def read_yaml(path: str | Path) -> Settings:
         raise ConfigError(error.problems) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        advice = "" if path.exists() else "`dew recipes` lists the bundled ones."
-        raise ConfigError(Problem(f"{path}: cannot be read ({reason}).", remedy=advice)) from None
+        raise ConfigError(f"{path}: cannot be read ({reason}).") from None
     return parse_yaml(text, str(path))
 
 
@@ -227,8 +226,8 @@ def parse_yaml(text: str, source: str = "config") -> Settings:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
-        what = f"{source}: expected `key: value` lines, got a {type(value).__name__}."
-        raise ConfigError(Problem(what, remedy="Write lines such as `learning_rate: 1e-6`."))
+        remedy = "Write lines such as `learning_rate: 1e-6`."
+        raise ConfigError(Problem(f"{source}: expected `key: value` lines.", remedy=remedy))
     return value
 
 

@@ -120,8 +120,23 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["trian"], 2, "No such command"),
         (["eval"], 2, "Missing argument 'model'.\n→ See `dew eval --help`"),
         (["train"], 1, "dew train FILE.yaml"),
-        (["train", "nowhere.yaml"], 1, "No such file"),
+        (["train", "nowhere.yaml"], 1, "There is no config file or recipe 'nowhere.yaml'"),
+        (["train", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
+        (["train", "a_folder"], 1, "a_folder is a folder, not a config file"),
+        (["train", "a_run"], 1, "dew resume a_run"),
+        (["train", "tiny/countdown", "--output_dir", "a_file"], 1, "a_file is a file, not a folder"),
+        (["train", "tiny/countdown", "--output_dir", "."], 1, "Choose another folder.\n"),
+        (["train", "tiny/countdown", "--alpha2", "1"], 1, "algorithm_kwargs: {alpha2"),
+        (["train", "tiny/countdown", "--model_name_or_path", "nowhere"], 1, "model_name_or_path: 'nowhere' cannot be"),
+        (["train", "no_data.yaml", "--use_cpu"], 1, "nothing to train on"),
         (["resume", "nowhere"], 1, "output_dir of a run"),
+        (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),
+        (["eval", "a_folder"], 1, "a_folder is not a model folder. It has no config.json"),
+        (["eval", "a_file.json"], 1, "not a file that `dew eval --keep` wrote"),
+        (["eval", "tiny", "--keep", "a_folder"], 1, "--keep a_folder is a folder"),
+        (["eval", "tiny", "--task", "empty.jsonl"], 1, "empty.jsonl: no rows."),
+        (["pairs", "tiny", "pairs.txt"], 1, "pairs.txt does not end in .jsonl"),
+        (["demo", "--out", "a_run"], 1, "Choose another folder.\n"),
         (["report"], 1, "dew report runs/NAME"),
         (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
         (["train", "tiny/countdown", "--algorithm", "gtop"], 1, "Did you mean 'gtpo'"),
@@ -138,9 +153,14 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["export", "nowhere", "there"], 1, "no final model"),
     ],
 )
-def test_mistakes_get_one_clear_message(dew, words, code, says):
+def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a_run/config.yaml", "a_folder/note.txt", "a_file", "a_file.json", "empty.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "no_data.yaml").write_text("model_name_or_path: tiny\n")
     got, out, err = dew(*words)
-    assert got == code and says in err and "Traceback" not in err + out
+    assert got == code and says in err and "Traceback" not in err + out and "None" not in out
     assert len(err.splitlines()) <= console.MAX_ERROR_LINES + 1
 
 

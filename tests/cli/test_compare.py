@@ -144,7 +144,7 @@ def test_mistakes_are_named_before_anything_runs(dew, tmp_path, monkeypatch):
     for words, says in (
         (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], "gapo"),
         (["compare", "tiny/countdown", "--algorithms", "gtpo", "--baseline", "dapo"], "not among the algorithms"),
-        (["compare", "nowhere.yaml"], "No such file"),
+        (["compare", "nowhere.yaml"], "no config file or recipe"),
     ):
         code, _, err = dew(*words)
         assert code == 1 and says in err

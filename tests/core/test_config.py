@@ -41,7 +41,7 @@ def test_scalars(text, value):
         ("a: 1\nb: 1\na: 2", 'line 3 .*duplicate key "a"'),
         ("b:\n  c: 1\n  c: 2", 'line 3 .*duplicate key "c"'),
         ("a: [1", "line 1"),
-        ("- 1\n- 2", "got a list"),
+        ("- 1\n- 2", "expected `key: value` lines"),
         ("1: 2", "key: value"),
         ("!!python/object/apply:os.system ['true']", "line 1"),
         ("a: !!python/name:os.system", "line 1"),
@@ -123,5 +123,5 @@ def test_unknown_keys_name_the_file_and_the_nearest_key():
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_run(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="not a regular file"):
+    with pytest.raises(ConfigError, match="is a folder, not a file"):
         read_run(tmp_path)

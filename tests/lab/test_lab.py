@@ -519,7 +519,7 @@ def test_mistakes_in_a_users_rule_are_explained(tmp_path, capsys, monkeypatch):
     assert 'Write "old" for the entropy' in says(name='name = "mine"; needs_entropy = True')
     assert 'Write e.g. name = "mine"' in says(name="pass")
     assert "mine needs the setting 'keep'. Give it a default" in says(body="keep: float")
-    assert "its setting 'scale' has the name of something else" in says(body="scale: float = 2.0")
+    assert "its setting 'scale' clashes with" in says(body="scale: float = 2.0")
     assert "is not a data class. Decorate the class" in says(head="class Rule(DAPO):", body="keep: float = 2.0")
     assert "Decorate the class with @dataclass(frozen=True" in says(head="@dataclass\nclass Rule(DAPO):")
     assert "has no credit. Define advantages" in says(head="class Rule(Algorithm):")
@@ -674,7 +674,7 @@ def test_verdicts_of_arms_that_are_equal_or_have_few_seeds():
     """An arm with few seeds does not hide the verdict on the others, and equal runs are not called noise."""
     base, better = [0.5, 0.52, 0.51, 0.53, 0.5], [0.6, 0.63, 0.61, 0.63, 0.6]
     page = markdown(invented({("a", 1.0): base, ("b", 1.0): better, ("c", 1.0): base, ("d", 1.0): base[:2][::-1]}))
-    assert "b is ahead by 0.102" in page and "every run of c equals that of a" in page
+    assert "b is ahead by 0.102" in page and "every run of c is identical to that of a" in page
     assert "too few seeds (2) to judge d: train with --seeds 5" in page and "within noise" not in page
 
 

@@ -240,7 +240,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit one micro-batch"),
         (
             {"verl": {f"{ROLLOUT}.tensor_model_parallel_size": 2}},
-            "1 GPUs cannot be divided by",
+            "1 GPUs are not divisible by",
         ),
     ],
 )

@@ -31,7 +31,7 @@ def own_class(name: str) -> type[Algorithm]:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         rules = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)]
         own = [n for n in rules if getattr(module, n).__module__ == module.__name__]
-        remedy = f"{did_you_mean(attribute, own)} {'It has: ' + ', '.join(own) if own else 'It has none'}.".lstrip()
+        remedy = f"{did_you_mean(attribute, own)} {'It has: ' + ', '.join(own) if own else 'It has no algorithm'}.".lstrip()
         raise ConfigError(Problem(f"{where} has no class {attribute!r} derived from dew.Algorithm.", remedy=remedy))
     if problems := _problems(found):
         raise ConfigError([Problem(f"{name}: {what}", remedy=remedy) for what, remedy in problems.items()])
@@ -50,7 +50,7 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
         found[f"needs_entropy={cls.needs_entropy!r} is not known."] = remedy
     settings, known = {f.name for f in fields(cls)}, {f.name for f in fields(Algorithm)}
     for setting in sorted(x for x in settings - known if hasattr(Algorithm, x)):
-        found[f"its setting {setting!r} has the name of something else in dew.Algorithm."] = "Rename the setting."
+        found[f"its setting {setting!r} clashes with an attribute of dew.Algorithm."] = "Rename the setting."
     hints = {x: hint for x, hint in get_type_hints(cls).items() if x in vars(cls).get("__annotations__", {})}
     if any("ClassVar" not in str(hint) and x not in settings for x, hint in hints.items()):
         found[f"class {cls.__name__} has settings, but is not a data class."] = DECORATOR

@@ -96,7 +96,7 @@ def _without_per_run(run: Run, typed: Typed) -> Run:
         raise ConfigError(Problem("engine: verl. `dew compare` trains on TRL.", remedy=advice))
     if given := ", ".join(key for key in PER_RUN if key in typed):
         advice = "Use --algorithms, --seeds and --out."
-        raise ConfigError(Problem(f"{given}: chosen by the comparison for each run.", remedy=advice))
+        raise ConfigError(Problem(f"{given}: `dew compare` sets this for each run.", remedy=advice))
     return replace(run, settings={k: v for k, v in run.settings.items() if k not in PER_RUN})
 
 
@@ -127,7 +127,7 @@ def _child(config: Path, home: Path, algorithm: str, seed: int) -> Child | None:
 def _train(children: Sequence[Child], total: int, parallel: int, *, quiet: bool) -> None:
     say: Callable[[str], None] = (lambda _: None) if quiet else out.print
     at_once = f", {min(parallel, len(children))} at a time" if children else ""
-    say(f"{total} runs: {total - len(children)} finished, {len(children)} to do{at_once}")
+    say(f"{total} run{'s' * (total > 1)}: {total - len(children)} finished, {len(children)} to do{at_once}")
     numbers = count(total - len(children) + 1)
 
     def ended(child: Child) -> None:

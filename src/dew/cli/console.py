@@ -88,7 +88,8 @@ def show_checks(checks: Sequence[Check], after: str = "") -> None:
         grid.add_row(Text(f"{mark} {check.status}", style=style), check.name, Text(printable(check.says)) + remedy)
     out.print(grid)
     counts = {status: sum(check.status == status for check in checks) for status in MARKS}
-    out.print(f"\n{', '.join(f'{n} {status}' for status, n in counts.items() if n)}.{after}")
+    counted = [f"{n} {status}{'s' * (status == 'warning' and n > 1)}" for status, n in counts.items() if n]
+    out.print(f"\n{', '.join(counted)}.{after}")
 
 
 def print_json(value: Any) -> None:

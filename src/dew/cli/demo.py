@@ -63,12 +63,12 @@ def _announce(steps: int, folder: Path) -> None:
     _heading("What this does")
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
     out.print(
-        "A language model with 0.6 million parameters, which comes with dew, plays countdown: reach a target from six "
-        "numbers.\nIt learns only from right or wrong, twice: with DAPO, which gives all tokens of an answer the same "
+        "A bundled language model with 0.6 million parameters learns countdown: reach a target from six numbers.\n"
+        "It trains twice, rewarded only for correct answers: with DAPO, which gives all tokens of an answer the same "
         "credit,\nand with dew, which gives more of a correct answer's credit to tokens where the policy was uncertain."
-        f"\nAll else is equal: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n"
+        f"\nAll else is the same: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n"
         "On two idle cores this takes two to three minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
-        f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; into {folder}"
+        f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; output in {folder}"
     )
 
 
@@ -132,7 +132,7 @@ def _results(folder: Path) -> None:
     grid, changes = before_and_after(before, after)
     out.print(grid)
     out.print("95 % intervals over held-out problems.\n\n" + "\n".join(changes))
-    _heading(f"{RULE} against {BASELINE}")
+    _heading(f"{RULE} compared with {BASELINE}")
     runs = compare_runs([read_result(folder / name, name, 0) for name in DEMO_RUNS], BASELINE)
     area = next(d.difference.value for d in runs.differences if d.score == "area")
     measured = json.loads(get(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py

@@ -32,9 +32,11 @@ def evaluate_(
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
-    threshold: Annotated[float, typer.Option(help="An answer with a --reward above this is correct.")] = 0.5,
+    threshold: Annotated[float, typer.Option(help="Answers with a --reward above this count as correct.")] = 0.5,
     k: Annotated[int | None, typer.Option("-k", help="Answers per problem (default 16).")] = None,
-    problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
+    problems: Annotated[
+        int | None, typer.Option("-n", "--problems", min=1, help="Held-out problems (default 256).")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
@@ -43,8 +45,8 @@ def evaluate_(
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
-    vs: Annotated[str | None, typer.Option(help="A second model, on the same problems: second − first.")] = None,
-    suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings: paper.")] = None,
+    vs: Annotated[str | None, typer.Option(help="A second model to compare on the same problems (second − first).")] = None,
+    suite: Annotated[str | None, typer.Option(help="Evaluate on a paper's data sets, with its settings: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -52,6 +54,8 @@ def evaluate_(
     if sum(given is not None for given in (reward, verifier, suite)) > 1:
         what = "More than one of --reward, --verifier and --suite:"
         raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
+    if keep is not None and keep.is_dir():
+        raise ConfigError(Problem(f"--keep {keep} is a folder.", remedy="Name a JSON file to write."))
     from dew import evaluate as ev
     from dew.evaluate import suites
 
@@ -81,7 +85,7 @@ def evaluate_(
     names = [name for name in (model, vs) if name is not None]
     kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
     if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
-        raise ConfigError(Problem(f"{unused}: has no effect on answers that were kept.", remedy="Leave it out."))
+        raise ConfigError(Problem(f"{unused}: no effect on answers read from a file.", remedy="Leave it out."))
     sampling = {"k": 16, "max_new_tokens": limit, "temperature": temperature, "top_p": top_p, "greedy": greedy}
     scores = [
         scored or score(load_model(name, engine, float32), task, problems, **sampling)
@@ -139,18 +143,18 @@ def pairs(
     task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
-    k: Annotated[int, typer.Option("-k", help="Answers to sample per problem.")] = 8,
-    problems: Annotated[int, typer.Option("-n", "--problems", help="Training problems.")] = 1024,
-    per_problem: Annotated[int, typer.Option(help="Maximum number of pairs of one problem.", min=1)] = 1,
+    k: Annotated[int, typer.Option("-k", min=2, help="Answers to sample per problem.")] = 8,
+    problems: Annotated[int, typer.Option("-n", "--problems", min=1, help="Training problems.")] = 1024,
+    per_problem: Annotated[int, typer.Option(help="Maximum number of pairs per problem.", min=1)] = 1,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum new tokens per answer.")] = 128,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
 ) -> None:
-    """Make preference pairs for `trainer: dpo`. A correct answer against a wrong one of the same training problem."""
+    """Make preference pairs for `trainer: dpo`. Each pairs a correct and a wrong answer to one training problem."""
     if to.exists() or to.suffix != ".jsonl":
-        wrong = "exists" if to.exists() else "is not a .jsonl file"
-        raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new one."))
+        wrong = "already exists" if to.exists() else "does not end in .jsonl"
+        raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new .jsonl file."))
     from dew import evaluate as ev
 
     source = tasks.task(task, **mapping(settings))
@@ -181,9 +185,11 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
 
     path = Path(tasks.model_folder(name))
     path = RunFolder(path).model() or path
-    if (path / "run.json").is_file() and not any((path / file).is_file() for file in MODEL_FILES):
-        what = f"{name}: this run has saved no model and no checkpoint."
-        raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
+    if path.exists() and not any((path / file).is_file() for file in MODEL_FILES):
+        if (path / "run.json").is_file():
+            what = f"{name}: this run has saved no model and no checkpoint."
+            raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
+        raise ConfigError(Problem(f"{name} is not a model folder.", "It has no config.json.", "Give another folder."))
     lora = (path / "adapter_config.json").is_file()
     if lora and engine == "vllm":
         what = f"{name}: LoRA weights, which have to be merged for vLLM."
@@ -218,7 +224,8 @@ def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
 def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"], held_out: bool) -> None:
     first, kind = scores[0], "held-out problems" if held_out else "problems"
     title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95 % intervals by problem"
-    table = Table("score", title=title, title_justify="left")
+    out.print(f"{title}\n")
+    table = Table("score")
     for column in [*names, "second − first, paired"] if differences else names:
         table.add_column(column, justify="right")
     for name in first.scores:
@@ -234,4 +241,4 @@ def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Diff
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
     if differences and all(d.within_noise for d in differences.values()):
-        out.print("Every difference is within noise: these problems do not separate the two models.")
+        out.print("Every difference is within noise: these problems do not show which model is better.")

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dew.cli.recipes import names
+from dew.cli.recipes import get
 from dew.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
 from dew.errors import ConfigError, Problem
 from dew.rewards.user_function import is_user_function
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands whose further flags are settings."""
-UNTRUSTED = "Refuse settings that run code, upload or write elsewhere, unless they are typed as flags too."
+UNTRUSTED = "Refuse settings that run code, upload or write elsewhere, unless you also give them as flags."
 Untrusted = Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)]
 OVERRIDE = re.compile(r"\+{0,2}\w+(\.\w+)+=.*", re.DOTALL)
 NO_VALUE = re.compile(rf"--.*|-[a-zA-Z]|{OVERRIDE.pattern}", re.DOTALL)
@@ -27,7 +27,11 @@ Typed = dict[str, str]
 
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe, changed by the command line, and which settings were typed."""
-    run = read_run(config if config.exists() else names().get(str(config), config))
+    if config.is_dir():
+        is_run = (config / "config.yaml").is_file()
+        advice = f"To resume this run: dew resume {config}" if is_run else "Give a YAML file or a recipe name."
+        raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
+    run = read_run(config if config.exists() else get(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
     make_run({key: keys[key] for key in OWN_KEYS if key in keys}, source="command line")  # its errors name the source

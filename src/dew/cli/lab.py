@@ -58,7 +58,7 @@ def lab(
     from dew.lab import QUICK, QUICK_TASK, Settings, study
 
     if not arms and not quick:
-        raise ConfigError(Problem("no arms.", remedy="Name the baseline first, then the others: dew lab dapo gtpo"))
+        raise ConfigError(Problem("No arms to compare.", remedy="Name the baseline first, then the others: dew lab dapo gtpo"))
     given = {f.name: value for f in fields(Settings) if (value := context.params[f.name]) is not None}
     small: dict[str, Any] = {"tasks": [QUICK_TASK], "seeds": 2, "learning_rates": [1e-4]} if quick else {}
     chosen = {"tasks": task, "seeds": seeds, "learning_rates": learning_rate}

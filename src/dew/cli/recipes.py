@@ -14,6 +14,7 @@ from dew.errors import ConfigError, Problem, did_you_mean
 
 recipes = typer.Typer()
 app.add_typer(recipes, name="recipes")
+Name = Annotated[str, typer.Argument(help="A recipe name, e.g. tiny/countdown.")]
 
 
 def names() -> dict[str, Path]:
@@ -23,18 +24,18 @@ def names() -> dict[str, Path]:
     return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
 
 
-def get(name: str) -> Path:
-    """The file of a recipe."""
+def get(name: str, kind: str = "recipe") -> Path:
+    """The file of a recipe. `kind` is what the user may have meant, for the error."""
     known = names()
     if name not in known:
-        advice = did_you_mean(name, known) or "`dew recipes` lists them."
-        raise ConfigError(Problem(f"There is no recipe {name!r}.", remedy=advice))
+        advice = did_you_mean(name, known) or "`dew recipes` lists the recipes."
+        raise ConfigError(Problem(f"There is no {kind} {name!r}.", remedy=advice))
     return known[name]
 
 
 @recipes.callback(invoke_without_command=True)
 def ls(context: typer.Context) -> None:
-    """List, show or copy bundled recipes."""
+    """List, show or copy bundled recipes. Without a command, lists them."""
     if context.invoked_subcommand is None:
         for name, path in names().items():
             out.print(Text(name, style="bold"))
@@ -42,14 +43,14 @@ def ls(context: typer.Context) -> None:
 
 
 @recipes.command()
-def show(name: str) -> None:
+def show(name: Name) -> None:
     """Print a recipe."""
     out.print(get(name).read_text().rstrip())
 
 
 @recipes.command()
-def copy(name: str, to: Annotated[Path, typer.Argument(help="File or folder.")] = Path(".")) -> None:
-    """Copy a recipe, to edit it."""
+def copy(name: Name, to: Annotated[Path, typer.Argument(help="File or folder.")] = Path(".")) -> None:
+    """Copy a recipe to edit."""
     source = get(name)
     target = to / source.name if to.is_dir() else to
     if target.exists():

@@ -13,16 +13,16 @@ from dew.errors import ConfigError, Problem
 
 @app.command()
 def report(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Runs, or a folder of several or of a study.")] = None,
-    records: Annotated[Path | None, typer.Option(help="A JSONL of token records instead (docs/records.md).")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Run folders, or the folder of several runs or of a study.")] = None,
+    records: Annotated[Path | None, typer.Option(help="A JSONL file of token records instead (docs/records.md).")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file to write.")] = None,
 ) -> None:
-    """Write an HTML report on one or more runs. It shows curves and the credit of every recorded token."""
+    """Write an HTML report on one or more runs, with curves and the credit of every recorded token."""
     from dew.report import build, build_from_records
 
     if not folders and records is None:
-        usage = "`dew report runs/NAME`, or `dew report --records FILE.jsonl`."
-        raise ConfigError(Problem("The run is missing.", remedy=usage))
+        usage = "Write `dew report runs/NAME`, or `dew report --records FILE.jsonl`."
+        raise ConfigError(Problem("No run given.", remedy=usage))
     path = build(folders or [], output) if records is None else build_from_records(records, output)
     out.print(f"{path}\nOpen it in a browser. The same content as JSON is beside it.")
 
@@ -41,7 +41,7 @@ def view(
 
     server, address = make_server(folders, port)
     with server:
-        out.print(f"{address}\nThe page follows the runs. Only this machine can open it. Ctrl-C stops the server.")
+        out.print(f"{address}\nThe page updates while the runs train. Only this machine can open it. Ctrl-C stops the server.")
         if browser:
             webbrowser.open(address)
         try:

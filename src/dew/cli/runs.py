@@ -195,21 +195,27 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
 
 def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
     """Make sure that `folder` is empty. `overwrite` deletes a run there, or with `demo` an earlier demo."""
-    if folder.is_dir():
-        sweep(folder)
-    content = {path.name: path for path in folder.iterdir() if path.name != ".lock"} if folder.exists() else {}
+    make_folder(folder)
+    sweep(folder)
+    content = {path.name: path for path in folder.iterdir() if path.name != ".lock"}
     if not content:
         return
-    is_run = not content.keys().isdisjoint({"config.yaml", "verl.yaml"})
-    if not overwrite:
-        resume = f"Resume it (dew resume {folder}), choose" if is_run else "Choose"
-        raise ConfigError(Problem(f"{folder} is not empty.", remedy=f"{resume} another folder, or add --overwrite."))
-    if not (content.keys() <= DEMO_FILES if demo else is_run):
-        listed = ", ".join(sorted(content)[:3])
-        what = f"{folder} holds other files ({listed}, ...), not a {'demo' if demo else 'run'}, and is not emptied."
+    kind = "a demo" if demo else "a run"
+    if not (content.keys() <= DEMO_FILES if demo else content.keys() & {"config.yaml", "verl.yaml"}):
+        what = f"{folder} is not empty, and holds other files than {kind}: {', '.join(sorted(content)[:3])}."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
+    if not overwrite:
+        resume = "Choose" if demo else f"Resume the run (dew resume {folder}), choose"
+        remedy = f"{resume} another folder, or add --overwrite."
+        raise ConfigError(Problem(f"{folder} is not empty: it holds {kind}.", remedy=remedy))
     for path in content.values():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(Problem(f"{folder} is a file, not a folder.", remedy="Choose another folder."))
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
@@ -220,7 +226,7 @@ def lock(folder: Path) -> Iterator[None]:
     if not is_main_process:  # of several that train together, one holds the lock
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,6 +11,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
+from dew.cli.runs import make_folder
 from dew.config import read_run
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
@@ -31,8 +32,8 @@ def train(
 ) -> None:
     """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`; -o is `--output_dir`.
 
-    With `trainer: dpo` it trains on preference pairs (`dew pairs`), with settings of TRL's DPO.
-    On a cluster: `--engine verl`, with verl's own keys in hydra's form: `trainer.nnodes=8`.
+    `trainer: dpo` trains on preference pairs (`dew pairs`) and takes the settings of TRL's DPO trainer.
+    `--engine verl` trains on a cluster; write verl's own keys as hydra does: `trainer.nnodes=8`.
     """
     if keys:
         from dew.cli import trl
@@ -40,7 +41,7 @@ def train(
         trl.print_keys(on_pairs=config is not None and load_run(config, context.args)[0].trainer == "dpo")
         return
     if config is None:
-        raise ConfigError(Problem("The config file is missing.", remedy="`dew train FILE.yaml`; see `dew recipes`."))
+        raise ConfigError(Problem("No config given.", remedy="Write `dew train FILE.yaml`; `dew recipes` lists examples."))
     run, typed = load_run(config, context.args)
     check_settings(run, typed)
     if run.engine == "verl":
@@ -53,14 +54,14 @@ def train(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The output_dir of a run that was stopped or killed.")],
-    max_steps: Annotated[int | None, typer.Option("--max_steps", min=1, help="Train on to this step (TRL).")] = None,
+    max_steps: Annotated[int | None, typer.Option("--max_steps", min=1, help="Continue to this step (TRL only).")] = None,
     untrusted: Untrusted = False,
 ) -> None:
-    """Resume a run from its last complete checkpoint. With --max_steps also a finished one."""
+    """Resume a run from its last complete checkpoint. A larger --max_steps extends a finished run."""
     config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
     from_python = not config.is_file() and not on_verl
     if from_python and not (folder / "run.json").is_file():
-        raise ConfigError(Problem(f"{folder}: no config.yaml there.", remedy="Give the output_dir of a run."))
+        raise ConfigError(Problem(f"{folder} is not the folder of a run.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
     if max_steps and (from_python or on_verl):
         remedy = f"Change it in {'the script' if from_python else 'verl.yaml'}."
@@ -125,14 +126,15 @@ def export(
     """
     source = RunFolder(run).model()
     if source is None:
-        advice = f"Finish the run (dew resume {run}) or give another folder."
-        raise ConfigError(Problem(f"{run}: no final model there.", remedy=advice))
-    if to.exists() and any(to.iterdir()):
+        is_run = (run / "run.json").is_file()
+        advice = f"Finish the run: dew resume {run}" if is_run else "Give the output_dir of a run."
+        raise ConfigError(Problem(f"{run} holds no final model and no checkpoint.", remedy=advice))
+    make_folder(to)
+    if any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
     stay_inside(source)
     from dew.cli.evaluate import load_lora, load_model
 
-    to.mkdir(parents=True, exist_ok=True)
     if (source / "adapter_config.json").is_file():
         from transformers import AutoTokenizer
 

@@ -184,7 +184,7 @@ def _check(seeds: int, first_seed: int, arms: Sequence[Arm]) -> None:
     if seeds < 1:
         problems.append(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 8 or more to see a difference."))
     if first_seed < 0:
-        problems.append(Problem(f"first_seed={first_seed}: seeds are counted from 0."))
+        problems.append(Problem(f"first_seed={first_seed}: must be at least 0."))
     wrong = sorted({a.learning_rate for a in arms if not 0 < a.learning_rate < 1})
     problems += [Problem(f"learning rate {x:g}.", remedy="Give a number between 0 and 1, e.g. 1e-4.") for x in wrong]
     if problems:
@@ -274,7 +274,7 @@ def _train(
         except torch.OutOfMemoryError:
             if len(stack) == 1:
                 remedy = "Lower --prompts, --group-size or --width, or raise --optimizer-steps."
-                raise ConfigError(Problem("A single run does not fit into the memory.", remedy=remedy)) from None
+                raise ConfigError(Problem("A single run does not fit in memory.", remedy=remedy)) from None
             size = math.ceil(len(stack) / 2)
             torch.cuda.empty_cache()
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")

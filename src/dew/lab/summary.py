@@ -164,10 +164,10 @@ def _verdict(study: Study, task: str, compare: str) -> str:
         words.append(f"{d.arm[0]}{rate} is {d.verdict} by {abs(d.value):.3f} (p = {d.holm:.2g})")
     if noise := kinds.get("within noise"):
         limit = max(d.high - d.value for d in noise)
-        words.append(f"within noise: {names['within noise']} (differences beyond about {limit:.3f} would have shown)")
+        words.append(f"within noise: {names['within noise']} (differences above about {limit:.3f} would have been detected)")
     if "equal" in kinds:
-        why = "its credit is the same, or differs by a factor, which Adam divides out"
-        words.append(f"every run of {names['equal']} equals that of {study.arms[0]}: {why}")
+        why = "its credit is the same, or differs by a constant factor, which Adam cancels"
+        words.append(f"every run of {names['equal']} is identical to that of {study.arms[0]}: {why}")
     if few := kinds.get("few"):
         seeds = min(d.seeds for d in few)
         words.append(f"too few seeds ({seeds}) to judge {names['few']}: train with --seeds {MIN_SEEDS} or more")

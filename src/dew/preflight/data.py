@@ -55,7 +55,7 @@ def rows_of(train: Any) -> list[Row]:
 def check_columns(data: Data) -> Check:
     """Whether the data have the columns that the trainer and the rewards read."""
     if not data.rows:
-        return failed("columns", "The training data have no rows.", "Choose a split that has rows.")
+        return failed("columns", "The training data has no rows.", "Choose a split that has rows.")
     columns = list(data.rows[0])
     facts = {"rows": len(data.rows), "columns": columns}
     if missing := missing_columns(columns, data.rewards):

@@ -91,9 +91,9 @@ def check_folder(folder: Path) -> Check:
     except OSError as error:
         says = f"output_dir={str(folder)!r}: cannot write to {parent} ({error.strerror})."
         return failed("folder", says, "Choose another output_dir, or fix the permissions.")
-    if folder.is_dir() and any(folder.iterdir()):
-        says = f"output_dir={str(folder)!r} is not empty; `dew train` would refuse to use it."
-        return warning("folder", says, f"dew resume {folder}, another output_dir, or --overwrite.")
+    if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):
+        says = f"output_dir={str(folder)!r} is not empty, so `dew train` will not use it."
+        return warning("folder", says, f"Resume (dew resume {folder}), choose another output_dir, or add --overwrite.")
     return ok("folder", f"output_dir={str(folder)!r} is writable.")
 
 
@@ -124,7 +124,7 @@ def check_versions(lock: str | None = None) -> Check:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
     releases = ", ".join(map(tried, engine))
     if missing := [name for name in TRAINING_NEEDS[extra] if installed(name) is None]:
-        says = f"Training needs {', '.join(missing)}, not installed."
+        says = f"Not installed, but needed for training: {', '.join(missing)}."
         return warning("versions", says, f"pip install 'dew-rl[{extra}]'.", **facts)
     other = [
         f"{name} {number} (tested: {tested[name]})"

@@ -38,7 +38,7 @@ def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted
     checks.append(check_batches(parsed.args))
     data, failures = attempt("data", read_data, parsed)
     if data is None:
-        return [*checks, *failures, skipped("the rest", "There are no data to check.")]
+        return [*checks, *failures, skipped("the rest", "There is no data to check.")]
     checks.append(check_columns(data))
     if checks[-1].status == "failed":
         return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
@@ -61,7 +61,8 @@ def _trainable(checks: list[Check]) -> bool:
 
 
 def check_settings(parsed: Parsed) -> Check:
-    valid = f"{len(parsed.run.settings)} settings, all valid."
+    n = len(parsed.run.settings)
+    valid = f"{n} setting{'s' * (n != 1)}, all valid."
     if parsed.run.trainer != "dpo" and (problem := parsed.args.filtered_sampling()):
         return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
     return ok("settings", valid)

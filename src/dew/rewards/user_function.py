@@ -78,7 +78,7 @@ class UserFunction:
         where, _, name = path.rpartition(":" if ":" in path else ".")
         if not where or not name.isidentifier() or path.endswith(".py"):
             remedy = "Write module:function or file.py:function."
-            raise ConfigError(Problem(f"reward {path!r}: names no function.", remedy=remedy))
+            raise ConfigError(Problem(f"reward {path!r} names no function.", remedy=remedy))
         self.path, self.name, self.timeout, self.seed = path, name, timeout, seed
         self.memory = memory or psutil.virtual_memory().total / 2
         self.folders = list(dict.fromkeys(str(Path(folder).absolute()) for folder in (Path.cwd(), *folders)))

@@ -81,7 +81,8 @@ def read_table(
     table = Table(name or str(source), kept, bad, repeated)
     if not kept:
         named = "task_settings {problem: ..., answer: ...} (dew eval: --settings) names the columns."
-        raise ConfigError(Problem(f"No usable rows. {table}", remedy=named * any("no column" in why for why in bad)))
+        what = f"No usable rows. {table}" if bad else f"{source}: no rows."
+        raise ConfigError(Problem(what, remedy=named * any("no column" in why for why in bad)))
     if bad:
         log.warning("%s", table)
     return table

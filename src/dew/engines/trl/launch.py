@@ -142,9 +142,13 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
-    if parsed.run.trainer == "dpo":
-        return DewDPOTrainer(folder, **others)
-    return DewTrainer(folder, rewards_of(parsed), **others)
+    rewards = [] if parsed.run.trainer == "dpo" else [rewards_of(parsed)]
+    try:
+        return (DewTrainer if rewards else DewDPOTrainer)(folder, *rewards, **others)
+    except OSError as error:
+        if error.errno is not None:  # of the file system, not of transformers
+            raise
+        raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
 
 
 def local_model(name: str) -> str:

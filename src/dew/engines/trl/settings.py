@@ -34,7 +34,7 @@ class Parsed:
         """What the run trains on, for messages."""
         own = self.run.pairs if self.run.trainer == "dpo" else self.run.task
         mixed = ", ".join(source.path for source in self.mixture.datasets)
-        return own or mixed or str(self.script.dataset_name)
+        return own or mixed or self.script.dataset_name or "no data"
 
 
 def classes(on_pairs: bool = False) -> tuple[Any, ...]:

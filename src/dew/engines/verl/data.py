@@ -47,7 +47,7 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
     prefix = str(tokenizer.decode(tokenizer("")["input_ids"]))
     short = [row for row in rows if len(prompt_ids(tokenizer, row["prompt"])) <= limit]
     if dropped := len(rows) - len(short):
-        logger.warning("%d problems are left out: their prompts have more than %d tokens.", dropped, limit)
+        logger.warning("Left out %d problems with prompts of more than %d tokens.", dropped, limit)
     if len(short) < prompts:
         what = f"{len(short)} problems are fewer than the {prompts} prompts of one step: verl would train on nothing."
         most = max(1, len(short))
@@ -65,7 +65,7 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
 def verl_row(row: Row, index: int, split: str, verifier: str, columns: Sequence[str], prefix: str = "") -> Row:
     missing = [column for column in columns if column not in row]
     if missing:
-        raise ConfigError(f"verifier {verifier!r} reads the column {missing[0]!r}; the data have {', '.join(row)}.")
+        raise ConfigError(f"verifier {verifier!r} reads the column {missing[0]!r}; the data has {', '.join(row)}.")
     prompt, gold = row["prompt"], columns or [name for name in row if name != "prompt"]
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prefix + prompt}]

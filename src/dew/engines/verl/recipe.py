@@ -93,7 +93,7 @@ class Batches:
     def problems(self) -> list[Problem]:
         """What verl would refuse, or silently pad."""
         found = [
-            Problem(f"{self.gpus} GPUs cannot be divided by {BATCHES[name]}={size}.", remedy="Set it to a divisor.")
+            Problem(f"{self.gpus} GPUs are not divisible by {BATCHES[name]}={size}.", remedy="Set it to a divisor.")
             for name in ("tensor_parallel", "sequence_parallel")
             if self.gpus % (size := getattr(self, name))
         ]
@@ -228,7 +228,7 @@ class Recipe:
         found[key] = max(16384, prompt + answer)
         if (room := self.count(key, found[key]) * batches.sequence_parallel) < prompt + answer:
             what = f"{key}={room}: a prompt and its answer may have {prompt + answer} tokens."
-            self.problem(f"{what} They must fit one micro-batch.", "Raise it, or shorten them.")
+            self.problem(f"{what} Both must fit in one micro-batch.", "Raise it, or shorten them.")
         return found
 
     def model(self) -> Overrides:
