@@ -1,9 +1,9 @@
-"""The entropy that reached the estimator in a run on verl, against dew's kernel on the same tokens.
+"""Compare the entropy that reached the estimator in a verl run with dew's kernel on the same tokens.
 
     python benchmarks/verl_records.py RUN --model FOLDER [--step 1] [--out FILE] [--device cuda]
 
 RUN is a run folder with token records; FOLDER holds the weights that scored the step, for step 1 those of the start.
-dew's kernel scores the recorded answers in bf16, as verl does, and in float32, which takes the place of the truth.
+dew's kernel scores the recorded answers in bf16, as verl does, and in float32, which serves as the reference.
 """
 
 import argparse

@@ -7,7 +7,7 @@
     python examples/real_model_seeds.py OUT --figure FILE.svg                curves of training and pass@k, likewise
 
 MODEL is a folder or a hub name. Arms are written as for `dew lab`: dapo, 'gtpo(alpha2=0.5)', 'dew@2e-6' (a learning
-rate of its own). Each run trains the recipe with several optimizer steps a generation, then answers the held-out
+rate of its own). Each run trains the recipe with several optimizer steps per generation, then answers the held-out
 problems of every set k times. Seeds are finished one after the other, all arms of each. Re-run the same command to
 resume: finished runs are skipped, interrupted ones continue from their last checkpoint. OUT/counts.json gets the counts
 of every run as soon as it is finished. Further flags are settings of every run, e.g. `--save_strategy steps

@@ -1,9 +1,9 @@
-"""DPO against DPO with entropy weights, on preference pairs from a model's own verified answers.
+"""Compare DPO with entropy-weighted DPO, on preference pairs from a model's own verified answers.
 
     python examples/weighted_dpo.py OUT                   # tiny6 on countdown, one CPU core: docs/results.md
     python examples/weighted_dpo.py OUT --setup gsm8k --model MODEL --seeds 2     # one GPU
 
-For each seed: sample answers to training problems, pair a correct answer with a wrong one of the same problem, train
+For each seed: sample answers to training problems, pair a correct and a wrong answer to the same problem, train
 once with every alpha (0 is plain DPO) on the same pairs in the same order, and evaluate on held-out problems. Prints a
 line per run and a table of pass@1 and pass@k with paired differences from plain DPO. OUT/results.json is written after
 every run; re-run the same command to resume. `--shuffled` adds a control: the same weights, but on random tokens of
@@ -66,7 +66,7 @@ def make_pairs(setup, seed, path):
 
 
 def shuffled_weights(chosen, entropy, mask, **settings):
-    """The weights of every answer at random tokens of it."""
+    """The weights of every answer, moved to random tokens of it."""
     weights = preference_weights(chosen, entropy, mask, **settings)
     for row, live in zip(weights, mask, strict=True):
         row[live] = row[live][torch.randperm(int(live.sum()), device=row.device)]
@@ -85,7 +85,7 @@ def train(setup, alpha, shuffled, seed, pairs, folder):
 
 
 def count_correct(setup, model, tokenizer):
-    """Of each held-out problem, how many of its k answers are correct."""
+    """The number of correct answers among the k to each held-out problem."""
     name, settings = setup["task"]
     chosen = dict(setup["evaluation"])
     source, problems = task(name, **settings), chosen.pop("problems")

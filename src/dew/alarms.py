@@ -86,7 +86,7 @@ def _entropy(sign: int, factor: float, history: History) -> Crossed:
 
 
 def _one_token_takes_all(history: History) -> Crossed:
-    """More than a fifth, and more than three times an equal share: with four tokens each has a quarter anyway."""
+    """More than a fifth, and more than three times an equal share: each of four tokens has a quarter anyway."""
     share, tokens = history.last("credit/top1_share"), history.last("credit/tokens")
     threshold = max(0.2, 3 / tokens[0] if tokens and tokens[0] > 0 else 0.2)
     return (share[0], threshold) if share and share[0] > threshold else None
@@ -117,7 +117,7 @@ def _clipped(history: History) -> Crossed:
 
 
 def _never_clips(history: History) -> Crossed:
-    """Nothing clipped for 20 steps in which the policy moved. The bounds of single tokens clip long before."""
+    """Nothing was clipped for 20 steps, although the policy moved. Bounds on single tokens clip much earlier."""
     clipped, kl = (history.last("clip/low", 20) + history.last("clip/high", 20)), history.last("kl/approx", 20)
     moved = sum(kl) / 20
     return (moved, 0.001) if len(clipped) == 40 and max(clipped) == 0 and moved > 0.001 else None
@@ -140,7 +140,7 @@ RULES = (
     Rule("wrong_sign", partial(_above, "credit/flipped_share", 0.01),
          "{value:.1%} of the tokens have credit of the wrong sign: rewarded in a wrong answer or penalised in a "
          "correct one.",
-         "Set pool='outcome', which cannot flip a sign. It happens in groups that are nearly all correct or wrong."),
+         "Set pool='outcome', which cannot flip a sign. This happens in groups that are nearly all correct or wrong."),
     Rule("truncated", partial(_above, "length/truncated_share", 0.3),
          "{value:.0%} of the answers were truncated at the length limit.",
          "Raise max_completion_length, or set overlong='soft' so that the model learns to finish."),

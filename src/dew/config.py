@@ -80,7 +80,7 @@ class Run:
 
 
 MAX_PROBLEMS = 10_000_000
-"""Guards against typing errors: a game would generate problems without end."""
+"""Catches typos: a game can generate any number of problems."""
 TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict, "env": dict,
          "trainer": str, "pairs": str}  # fmt: skip
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
@@ -178,7 +178,7 @@ class _Constructor(SafeConstructor):
 
     def construct_document(self, node: Node) -> Any:
         if _size(node, {}) > MAX_SIZE:
-            raise ValueError("its aliases expand without end; write each value once")
+            raise ValueError("its aliases expand to too many values; write each value once")
         return super().construct_document(node)
 
 

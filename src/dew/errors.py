@@ -20,7 +20,7 @@ class Problem:
     why: str = ""
     """Why that cannot work; empty where it is obvious."""
     remedy: str = ""
-    """What to write or do instead; empty where nothing helps."""
+    """What to write or do instead; may be empty."""
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.what, self.why, self.remedy) if part)
@@ -79,14 +79,14 @@ def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Probl
 
 
 def user_line(error: BaseException) -> str:
-    """` at rules.py, line 12`: the last line of the traceback in a file of the user, or nothing."""
+    """` at rules.py, line 12`: the last line of the traceback in a file of the user, or ''."""
     ours = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")
     lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f" at {Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
 
 
 def not_loaded(what: str, name: str, error: Exception) -> Problem:
-    """A model or data set that a hub or a folder did not give: the first line of a long error, and what to check."""
+    """A model or data set that cannot be loaded: the first line of a long error, and what to check."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     remedy = "Check the name or the path; without network access, download it first and give its folder."
     return Problem(f"{what}: {name!r} cannot be loaded ({reason}).", remedy=remedy)

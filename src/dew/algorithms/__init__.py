@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 DEFAULT_ALGORITHM = "gtpo"
-"""What a configuration that names no algorithm trains with."""
+"""Used if a configuration names no algorithm."""
 ENGINE_ALGORITHM = TRL.name
 """The engine's own advantages and loss."""
 

@@ -41,7 +41,7 @@ class Algorithm:
     """What all algorithms share: settings, `advantages(rollouts)` for whole groups, `loss` for a micro-batch."""
 
     name: ClassVar[str]
-    """The word that `get_algorithm` and every configuration file know it by."""
+    """Its name for `get_algorithm` and in configuration files."""
 
     needs_entropy: ClassVar[Whose] = "no"
     """Whose entropy it reads: nobody's, the sampling policy's, or the one being trained."""
@@ -175,7 +175,7 @@ class Algorithm:
         return f"{self.name}({','.join(changed)})" if changed else self.name
 
     def warnings(self) -> list[str]:
-        """What is allowed and seldom wanted, each with a remedy."""
+        """Settings that are allowed but rarely intended, each with a remedy."""
         return []
 
     @property
@@ -211,7 +211,7 @@ class Algorithm:
         return None
 
     def correct(self, rollouts: Rollouts) -> Tensor:
-        """(P, G) verdicts: O⁺ by the outcome reward alone."""
+        """(P, G) True on correct answers (O⁺), by the outcome reward alone."""
         return rollouts.correct(self.threshold)
 
     def signal(self, rollouts: Rollouts) -> Tensor:

@@ -18,7 +18,7 @@ DECORATOR = "Decorate the class with @dataclass(frozen=True, kw_only=True)."
 
 
 def own_class(name: str) -> type[Algorithm]:
-    """The class that `module:Class` or `file.py:Class` names; modules may lie in the working folder."""
+    """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
     where, _, attribute = name.rpartition(":")
     try:
         module = _of_file(str(Path(where).resolve()), _digest(Path(where))) if where.endswith(".py") else _named(where)
@@ -31,7 +31,7 @@ def own_class(name: str) -> type[Algorithm]:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         rules = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)]
         own = [n for n in rules if getattr(module, n).__module__ == module.__name__]
-        remedy = f"{did_you_mean(attribute, own)} {'It has: ' + ', '.join(own) if own else 'It has no algorithm'}.".lstrip()
+        remedy = f"{did_you_mean(attribute, own)} {'It has: ' + ', '.join(own) if own else 'It has none'}.".lstrip()
         raise ConfigError(Problem(f"{where} has no class {attribute!r} derived from dew.Algorithm.", remedy=remedy))
     if problems := _problems(found):
         raise ConfigError([Problem(f"{name}: {what}", remedy=remedy) for what, remedy in problems.items()])
@@ -39,7 +39,7 @@ def own_class(name: str) -> type[Algorithm]:
 
 
 def _problems(cls: type[Algorithm]) -> dict[str, str]:
-    """What is wrong with a class of a user, and what to write instead."""
+    """What is wrong with a user's class, and what to write instead."""
     found = {}
     if not isinstance(vars(cls).get("name"), str):
         found[f"class {cls.__name__} has no name of its own."] = 'Write e.g. name = "mine" in the class.'

@@ -60,7 +60,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 the command was not understood."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 invalid command line."""
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's config may request
@@ -82,7 +82,7 @@ def _explain(error: Exception) -> int:
     """Show an error as one message; return the exit code."""
     if os.environ.get("DEW_TRACEBACK"):
         raise error
-    if hasattr(error, "format_message"):  # click's: the command line was not understood
+    if hasattr(error, "format_message"):  # click's: invalid command line
         command = getattr(getattr(error, "ctx", None), "command_path", "dew")
         show_error([Problem(error.format_message(), remedy=f"See `{command} --help`.")])
         return 2

@@ -98,7 +98,7 @@ def _evaluate_untrained(run: Run) -> None:
 
 
 def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:
-    """(prompt, answer, correct): a right one and two wrong ones, from three problems where there are such."""
+    """(prompt, answer, correct): a correct one and two wrong ones, from different problems if possible."""
     found: dict[str, tuple[str, str, bool]] = {}
     for wanted in (True, False, False):
         for p in (p for p in scores.problems if p.prompt not in found):
@@ -154,7 +154,7 @@ def before_and_after(before: dict[str, "Scores"], after: dict[str, "Scores"]) ->
 
 
 def this_run(area: float, after: dict[str, "Scores"]) -> str:
-    """One run against the other."""
+    """A sentence that compares the two runs."""
     from dew.evaluate import compare
     from dew.report.findings import single_verdict
 

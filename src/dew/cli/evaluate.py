@@ -45,8 +45,8 @@ def evaluate_(
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
-    vs: Annotated[str | None, typer.Option(help="A second model to compare on the same problems (second − first).")] = None,
-    suite: Annotated[str | None, typer.Option(help="Evaluate on a paper's data sets, with its settings: paper.")] = None,
+    vs: Annotated[str | None, typer.Option(help="A second model to compare on the same problems.")] = None,
+    suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings; choose: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -33,7 +33,7 @@ class GroupCredit:
     label: str
     """The algorithm and the settings that differ from its defaults."""
     algorithm: "Algorithm | None"
-    """None: of a name that is not registered here; then only recorded values can be shown."""
+    """None if its name is not registered here: only recorded values can be shown."""
     advantage: Rows
     shaped: Rows | None
     grpo: Rows

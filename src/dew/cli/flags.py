@@ -26,7 +26,7 @@ Typed = dict[str, str]
 
 
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
-    """The run of a file or a bundled recipe, changed by the command line, and which settings were typed."""
+    """The run of a file or a bundled recipe with the settings typed on the command line, and these settings."""
     if config.is_dir():
         is_run = (config / "config.yaml").is_file()
         advice = f"To resume this run: dew resume {config}" if is_run else "Give a YAML file or a recipe name."
@@ -88,7 +88,7 @@ def mapping(text: str | None) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false, null, a list or mapping, quoted text; everything else is text as it stands."""
+    """A number, true, false, null, a list or mapping, quoted text; anything else is plain text."""
     try:
         value = parse_yaml(f"value: {text}")["value"]
     except (ConfigError, KeyError):

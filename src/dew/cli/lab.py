@@ -52,13 +52,13 @@ def lab(
 ) -> None:
     """Compare credit rules over many small training runs, paired by seed.
 
-    The first arm is the baseline. Re-run the same command to resume. Other arms, tasks, rates and seeds are added to
-    the folder. `dew report` shows it as a page.
+    The first arm is the baseline. Re-run the same command to resume. Runs of further arms, tasks, rates
+    and seeds are added to the same folder. `dew report` turns it into a page.
     """
     from dew.lab import QUICK, QUICK_TASK, Settings, study
 
     if not arms and not quick:
-        raise ConfigError(Problem("No arms to compare.", remedy="Name the baseline first, then the others: dew lab dapo gtpo"))
+        raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     given = {f.name: value for f in fields(Settings) if (value := context.params[f.name]) is not None}
     small: dict[str, Any] = {"tasks": [QUICK_TASK], "seeds": 2, "learning_rates": [1e-4]} if quick else {}
     chosen = {"tasks": task, "seeds": seeds, "learning_rates": learning_rate}

@@ -30,7 +30,7 @@ def preflight(
 ) -> None:
     """Check a run before training.
 
-    Settings, data, gold answers, rewards, a sample of the model's answers, memory and disk.
+    Checks settings, data, gold answers, rewards, a sample of the model's answers, memory and disk.
     Further flags are settings, as in `dew train`. Exit code 1 if a check fails.
     """
     run, typed = load_run(config, context.args)
@@ -46,11 +46,11 @@ def preflight(
 
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check this machine and the installation. Versions tested together, GPU, Triton, memory, disk."""
+    """Check this machine and the installation: package versions, GPU, Triton, memory, disk."""
     checks = check_machine()
     if not json:
         heads = ("package", "installed", *(f"lock {name}" for name in LOCKS))
-        grid = Table(*heads, show_edge=False, pad_edge=False, title="Versions tested together\n", title_justify="left")
+        grid = Table(*heads, show_edge=False, pad_edge=False, title="Versions\n", title_justify="left")
         for row in matrix():
             grid.add_row(*(cell or "–" for cell in row.values()))
         out.print(grid, "")

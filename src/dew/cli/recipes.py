@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(help="A recipe name, e.g. tiny/countdown.")
 
 
 def names() -> dict[str, Path]:
-    """Name -> file. In the wheel recipes lie inside the package, in a checkout at its root."""
+    """Name -> file. Recipes are inside the package in a wheel, and at the root of a checkout."""
     packaged = Path(__file__).parents[1] / "recipes"
     folder = packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
     return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}

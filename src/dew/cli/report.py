@@ -13,8 +13,10 @@ from dew.errors import ConfigError, Problem
 
 @app.command()
 def report(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Run folders, or the folder of several runs or of a study.")] = None,
-    records: Annotated[Path | None, typer.Option(help="A JSONL file of token records instead (docs/records.md).")] = None,
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or a folder of runs or of a study.")
+    ] = None,
+    records: Annotated[Path | None, typer.Option(help="A JSONL file of token records (docs/records.md).")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file to write.")] = None,
 ) -> None:
     """Write an HTML report on one or more runs, with curves and the credit of every recorded token."""
@@ -41,7 +43,7 @@ def view(
 
     server, address = make_server(folders, port)
     with server:
-        out.print(f"{address}\nThe page updates while the runs train. Only this machine can open it. Ctrl-C stops the server.")
+        out.print(f"{address}\nThe page updates as the runs train. Only this machine can open it. Ctrl-C stops it.")
         if browser:
             webbrowser.open(address)
         try:

@@ -41,7 +41,7 @@ def train(
         trl.print_keys(on_pairs=config is not None and load_run(config, context.args)[0].trainer == "dpo")
         return
     if config is None:
-        raise ConfigError(Problem("No config given.", remedy="Write `dew train FILE.yaml`; `dew recipes` lists examples."))
+        raise ConfigError(Problem("No config given.", remedy="Write `dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
     check_settings(run, typed)
     if run.engine == "verl":
@@ -54,7 +54,7 @@ def train(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The output_dir of a run that was stopped or killed.")],
-    max_steps: Annotated[int | None, typer.Option("--max_steps", min=1, help="Continue to this step (TRL only).")] = None,
+    max_steps: Annotated[int | None, typer.Option("--max_steps", min=1, help="Train to this step (TRL only).")] = None,
     untrusted: Untrusted = False,
 ) -> None:
     """Resume a run from its last complete checkpoint. A larger --max_steps extends a finished run."""
@@ -85,7 +85,7 @@ def resume(
 
 
 def _resume_script(folder: Path, untrusted: bool) -> None:
-    """Run the Python script that started this run once more; its trainer then resumes."""
+    """Run the Python script that started this run again; its trainer then resumes."""
     from dew.engines.recording import RESUME
 
     facts = RunFolder(folder).run()
@@ -112,7 +112,7 @@ NOT_MODEL = (
     "training_args.bin", "optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "dew_*",
     "run.json", "config.yaml", "scores.json", "answers-*.json", "*.jsonl", "report.*", ".*",
 )  # fmt: skip
-"""Files of a run or a checkpoint beside the model's own."""
+"""Files of a run or a checkpoint that are not part of the model."""
 
 
 @app.command()

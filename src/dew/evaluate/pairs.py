@@ -1,4 +1,4 @@
-"""Preference pairs from verified answers: a correct one against a wrong one of the same problem."""
+"""Preference pairs from verified answers: a correct and a wrong answer to the same problem."""
 
 import random
 
@@ -7,10 +7,10 @@ from dew.tasks import Row
 
 
 def preference_pairs(scores: Scores, *, per_problem: int = 1, seed: int = 0) -> list[Row]:
-    """Rows with `prompt`, `chosen` and `rejected`, at most `per_problem` of a problem, drawn at random.
+    """Rows with `prompt`, `chosen` and `rejected`, at most `per_problem` per problem, drawn at random.
 
-    Problems of which every answer is correct, or wrong, give none. Answers cut off at the maximum length are left
-    out, because a trainer would add an end that the model did not write.
+    Problems whose answers are all correct or all wrong give none. Truncated answers are left out, because a trainer
+    would append an end token that the model did not write.
     """
     rng, rows = random.Random(seed), []
     for problem in scores.problems:

@@ -27,7 +27,7 @@ class Sampling:
     def __post_init__(self) -> None:
         checks = (
             (self.k >= 1, f"k={self.k}: sample at least one answer.", ""),
-            (self.temperature > 0, f"temperature={self.temperature}: must be above 0.", "For greedy decoding, set greedy instead."),
+            (self.temperature > 0, f"temperature={self.temperature}: must be above 0.", "Or sample greedily."),
             (0 < self.top_p <= 1, f"top_p={self.top_p}: must be above 0 and at most 1.", "1 keeps every token."),
             (self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}: must be at least 1.", ""),
             (self.batch_size is None or self.batch_size >= 1, f"batch_size={self.batch_size}: must be at least 1.", ""),

@@ -142,7 +142,7 @@ def sample(
 ) -> Answers:
     """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
 
-    Policies that agree and read the same uniforms write the same answers, which is what pairs the arms of a study.
+    Equal policies that read the same uniform numbers write the same answers; this pairs the arms of a study.
     `hidden_of` are the replicas whose hidden states are kept. `all_tokens` samples all T and never waits for the
     device; else sampling stops when all answers have ended.
     """
@@ -211,7 +211,7 @@ class Replayed:
                 result = self.function(*given)
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a failed capture leaves its own
-            warnings.warn(f"No CUDA graph ({error}); the kernels are launched one by one.", stacklevel=2)
+            warnings.warn(f"No CUDA graph ({error}); launching kernels one by one.", stacklevel=2)
             return self.function
 
         def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -224,7 +224,7 @@ class Replayed:
 
 
 class Adam:
-    """Adam with a learning rate and a gradient clip per replica; without a finite gradient a replica stands still."""
+    """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated."""
 
     def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = (0.9, 0.99)) -> None:
         self.parameters, self.rates, self.betas = list(parameters.values()), rates, betas

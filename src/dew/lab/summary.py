@@ -164,7 +164,7 @@ def _verdict(study: Study, task: str, compare: str) -> str:
         words.append(f"{d.arm[0]}{rate} is {d.verdict} by {abs(d.value):.3f} (p = {d.holm:.2g})")
     if noise := kinds.get("within noise"):
         limit = max(d.high - d.value for d in noise)
-        words.append(f"within noise: {names['within noise']} (differences above about {limit:.3f} would have been detected)")
+        words.append(f"within noise: {names['within noise']} (differences above about {limit:.3f} would show)")
     if "equal" in kinds:
         why = "its credit is the same, or differs by a constant factor, which Adam cancels"
         words.append(f"every run of {names['equal']} is identical to that of {study.arms[0]}: {why}")

@@ -1,4 +1,4 @@
-"""A sample of the model's answers, drawn and scored by the trainer that will train, and the rewards on them."""
+"""A sample of the model's answers, drawn and scored by the run's own trainer, and checks of the rewards."""
 
 import copy
 import math
@@ -24,9 +24,9 @@ from dew.preflight.data import Data, correct_answers, score
 TRUNCATED_WARNING, TRUNCATED_FAILURE = 0.3, 0.7
 MIXED_WARNING = 0.1
 CONCLUSIVE = 8
-"""Groups of which none is mixed that make a failure: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
+"""With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
 PROBED = 32
-"""Rows on whose correct and empty answers every reward is called."""
+"""Number of rows whose correct and empty answers are passed to every reward."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
 
 
 def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
-    """About `count` answers: whole groups, to prompts spread over the data. The trainer stays as it was."""
+    """About `count` answers: whole groups, to prompts spread over the data. Does not change the trainer."""
     size, args, training = trainer.num_generations, trainer.args, trainer.model.training
     groups = min(max(1, math.ceil(count / size)), len(data.rows))
     chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
@@ -187,13 +187,13 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
 
 
 def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:
-    """Whether the outcome reward tells correct from wrong answers where the algorithm depends on it.
+    """Whether the outcome reward separates correct from wrong answers, if the algorithm depends on it.
 
-    A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group, also
+    A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group, even
     those without a correct answer.
     """
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
-    credit = give_credit(algorithm, four_wrong(algorithm))  # a rule of the user's may raise here, as in training
+    credit = give_credit(algorithm, four_wrong(algorithm))  # a user's own rule may raise here, as in training
     probes = probe(reward, data) if callable(reward) else ()
     different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
     facts = {"values": different[:20], "different": len(different), "dynamic_sampling": algorithm.dynamic_sampling}

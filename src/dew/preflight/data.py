@@ -1,4 +1,4 @@
-"""The training data: their columns, and whether the outcome reward accepts the gold answers."""
+"""The training data: its columns, and whether the outcome reward accepts the gold answers."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ from dew.rewards.verifiers import text_of
 STREAMED_ROWS = 1000
 """Rows to read from a streamed data set."""
 TOLERATED = 0.01
-"""Share of gold answers that may be rejected with a warning only."""
+"""Share of gold answers that may be rejected before the check fails; fewer are a warning."""
 BEST_FIRST = ("correct", "raised", "wrong", "timeout", "unparsable", "none")
 """Results of a gold answer. Of several formats the first in this list counts; none: the row has no gold answer."""
 
@@ -36,7 +36,7 @@ class Data:
 
     @property
     def names(self) -> list[str]:
-        """Of the rewards, as TRL calls them."""
+        """Names of the rewards, as TRL calls them."""
         return [reward_name(reward) for reward in self.rewards]
 
 
@@ -53,7 +53,7 @@ def rows_of(train: Any) -> list[Row]:
 
 
 def check_columns(data: Data) -> Check:
-    """Whether the data have the columns that the trainer and the rewards read."""
+    """Whether the data has the columns that the trainer and the rewards read."""
     if not data.rows:
         return failed("columns", "The training data has no rows.", "Choose a split that has rows.")
     columns = list(data.rows[0])
@@ -67,7 +67,7 @@ def check_columns(data: Data) -> Check:
 
 
 def check_pairs(parsed: Parsed) -> Check:
-    """Whether the preference pairs have the columns, and answers that differ."""
+    """Whether the preference pairs have all columns, and different answers."""
     rows = rows_of(data_of(parsed)[0])
     missing = [name for name in ("chosen", "rejected") if not rows or name not in rows[0]]
     if missing:

@@ -16,7 +16,7 @@ from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 GB = 1e9
 IN_WHEEL = Path(__file__).parents[1] / "locks"
 FOLDER = IN_WHEEL if IN_WHEEL.is_dir() else Path(__file__).parents[3] / "locks"
-"""Of the lock files: inside the package, or at the root of a checkout."""
+"""Folder of the lock files: inside the package, or at the root of a checkout."""
 
 PACKAGES = (
     "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "triton", "vllm", "verl", "ray",
@@ -160,7 +160,7 @@ def check_torch() -> Check:
 
 
 def check_threads() -> Check:
-    """Several processes with several threads each are many times slower than with one each."""
+    """Several processes with several threads each are many times slower than with one thread each."""
     import torch
 
     given, n, cores = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads(), os.cpu_count()

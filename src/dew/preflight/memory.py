@@ -65,7 +65,7 @@ class Shape:
     """Q and K: of all heads together. Values are as wide as keys."""
     vocabulary: int
     adapters: float = 0
-    """Parameters of LoRA's adapters, which alone are trained; 0 if all parameters are."""
+    """Parameters of LoRA's adapters, the only ones trained; 0 without LoRA."""
     context: int | None = None
     """Maximum number of positions."""
     weight_bytes: float = 2
@@ -178,7 +178,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
 
 
 def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> list[Check]:
-    """The same of a model that is loaded already."""
+    """The same checks for a model that is already loaded."""
     model, args = trainer.model, trainer.args
     weights = list(model.parameters())
     stored = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)

@@ -1,4 +1,4 @@
-"""All checks of a run on TRL, in order. A check that needs what another one found missing is skipped."""
+"""All checks of a run on TRL, in order. Checks that need something that is missing are skipped."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -50,7 +50,7 @@ SEQUENCES = 256
 TYPICAL_ANSWER, TYPICAL_PROMPT = 0.25, 200
 """Assumed mean length of an answer as a share of the limit, and of a prompt in tokens."""
 PROBED = 64
-"""Rows on whose gold and empty answers the verifier is called."""
+"""Number of rows whose gold and empty answers are passed to the verifier."""
 
 SHAPES = {
     "Qwen/Qwen2.5-0.5B-Instruct": Shape(0.494e9, 24, 896, 4864, 896, 128, 151936),
@@ -181,7 +181,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
 
 
 def job_of(launch: Launch) -> Job | None:
-    """None if the shape of the model is not known here."""
+    """None if the shape of the model is unknown."""
     get = launch.__getitem__
     shape = SHAPES.get(get(f"{MODEL}.path")) or local_shape(get(f"{MODEL}.path"))
     if shape is None:
@@ -251,7 +251,7 @@ def check_gpus(batches: Batches, found: Sequence[dict[str, Any]]) -> Check:
 
 
 def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
-    """The plan for the GPUs of this machine or, without any, for the two kinds that dew knows."""
+    """The plan for this machine's GPUs or, if it has none, for the two kinds that dew knows."""
     kinds = [Gpu(here[0]["name"], here[0]["total"], 1.0, 1.0)] if here else GPUS
     plan = plan_of(launch, kinds)
     if "on" not in plan:

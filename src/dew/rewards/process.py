@@ -33,7 +33,7 @@ from dew.rewards.worker import encode
 START_TIMEOUT = 180.0
 """Seconds in which a process must import its libraries, on a cold and busy disk."""
 GRACE = 0.5
-"""Seconds after the limit, when the kernel kills a worker, until it is given up even if it is still there."""
+"""Seconds to wait after the limit, when the kernel kills a worker, before giving up on it."""
 TICK = 0.2
 """Seconds between two checks of the memory that a process holds."""
 LAST_LINES = 5

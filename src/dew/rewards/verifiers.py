@@ -46,7 +46,7 @@ class Verdict:
     extracted: str | None = None
     """The answer that was read from the text; equal answers are equal strings. None if there was none."""
     value: float | None = None
-    """What a reward function of the user's returned; None: a verifier's verdict."""
+    """What the user's reward function returned; None for a verifier's verdict."""
 
     @property
     def correct(self) -> bool:

@@ -1,4 +1,4 @@
-"""The task interface: a source of problems, split once and for all into training and held-out problems."""
+"""The task interface: a source of problems, with a fixed split into training and held-out problems."""
 
 from collections.abc import Hashable
 from hashlib import blake2b

@@ -50,13 +50,13 @@ class _Game:
 
 @dataclass(frozen=True)
 class Countdown(_Game):
-    """Every number is used exactly once. Problems are held out by their numbers, regardless of order and target.
+    """Every number is used exactly once. The split depends on the numbers alone, regardless of order and target.
 
     A problem is generated from its solution: random numbers, random steps, and the last result is the target.
     """
 
     numbers: int = 4
-    """How many numbers are given; a solution has one step less."""
+    """How many numbers are given; a solution has one step fewer."""
     largest: int = 13
     """The numbers are drawn from 1 to this."""
     ceiling: int = 99

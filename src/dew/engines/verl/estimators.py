@@ -2,7 +2,7 @@
 
 verl calls an estimator with rewards, mask and uids. The trainer modes of `dew.engines.verl.trainer` put the rest (the
 old policy's entropy, correctness, row keys) into a context variable around that call. Missing or impossible values
-raise an error: training on without them would silently be another algorithm.
+raise an error: without them a different algorithm would be trained, silently.
 
 Rows come in any order, any number per group, with verl's padding rows among them. Padding rows have their own uid and
 no live token; a group without a live token gets 0.
@@ -88,7 +88,7 @@ class CreditedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchContext:
-    """What dew knows about the rows of a batch, in the batch's order, beside what verl passes on."""
+    """What dew knows about the rows of a batch, in the batch's order, in addition to what verl passes."""
 
     algorithm: Algorithm
     entropy: Tensor | None = None
@@ -104,7 +104,7 @@ class BatchContext:
     acc: Tensor | None = None
     """(B,) raw correctness, where the reward manager reports it."""
     score: Tensor | None = None
-    """(B,) the raw score beside it, before penalties."""
+    """(B,) the raw score that comes with it, before penalties."""
     recorded: bool = False
     """Whether a token record of this batch is written."""
     credited: list[CreditedBatch] = field(default_factory=list)

@@ -107,5 +107,5 @@ def check_with_verl(launch: Launch) -> bool:
             compose("ppo_trainer", overrides=hydra_words(launch))
     except HydraException as error:
         what = f"verl refuses the configuration: {' '.join(str(error).split())}"
-        raise ConfigError(Problem(what, remedy="Add a leading + to keys that verl's configuration does not have.")) from None
+        raise ConfigError(Problem(what, remedy="Add a leading + to keys that are new to verl.")) from None
     return True

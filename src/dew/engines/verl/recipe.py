@@ -54,7 +54,7 @@ def flat(nested: Mapping[str, Any], above: str = "") -> Overrides:
 
 
 def merged(overrides: Overrides, own: Overrides) -> Overrides:
-    """The user's values in place of ours, whether or not either key has a +."""
+    """The user's values replace ours, whether or not either key has a +."""
     given = {key.lstrip("+") for key in own}
     return {**{key: value for key, value in overrides.items() if key.lstrip("+") not in given}, **own}
 

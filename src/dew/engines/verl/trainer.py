@@ -34,7 +34,7 @@ from dew.errors import EngineError, Problem
 from dew.files import write_atomically
 
 Info = dict[str, Any]
-"""What a reward manager returned for a row beside the reward."""
+"""What a reward manager returned for a row in addition to the reward."""
 
 SUM_SQ, SUM_SQ_SWITCH = "sum_pi_squared", "calculate_sum_pi_squared"
 """verl's names for Σ_v π(v)² and for the flag that has the workers compute it."""
@@ -43,7 +43,7 @@ plugin.register()
 
 
 class CreditMixin:
-    """Comes before one of verl's trainers. Refuses a configuration that would train another algorithm than it names."""
+    """Comes before one of verl's trainers. Refuses a configuration that would not train the algorithm it names."""
 
     config: Any
     global_steps: int
