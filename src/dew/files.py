@@ -43,7 +43,7 @@ def sweep(folder: Path) -> None:
 def read_whole(path: Path, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes."""
     if not is_plain(path):
-        raise RecordError(f"{path} is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file.")
+        raise RecordError(f"{path} is a {'folder' if path.is_dir() else 'pipe or a device'}, not a regular file.")
     if path.stat().st_size > most:
         raise RecordError(f"{path}: more than {most:,} bytes.")
     return path.read_bytes()

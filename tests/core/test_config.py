@@ -123,5 +123,5 @@ def test_unknown_keys_name_the_file_and_the_nearest_key():
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_run(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="is a folder, not a file"):
+    with pytest.raises(ConfigError, match="is a folder, not a regular file"):
         read_run(tmp_path)

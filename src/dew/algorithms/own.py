@@ -21,7 +21,8 @@ def own_class(name: str) -> type[Algorithm]:
     """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
     where, _, attribute = name.rpartition(":")
     try:
-        module = _of_file(str(Path(where).resolve()), _digest(Path(where))) if where.endswith(".py") else _named(where)
+        file = Path(where).resolve()
+        module = _of_file(str(file), file.read_bytes()) if where.endswith(".py") else _named(where)
     except Exception as error:  # the module is the user's and may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".") + user_line(error)
         remedy = "Write module:Class or file.py:Class." if isinstance(error, OSError | ImportError) else ""
@@ -78,8 +79,8 @@ def _named(module: str) -> ModuleType:
 
 
 @cache
-def _of_file(path: str, digest: str) -> ModuleType:
-    """The same module until the file changes."""
+def _of_file(path: str, content: bytes) -> ModuleType:
+    """The same module until the content of the file changes."""
     name = f"dew_own_{Path(path).stem}"
     spec = spec_from_file_location(name, path)
     assert spec and spec.loader, path
@@ -88,7 +89,3 @@ def _of_file(path: str, digest: str) -> ModuleType:
     module = sys.modules[name] = module_from_spec(spec)  # data classes look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

@@ -35,7 +35,7 @@ class Commands(typer.core.TyperGroup):
 app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "explain", "recipes")
-"""The modules that define the commands, in the order of the help text."""
+"""The modules that define the commands."""
 EXTRAS = {
     **dict.fromkeys(("trl", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors"), "trl"),
     **dict.fromkeys(("math_verify", "latex2sympy2_extended", "sympy"), "math"),

@@ -171,7 +171,6 @@ def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
     for one in measured:
         runs = [Result(r["algorithm"], r["seed"], 0, {"area": {"": r["scores"]["area"]}}) for r in one["runs"]]
         found = compare_runs(runs, BASELINE).differences[0]
-        if len(found.seeds) > 1:
-            ahead = f"{RULE} ahead in {sum(x > 0 for x in found.by_seed)} of {len(found.seeds)}"
-            lines.append(f"{one['what']}: {signed(found.difference)} in the same average, {ahead}.")
+        ahead = f"{RULE} ahead in {sum(x > 0 for x in found.by_seed)} of {len(found.seeds)}"
+        lines.append(f"{one['what']}: {signed(found.difference)} in the same average, {ahead}.")
     return lines

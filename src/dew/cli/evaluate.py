@@ -34,9 +34,7 @@ def evaluate_(
     reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
     threshold: Annotated[float, typer.Option(help="Answers with a --reward above this count as correct.")] = 0.5,
     k: Annotated[int | None, typer.Option("-k", help="Answers per problem (default 16).")] = None,
-    problems: Annotated[
-        int | None, typer.Option("-n", "--problems", min=1, help="Held-out problems (default 256).")
-    ] = None,
+    problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,

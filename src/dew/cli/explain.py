@@ -76,6 +76,7 @@ def explain(
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
     from dew.report.readers import read_sample
+    from dew.report.statistics import summary
 
     if source.is_dir():
         stay_inside(source)
@@ -97,16 +98,10 @@ def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
             _recorded("step", step, [g.step for g in groups])
             groups = [g for g in groups if g.step == step]
     if group is None:
-        return max(groups, key=_informative)
+        # as the page of `dew report` sorts them, those with both outcomes first
+        return max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"]))
     numbers = [g.group for g in groups]
     return groups[numbers.index(_recorded("group", group, numbers))]
-
-
-def _informative(group: GroupRecord) -> tuple[bool, float]:
-    """Sorts groups as the page of `dew report` does, those with both outcomes first."""
-    from dew.report.statistics import summary
-
-    return len({a.correct for a in group.answers}) > 1, summary(group)["telling"]
 
 
 def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:

@@ -28,8 +28,7 @@ Typed = dict[str, str]
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe with the settings typed on the command line, and these settings."""
     if config.is_dir():
-        is_run = (config / "config.yaml").is_file()
-        advice = f"To resume this run: dew resume {config}" if is_run else "Give a YAML file or a recipe name."
+        advice = f"Give a YAML file or a recipe name. To resume a run: dew resume {config}"
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else get(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)

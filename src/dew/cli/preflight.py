@@ -46,7 +46,7 @@ def preflight(
 
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check this machine and the installation: package versions, GPU, Triton, memory, disk."""
+    """Check this machine and the installation. Covers package versions, GPU, Triton, memory and disk."""
     checks = check_machine()
     if not json:
         heads = ("package", "installed", *(f"lock {name}" for name in LOCKS))

@@ -19,7 +19,7 @@ def report(
     records: Annotated[Path | None, typer.Option(help="A JSONL file of token records (docs/records.md).")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file to write.")] = None,
 ) -> None:
-    """Write an HTML report on one or more runs, with curves and the credit of every recorded token."""
+    """Write an HTML report on one or more runs. It shows curves and the credit of every recorded token."""
     from dew.report import build, build_from_records
 
     if not folders and records is None:

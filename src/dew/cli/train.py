@@ -126,8 +126,7 @@ def export(
     """
     source = RunFolder(run).model()
     if source is None:
-        is_run = (run / "run.json").is_file()
-        advice = f"Finish the run: dew resume {run}" if is_run else "Give the output_dir of a run."
+        advice = "Give the output_dir of a run that has one; `dew resume` finishes a run."
         raise ConfigError(Problem(f"{run} holds no final model and no checkpoint.", remedy=advice))
     make_folder(to)
     if any(to.iterdir()):

@@ -122,7 +122,8 @@ def study(
     found.arms[:] = dict.fromkeys([*found.arms, *(arm.label for arm in chosen)])
     if found.arms[0] != chosen[0].label:
         say(f"Compared with {found.arms[0]}, the first arm of {folder}; for another baseline, choose another folder.")
-    found.versions.update(_versions(device))
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+    found.versions.update(dew=__version__, torch=torch.__version__, python=platform.python_version(), device=name)
     sources = {arm.label: arm.source for arm in chosen}
     changed = [run["arm"] for run in found.runs if run["source"] != sources.get(run["arm"], run["source"])]
     if changed:
@@ -232,11 +233,6 @@ def _same_start(found: Study, task: Task, start: WarmStart, folder: Path) -> Non
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(run[name] for name in ("task", "arm", "learning_rate", "seed"))
-
-
-def _versions(device: str) -> dict[str, str]:
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
-    return {"dew": __version__, "torch": torch.__version__, "python": platform.python_version(), "device": name}
 
 
 # ── training ────────────────────────────────────────────────────────────────────────────────────────────────

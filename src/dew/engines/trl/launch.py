@@ -142,9 +142,9 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
-    rewards = [] if parsed.run.trainer == "dpo" else [rewards_of(parsed)]
+    rewards = [] if parsed.run.trainer == "dpo" else rewards_of(parsed)
     try:
-        return (DewTrainer if rewards else DewDPOTrainer)(folder, *rewards, **others)
+        return DewTrainer(folder, rewards, **others) if rewards else DewDPOTrainer(folder, **others)
     except OSError as error:
         if error.errno is not None:  # of the file system, not of transformers
             raise

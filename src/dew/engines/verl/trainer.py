@@ -1,10 +1,6 @@
 """verl's trainer modes, extended: they pass the old policy's entropy to the estimator and give workers dew's loss.
 
-    dew_sync             training and rollout take turns
-    dew_colocate_async   rollout continues across steps, on the trainer's GPUs
-    dew_separate_async   rollout continues across steps, on its own GPUs
-
-All three compute the old log-probabilities with the trainer's own weights, once per batch, and the entropy with them.
+All compute the old log-probabilities with the trainer's own weights, once per batch, and the entropy with them.
 In the asynchronous modes an answer may have been sampled by several versions of the policy; the entropy, like the old
 log-probabilities, is that of verl's old policy, not of each token's sampler.
 """
@@ -100,7 +96,8 @@ class CreditMixin:
         old: dict[str, Any] = {name: _padded(data[theirs]) for name, theirs in columns.items() if theirs in data}
         if SUM_SQ in data:
             old["sum_sq"] = _padded(response_from_nested(data[SUM_SQ], data["response_mask"]))
-        infos = _reward_infos(data, len(batch))
+        fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * len(batch)
+        infos = [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
         acc, score = _column(infos, "acc"), _column(infos, "score")
         if acc is None:  # before any KL term is subtracted
             acc = score = _padded(data["rm_scores"]).sum(-1)
@@ -150,11 +147,6 @@ def _padded(column: Any) -> Tensor:
 def _listed(data: Any, name: str) -> list[Any]:
     """A column that is not a tensor. The queue returns it as one of several kinds of list, wrapped or not."""
     return [getattr(value, "data", value) for value in data[name]]
-
-
-def _reward_infos(data: Any, rows: int) -> list[Info]:
-    fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * rows
-    return [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
 
 
 def _column(infos: list[Info], name: str) -> Tensor | None:
