@@ -105,3 +105,10 @@ def test_machine():
     assert machine.free_host_memory() > 0
     assert machine.existing(ROOT / "no" / "such" / "folder") == ROOT
     assert machine.free_disk(ROOT / "no" / "such" / "folder") > 0
+
+
+def test_a_folder_with_nothing_but_a_lock_is_empty(tmp_path):
+    (tmp_path / ".lock").touch()
+    assert machine.check_folder(tmp_path).status == "ok"
+    (tmp_path / "config.yaml").touch()
+    assert machine.check_folder(tmp_path).status == "warning"

@@ -237,7 +237,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"task": None}, "task is missing"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),
-        ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit one micro-batch"),
+        ({"alpha2": 0.2}, "alpha2 is a setting of the algorithm. Write algorithm_kwargs: {alpha2: ...}."),
+        ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit in one micro-batch"),
         (
             {"verl": {f"{ROLLOUT}.tensor_model_parallel_size": 2}},
             "1 GPUs are not divisible by",
@@ -403,7 +404,7 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
 def test_long_prompts_are_left_out_and_too_few_rows_are_refused(caplog):
     run = small(verl={"data.max_prompt_length": 13})
     found = data.prepare_data(prepare(run), Tokenizer())
-    assert 0 < found.too_long == 64 - len(found.train) and "are left out" in caplog.text
+    assert 0 < found.too_long == 64 - len(found.train) and "Left out" in caplog.text
     few = small(problems=2)
     with pytest.raises(ConfigError, match="fewer than the 4 prompts of one step"):
         data.prepare_data(prepare(few), Tokenizer())

@@ -88,7 +88,8 @@ def _train(launch: Launch, folder: Path) -> None:
     write_atomically(folder / "train.sh", script.encode())
     child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
     where = f"Command: {folder / 'train.sh'}\nLog: {child.log}"
-    out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{where}")
+    notes = "".join(f"Note: {note}.\n" for note in launch.notes)
+    out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{notes}{where}")
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
     try:

@@ -124,7 +124,7 @@ def check_versions(lock: str | None = None) -> Check:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
     releases = ", ".join(map(tried, engine))
     if missing := [name for name in TRAINING_NEEDS[extra] if installed(name) is None]:
-        says = f"Not installed, but needed for training: {', '.join(missing)}."
+        says = f"Training needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed."
         return warning("versions", says, f"pip install 'dew-rl[{extra}]'.", **facts)
     other = [
         f"{name} {number} (tested: {tested[name]})"

@@ -27,7 +27,7 @@ from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
-from dew.records import RunFolder
+from dew.records import MODEL_FILES, RunFolder
 from dew.tasks import model_folder
 from dew.tasks.files import raw_rows
 
@@ -153,9 +153,12 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
 
 def local_model(name: str) -> str:
     folder = model_folder(name)
-    looks_like_a_path = folder.startswith((".", "/", "~")) or folder.count("/") > 1
-    if looks_like_a_path and not Path(folder).expanduser().is_dir():
+    looks_like_a_path, path = folder.startswith((".", "/", "~")) or folder.count("/") > 1, Path(folder).expanduser()
+    if looks_like_a_path and not path.is_dir():
         raise ConfigError(f"model_name_or_path: there is no folder {name!r}.")
+    if path.is_dir() and not any((path / file).is_file() for file in MODEL_FILES):
+        what = f"model_name_or_path: {name!r} is not a model folder. It has no config.json."
+        raise ConfigError(Problem(what, remedy="Give a model's own folder; that of a run is RUN/model."))
     return folder
 
 

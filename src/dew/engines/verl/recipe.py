@@ -12,7 +12,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm, list_algorithms
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm_classes, get_algorithm, list_algorithms
 from dew.config import OWN_KEYS, Run, read_yaml
 from dew.engines.verl.settings import (
     ACTOR,
@@ -132,6 +132,8 @@ class Recipe:
         for key in self.unused:  # no two of TRL's settings are this close: a typing error
             if guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):
                 self.problem(f"{key} is not a setting.", guess)
+            elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
+                self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
         for name, key in IN_VERLS_KEYS.items():
             value = self.given.get(name)
             if value and value not in ("constant", "constant_with_warmup") and key not in self.own:
