@@ -120,13 +120,13 @@ function answerCard(answer, places, longest, scale = view.scale) {
     facets(answer),
   );
   const bars = strip(answer, longest, state.signal, scale);
-  const look = { 'data-i': places[0] };
-  const card = h(`article.answer.${sideClass(answer.correct)}`, look, header, bars, body, chance(answer, longest), more);
+  const parts = [header, bars, body, chance(answer, longest), more];
+  const card = h(`article.answer.${sideClass(answer.correct)}`, { 'data-i': places[0] }, parts);
   grow();
   return card;
 }
 
-/** Where outcomes were predicted (learned credit): the chance of success along the answer, from pale (0) to deep (1). */
+/** Where outcomes were predicted (learned credit): the chance of success along the answer, from pale 0 to deep 1. */
 function chance(answer, longest) {
   if (!answer.value) return null;
   const [first, last] = [answer.value[0], answer.value.at(-1)];

@@ -151,13 +151,13 @@ const dashKey = (names) =>
 function chart(runs, title, names, note, log) {
   let plot = null;
   let isLog = Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0)));
-  const values = h('div.plot-lines');
+  const numbers = h('div.plot-lines');
   const turn = () => {
     isLog = !isLog;
     frame.redraw();
   };
   const logButton = h('button.small', { title: 'Logarithmic axis', onclick: turn }, 'log');
-  const parts = { names: names.join(' '), tools: logButton, above: values, look: curvesLook };
+  const parts = { names: names.join(' '), tools: logButton, above: numbers, look: curvesLook };
   const frame = figure(title, note, () => chartCsv(runs, names), draw, parts);
   const areShares = names.every((n) => shares(n) && !n.startsWith('clip/'));
 
@@ -173,7 +173,7 @@ function chart(runs, title, names, note, log) {
     const show = (at) => {
       const when = quiet(at === null ? 'last' : `step ${whole(steps[at])}`);
       const chosen = many ? near : found;
-      refill(values, when, many && !near.length ? unnamed : chosen.map((line) => lineValue(line, steps, at)));
+      refill(numbers, when, many && !near.length ? unnamed : chosen.map((line) => lineValue(line, steps, at)));
     };
     const focus = (lines) => {
       if (found.length < 2 || String(lines.map((l) => l.index)) === String(near.map((l) => l.index))) return;
@@ -211,9 +211,9 @@ function chart(runs, title, names, note, log) {
     plot = new uPlot(options, data, box);
     show(null);
     if (zoom && (zoom.min > steps[0] || zoom.max < last(steps))) plot.setScale('x', { min: zoom.min, max: zoom.max });
-    const lastValues = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`);
+    const values = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');
     box.setAttribute('role', 'img');
-    box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues.join(', ')}`);
+    box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${values}`);
     frame.highlight = (members) => {
       focus(found.filter((line) => members.includes(line.members[0])));
       show(null);

@@ -1,10 +1,14 @@
-// Values -> colours. Blue and orange encode the sign (safe for colour-blind readers), depth the size; text stays readable.
+// Values -> colours. Blue and orange encode the sign (safe for colour-blind readers), depth the size.
 
 const SIGNALS = {
   advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },
   shaped: { label: 'Shaped reward r̃', scale: 'signed', note: 'the reward after weighting, before normalisation' },
   entropy: { label: 'Entropy', scale: 'amount', note: 'uncertainty of the policy, in nats' },
-  value: { label: 'Predicted success', scale: 'amount', note: 'chance, before the token, to end above the mean of the group' },
+  value: {
+    label: 'Predicted success',
+    scale: 'amount',
+    note: 'chance, before the token, to end above the mean of the group',
+  },
   logp: { label: 'Log-probability', scale: 'loss', note: 'deeper = less likely' },
   ratio: { label: 'Ratio', scale: 'ratio', note: 'new policy / old policy; 1 = unchanged' },
   grpo: { label: 'GRPO', scale: 'signed', note: 'the advantage with GRPO' },

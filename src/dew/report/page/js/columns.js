@@ -27,7 +27,8 @@ function sideRow(group, places, correct) {
 
 function columnCell(answer, t, sure) {
   if (t >= answer.tokens.length) return h('td.over');
-  const box = h('td', { class: `${tokenClass(answer, t)}${sure ? ' sure' : ''}`, 'data-t': t }, brief(answer.tokens[t]));
+  const look = { class: `${tokenClass(answer, t)}${sure ? ' sure' : ''}`, 'data-t': t };
+  const box = h('td', look, brief(answer.tokens[t]));
   paintToken(box, answer, t, state.signal, view.scale);
   return box;
 }

@@ -3,7 +3,9 @@
 const SAYS = {
   GRPO: 'Every token of an answer gets the same credit.',
   'GRPO-S': 'Whole answers are weighted: uncertain correct answers get more reward, confident wrong ones more penalty.',
-  GTPO: 'Tokens are weighted: uncertain tokens of correct answers get more reward, confident tokens of wrong ones more penalty.',
+  GTPO:
+    'Tokens are weighted: uncertain tokens of correct answers get more reward, confident tokens of wrong ones more ' +
+    'penalty.',
 };
 
 function pickAnswer({ answers }, correct) {

@@ -3,7 +3,7 @@
 //   x = H on O⁺, 1/H on O⁻      weight = x / mean(x over its comparison set)
 //   r̃ = ±(α1 + α2 · weight) + charge      A = (r̃ − mean) / (std + 1e-4)
 //
-// With pool 'outcome', A = GRPO's advantage of the answer · |r̃| / (α1 + α2), and its sign takes the place of the outcome.
+// With pool 'outcome', A = GRPO's advantage of the answer · |r̃| / (α1 + α2), and its sign replaces the outcome.
 //
 // The same as dew.credit computes; tests hold the two together.
 
@@ -86,8 +86,8 @@ function sidesOf(group, settings) {
   return group.answers.map((answer, i) => {
     if (settings.pool !== 'outcome') return { correct: answer.correct, charge: answer.extra || 0 };
     const { reward, pool, advantage } = relative[i];
-    const differs = Math.abs(reward - pool.mean) > 1e-5 * size;
-    return { correct: advantage > 0, relative: differs ? advantage : 0, outcome: relative[i], charge: 0, none: !differs };
+    const none = Math.abs(reward - pool.mean) <= 1e-5 * size;
+    return { correct: advantage > 0, relative: none ? 0 : advantage, outcome: relative[i], charge: 0, none };
   });
 }
 

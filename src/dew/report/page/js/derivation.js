@@ -102,7 +102,8 @@ function grpoSteps(group, i, t) {
 /** Learned credit: what a token moved the predicted outcome towards its answer's own, and its weight. */
 function learnedWeight({ value, live }, t, sign, share) {
   const places = value.map((_, k) => k).filter((k) => live[k]);
-  const moves = places.map((k, n) => (n + 1 < places.length ? Math.max(0, sign * (value[places[n + 1]] - value[k])) : 0));
+  const moves = places.slice(1).map((next, n) => Math.max(0, sign * (value[next] - value[places[n]])));
+  moves.push(0); // the last token moves nothing
   const [p, P, T] = [moves[places.indexOf(t)], sum(moves), places.length];
   return { p, P, T, w: 1 + (share * (T * p - P)) / Math.max(1, P) };
 }
@@ -129,7 +130,8 @@ function derivation(group, i, t) {
     return sorry('This token does not train: the policy did not sample it (tool output, for example).');
   const method = methodOf(group);
   const shown = method || 'GTPO';
-  if (shown !== 'GRPO' && !hasEntropy(group)) return sorry('No entropy was recorded, so the weighting cannot be reproduced.');
+  if (shown !== 'GRPO' && !hasEntropy(group))
+    return sorry('No entropy was recorded, so the weighting cannot be reproduced.');
   const settings = settingsOf(group);
   const [entry, steps] = {
     GTPO: () => gtpoSteps(group, i, t, settings),

@@ -56,11 +56,11 @@ function groupHeading(group) {
 
 function answersCsv(group) {
   const names = available(group);
-  const rows = group.answers.flatMap((answer, i) =>
-    answer.tokens.map((token, t) => [
-      i + 1, answer.correct, answer.reward, t + 1, token, isFlipped(answer, t), ...names.map((name) => answer[name]?.[t]),
-    ]),
-  );
+  const row = (answer, i, t) => [
+    i + 1, answer.correct, answer.reward, t + 1, answer.tokens[t], isFlipped(answer, t),
+    ...names.map((name) => answer[name]?.[t]),
+  ];
+  const rows = group.answers.flatMap((answer, i) => answer.tokens.map((_, t) => row(answer, i, t)));
   return [['answer', 'correct', 'reward', 'position', 'token', 'flipped', ...names], ...rows];
 }
 
@@ -147,7 +147,6 @@ async function showGroup() {
   const { group, parts } = view;
   if (!group) return;
   if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
-  const signal = SIGNALS[state.signal];
   view.scale = scaleOf(group);
   view.hovered = null;
   const views = { text: answersView, columns: columnsView, methods: compareView, same: sameView };
@@ -156,12 +155,9 @@ async function showGroup() {
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
   parts.group.closest('.groups')?.classList.toggle('compares', ['methods', 'same'].includes(state.mode));
-  parts.group.replaceChildren(
-    groupHeading(group),
-    groupControls(group),
-    state.mode === 'methods' ? '' : legend(view.scale, `${signal.label}: ${signal.note}`, view.all[view.n].head.flipped > 0),
-    body,
-  );
+  const { label, note } = SIGNALS[state.signal];
+  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.all[view.n].head.flipped > 0);
+  refill(parts.group, groupHeading(group), groupControls(group), scale, body);
   const scroll = parts.group.querySelector('.scroll-x');
   if (scroll && inside) scroll.scrollLeft = inside;
   view.look = look();

@@ -47,7 +47,8 @@ function firstGroup() {
 function follow() {
   const [name, place] = readAddress();
   if (taskResults()?.task !== view.report.task) drawViews();
-  if (!place && name === 'groups' && location.hash.includes('&')) view.group = null; // a link to a filter opens its first
+  const isFilter = !place && name === 'groups' && location.hash.includes('&');
+  if (isFilter) view.group = null; // its first group is opened
   openView(place ? 'groups' : name || 'overview', place);
 }
 
@@ -127,8 +128,10 @@ function listen(help) {
 function tabs() {
   const names = Object.keys(VIEWS);
   const bar = document.getElementById('tabs');
-  for (const name of names)
-    bar.append(h('a', { role: 'tab', id: `tab-${name}`, href: `#${name}`, 'aria-controls': `view-${name}` }, VIEWS[name][0]));
+  for (const name of names) {
+    const tab = { role: 'tab', id: `tab-${name}`, href: `#${name}`, 'aria-controls': `view-${name}` };
+    bar.append(h('a', tab, VIEWS[name][0]));
+  }
   bar.addEventListener('keydown', (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
@@ -153,7 +156,8 @@ function drawViews() {
   const main = document.getElementById('content');
   const { whole } = view;
   const chosen = taskResults();
-  const report = chosen ? { ...whole, ...chosen, runs: whole.runs.filter((run) => run.facts.data === chosen.task) } : whole;
+  const runs = chosen ? whole.runs.filter((run) => run.facts.data === chosen.task) : whole.runs;
+  const report = { ...whole, ...chosen, runs };
   Object.assign(view, { report, all: allGroups(report), group: null, hits: null });
   for (const frame of main.querySelectorAll('figure')) frame.close?.();
   for (const name of Object.keys(VIEWS)) {

@@ -39,7 +39,7 @@ function findings(report) {
 /** A score or a share is shown in percent. */
 const shares = (name) => /@|_share$|^accuracy$|^clip\//.test(name);
 
-/** One arm's values on the row's axis: hollow before, solid after, small dots for single runs, a bar for the interval. */
+/** One arm's values on the row's axis: hollow before, solid after, small dots for single runs, a bar for an interval. */
 function valuePlot(arm, before, after, interval, [low, high]) {
   const x = (v) => 8 + (284 * (v - low)) / (high - low || 1);
   const line = (from, to, name) => s(`line.${name}`, { x1: x(from), x2: x(to), y1: 11, y2: 11 });
@@ -185,8 +185,8 @@ function facts(report) {
     if (name !== 'algorithm' || fact === null || typeof fact !== 'object') return said(fact);
     return [said(fact.name), fact.settings && h('div.quiet', said(fact.settings))];
   };
-  const config = (run) =>
-    run.config && [h('h3', `config.yaml of ${visible(run.name)}`), h('pre.config', { tabindex: 0 }, visible(run.config))];
+  const config = ({ name, config: text }) =>
+    text && [h('h3', `config.yaml of ${visible(name)}`), h('pre.config', { tabindex: 0 }, visible(text))];
   return h(
     'details.all-facts',
     h('summary', 'Everything about the runs'),

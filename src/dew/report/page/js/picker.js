@@ -10,7 +10,12 @@ const COLUMNS_OF_GROUPS = [
   ['step', 'step', (g) => g.head.step * 1e6 + g.head.group, 'training step and group'],
   ['correct', 'correct', share, 'correct answers: the difficulty for this policy'],
   ['spread', 'credit spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
-  ['flipped', 'flipped', (g) => g.head.flipped, 'tokens with credit of the wrong sign: rewarded in a wrong answer or penalised in a correct one'],
+  [
+    'flipped',
+    'flipped',
+    (g) => g.head.flipped,
+    'tokens with credit of the wrong sign: rewarded in a wrong answer or penalised in a correct one',
+  ],
   ['sure', 'H ≈ 0', (g) => g.head.sure, 'share of tokens with an entropy below 0.01 nats'],
 ];
 
@@ -43,12 +48,13 @@ function listed() {
 function groupRow(g) {
   const { head } = g;
   const place = { href: addressOf(g), tabindex: -1 };
+  const bar = h('span.share', { 'aria-hidden': 'true' });
   return h(
     'tr',
     { 'data-n': g.n },
     manyRuns() && h('td', runMark(g.r)),
     h('td', h('a.group-link', place, `${whole(head.step)} · ${head.group}`)),
-    h('td', { '--right': `${100 * share(g)}%` }, `${head.correct}/${head.answers}`, h('span.share', { 'aria-hidden': 'true' })),
+    h('td', { '--right': `${100 * share(g)}%` }, `${head.correct}/${head.answers}`, bar),
     h('td', head.spread ? head.spread.toFixed(2) : '–'),
     h('td', { class: head.flipped ? 'has-flips' : null }, head.flipped ? whole(head.flipped) : '–'),
     h('td', percent(head.sure)),
@@ -147,13 +153,9 @@ function turnGroup(by) {
 }
 
 function groupsCsv() {
-  const head = ['run', 'step', 'group', 'answers', 'correct', 'tokens', 'spread', 'flipped', 'near_zero_share', 'prompt'];
-  return [
-    head,
-    ...listed().map(({ run, head: g }) => [
-      run.name, g.step, g.group, g.answers, g.correct, g.tokens, g.spread, g.flipped, g.sure, g.prompt,
-    ]),
-  ];
+  const names = ['step', 'group', 'answers', 'correct', 'tokens', 'spread', 'flipped', 'sure', 'prompt'];
+  const head = ['run', ...names].map((name) => (name === 'sure' ? 'near_zero_share' : name));
+  return [head, ...listed().map(({ run, head: g }) => [run.name, ...names.map((name) => g[name])])];
 }
 
 function sampled({ groups, of, files, files_of: filesOf }) {

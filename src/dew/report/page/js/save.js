@@ -13,10 +13,14 @@ const cell = (value) => {
   return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 };
 
-const saveCsv = (name, rows) =>
-  download(`${name}.csv`, new Blob([rows.map((row) => row.map(cell).join(',')).join('\n') + '\n'], { type: 'text/csv' }));
+function saveCsv(name, rows) {
+  const lines = rows.map((row) => `${row.map(cell).join(',')}\n`);
+  download(`${name}.csv`, new Blob(lines, { type: 'text/csv' }));
+}
 
-const STYLES = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'fill-opacity', 'opacity', 'font-size', 'font-family'];
+const STYLES = [
+  'fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'fill-opacity', 'opacity', 'font-size', 'font-family',
+];
 
 /** A picture of an SVG with the styles it has on the page. */
 function svgImage(svg) {

@@ -44,7 +44,8 @@ const axes = new WeakMap();
 function stepAxis(runs) {
   if (!axes.has(runs)) {
     const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
-    const isFull = ({ metrics: { step: own } }) => own?.length === steps.length && own.every((step, i) => step === steps[i]);
+    const every = String(steps);
+    const isFull = ({ metrics }) => String(metrics.step) === every;
     const place = new Map(steps.map((step, i) => [step, i]));
     axes.set(runs, { steps, place, full: new Set(runs.filter(isFull)), made: new Map() });
   }

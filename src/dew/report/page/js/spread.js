@@ -68,8 +68,9 @@ function histogram(r, title, data, note, signal) {
   const x = (k) => 10 + ((WIDE - 20) * k) / bins;
   const y = upTo(Math.max(...data.correct, ...data.wrong, 1e-9));
   const outline = (parts) =>
-    `M${x(0)},${y(0)}${parts.map((v, k) => `L${x(k)},${y(v)}L${x(k + 1)},${y(v)}`).join('')}L${x(parts.length)},${y(0)}`;
-  const edge = (k) => (log ? data.low * (data.high / data.low) ** (k / bins) : data.low + ((data.high - data.low) * k) / bins);
+    `M${x(0)},${y(0)}${parts.map((v, k) => `L${x(k)},${y(v)}L${x(k + 1)},${y(v)}`).join('')}L${x(bins)},${y(0)}`;
+  const { low, high } = data;
+  const edge = (k) => (log ? low * (high / low) ** (k / bins) : low + ((high - low) * k) / bins);
   const inBin = (k) => (answer, t, group) => {
     const v = answer[signal]?.[t];
     if (!isKnown(v) || (signal === 'advantage' && !group.credited)) return false;
@@ -88,11 +89,12 @@ function histogram(r, title, data, note, signal) {
       s('path.side-right', { d: outline(data.correct) }),
       s('path.side-wrong', { d: outline(data.wrong) }),
       across(y(0), 'grid'),
-      below(short(data.low), 10),
-      below(short(data.high), WIDE - 10, 'end'),
+      below(short(low), 10),
+      below(short(high), WIDE - 10, 'end'),
       data.correct.map(bin),
     );
-  const rows = () => [['from', 'to', ...SIDES], ...data.correct.map((v, k) => [edge(k), edge(k + 1), v, data.wrong[k]])];
+  const row = (v, k) => [edge(k), edge(k + 1), v, data.wrong[k]];
+  const rows = () => [['from', 'to', ...SIDES], ...data.correct.map(row)];
   const key = SIDES.map((side) => sideKey(side, `, mean ${number(data[`mean_${side}`])}`));
   return spreadFigure(title, note, rows, svg, key);
 }
@@ -122,8 +124,8 @@ function deciles(r, data) {
     ['outcome', 'tenth', 'highest_entropy', 'share_of_credit'],
     ...sides.flatMap((name) => data[name].shares.map((v, d) => [name, d + 1, data[name].tops[d], v])),
   ];
-  const key = sides.map((name) => sideKey(name, `: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`));
-  key.push(quiet('dotted: 10 % each, as GRPO gives'));
+  const most = (name) => `: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`;
+  const key = [sides.map((name) => sideKey(name, most(name))), quiet('dotted: 10 % each, as GRPO gives')];
   const note = 'tokens in ten equal parts, by increasing entropy';
   return spreadFigure('Share of |credit| by entropy', note, rows, svg, key);
 }

@@ -30,7 +30,8 @@ function widen(group) {
   const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
   const graded = new Set(rewards).size > 1;
   group.answers.forEach((answer, i) => {
-    answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1; // the sign that its credit should have
+    // Its sign is the one that the credit should have.
+    answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1;
   });
   group.credited = group.answers.some((answer) => answer.advantage?.some((v) => v));
   return group;
