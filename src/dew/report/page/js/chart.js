@@ -129,6 +129,26 @@ function plotSeries(steps, found, isLog) {
   return [data, series];
 }
 
+function plotOptions(width, y, many) {
+  const axis = {
+    stroke: css('--quiet'),
+    grid: { stroke: css('--line'), width: 1 },
+    ticks: { show: false },
+    font: '12px system-ui, sans-serif',
+  };
+  return {
+    width: Math.max(260, width || 420),
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: many ? { show: false } : { size: 7 } },
+    scales: { x: { time: false }, y },
+    axes: [
+      { ...axis, size: 30, incrs: WHOLE_STEPS },
+      { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
+    ],
+  };
+}
+
 /** The line nearest to the pointer, in a list; none if the pointer is far, or over another chart. */
 function pointedAt(u, found) {
   if (!isKnown(u.cursor.idx) || !u.cursor.event) return [];
@@ -185,30 +205,13 @@ function chart(runs, title, names, note, log) {
       focus(pointedAt(u, found));
       show(u.cursor.idx ?? null);
     };
-    const axis = {
-      stroke: css('--quiet'),
-      grid: { stroke: css('--line'), width: 1 },
-      ticks: { show: false },
-      font: '12px system-ui, sans-serif',
+    const y = isLog ? { distr: 3 } : areShares ? { range: [0, 1] } : {};
+    const hooks = {
+      setCursor: [point],
+      drawAxes: [(u) => drawBands(u, steps, found, near)],
+      draw: [(u) => drawShapes(u, steps, found, near), (u) => marks(u, runs)],
     };
-    const options = {
-      width: Math.max(260, width || 420),
-      height: HEIGHT,
-      legend: { show: false },
-      series,
-      cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: many ? { show: false } : { size: 7 } },
-      scales: { x: { time: false }, y: isLog ? { distr: 3 } : areShares ? { range: [0, 1] } : {} },
-      axes: [
-        { ...axis, size: 30, incrs: WHOLE_STEPS },
-        { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
-      ],
-      hooks: {
-        setCursor: [point],
-        drawAxes: [(u) => drawBands(u, steps, found, near)],
-        draw: [(u) => drawShapes(u, steps, found, near), (u) => marks(u, runs)],
-      },
-    };
-    plot = new uPlot(options, data, box);
+    plot = new uPlot({ ...plotOptions(width, y, many), series, hooks }, data, box);
     show(null);
     if (zoom && (zoom.min > steps[0] || zoom.max < last(steps))) plot.setScale('x', { min: zoom.min, max: zoom.max });
     const values = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');

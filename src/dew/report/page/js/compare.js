@@ -83,19 +83,22 @@ function compareView(group) {
   const tables = METHODS.map((method) => advantages(group, method, settings));
   const scale = shareScale(tables, group);
   const reach = percent(scale.reach, scale.reach < 0.1 ? 1 : 0);
-  const useless =
-    'All answers of this group have the same outcome, so no method learns anything from it. Choose a group with both.';
   return h(
     'div.compare',
     h('ul.says', METHODS.map((method) => h('li', h('strong', method), ' ', SAYS[method]))),
     compareControls(settings),
     h(
       'div.legend',
-      legendPart(`credit −${reach}`, 'ramp-up.ramp-plus', `+${reach}`),
-      legendPart(`blame −${reach}`, 'ramp-up.ramp-less', `+${reach}`),
+      legendPart(['credit −', reach], 'ramp-up.ramp-plus', `+${reach}`),
+      legendPart(['blame −', reach], 'ramp-up.ramp-less', `+${reach}`),
       quiet('relative to the mean token of the same outcome; one scale for all three'),
     ),
-    !hasSignal(group) && h('p.calm', useless),
+    !hasSignal(group) &&
+      h(
+        'p.calm',
+        'All answers of this group have the same outcome, so no method learns anything from it. ',
+        'Choose a group with both.',
+      ),
     [true, false].map((correct) => comparedRow(group, correct, tables, scale)),
   );
 }

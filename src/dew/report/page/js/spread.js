@@ -301,12 +301,10 @@ function spreadOf(run, r) {
     bars('flipped', 'Flipped tokens', 'share of tokens with credit of the wrong sign', isFlipped),
     bars('sure', 'Near-zero entropy', `share of tokens below ${SURE} nats`, isNearZero),
   ]);
+  const groups = plural(run.groups.length, 'group');
+  const over = `Over the ${whole(credit.tokens)} trained tokens of the ${groups} in this page.`;
   return [
-    h(
-      'p.quiet',
-      `Over the ${whole(credit.tokens)} trained tokens of the ${plural(run.groups.length, 'group')} in this page. `,
-      'Credit is the advantage used in training. Click a bar, a cell or a word to see its tokens.',
-    ),
+    h('p.quiet', `${over} Credit is the advantage used in training. Click a bar, a cell or a word to see its tokens.`),
     massCard(credit.mass),
     h(
       'div.charts',

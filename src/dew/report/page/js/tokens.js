@@ -25,6 +25,22 @@ function tokensCsv(found) {
   return [['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'], ...rows];
 }
 
+/** Visit every trained token. When the page is due to be painted, `pause` says how far this is; false: stop. */
+async function visitTokens(places, visit, pause) {
+  let end = performance.now() + SLICE;
+  for (const [k, place] of places.entries()) {
+    for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
+    const group = await groupAt(place.n);
+    group.answers.forEach((answer, i) => {
+      for (let t = 0; t < answer.tokens.length; t++) if (answer.live[t]) visit(answer, { place, group, i, t });
+    });
+    if (performance.now() < end) continue;
+    if (!(await pause(k + 1))) return false;
+    end = performance.now() + SLICE;
+  }
+  return true;
+}
+
 /** Open the list, of one period of training if given; with `tenth` {d, tops}, of one tenth by increasing entropy. */
 async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
   const box = document.getElementById('tokens');
@@ -37,7 +53,6 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
   scroll.ariaBusy = 'true';
   box.replaceChildren(close, h('h2', title), count, scroll);
   box.showModal();
-  const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
   // Entropies are rounded here and `tops` are not: look a little beyond the tenth, and cut it out in the end.
   const low = tenth?.d ? tenth.tops[tenth.d - 1] * (1 - 1e-4) : -Infinity;
   const high = tenth ? tenth.tops[tenth.d] * (1 + 1e-4) : Infinity;
@@ -47,26 +62,21 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
     body.append(...found.slice(body.rows.length, next).map(tokenRow));
   };
   box.onscroll = () => box.scrollTop + 2 * box.clientHeight > box.scrollHeight && grow();
-  let end = performance.now() + SLICE;
-  for (const [k, place] of places.entries()) {
-    for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
-    const group = await groupAt(place.n);
-    group.answers.forEach((answer, i) => {
-      for (let t = 0; t < answer.tokens.length; t++) {
-        if (!answer.live[t] || !test(answer, t, group)) continue;
-        const H = answer.entropy?.[t];
-        all += 1;
-        if (H < low) lower += 1;
-        else if (!(H > high)) found.push({ place, group, i, t, H });
-      }
-    });
-    if (performance.now() < end) continue;
+  const visit = (answer, token) => {
+    if (!test(answer, token.t, token.group)) return;
+    const H = answer.entropy?.[token.t];
+    all += 1;
+    if (H < low) lower += 1;
+    else if (!(H > high)) found.push({ ...token, H });
+  };
+  const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
+  const pause = async (searched) => {
     if (!body.firstChild) grow();
-    count.textContent = `Searching … ${k + 1} of ${plural(places.length, 'group')}`;
+    count.textContent = `Searching … ${searched} of ${plural(places.length, 'group')}`;
     await painted();
-    if (!list.isConnected) return; // closed, or another list is open
-    end = performance.now() + SLICE;
-  }
+    return list.isConnected; // else closed, or another list is open
+  };
+  if (!(await visitTokens(places, visit, pause))) return;
   if (tenth) {
     const [size, extra] = [Math.floor(all / 10), all % 10]; // as numpy.array_split divides
     const from = tenth.d * size + Math.min(tenth.d, extra) - lower;
