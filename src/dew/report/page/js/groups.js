@@ -148,7 +148,8 @@ async function showGroup() {
   if (!group) return;
   if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
   view.scale = scaleOf(group);
-  view.hovered = null;
+  view.hovered = null; // the tip is of what was drawn before
+  parts.tip.hidden = true;
   const views = { text: answersView, columns: columnsView, methods: compareView, same: sameView };
   let body = (views[state.mode] || answersView)(group);
   if (body instanceof Promise) body = await body;
