@@ -39,7 +39,7 @@ function findings(report) {
 /** A score or a share is shown in percent. */
 const shares = (name) => /@|_share$|^accuracy$|^clip\//.test(name);
 
-/** One arm's values on the row's axis: hollow before, solid after, small dots for single runs, a bar for an interval. */
+/** One arm's values on the row's axis: hollow before, solid after, dots for single runs, a bar for an interval. */
 function valuePlot(arm, before, after, interval, [low, high]) {
   const x = (v) => 8 + (284 * (v - low)) / (high - low || 1);
   const line = (from, to, name) => s(`line.${name}`, { x1: x(from), x2: x(to), y1: 11, y2: 11 });
