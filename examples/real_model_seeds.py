@@ -284,7 +284,9 @@ def table(content: Json) -> str:
     rows = [[*name, *cells] for name, *cells in zip(names, *columns, strict=True)]
     if rows:
         heads = ["difference", "seeds", "accuracy in training", *scores]
-        text += ["Paired by seed and by problem, with 95 % bootstrap intervals over both; bold: the interval excludes 0\n"]
+        text += [
+            "Paired by seed and by problem, with 95 % bootstrap intervals over both; bold: the interval excludes 0\n"
+        ]
         text += [markdown(heads, rows)]
         if any(int(row[1]) < MIN_SEEDS for row in rows):
             few = f"With fewer than {MIN_SEEDS} seeds,"
