@@ -128,10 +128,10 @@ def export(
     if source is None:
         advice = "Give the output_dir of a run that has one; `dew resume` finishes a run."
         raise ConfigError(Problem(f"{run} holds no final model and no checkpoint.", remedy=advice))
+    stay_inside(source)
     make_folder(to)
     if any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
-    stay_inside(source)
     from dew.cli.evaluate import load_lora, load_model
 
     if (source / "adapter_config.json").is_file():
