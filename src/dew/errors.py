@@ -31,10 +31,9 @@ class DewError(Exception):
 
     problems: list[Problem]
     source: str | None
-    """The file or command that holds the problems."""
+    """The file or command that holds the problems; heads their list in the printed text."""
 
     def __init__(self, problems: str | Problem | Iterable[str | Problem], *, source: str | None = None) -> None:
-        """`source` heads the list in the printed text."""
         self.source = source
         listed = [problems] if isinstance(problems, str | Problem) else list(problems)
         self.problems = [problem if isinstance(problem, Problem) else Problem(problem) for problem in listed]

@@ -208,7 +208,7 @@ def test_a_leak_is_killed_at_the_memory_limit(load, name, caplog):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("raises", r"reward raises failed: KeyError: 'gone' \(mine.py, line \d+\).*'why\?'"),
+        ("raises", r"reward raises failed: KeyError: 'gone' at mine.py, line \d+\..*'why\?'"),
         ("exits", "reward exits failed: SystemExit: 0"),
         ("clears", "returned 0 rewards for 1"),
     ],

@@ -21,8 +21,11 @@ def own_class(name: str) -> type[Algorithm]:
     """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
     where, _, attribute = name.rpartition(":")
     try:
-        file = Path(where).resolve()
-        module = _of_file(str(file), file.read_bytes()) if where.endswith(".py") else _named(where)
+        if where.endswith(".py"):
+            module = _of_file(str(Path(where).resolve()), Path(where).read_bytes())
+        else:
+            sys.path[:0] = [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
+            module = import_module(where)
     except Exception as error:  # the module is the user's and may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".") + user_line(error)
         remedy = "Write module:Class or file.py:Class." if isinstance(error, OSError | ImportError) else ""
@@ -70,12 +73,6 @@ def source_digest(cls: type[Algorithm]) -> str:
             first, last = min([node.lineno, *(x.lineno for x in node.decorator_list)]), node.end_lineno or node.lineno
             lines[first - 1 : last] = [""] * (last - first + 1)
     return hashlib.sha256("\n".join(line for line in lines if line.strip()).encode()).hexdigest()[:12]
-
-
-def _named(module: str) -> ModuleType:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return import_module(module)
 
 
 @cache

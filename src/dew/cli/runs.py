@@ -209,7 +209,7 @@ def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
         return
     kind = "a demo" if demo else "a run"
     if not (content.keys() <= DEMO_FILES if demo else content.keys() & {"config.yaml", "verl.yaml"}):
-        what = f"{folder} is not empty, and holds other files than {kind}: {', '.join(sorted(content)[:3])}."
+        what = f"{folder} is not empty and does not hold {kind}, but {', '.join(sorted(content)[:3])}."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
     if not overwrite:
         resume = "Choose" if demo else f"Resume the run (dew resume {folder}), choose"

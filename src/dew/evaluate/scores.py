@@ -209,9 +209,8 @@ class Scores:
             ]
             sampling, of_train = Sampling(**data["sampling"]), data.get("of_train", False)
             return cls(data["task"], data["model"], sampling, problems, data["seconds"], of_train)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not a file that `dew eval --keep` wrote"
-            raise ConfigError(f"{path}: cannot be read ({reason}).") from None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError):
+            raise ConfigError(f"{path}: not a file that `dew eval --keep` wrote.") from None
 
 
 @dataclass(frozen=True)

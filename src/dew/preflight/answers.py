@@ -47,7 +47,6 @@ class Answers:
 
 
 def not_nan(values: np.ndarray) -> np.ndarray:
-    """The values that are not NaN."""
     return values[~np.isnan(values)]
 
 

@@ -61,8 +61,7 @@ def _trainable(checks: list[Check]) -> bool:
 
 
 def check_settings(parsed: Parsed) -> Check:
-    n = len(parsed.run.settings)
-    valid = f"{n} setting{'s' * (n != 1)}, all valid."
+    valid = f"Settings given: {len(parsed.run.settings)}, all valid."
     if parsed.run.trainer != "dpo" and (problem := parsed.args.filtered_sampling()):
         return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
     return ok("settings", valid)

@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from reprlib import repr as short_repr
-from traceback import extract_tb, format_exception_only
+from traceback import format_exception_only
 from typing import Any
 
-from dew.errors import Problem, RewardError
+from dew.errors import Problem, RewardError, user_line
 
 Rewards = list[float | None]
 
@@ -28,7 +27,6 @@ NOT_FINITE = math.inf
 """Replaces every infinity and NaN that a function returned, because NaN stands for None in TRL."""
 GRACE = 30.0
 """Seconds between the alarm and the end of the process."""
-DEW = str(Path(__file__).parents[1])
 
 
 class _Expired(BaseException):
@@ -80,10 +78,9 @@ def reported(name: str, completions: Sequence[Any], prompts: Sequence[Any] | Non
     except RewardError as error:
         raise RewardError([replace(problem, why=problem.why or batch) for problem in error.problems]) from error
     except (Exception, SystemExit) as error:  # a reward function does not end a run
-        lines = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(DEW)]
-        where = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+        what = f"The reward {name} failed: {describe(error)}{user_line(error)}."
         remedy = "Catch what can go wrong, and return None for an answer that cannot be scored."
-        raise RewardError(Problem(f"The reward {name} failed: {describe(error)}{where}.", batch, remedy)) from error
+        raise RewardError(Problem(what, batch, remedy)) from error
 
 
 def describe(error: BaseException) -> str:

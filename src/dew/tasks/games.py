@@ -38,9 +38,10 @@ class _Game:
                 rows.setdefault(*drawn)
             misses = misses + 1 if len(rows) == before else 0
         if len(rows) < n:
-            kind = split.replace("_", "-")
-            what = f"{self.name}: only {len(rows)} of {n} distinct {kind} problems exist with these settings."
-            raise ConfigError(Problem(what, remedy="Ask for fewer problems, or change the task's settings."))
+            what = f"only {len(rows)} of {n} distinct {split.replace('_', '-')} problems exist with these settings."
+            raise ConfigError(
+                Problem(f"{self.name}: {what}", remedy="Ask for fewer problems, or change the task's settings.")
+            )
         return list(rows.values())
 
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
