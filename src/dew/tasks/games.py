@@ -40,7 +40,7 @@ class _Game:
         if len(rows) < n:
             what = f"only {len(rows)} of {n} distinct {split.replace('_', '-')} problems exist with these settings."
             raise ConfigError(
-                Problem(f"{self.name}: {what}", remedy="Ask for fewer problems, or change the task's settings.")
+                Problem(f"{self.name}: {what}", remedy="Ask for fewer, or change the settings.")
             )
         return list(rows.values())
 
