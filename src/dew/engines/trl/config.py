@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, get_args
 
@@ -165,9 +166,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, Algorithm):  # Python code may pass an object instead of a name
             self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
-        problems = self._adopt_trl_settings()
-        found, algorithm = self._algorithm_problems()
-        problems += found + self._batch_problems() + self._number_problems()
+        problems, algorithm = self._adopt_trl_settings(), None
+        try:
+            algorithm = self.build_algorithm()
+        except ConfigError as error:
+            problems += error.problems
+        problems += self._batch_problems() + self._number_problems()
         problems += self.guide_problems() if self.guide is not None and algorithm is not None else []
         if algorithm is None or not algorithm.engine_loss:
             problems += _unsupported(self)
@@ -217,11 +221,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
         the others into the algorithm that they describe."""
         if isinstance(self.algorithm_kwargs, str):
-            try:
-                self.algorithm_kwargs = json.loads(self.algorithm_kwargs)
-            except ValueError:
-                what = f"algorithm_kwargs={self.algorithm_kwargs!r} is not JSON."
-                return [Problem(what, remedy="""Write e.g. '{"alpha2": 0.2}'.""")]
+            text, self.algorithm_kwargs = self.algorithm_kwargs, None
+            with suppress(ValueError):
+                self.algorithm_kwargs = json.loads(text)
+            if not isinstance(self.algorithm_kwargs, dict):
+                self.algorithm_kwargs, remedy = None, """Write e.g. '{"alpha2": 0.2}'."""
+                return [Problem(f"algorithm_kwargs={text!r} is not a JSON object.", remedy=remedy)]
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
@@ -258,14 +263,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             logger.warning("%s: training with the algorithm %s.%s", shown, name, own)
         return name
 
-    def _algorithm_problems(self) -> tuple[list[Problem], Algorithm | None]:
-        if isinstance(self.algorithm_kwargs, str):  # not JSON, which is reported already
-            return [], None
-        try:
-            return [], self.build_algorithm()
-        except ConfigError as error:
-            return error.problems, None
-
     def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
             why = "Advantages compare the answers to one prompt with each other."
@@ -288,8 +285,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     def guide_problems(self) -> list[Problem]:
         """What a guide cannot work with; for one that is given as an object, the trainer asks."""
-        problems = []
-        if self.build_algorithm().engine_loss:
+        problems, algorithm = [], self.build_algorithm()
+        if algorithm.engine_loss:
             why = "TRL's own loss has no term for another policy's answers."
             problems.append(Problem(f"guide with algorithm={self.algorithm!r}:", why, "Choose another algorithm."))
         if not 1 <= self.guide_completions < self.num_generations:
@@ -300,7 +297,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             what = f"{per_process} completions per process are not whole groups of {self.num_generations},"
             remedy = "Set per_device_train_batch_size x steps_per_generation to a multiple of num_generations."
             problems.append(Problem(what, "which a guide needs.", remedy))
-        if (self.algorithm_kwargs or {}).get("kl_coef"):  # type: ignore[union-attr]
+        if algorithm.kl_coef:
             why = "the KL term is not defined on another policy's answers."
             problems.append(Problem("guide with kl_coef:", why, "Use one of them."))
         return problems
@@ -348,7 +345,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     problems = []
     for name, own in _trl_settings(algorithm).items():
         given = getattr(config, name)
-        without_kl = name == "use_bias_correction_kl" and not config.beta
+        without_kl = name == "use_bias_correction_kl" and not (config.beta or algorithm.kl_coef)
         same_loss = name == "loss_type" and given == algorithm.surrogate
         if name in CHOOSES and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
@@ -363,9 +360,8 @@ NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "
 
 
 def _set_without_effect(config: DewConfig) -> list[str]:
-    defaults = {f.name: f.default for f in fields(GRPOConfig)}
-    changed = [name for name in NOT_SUPPORTED if getattr(config, name, defaults.get(name)) != defaults.get(name)]
-    return [f"{name}={getattr(config, name)!r}" for name in changed]
+    given = {f.name: (getattr(config, f.name), f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED}
+    return [f"{name}={value!r}" for name, (value, default) in given.items() if value != default]
 
 
 def _unsupported(config: DewConfig) -> list[Problem]:
