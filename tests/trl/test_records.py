@@ -193,12 +193,15 @@ def test_callbacks_and_user_metrics_work(tmp_path):
 
     def logs_metrics(completions, log_metric, log_extra, **_):
         log_metric("verifier/failed_share", 0.5)
+        log_metric("reward_margin", 0.25)
         log_extra("length", [len(text) for text in completions])
         return tiny.has_a(completions)
 
     tiny.trainer(tmp_path, logs_metrics, others={"callbacks": [Spy()]}, algorithm="dapo").train()
     assert seen[0]["verifier/failed_share"] == 0.5
-    assert RunFolder(tmp_path).metrics()[0]["verifier/failed_share"] == 0.5
+    line = RunFolder(tmp_path).metrics()[0]
+    assert (line["verifier/failed_share"], line["reward_margin"]) == (0.5, 0.25)
+    assert not {"reward_std", "frac_reward_zero_std", "rewards/logs_metrics/mean"} & set(line), "said by dew's own"
     assert "verifier_fails" in {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
 
 

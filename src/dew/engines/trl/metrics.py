@@ -1,5 +1,6 @@
 """The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder and in TRL's table."""
 
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -20,11 +21,11 @@ from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (
-    "reward", "accuracy", "entropy", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/", "sampler/", "length/",
-    "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time",
-    "frac_reward", "weights/", "steps/",
+    "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/",
+    "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "weights/", "steps/",
+    "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip
-"""Metrics that a step's own line has already, or that TRL logs under another name."""
+"""Metrics, whole families with a slash, that a step's own line has already; the last row: by TRL's names."""
 
 
 class StepStatistics:
@@ -184,7 +185,9 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         others = {
             name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
             for name, value in logs.items()
-            if isinstance(value, int | float) and not name.startswith((*EVERY_STEP, "train_", "total_flos"))
+            if isinstance(value, int | float)
+            and re.sub("/.*", "/", name) not in EVERY_STEP
+            and not name.startswith(("train_", "total_flos"))
         }
         if others:
             self.write(step, others)
