@@ -186,14 +186,14 @@ def _killed(folder, at, settings):
 
 
 def test_the_prompt_stream_visits_each_prompt_once_per_epoch():
-    stream = PromptStream(7, seed=3, shuffle=True)
+    stream = PromptStream(range(7), seed=3, shuffle=True)
     taken = [i for count in (2, 3, 1, 8) for i in stream.take(count)]
     assert sorted(taken[:7]) == sorted(taken[7:]) == list(range(7))
-    again = PromptStream(7, seed=3, shuffle=True)
+    again = PromptStream(range(7), seed=3, shuffle=True)
     again.position = 5
     assert again.take(9) == taken[5:14]
     assert json.dumps(taken[:7]) != json.dumps(taken[7:])
-    assert PromptStream(3, seed=0, shuffle=False).take(5) == [0, 1, 2, 0, 1]
+    assert PromptStream(range(3), seed=0, shuffle=False).take(5) == [0, 1, 2, 0, 1]
 
 
 def test_checkpoints_are_rotated_by_step_not_by_a_clock_that_was_corrected(tmp_path):

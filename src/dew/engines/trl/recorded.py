@@ -41,8 +41,8 @@ def own_config(args: Any, kind: type[Config], model: Any) -> Config:
 
 
 class RecordedTrainer(Trainer):  # type: ignore[misc]
-    """In front of a trainer of TRL. The class below it defines `algorithm` (a dataclass with a name) and
-    `args.batches`, and extends `_own_state` and `_restore`."""
+    """Comes before one of TRL's trainers among the base classes. The subclass sets `algorithm` (a dataclass with a
+    name) and `args.batches`, and extends `_own_state` and `_restore`."""
 
     _verified: str | None = None
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
@@ -134,9 +134,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _put(self, numbers: Numbers) -> None:
         """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
-        metrics, numbers = self._metrics[self._mode], finite_only(numbers)
-        for name, value in numbers.items():
-            metrics[name].append(value)
+        for name, value in finite_only(numbers).items():
+            self._metrics[self._mode][name].append(value)
         if self.model.training:
             self._recorder.put(numbers)
 
@@ -152,7 +151,7 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
                 logger.warning("Skipping step %d, not finite: %s", step, found)
         self._put({"steps/skipped": float(found is not None)})
         if norm is not None:
-            self._recorder.put(finite_only({"grad_norm": value}))
+            self._recorder.put({"grad_norm": value})
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -31,18 +31,14 @@ logger = logging.getLogger("dew")
 class PromptStream:
     """Indices of the training prompts, reshuffled for each pass. Its position is all that a checkpoint needs."""
 
-    def __init__(self, size: int, seed: int, shuffle: bool) -> None:
-        self.position = 0
-        self._size, self._seed, self._shuffle = size, seed, shuffle
-        self._epoch, self._order = -1, list[int]()
-
-    @classmethod
-    def over(cls, dataset: Any, seed: int, shuffle: bool) -> "PromptStream":
+    def __init__(self, dataset: Any, seed: int, shuffle: bool) -> None:
         images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
         if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             what = "dynamic sampling needs a data set that is not streamed and has no images: it draws further prompts."
             raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
-        return cls(len(dataset), seed, shuffle)
+        self.position = 0
+        self._size, self._seed, self._shuffle = len(dataset), seed, shuffle
+        self._epoch, self._order = -1, list[int]()
 
     def take(self, count: int) -> list[int]:
         places = [divmod(i, self._size) for i in range(self.position, self.position + count)]
@@ -199,7 +195,7 @@ class CapturedSampling:
             return None
 
     def scores(self, inputs: Columns, capture: Capture) -> tuple[Tensor, Tensor] | None:
-        """(B, T) entropy and log-probability from sampling; None if a scoring pass has to compute them.
+        """(B, T) log-probabilities and entropies from sampling; None if a scoring pass has to compute them.
 
         They are compared with a scoring pass on some answers of the first generation: weights and activations are
         rounded differently in sampling.
@@ -228,7 +224,7 @@ class CapturedSampling:
                 level, then = logging.WARNING, "every generation makes a scoring pass"
             text = "Entropy from sampling differs from a scoring pass by %.5f nats per token on average (of %.5f): %s."
             logger.log(level, text, gap, mean, then)
-        return (entropy, logp) if self._exact else None
+        return (logp, entropy) if self._exact else None
 
     def current_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""
