@@ -185,6 +185,16 @@ def _killed(folder, at, settings):
     trainer.train()
 
 
+def test_another_number_of_processes_resumes_without_the_generation(tmp_path):
+    """Each process has saved its part of it. A process without a file must not be the only one that samples."""
+    checkpoints.save_state(tmp_path, 0, {"processes": 1, "step": 3, "generation": [{"x": torch.ones(2)}]})
+    (tmp_path / "trainer_state.json").write_text('{"epoch": 1.5}')
+    for rank in (0, 1):
+        state = checkpoints.load_state(str(tmp_path), rank, 2, "cpu")
+        assert (state["step"], state["generation"], state["epochs"]) == (3, None, 1)
+    assert checkpoints.load_state(str(tmp_path), 0, 1, "cpu")["generation"] is not None
+
+
 def test_the_prompt_stream_visits_each_prompt_once_per_epoch():
     stream = PromptStream(range(7), seed=3, shuffle=True)
     taken = [i for count in (2, 3, 1, 8) for i in stream.take(count)]

@@ -117,7 +117,7 @@ def _of_algorithm(setting: str | None = None) -> Any:
 
 
 def float32_without_bf16(args: Any) -> None:
-    """TRL trains in bf16 unless told otherwise, which stops with an error where there is no GPU for it."""
+    """TRL's default is bf16, which is an error on a machine without a GPU that supports it: use float32 there."""
     if args.bf16 is None and not args.fp16 and not is_torch_bf16_gpu_available():
         args.bf16 = False
 
@@ -284,7 +284,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
     def guide_problems(self) -> list[Problem]:
-        """What a guide cannot work with; for one that is given as an object, the trainer asks."""
+        """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
         problems, algorithm = [], self.build_algorithm()
         if algorithm.engine_loss:
             why = "TRL's own loss has no term for another policy's answers."
@@ -308,6 +308,10 @@ def _non_defaults(algorithm: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(algorithm).items() if value != getattr(default, name)}
 
 
+DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef", "sapo_temperature_pos": "tau_pos",
+             "sapo_temperature_neg": "tau_neg"}  # fmt: skip
+CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
+"""TRL's settings that describe an algorithm."""
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
 """TRL's `loss_type` by what the loss is divided by."""
 
@@ -315,11 +319,7 @@ LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
     """The algorithm's settings under TRL's names, so that TRL's logs, model card and checks agree with the loss."""
     return {
-        "epsilon": algorithm.clip_low,
-        "epsilon_high": algorithm.clip_high,
-        "beta": algorithm.kl_coef,
-        "sapo_temperature_pos": algorithm.tau_pos,
-        "sapo_temperature_neg": algorithm.tau_neg,
+        **{theirs: getattr(algorithm, ours) for theirs, ours in DEW_NAMES.items()},
         "loss_type": LOSS_TYPES["fixed" if algorithm.fixed_divisor else algorithm.reduce],
         "scale_rewards": "group" if algorithm.scale else "none",
         "importance_sampling_level": "token" if algorithm.ratio == "token" else "sequence",
@@ -328,14 +328,8 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _trl_defaults() -> dict[str, Any]:
-    """TRL's own values of what an algorithm would set."""
+    """TRL's own defaults of the settings that an algorithm defines."""
     return {f.name: f.default for f in fields(GRPOConfig) if f.name in (*DEW_NAMES, *CHOOSES)}
-
-
-DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef", "sapo_temperature_pos": "tau_pos",
-             "sapo_temperature_neg": "tau_neg"}  # fmt: skip
-CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
-"""TRL's settings that describe an algorithm."""
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:

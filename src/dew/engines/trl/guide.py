@@ -199,9 +199,9 @@ def guide_of(trainer: Any, given: Guide | None, dataset: Any) -> Guide | None:
     args, device = trainer.args, trainer.accelerator.device
     if given is None and args.guide is None:
         return None
-    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
     if trainer.tools:
         raise ConfigError(Problem("guide with tools:", "a guide's answer is text, it calls no tools.", "Use one."))
+    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
     wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
     if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
         what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"

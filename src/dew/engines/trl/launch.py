@@ -120,7 +120,7 @@ def _reward(name: str, parsed: Parsed) -> Any:
 
 
 def check_outcome(parsed: Parsed) -> None:
-    """Whether it is clear which reward decides; the functions are not loaded."""
+    """Raise an error unless it is clear which reward decides. Loads none of them."""
     verifier = verifier_of(parsed.run)
     if verifier is None and not parsed.args.build_algorithm().engine_loss:
         names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]

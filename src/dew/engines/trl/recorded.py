@@ -88,10 +88,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
     def _load_finished(self, checkpoint: str) -> TrainOutput | None:
         """Load a checkpoint of the last step, after which transformers would train one more; None for earlier ones."""
         state, args = TrainerState.load_from_json(str(Path(checkpoint) / checkpoints.STATE)), self.args
-        longer = args.num_train_epochs > state.num_train_epochs
-        if state.global_step < args.max_steps or (
-            args.max_steps <= 0 and (state.global_step < state.max_steps or longer)
-        ):
+        finished = state.global_step >= (args.max_steps if args.max_steps > 0 else state.max_steps)
+        if not finished or (args.max_steps <= 0 and args.num_train_epochs > state.num_train_epochs):
             return None
         self._load_from_checkpoint(checkpoint)
         self.state = state
@@ -168,7 +166,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save. `generation`: what is being trained on, moved to the device when loaded."""
-        return {"generation": None, "metrics": dict(self._metrics["train"]), "health": self._nonfinite.state()}
+        own = {"processes": self.accelerator.num_processes, "generation": None, "health": self._nonfinite.state()}
+        return {**own, "metrics": dict(self._metrics["train"])}
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._metrics["train"].update(state["metrics"])
@@ -176,8 +175,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        rank, device = self.accelerator.process_index, self.accelerator.device
-        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        state = checkpoints.load_state(checkpoint, rank, processes, self.accelerator.device) if checkpoint else None
         if state is not None:
             self._restore(state)
 

@@ -64,33 +64,33 @@ def fill_batch(
     whole_groups: bool = False,
     fills: dict[str, float],
 ) -> Batch:
-    """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal, at most
-    `max_rounds` times. Masked groups, which train nothing, take the places of missing ones. With `whole_groups` no
+    """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal.
+
+    After `max_rounds`, masked groups, which train nothing, take the places of missing ones. With `whole_groups` no
     group spans two processes.
     """
     most = math.ceil(algorithm.oversample * quota)
     chosen: list[Batch] = []
     spare: list[Batch] = []
     answers: list[Columns] = []
-    nonfinite, kept, first_round, sampled, mixed = None, 0, 0, 0, 0
+    nonfinite, sampled, mixed, first_round = None, 0, 0, 0
     # The rows of a round must divide evenly among the processes.
     step = accelerator.num_processes // (1 if whole_groups else math.gcd(accelerator.num_processes, size))
-    while kept < quota and len(answers) < algorithm.max_rounds:
-        batch = sample(stream.take(round_size(most, quota - kept, sampled, mixed, step)))
+    while mixed < quota and len(answers) < algorithm.max_rounds:
+        batch = sample(stream.take(round_size(most, quota - mixed, sampled, mixed, step)))
         rows = {name: x for name, x in batch.inputs.items() if x.ndim}
         everything = replace(batch, inputs=gather_columns(accelerator, rows, fills))
         signal = outcomes(algorithm, batch).signal[::size].tolist()
         with_signal = [group for group, found in enumerate(signal) if found]
         without = [group for group, found in enumerate(signal) if not found]
-        chosen.append(_groups(everything, with_signal[: quota - kept], size))
+        chosen.append(_groups(everything, with_signal[: quota - mixed], size))
         spare.append(_groups(everything, without[: max(0, quota - (sampled - mixed))], size))
-        kept = min(quota, kept + len(with_signal))
         sampled, mixed = sampled + len(signal), mixed + len(with_signal)
-        first_round = first_round if answers else kept
+        first_round = first_round if answers else min(quota, mixed)
         answers.append(batch.answers)
         nonfinite = nonfinite or batch.nonfinite
-    short = quota - kept
-    if short:
+    kept = min(quota, mixed)
+    if short := quota - kept:
         chosen.append(_masked(_groups(_join(spare, fills), list(range(short)), size)))
     batch = _join(chosen, fills)
     counts = {"sampled": sampled, "kept": kept, "dropped": sampled - kept, "refilled": kept - first_round}

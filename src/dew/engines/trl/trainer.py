@@ -107,7 +107,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _save_before_failure(self) -> None:
-        """A reward fails between two steps: save the last one. Several processes would have to fail together."""
+        """When a reward fails between two steps, save the first. Several processes would have to fail together."""
         step = self.state.global_step
         between_steps = self._step % self.args.gradient_accumulation_steps == 0
         saved = (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
@@ -216,7 +216,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         return generated
 
     def _generate_ragged(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """Groups of any size: vLLM must not take every `num_generations` prompts for a group."""
+        """For groups of unequal size: vLLM would take every `num_generations` prompts for one group."""
         size, self.num_generations = self.num_generations, 1
         try:
             return super()._generate(prompts)
