@@ -64,7 +64,8 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         args = own_config(args, DewConfig, model)
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
-        rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
+        several = isinstance(reward_funcs, list | tuple)
+        rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             columns = None if settings.get("rollout_func") else getattr(train_dataset, "column_names", None)
@@ -308,7 +309,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             loss = compute(model, inputs)
             self._put(self._statistics.read(self.accelerator)[0])
             return loss
-        if not self._aligned:
+        if self.algorithm.engine_loss or not self._aligned:
             return compute(model, inputs)
         self._waiting.append(inputs)
         one_generation = self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
