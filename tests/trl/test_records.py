@@ -65,7 +65,7 @@ def test_metrics_are_consistent(run):
 
 def test_facts_of_the_run(run):
     facts = run[1].run()
-    assert facts["status"] == "done" and facts["engine"] == "trl"
+    assert (facts["status"], facts["engine"], facts["steps"]) == ("done", "trl", 5)
     assert facts["algorithm"]["name"] == "gtpo" and facts["algorithm"]["settings"]["alpha2"] == 0.1
     assert facts["batches"].startswith("8 per device x 1 process x 1 micro-batch = 8 completions at once = 1 prompt x")
     assert {"dew", "torch", "transformers", "trl"} <= set(facts["versions"])

@@ -213,8 +213,6 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._previous: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            RunFolder(args.output_dir).write_run({"steps": state.max_steps})
         self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -106,11 +106,8 @@ def watched_head(
                 found.setdefault("value", []).append(getattr(output, PREDICTED)[:, -keep:])
                 found.setdefault("features", []).append(_features(head.hidden, output.label_mask))
 
-        hook = model.register_forward_hook(watch)
-        try:
+        with model.register_forward_hook(watch):
             yield
-        finally:
-            hook.remove()
 
 
 def _features(hidden: Tensor, scored: Tensor) -> Tensor:

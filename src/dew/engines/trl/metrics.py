@@ -151,6 +151,8 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.resume(state.global_step)
+        if self._writes:
+            self.folder.write_run({"steps": state.max_steps})
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start = time.perf_counter()
