@@ -163,11 +163,10 @@ def check_width(folder: Path, changed: Mapping[str, Any]) -> None:
     with safe_open(folder / "model.safetensors", "pt") as weights:
         names = [name for name in weights.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118
         found = weights.get_slice(names[0]).get_shape()[1] if names else width
-    if found != width:
+    if width not in (None, found):  # None: a vision-language model has it in a part of its config
         what = f"model_name_or_path: {folder} has weights of hidden size {found}, but its config says {width}."
-        raise ConfigError(
-            Problem(what, remedy="Restore its config.json, and remove hidden_size from model_init_kwargs.")
-        )
+        remedy = "Restore its config.json, and remove hidden_size from model_init_kwargs."
+        raise ConfigError(Problem(what, remedy=remedy))
 
 
 def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = False, say: Say = print) -> str:
