@@ -134,21 +134,20 @@ def save_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
     torch.save(state, folder / OWN_STATE.format(rank))
 
 
-def load_state(folder: str, rank: int, processes: int, device: Any) -> dict[str, Any] | None:
+def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
     """None for a checkpoint of plain TRL. The generation is moved to `device`, and `epochs` are those completed.
 
-    Each process has its part of the generation, so another number of processes resumes without it.
+    A generation is saved in the micro-batches of each process: with other `batches` the run resumes without it.
     """
     found = [path for i in (rank, 0) if (path := Path(folder) / OWN_STATE.format(i)).exists()]
     if not found:
         return None
     path = found[0]
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if (saved := state.get("processes", processes)) != processes:
-        state["generation"] = None
+    if (saved := state.get("batches", batches)) != batches:
+        state |= {"generation": None, "step": 0}
         if rank == 0:
-            text = "%s was saved with num_processes=%d, which is %d now: sampling a new generation."
-            logger.warning(text, folder, saved, processes)
+            logger.warning("%s: sampling a new generation, because batch sizes have changed: %s", folder, saved)
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(json.loads(path.with_name(STATE).read_text()).get("epoch") or 0)
     return state

@@ -166,7 +166,7 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save. `generation`: what is being trained on, moved to the device when loaded."""
-        own = {"processes": self.accelerator.num_processes, "generation": None, "health": self._nonfinite.state()}
+        own = {"batches": str(self.args.batches), "generation": None, "health": self._nonfinite.state()}
         return {**own, "metrics": dict(self._metrics["train"])}
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -175,8 +175,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        state = checkpoints.load_state(checkpoint, rank, processes, self.accelerator.device) if checkpoint else None
+        rank, device, batches = self.accelerator.process_index, self.accelerator.device, str(self.args.batches)
+        state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
         if state is not None:
             self._restore(state)
 
