@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+from math import expm1, log
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +26,7 @@ from dew.config import Run, read_run
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, hydra_words, prepare
 from dew.engines.verl.recipe import flat
+from dew.evaluate.metrics import t_test
 
 RUNS = {
     "verl_grpo": ("grpo", None),
@@ -33,8 +35,10 @@ RUNS = {
     "dew": ("dew", "dew_sync"),
     "grpo_s": ("grpo_s", "dew_sync"),
     "gtpo_async": ("gtpo", "dew_colocate_async"),
+    "verl_grpo_again": ("grpo", None),
 }
-"""Name -> algorithm and trainer mode; None is verl's own trainer, without dew."""
+"""Name -> algorithm and trainer mode; None is verl's own trainer, without dew. The last run shows by how much two equal
+runs differ."""
 BASELINE = "verl_grpo"
 WARM_UP = 2
 """Steps left out of the medians: the first ones compile kernels and capture graphs."""
@@ -106,14 +110,23 @@ def lines(out: Path, name: str) -> list[dict[str, float]]:
 def table(out: Path) -> str:
     """Medians over the steps after the warm-up; memory is the maximum."""
     rows = {name: found[WARM_UP:] for name in RUNS if len(found := lines(out, name)) > WARM_UP}
-    medians = {name: {c: value(found, c) for c in COLUMNS} for name, found in rows.items()}
-    base = medians.get(BASELINE, {}).get("s/step")
     text = [f"| run | steps | {' | '.join(COLUMNS)} | time against {BASELINE} |", "|---" * (len(COLUMNS) + 3) + "|"]
-    for name, found in medians.items():
-        shown = " | ".join("" if x is None else f"{x:.3f}" for x in found.values())
-        cost = f"{found['s/step'] / base - 1:+.1%}" if base and found["s/step"] else ""
-        text.append(f"| {name} | {len(rows[name])} | {shown} | {cost} |")
+    for name, found in rows.items():
+        shown = " | ".join("" if (x := value(found, column)) is None else f"{x:.3f}" for column in COLUMNS)
+        cost = "" if name == BASELINE else against(found, rows.get(BASELINE, []))
+        text.append(f"| {name} | {len(found)} | {shown} | {cost} |")
     return "\n".join(text) + "\n"
+
+
+def against(found: list[dict[str, float]], base: list[dict[str, float]]) -> str:
+    """The mean ratio of step times, paired by step because a step has the same problems in every run; 95 % interval."""
+    seconds = COLUMNS["s/step"]
+    ratios = [log(ours[seconds] / theirs[seconds]) for ours, theirs in zip(found, base, strict=False)]
+    if len(ratios) < 2:
+        return ""
+    interval, _ = t_test(ratios)
+    value, low, high = (f"{expm1(x):+.1%}" for x in (interval.value, interval.low, interval.high))
+    return f"{value} [{low}, {high}]"
 
 
 def value(found: list[dict[str, float]], column: str) -> float | None:

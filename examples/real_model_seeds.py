@@ -284,13 +284,15 @@ def table(content: Json) -> str:
     rows = [[*name, *cells] for name, *cells in zip(names, *columns, strict=True)]
     if rows:
         heads = ["difference", "seeds", "accuracy in training", *scores]
-        text += ["Differences paired by seed and by problem, 95 % bootstrap intervals over both; bold: without 0\n"]
+        text += [
+            "Paired by seed and by problem, with 95 % bootstrap intervals over both; bold: the interval excludes 0\n"
+        ]
         text += [markdown(heads, rows)]
         if any(int(row[1]) < MIN_SEEDS for row in rows):
-            few = f"With fewer than {MIN_SEEDS} seeds"
-            text += [f"{few} intervals are too narrow to call a difference shown: none is bold.\n"]
+            few = f"With fewer than {MIN_SEEDS} seeds,"
+            text += [f"{few} the intervals are too narrow to prove a difference, so none is bold.\n"]
         if any(row[1] == "1" for row in rows):
-            text += ["With one seed the interval covers other problems, not other seeds.\n"]
+            text += ["With one seed, the interval covers other problems, not other seeds.\n"]
     if trained:
         ends = []
         for arm in trained:

@@ -339,12 +339,13 @@ def test_time_left_is_readable(seconds, text):
 def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.write_run({"steps": 5})
-    folder.append_metrics({"step": 1, "reward": 0.1})  # before the run was resumed
+    folder.append_metrics({"step": 2, "reward": 0.1})  # before the run was killed and resumed from step 1
     view = runs.RunView(tmp_path, "mine")
     with runs.live(lambda: [view], every=2):
+        assert view.step == 2 and view.seconds_left is None
         folder.append_metrics({"step": 2, "reward": 0.5})
         folder.append_alarm({"step": 2, "message": "Entropy fell.", "remedy": "Lower the rate."})
-        while view.step < 2:
+        while view.latest["reward"] < 0.5:
             time.sleep(0.01)
         folder.append_metrics({"step": 2, "seconds": 9.0})  # more about the same step
         folder.append_metrics({"step": 3, "reward": 0.6})

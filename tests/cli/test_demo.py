@@ -161,8 +161,9 @@ def test_a_failing_child_shows_its_log_and_stops_the_others(tmp_path):
     ],
 )
 def test_a_child_that_is_killed_or_stopped_is_not_done(tmp_path, code, says):
-    with pytest.raises(EngineError, match=says):
-        run_all([child(tmp_path / "one", code)], 1)
+    with pytest.raises(EngineError, match=says) as caught:
+        run_all([child(tmp_path / "one", code)], 1, advice="Resume it.")
+    assert str(caught.value).endswith("Resume it.")
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_differences_are_paired_by_seed_and_problem():
             run("gtpo", 7, [0, 0]),  # its pair is still to be trained
         )
     )  # fmt: skip
-    found = rows(text[text.index("Differences") :].split("Training")[0])
+    found = rows(text[text.index("Paired by seed") :].split("Training")[0])
     seeds, area, first, second = found["gtpo − dapo"]
     assert (seeds, area, first) == ("2", "+0.250 [+0.250, +0.250]", "+0.500 [+0.500, +0.500]")
     assert "With fewer than 5 seeds" in text

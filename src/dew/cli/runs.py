@@ -60,12 +60,12 @@ ANSWERS_SHOWN = 3
 @contextmanager
 def live(views: Callable[[], Sequence["RunView"]], *, every: int = 1, transient: bool = False) -> Iterator[None]:
     """Show runs while the block runs. Without a terminal: a line every `every` steps, and alarms."""
+    for view in views():
+        view.skip()
     if out.is_terminal:
         with Live(get_renderable=lambda: screen(views()), console=out, refresh_per_second=2, transient=transient):
             yield
         return
-    for view in views():
-        view.poll()  # what a resumed run wrote before is not printed again
     stop = threading.Event()
     thread = threading.Thread(target=_print_progress, args=(views, every, stop), daemon=True)
     thread.start()
@@ -77,13 +77,14 @@ def live(views: Callable[[], Sequence["RunView"]], *, every: int = 1, transient:
 
 
 def _print_progress(views: Callable[[], Sequence["RunView"]], every: int, stop: threading.Event) -> None:
-    ended = False
+    ended, shown = False, dict[RunView, int]()
     while not ended:
         ended = stop.wait(POLL)
         with suppress(DewError, OSError):  # a damaged file must not end the thread
             for view in views():
-                last, known = view.step, len(view.alarms)
-                steps = [line["step"] for line in view.poll() if line.get("step", 0) > last]
+                known = len(view.alarms)
+                steps = {line["step"] for line in view.poll() if "step" in line} - {shown.get(view)}
+                shown[view] = view.step
                 lines = [view.line()] if any(step == view.steps or step % every == 0 for step in steps) else []
                 for line in [*lines, *view.alarms[known:]]:
                     out.print(line)
@@ -104,6 +105,12 @@ class RunView:
     @property
     def step(self) -> int:
         return int(self.latest.get("step", 0))
+
+    def skip(self) -> None:
+        """Show nothing again that a resumed run wrote before; it also repeats the steps after its checkpoint."""
+        self.poll()
+        self.alarms.clear()
+        self._times.clear()
 
     def poll(self) -> list[dict[str, Any]]:
         """Read what was written since the last call; return the new lines of metrics."""
@@ -266,7 +273,7 @@ class Child:
                 close_fds=False,  # it inherits the lock
             )
 
-    def check(self) -> None:
+    def check(self, advice: str) -> None:
         """Called once it has ended: raise an error unless the run is complete."""
         assert self.process is not None
         code = self.process.returncode
@@ -276,9 +283,10 @@ class Child:
         if code < 0:
             how = f"was killed by signal {-code}" + " (often: out of memory)" * (code == -signal.SIGKILL)
         text = COLOURS.sub("", self.log.read_text(errors="replace")).replace("\r", "\n")
-        lines = [line for line in text.splitlines() if line.strip() and "it/s" not in line]
+        lines = [line for line in text.splitlines() if line.strip() and "it/s" not in line and "s/it" not in line]
         tail = "\n".join(lines[-LAST_LINES:])
-        raise EngineError(f"{self.folder.name} {how}. The end of its log, {self.log}:\n{tail}")
+        what = f"{self.folder.name} {how}. The end of its log, {self.log}:\n{tail}"
+        raise EngineError(Problem(what, remedy=advice))
 
 
 def run_all(
@@ -294,7 +302,7 @@ def run_all(
                 running[-1].start()
             for child in [c for c in running if c.process is not None and c.process.poll() is not None]:
                 running.remove(child)
-                child.check()
+                child.check(advice)
                 ended(child)
             time.sleep(POLL if running else 0)
     except KeyboardInterrupt:
