@@ -139,8 +139,9 @@ REJECTED = {
     "unknown algorithm": ({"algorithm": "gtop"}, r"Did you mean 'gtpo'\?"),
     "unknown setting": ({"algorithm_kwargs": {"alpha3": 1}}, "no setting 'alpha3'"),
     "bad setting": ({"algorithm_kwargs": {"alpha2": -0.1}}, "rewarded for being sure"),
-    "broken JSON": ({"algorithm_kwargs": "{alpha2"}, "not a JSON object"),
-    "JSON that is a list": ({"algorithm_kwargs": "[0.2]"}, "not a JSON object"),
+    "broken JSON": ({"algorithm_kwargs": "{alpha2"}, "not a mapping in YAML or JSON"),
+    "JSON that is a list": ({"algorithm_kwargs": "[0.2]"}, "not a mapping"),
+    "a list": ({"algorithm_kwargs": [0.2]}, "not a mapping"),
     "group of one": ({"num_generations": 1}, "at least 2"),
     "indivisible": (
         {"per_device_train_batch_size": 6, "num_generations": 4},

@@ -220,18 +220,18 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def _adopt_trl_settings(self) -> list[Problem]:
         """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
         the others into the algorithm that they describe."""
-        if isinstance(self.algorithm_kwargs, str):
-            text, self.algorithm_kwargs = self.algorithm_kwargs, None
+        written = self.algorithm_kwargs
+        if isinstance(written, str):
             with suppress(ValueError):
-                self.algorithm_kwargs = json.loads(text)
-            if not isinstance(self.algorithm_kwargs, dict):
-                self.algorithm_kwargs, remedy = None, """Write e.g. '{"alpha2": 0.2}'."""
-                return [Problem(f"algorithm_kwargs={text!r} is not a JSON object.", remedy=remedy)]
+                self.algorithm_kwargs = json.loads(written)
+        if not isinstance(self.algorithm_kwargs, dict | None):
+            self.algorithm_kwargs, remedy = None, """Write e.g. '{"alpha2": 0.2}'."""
+            return [Problem(f"algorithm_kwargs={written!r} is not a mapping in YAML or JSON.", remedy=remedy)]
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
             self.algorithm = self._choose_algorithm()
-        kwargs: dict[str, Any] = dict(self.algorithm_kwargs or {})  # type: ignore[arg-type]
+        kwargs: dict[str, Any] = dict(self.algorithm_kwargs or {})
         given = {ours: getattr(self, theirs) for theirs, ours in DEW_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
             high = given["clip_high"]
