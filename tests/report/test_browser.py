@@ -213,6 +213,20 @@ def test_hovering_shows_the_recorded_numbers(report: Path, mixed: GroupRecord, o
         assert page.table(".panel .signals") == pytest.approx(expected, rel=1e-3)
 
 
+def test_tip_shows_the_numbers_of_the_next_group(report: Path, run: Path, opened: Any) -> None:
+    groups = list(RunFolder(run).records())
+    page = opened(report, at(groups[0]))
+    token = page.tab.locator('.answer[data-i="0"] .t[data-t="0"]')
+    token.hover(position={"x": 3, "y": 3})
+    page.tab.keyboard.press("j")
+    title = f"Step {groups[1].step}, group {groups[1].group}"
+    page.tab.wait_for_function("(title) => document.querySelector('.group-title h2').textContent === title", arg=title)
+    token.hover(position={"x": 5, "y": 5})
+    page.tab.wait_for_selector(".tip:not([hidden])")
+    entropy = groups[1].answers[0].entropy
+    assert entropy and page.table(".tip")["Entropy"] == pytest.approx(entropy[0], rel=1e-3)
+
+
 def test_derivation_matches_the_recorded_advantage(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed))
     page.tab.wait_for_selector(".answer")

@@ -53,8 +53,5 @@ def read_content(folders: Sequence[Path], *, tokenizer: str | None = None) -> Js
 def _write(content: Json, out: Path | None, folder: Path) -> Path:
     for notice in (notice for run in content["runs"] for notice in run["notices"]):
         log.warning(notice)
-    if out is None:
-        out = folder / "report.html"
-    elif out.is_dir():
-        out = out / "report.html"
-    return write_report(content, Path(out).with_suffix(".html"))
+    out = Path(out or folder)
+    return write_report(content, out / "report.html" if out.is_dir() else out.with_suffix(".html"))

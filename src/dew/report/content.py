@@ -115,30 +115,32 @@ def _thin_steps(metrics: Sequence[Json], points: int) -> Sequence[Json]:
 
 def _columns(metrics: Sequence[Json]) -> Json:
     """Lines -> columns of equal length, null if a step lacks a metric."""
-    names = dict.fromkeys(name for line in metrics for name, v in line.items() if _is_number(v))
-    return {name: [_six(line.get(name)) for line in metrics] for name in names}
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    rounded = [{name: _six(value) for name, value in line.items()} for line in metrics]
+    names = dict.fromkeys(name for line in rounded for name, value in line.items() if value is not None)
+    return {name: [line.get(name) for line in rounded] for name in names}
 
 
 def _six(x: Any) -> float | int | None:
-    """Floats with six significant digits, enough for a curve."""
-    return (x if isinstance(x, int) else float(f"{x:.6g}")) if _is_number(x) else None
+    """A number with six significant digits, enough for a curve; None: not a number."""
+    if not isinstance(x, int | float) or isinstance(x, bool) or not math.isfinite(x):
+        return None
+    return x if isinstance(x, int) else float(f"{x:.6g}")
 
 
 def _group(group: GroupRecord, numbers: Json) -> Json:
-    names = ("step", "group", "prompt", "gold", "algorithm")
-    out = {name: getattr(group, name) for name in names} | {"summary": finite(numbers)}
-    return {**out, "settings": finite(dict(group.settings)), "answers": [_answer(a) for a in group.answers]}
+    return {
+        **{name: getattr(group, name) for name in ("step", "group", "prompt", "gold", "algorithm")},
+        "summary": finite(numbers),
+        "settings": finite(dict(group.settings)),
+        "answers": [_answer(answer) for answer in group.answers],
+    }
 
 
 def _answer(answer: AnswerRecord) -> Json:
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
     out: Json = {name: finite(getattr(answer, name)) for name in names}
-    if rewards := getattr(answer, "rewards", None):
-        out["rewards"] = finite(dict(rewards))
+    if answer.rewards:
+        out["rewards"] = finite(dict(answer.rewards))
     out["tokens"] = list(answer.tokens)
     if answer.live is not None and not all(answer.live):
         out["live"] = [int(alive) for alive in answer.live]

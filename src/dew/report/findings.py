@@ -55,9 +55,8 @@ def change_sentence(who: str, score: str, change: Interval) -> str:
 
 def single_verdict(a: str, b: str, score: str, change: Interval) -> str:
     """b against a with one run each, paired by problem."""
-    gap = (
-        f"{b} − {a} in {score} after training, paired by problem: {'+' if change.value >= 0 else '−'}{points(change)}."
-    )
+    sign = "+" if change.value >= 0 else "−"
+    gap = f"{b} − {a} in {score} after training, paired by problem: {sign}{points(change)}."
     if change.low <= 0 <= change.high:
         return f"{gap} That is within noise: these runs do not show which of the two is better."
     ahead = b if change.value > 0 else a
@@ -75,8 +74,12 @@ def seeds_verdict(differences: Sequence[Mapping[str, Any]]) -> str:
     return f"Larger than noise: {clear}. Any others are within noise. {chance}"
 
 
+TITLES = {"area": "area under training accuracy", "final": "final accuracy"}
+"""Scores of the training accuracy; the others are measured after it."""
+
+
 def score_title(score: str) -> str:
-    return "area under training accuracy" if score == "area" else f"{score} after"
+    return TITLES.get(score, f"{score} after")
 
 
 def study_verdicts(task: str, differences: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -88,7 +91,7 @@ def study_verdicts(task: str, differences: Sequence[Mapping[str, Any]]) -> list[
     texts = [f"{task}: {_arm_verdict(arm, found)}." for arm, found in by_arm.items() if arm not in noise]
     if noise:
         found = by_arm[noise[0]]
-        scores, verb = _listed([_title_in_a_study(d["score"]) for d in found]), "is" if len(noise) == 1 else "are"
+        scores, verb = _listed([TITLES.get(d["score"], d["score"]) for d in found]), "is" if len(noise) == 1 else "are"
         texts.append(f"{task}: {_listed(noise)} {verb} within noise of {found[0]['baseline']} in {scores}.")
     return texts
 
@@ -102,7 +105,7 @@ def _arm_verdict(arm: str, differences: Sequence[Mapping[str, Any]]) -> str:
     behind: list[str] = []
     noise: list[str] = []
     for d in differences:
-        title = _title_in_a_study(d["score"])
+        title = TITLES.get(d["score"], d["score"])
         if d["within_noise"]:
             noise.append(title)
             continue
@@ -112,10 +115,6 @@ def _arm_verdict(arm: str, differences: Sequence[Mapping[str, Any]]) -> str:
         (ahead if d["value"] > 0 else behind).append(f"{title} by {value} ({interval}{low} to {high})")
     parts = {f"ahead of {baseline}": ahead, f"behind {'it' if ahead else baseline}": behind, "within noise": noise}
     return f"{arm} is {'; '.join(f'{words} in {_listed(texts)}' for words, texts in parts.items() if texts)}"
-
-
-def _title_in_a_study(score: str) -> str:
-    return {"area": "area under training accuracy", "final": "final accuracy"}.get(score, score)
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -203,32 +202,34 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
     found: list[Json] = []
     for row in scored:
         score = f"{row['name']} on {row['task']}" if len(tasks) > 1 else row["name"]
-        moved: dict[str, list[tuple[float, str]]] = {"bad": [], "good": [], "note": []}
-        for arm in arms:
-            pairs = [(i, row["before"][i], row["after"][i]) for i in arm["runs"]]
-            changes = [(i, b - a) for i, a, b in pairs if a is not None and b is not None]
-            if not changes:
-                continue
-            mean = sum(x for _, x in changes) / len(changes)
-            change = _interval_of(runs, row, changes)
-            noise = abs(mean) < 0.05 if change is None else change.low <= 0 <= change.high
-            kind = "note" if noise else "bad" if mean < 0 else "good"
-            who = arm["label"] if len(runs) > 1 else runs[0].name
-            if change is not None:
-                text = change_sentence(who, score, change)
-            else:
-                same = sum(x * mean > 0 for _, x in changes)
-                text = f"{who}: {score} {'rose' if mean >= 0 else 'fell'} by {abs(100 * mean):.1f} points"
-                text += f" on average, in {same} of {len(changes)} runs." if len(changes) > 1 else "."
-            moved[kind].append((abs(mean), text))
-        for kind, changed in moved.items():
-            texts = [text for _, text in changed]
-            if len(changed) > 2:
-                verb = {"bad": "fell", "good": "rose", "note": "stayed within noise"}[kind]
-                by = f", by {100 * min(changed)[0]:.1f} to {100 * max(changed)[0]:.1f} points" if kind != "note" else ""
-                texts = [f"{score} {verb} in {len(changed)} of {len(arms)} arms{by}."]
+        changes = [change for arm in arms if (change := _score_change(runs, arm, row, score))]
+        for kind, verb in (("bad", "fell"), ("good", "rose"), ("note", "stayed within noise")):
+            texts = [text for of, _, text in changes if of == kind]
+            if len(texts) > 2:
+                sizes = [100 * size for of, size, _ in changes if of == kind]
+                by = f", by {min(sizes):.1f} to {max(sizes):.1f} points" if kind != "note" else ""
+                texts = [f"{score} {verb} in {len(texts)} of {len(arms)} arms{by}."]
             found += [{"kind": kind, "text": text, "link": row["link"]} for text in texts]
     return found
+
+
+def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tuple[str, float, str] | None:
+    """An arm's change of a score: the kind of finding, its size, and a sentence; None if it was not measured twice."""
+    ends = [(i, row["before"][i], row["after"][i]) for i in arm["runs"]]
+    changes = [(i, after - before) for i, before, after in ends if before is not None and after is not None]
+    if not changes:
+        return None
+    mean = sum(x for _, x in changes) / len(changes)
+    change = _interval_of(runs, row, changes)
+    noise = abs(mean) < 0.05 if change is None else change.low <= 0 <= change.high
+    who = arm["label"] if len(runs) > 1 else runs[0].name
+    if change is not None:
+        text = change_sentence(who, score, change)
+    else:
+        same = sum(x * mean > 0 for _, x in changes)
+        text = f"{who}: {score} {'rose' if mean >= 0 else 'fell'} by {abs(100 * mean):.1f} points"
+        text += f" on average, in {same} of {len(changes)} runs." if len(changes) > 1 else "."
+    return "note" if noise else "bad" if mean < 0 else "good", abs(mean), text
 
 
 def _interval_of(runs: Sequence[Run], row: Json, changes: Sequence[tuple[int, float]]) -> Interval | None:
@@ -255,8 +256,8 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
         also = f" Also in {others} more run{'s' * (others > 1)}." if others else ""
         if runs[0].kind == "study":
             raising = [(sum(r in by_run for r in arm["runs"]), arm) for arm in arms]
-            also = _listed([f"{n} of {len(arm['runs'])} runs of {arm['label']}" for n, arm in raising if n])
-            also = f" In {also}."
+            counts = [f"{n} of {len(arm['runs'])} runs of {arm['label']}" for n, arm in raising if n]
+            also = f" In {_listed(counts)}."
         text = f"{_who(runs, i)}{alarms[0].get('message') or name}{_when(alarms)}{also}"
         link = f"#curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
         remedy = str(alarms[0].get("remedy") or "")

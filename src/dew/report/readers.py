@@ -39,7 +39,7 @@ class Run:
 
     name: str
     kind: str
-    """dew, trl, prime-rl or records."""
+    """dew, study, trl, prime-rl or records."""
     facts: Json = field(default_factory=dict)
     """run.json, or the equivalent of another trainer."""
     config: str | None = None

@@ -129,7 +129,7 @@ def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[J
         entry = {"arm": arm["label"], "baseline": reference["label"], "score": row["name"], "pairs": len(seeds)}
         if len(seeds) > 1:
             D = [both[1][seed] - both[0][seed] for seed in seeds]
-            if runs[arm["runs"][0]].kind == "study":  # as `dew lab` computes it
+            if runs[0].kind == "study":  # as `dew lab` computes it
                 interval, p = t_test(D)
                 found.append({**entry, "unit": "seeds", **vars(interval), "p": p})
             else:
@@ -155,11 +155,10 @@ def _reference(arms: Sequence[Json], arm: Json) -> Json:
 def _judged(d: Json) -> Json:
     few = d["unit"] == "seeds" and d["pairs"] < MIN_SEEDS
     noise = few or (d["p"] >= 0.05 if "p" in d else d["low"] <= 0 <= d["high"])
-    verdict = f"{d['arm'] if d['value'] > 0 else d['baseline']} higher"
     if few:
         verdict = f"too few seeds ({d['pairs']} of at least {MIN_SEEDS})"
-    elif noise:
-        verdict = "within noise"
+    else:
+        verdict = "within noise" if noise else f"{d['arm'] if d['value'] > 0 else d['baseline']} higher"
     return {**d, "within_noise": noise, "verdict": verdict}
 
 

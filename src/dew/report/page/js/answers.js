@@ -2,42 +2,36 @@
 
 const FIRST_TOKENS = 2000;
 
-const outcome = (answer) =>
-  h('span', { class: `outcome ${answer.correct ? 'right' : 'wrong'}` }, answer.correct ? '✓ correct' : '✗ wrong');
-const known = (list) => list.filter((v) => v !== null && v !== undefined);
+const sideClass = (correct) => (correct ? 'right' : 'wrong');
+const outcome = ({ correct }) => h(`span.outcome.${sideClass(correct)}`, correct ? '✓ correct' : '✗ wrong');
 
 /** Whether the open run recorded answers as whole texts (TRL's own files), each then one token. */
 const onlyText = () => view.all[view.n].run.kind === 'trl';
 
-/** The colour scale of one signal over a whole group. */
-function scaleOf(group, signal, stretched) {
-  const values = group.answers.flatMap((answer) => (answer[signal] || []).filter((_, t) => answer.live[t]));
-  return makeScale(SIGNALS[signal].scale, values, stretched);
+/** The colour scale of the chosen signal over a whole group. */
+function scaleOf(group) {
+  const values = group.answers.flatMap((answer) => (answer[state.signal] || []).filter((_, t) => answer.live[t]));
+  return makeScale(SIGNALS[state.signal].scale, values, state.depth === 'contrast');
 }
 
 function paintToken(element, answer, t, signal, scale) {
-  const value = answer[signal] ? answer[signal][t] : null;
+  const value = answer[signal]?.[t];
   if (!answer.live[t]) element.dataset.hue = 'dead';
-  else if (value === null || value === undefined) element.dataset.hue = 'none';
+  else if (!isKnown(value)) element.dataset.hue = 'none';
   else paint(element, scale.of(value));
 }
 
 /** The whole answer as a barcode, as long as the answer is beside the longest. */
 function strip(answer, longest, signal, scale) {
   const width = Math.max(1, Math.min(answer.tokens.length, 4000));
-  const canvas = h('canvas', {
-    class: 'strip',
-    width,
-    height: 1,
-    'aria-hidden': 'true',
-    '--share': `${(100 * answer.tokens.length) / longest}%`,
-  });
+  const share = `${(100 * answer.tokens.length) / longest}%`;
+  const canvas = h('canvas.strip', { width, height: 1, 'aria-hidden': 'true', '--share': share });
   const pixels = new ImageData(width, 1);
   canvas.draw = () => {
     for (let x = 0; x < width; x++) {
       const t = Math.floor((x * answer.tokens.length) / width);
       const value = answer.live[t] ? answer[signal]?.[t] : null;
-      if (value === null || value === undefined) continue;
+      if (!isKnown(value)) continue;
       const [hue, deep] = scale.of(value);
       const colour = rgb(hue);
       for (let k = 0; k < 3; k++) pixels.data[4 * x + k] = colour[k];
@@ -51,26 +45,19 @@ function strip(answer, longest, signal, scale) {
 
 function facets(answer) {
   const flips = answer.tokens.filter((_, t) => isFlipped(answer, t)).length;
-  const rewards = Object.entries(answer.rewards || {});
+  const rewards = Object.entries(answer.rewards || {}).map(([name, v]) => `${visible(name)} ${number(v)}`);
+  const { extra, extracted, verdict } = answer;
   const facts = [
-    `reward ${number(answer.reward)}${answer.extra ? ` ${signed(answer.extra)} charge` : ''}`,
-    rewards.length ? h('span', { class: 'rewards' }, rewards.map(([name, v]) => `${visible(name)} ${number(v)}`).join(' · ')) : null,
-    flips ? h('b', { class: 'flips' }, plural(flips, 'flipped token')) : null,
-    onlyText() ? null : plural(answer.tokens.length, 'token'),
-    answer.extracted !== null && answer.extracted !== undefined
-      ? ['answered ', h('code', {}, brief(answer.extracted))]
-      : null,
-    answer.verdict && !['correct', 'wrong'].includes(answer.verdict)
-      ? h('b', {}, `verifier: ${visible(answer.verdict)}`)
-      : null,
-    answer.truncated ? h('b', {}, 'truncated') : null,
-    answer.guided ? h('b', {}, 'from the guide') : null,
+    `reward ${number(answer.reward)}${extra ? ` ${signed(extra)} charge` : ''}`,
+    rewards.length > 0 && h('span.rewards', rewards.join(' · ')),
+    flips > 0 && h('b.flips', plural(flips, 'flipped token')),
+    !onlyText() && plural(answer.tokens.length, 'token'),
+    isKnown(extracted) && ['answered ', h('code', brief(extracted))],
+    verdict && !['correct', 'wrong'].includes(verdict) && h('b', `verifier: ${visible(verdict)}`),
+    answer.truncated && h('b', 'truncated'),
+    answer.guided && h('b', 'from the guide'),
   ];
-  return h(
-    'span',
-    { class: 'facets' },
-    known(facts).map((fact) => h('span', {}, fact)),
-  );
+  return h('span.facets', facts.filter(Boolean).map((fact) => h('span', fact)));
 }
 
 /** Credit of the wrong sign: a penalty in an answer that is better than its group's mean, a reward in a worse one. */
@@ -115,51 +102,36 @@ function folded(group, order) {
 }
 
 function answerCard(answer, places, longest, scale = view.scale) {
-  const [i] = places;
-  const body = h('div', { class: 'tokens' }, tokenSpans(answer, 0, FIRST_TOKENS, state.signal, scale));
-  let shown = FIRST_TOKENS;
-  const more = () => {
-    const left = answer.tokens.length - shown;
-    return (
-      left > 0 &&
-      h(
-        'button',
-        {
-          class: 'small more-tokens',
-          onclick: (event) => {
-            body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, state.signal, scale));
-            shown += FIRST_TOKENS;
-            event.target.replaceWith(more() || '');
-          },
-        },
-        `Show ${whole(Math.min(left, FIRST_TOKENS))} more of ${whole(left)} hidden tokens`,
-      )
-    );
+  const body = h('div.tokens');
+  const more = h('button.small.more-tokens', { onclick: () => grow() });
+  const grow = () => {
+    const shown = body.childElementCount;
+    body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, state.signal, scale));
+    const left = answer.tokens.length - body.childElementCount;
+    more.textContent = `Show ${whole(Math.min(left, FIRST_TOKENS))} more of ${whole(left)} hidden tokens`;
+    if (!left) more.remove();
   };
-  return h(
-    'article',
-    { class: `answer ${answer.correct ? 'right' : 'wrong'}`, 'data-i': i },
-    h(
-      'header',
-      {},
-      outcome(answer),
-      places.length > 1 && h('b', { class: 'times', title: `answers ${places.map((k) => k + 1).join(', ')}` }, `× ${places.length}`),
-      quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
-      facets(answer),
-    ),
-    strip(answer, longest, state.signal, scale),
-    body,
-    chance(answer, longest),
-    more(),
+  const times = { title: `answers ${places.map((k) => k + 1).join(', ')}` };
+  const header = h(
+    'header',
+    outcome(answer),
+    places.length > 1 && h('b.times', times, `× ${places.length}`),
+    quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
+    facets(answer),
   );
+  const bars = strip(answer, longest, state.signal, scale);
+  const parts = [header, bars, body, chance(answer, longest), more];
+  const card = h(`article.answer.${sideClass(answer.correct)}`, { 'data-i': places[0] }, parts);
+  grow();
+  return card;
 }
 
-/** Where outcomes were predicted (learned credit): the chance of success along the answer, from pale (0) to deep (1). */
+/** Where outcomes were predicted (learned credit): the chance of success along the answer, from pale 0 to deep 1. */
 function chance(answer, longest) {
   if (!answer.value) return null;
-  const [first, last] = [answer.value[0], answer.value[answer.value.length - 1]];
+  const [first, last] = [answer.value[0], answer.value.at(-1)];
   const row = strip(answer, longest, 'value', makeScale('amount', [0, 1]));
-  return h('div', { class: 'quiet chance' }, row, `predicted chance of success: ${number(first)} to ${number(last)}`);
+  return h('div.quiet.chance', row, `predicted chance of success: ${number(first)} to ${number(last)}`);
 }
 
 /** The answers' places in the order and selection that the controls ask for. */
@@ -178,13 +150,11 @@ function orderOf(group) {
     .sort(by);
 }
 
+const longestOf = (group) => Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
+
 function answersView(group) {
-  const longest = Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
   const order = orderOf(group);
-  if (!order.length) return calm('This group has no answers with the selected outcome.');
-  return h(
-    'div',
-    { class: 'answers' },
-    folded(group, order).map((places) => answerCard(group.answers[places[0]], places, longest)),
-  );
+  if (!order.length) return h('p.calm', 'This group has no answers with the selected outcome.');
+  const longest = longestOf(group);
+  return h('div.answers', folded(group, order).map((places) => answerCard(group.answers[places[0]], places, longest)));
 }

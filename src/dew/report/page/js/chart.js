@@ -5,25 +5,29 @@ const MANY_LINES = 4;
 const HEIGHT = 210;
 const NEAR = 30; // pixels from the pointer to a line
 
-const last = (values) => {
-  for (let i = values.length; i--; ) if (values[i] !== null) return values[i];
-  return null;
-};
+const last = (values) => values.findLast(isKnown);
 
 /** The place of the logged value that is nearest to step number `at`. */
 function nearest(values, at) {
   for (let away = 0; away < values.length; away++)
-    for (const i of [at - away, at + away]) if (values[i] !== null && values[i] !== undefined) return i;
+    for (const i of [at - away, at + away]) if (isKnown(values[i])) return i;
   return null;
 }
 
 const lineMark = ({ colour, dash, shape }) =>
   s(
-    'svg',
-    { class: 'line-mark', viewBox: '0 0 22 8', 'aria-hidden': 'true', '--mark': `var(${colour})` },
+    'svg.line-mark',
+    { viewBox: '0 0 22 8', 'aria-hidden': 'true', '--mark': `var(${colour})` },
     s('line', { x1: 0, x2: 22, y1: 4, y2: 4, 'stroke-dasharray': dash.join(' ') || null }),
     shape && s('polygon', { points: shape.map(([x, y]) => [7 + 8 * x, 8 * y]).join(' ') }),
   );
+
+/** A line's name and its logged value nearest to step number `at`, or the last one. */
+function lineValue(line, steps, at) {
+  const i = at === null ? line.raw.findLastIndex(isKnown) : nearest(line.raw, at);
+  const elsewhere = at !== null && i !== null && i !== at && quiet(` (step ${whole(steps[i])})`);
+  return h('span.plot-line', lineMark(line), `${visible(line.label)} `, h('b', number(line.raw[i])), elsewhere);
+}
 
 /** A dotted, named line where a run first raised an alarm. */
 function marks(u, runs) {
@@ -54,8 +58,9 @@ function marks(u, runs) {
 }
 
 function chartCsv(runs, names) {
+  const values = ({ metrics }, i) => names.map((name) => metrics[name]?.[i]);
   const rows = runs.flatMap((run, r) =>
-    (run.metrics.step || []).map((step, i) => [run.name, arms()[armOf(r)].label, step, ...names.map((n) => run.metrics[n]?.[i])]),
+    (run.metrics.step || []).map((step, i) => [run.name, arms()[armOf(r)].label, step, ...values(run, i)]),
   );
   return [['run', 'arm', 'step', ...names], ...rows];
 }
@@ -100,72 +105,95 @@ function drawShapes(u, steps, found, near) {
   });
 }
 
+/** uPlot's columns and series: room for the bands, then each line, above its logged values if there are few lines. */
+function plotSeries(steps, found, isLog) {
+  const [data, series] = [[steps], [{}]];
+  const add = (ys, look) => {
+    data.push(isLog ? ys.map((y) => (y > 0 ? y : null)) : ys);
+    series.push({ spanGaps: true, points: { show: false }, ...look });
+  };
+  for (const [edge, outer] of [['low', Math.min], ['high', Math.max]]) {
+    const edges = found.map((line) => line[edge]).filter(Boolean);
+    const at = (i) => edges.map((ys) => ys[i]).filter((y) => y !== null);
+    const outermost = steps.map((_, i) => (at(i).length ? outer(...at(i)) : null));
+    if (edges.length) add(outermost, { paths: () => null }); // not drawn: the axis has room for the bands
+  }
+  for (const line of found) {
+    const stroke = css(line.colour);
+    const faint = line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES;
+    if (faint) add(line.raw, { stroke: `${stroke}40`, width: 1 });
+    line.index = series.length;
+    const few = known(line.values).length < 40;
+    add(line.values, { label: line.label, stroke, width: 1.75, dash: line.dash, points: { show: few, size: 5 } });
+  }
+  return [data, series];
+}
+
+function plotOptions(width, y, many) {
+  const axis = {
+    stroke: css('--quiet'),
+    grid: { stroke: css('--line'), width: 1 },
+    ticks: { show: false },
+    font: '12px system-ui, sans-serif',
+  };
+  return {
+    width: Math.max(260, width || 420),
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: many ? { show: false } : { size: 7 } },
+    scales: { x: { time: false }, y },
+    axes: [
+      { ...axis, size: 30, incrs: WHOLE_STEPS },
+      { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
+    ],
+  };
+}
+
+/** The line nearest to the pointer, in a list; none if the pointer is far, or over another chart. */
+function pointedAt(u, found) {
+  if (!isKnown(u.cursor.idx) || !u.cursor.event) return [];
+  let [nearby, least] = [[], NEAR];
+  for (const line of found) {
+    const i = nearest(line.values, u.cursor.idx);
+    const distance = i === null ? Infinity : Math.abs(u.valToPos(line.values[i], 'y') - u.cursor.top);
+    if (distance <= least) [nearby, least] = [[line], distance];
+  }
+  return nearby;
+}
+
+/** Dashes of the metrics, where the lines are too many to be named. */
+const dashKey = (names) =>
+  names.map((name, d) => {
+    const mark = lineMark({ colour: '--quiet', dash: DASHES[d % DASHES.length] });
+    return h('span.plot-key', mark, visible(name.split('/').pop()));
+  });
+
 function chart(runs, title, names, note, log) {
   let plot = null;
   let isLog = Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0)));
-  const values = h('div', { class: 'plot-lines' });
+  const numbers = h('div.plot-lines');
   const turn = () => {
     isLog = !isLog;
     frame.redraw();
   };
-  const logButton = h('button', { class: 'small', title: 'Logarithmic axis', onclick: turn }, 'log');
-  const parts = { names: names.join(' '), tools: logButton, above: values, look: curvesLook };
+  const logButton = h('button.small', { title: 'Logarithmic axis', onclick: turn }, 'log');
+  const parts = { names: names.join(' '), tools: logButton, above: numbers, look: curvesLook };
   const frame = figure(title, note, () => chartCsv(runs, names), draw, parts);
+  const areShares = names.every((n) => shares(n) && !n.startsWith('clip/'));
 
   function draw(box, width) {
     const zoom = plot?.scales.x;
     plot?.destroy();
     logButton.setAttribute('aria-pressed', String(isLog));
     const [steps, found] = linesOf(runs, names);
-    const fit = (ys) => (isLog ? ys.map((y) => (y > 0 ? y : null)) : ys);
-    const [data, series] = [[steps], [{}]];
-    const add = (ys, look) => {
-      data.push(fit(ys));
-      series.push({ spanGaps: true, points: { show: false }, ...look });
-    };
-    for (const [edge, outer] of [['low', Math.min], ['high', Math.max]]) {
-      const edges = found.map((line) => line[edge]).filter(Boolean);
-      const at = (i) => edges.map((ys) => ys[i]).filter((y) => y !== null);
-      const outermost = steps.map((_, i) => (at(i).length ? outer(...at(i)) : null));
-      if (edges.length) add(outermost, { paths: () => null }); // not drawn: the axis has room for the bands
-    }
-    for (const line of found) {
-      const stroke = css(line.colour);
-      const faint = line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES;
-      if (faint) add(line.raw, { stroke: `${stroke}40`, width: 1 });
-      line.index = series.length;
-      const few = line.values.filter((v) => v !== null).length < 40;
-      add(line.values, { label: line.label, stroke, width: 1.75, dash: line.dash, points: { show: few, size: 5 } });
-    }
-    const axis = {
-      stroke: css('--quiet'),
-      grid: { stroke: css('--line'), width: 1 },
-      ticks: { show: false },
-      font: '12px system-ui, sans-serif',
-    };
+    const [data, series] = plotSeries(steps, found, isLog);
+    const many = found.length > MANY_LINES;
+    const unnamed = [many && names.length > 1 && dashKey(names), quiet(`${found.length} lines: point at one`)];
     let near = []; // the lines that are pointed at
-    const metrics = found.length > MANY_LINES && names.length > 1 ? names : [];
-    const key = metrics.map((name, d) =>
-      h('span', { class: 'plot-key' }, lineMark({ colour: '--quiet', dash: DASHES[d % DASHES.length] }), visible(name.split('/').pop())),
-    );
     const show = (at) => {
-      const chosen = found.length <= MANY_LINES ? found : near;
-      values.replaceChildren(
-        quiet(at === null ? 'last' : `step ${whole(steps[at])}`),
-        ...(chosen.length || !found.length ? [] : [...key, quiet(`${found.length} lines: point at one`)]),
-        ...chosen.map((line) => {
-          const i = at === null ? null : nearest(line.raw, at);
-          const off = i !== null && i !== at ? ` (step ${whole(steps[i])})` : '';
-          return h(
-            'span',
-            { class: 'plot-line' },
-            lineMark(line),
-            `${visible(line.label)} `,
-            h('b', {}, number(at === null ? last(line.raw) : i === null ? null : line.raw[i])),
-            off && quiet(off),
-          );
-        }),
-      );
+      const when = quiet(at === null ? 'last' : `step ${whole(steps[at])}`);
+      const chosen = many ? near : found;
+      refill(numbers, when, many && !near.length ? unnamed : chosen.map((line) => lineValue(line, steps, at)));
     };
     const focus = (lines) => {
       if (found.length < 2 || String(lines.map((l) => l.index)) === String(near.map((l) => l.index))) return;
@@ -174,51 +202,27 @@ function chart(runs, title, names, note, log) {
       plot.redraw(false);
     };
     const point = (u) => {
-      const at = u.cursor.idx ?? null;
-      let [nearby, least] = [[], NEAR];
-      for (const line of at !== null && u.cursor.event ? found : []) {
-        const i = nearest(line.values, at); // without an event, the pointer is over another chart
-        const distance = i === null ? Infinity : Math.abs(u.valToPos(line.values[i], 'y') - u.cursor.top);
-        if (distance <= least) [nearby, least] = [[line], distance];
-      }
-      focus(nearby);
-      show(at);
+      focus(pointedAt(u, found));
+      show(u.cursor.idx ?? null);
     };
-    plot = new uPlot(
-      {
-        width: Math.max(260, width || 420),
-        height: HEIGHT,
-        legend: { show: false },
-        series,
-        cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: found.length > MANY_LINES ? { show: false } : { size: 7 } },
-        scales: {
-          x: { time: false },
-          y: isLog ? { distr: 3 } : names.every((n) => shares(n) && !n.startsWith('clip/')) ? { range: [0, 1] } : {},
-        },
-        axes: [
-          { ...axis, size: 30, incrs: WHOLE_STEPS },
-          { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
-        ],
-        hooks: {
-          setCursor: [point],
-          drawAxes: [(u) => drawBands(u, steps, found, near)],
-          draw: [(u) => drawShapes(u, steps, found, near), (u) => marks(u, runs)],
-        },
-      },
-      data,
-      box,
-    );
+    const y = isLog ? { distr: 3 } : areShares ? { range: [0, 1] } : {};
+    const hooks = {
+      setCursor: [point],
+      drawAxes: [(u) => drawBands(u, steps, found, near)],
+      draw: [(u) => drawShapes(u, steps, found, near), (u) => marks(u, runs)],
+    };
+    plot = new uPlot({ ...plotOptions(width, y, many), series, hooks }, data, box);
     show(null);
     if (zoom && (zoom.min > steps[0] || zoom.max < last(steps))) plot.setScale('x', { min: zoom.min, max: zoom.max });
-    const lastValues = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`);
+    const values = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');
     box.setAttribute('role', 'img');
-    box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${lastValues.join(', ')}`);
+    box.setAttribute('aria-label', `${title} over ${plural(steps.length, 'step')}; last values: ${values}`);
     frame.highlight = (members) => {
       focus(found.filter((line) => members.includes(line.members[0])));
       show(null);
     };
   }
   frame.close = () => plot?.destroy();
-  window.requestIdleCallback?.(() => view.report.runs === runs && linesOf(runs, names)); // kept for the first look
+  whenIdle(() => view.report.runs === runs && linesOf(runs, names)); // kept for the first look
   return frame;
 }

@@ -1,10 +1,14 @@
-// Values -> colours. Blue and orange encode the sign (safe for colour-blind readers), depth the size; text stays readable.
+// Values -> colours. Blue and orange encode the sign (safe for colour-blind readers), depth the size.
 
 const SIGNALS = {
   advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },
   shaped: { label: 'Shaped reward r̃', scale: 'signed', note: 'the reward after weighting, before normalisation' },
   entropy: { label: 'Entropy', scale: 'amount', note: 'uncertainty of the policy, in nats' },
-  value: { label: 'Predicted success', scale: 'amount', note: 'chance, before the token, to end above the mean of the group' },
+  value: {
+    label: 'Predicted success',
+    scale: 'amount',
+    note: 'chance, before the token, to end above the mean of the group',
+  },
   logp: { label: 'Log-probability', scale: 'loss', note: 'deeper = less likely' },
   ratio: { label: 'Ratio', scale: 'ratio', note: 'new policy / old policy; 1 = unchanged' },
   grpo: { label: 'GRPO', scale: 'signed', note: 'the advantage with GRPO' },
@@ -28,13 +32,12 @@ function rgb(hue) {
 const LIGHTEST = 12;
 const MIDDLE = 55;
 
-function quantile(sorted, q) {
-  return sorted.length ? sorted[Math.min(sorted.length - 1, Math.max(0, Math.round(q * (sorted.length - 1))))] : 0;
-}
+const quantile = (sorted, q) => (sorted.length ? sorted[Math.round(q * (sorted.length - 1))] : 0);
+const bySize = (values) => values.map(Math.abs).sort((a, b) => a - b);
 
 /** The range of sizes that depth spans: the middle 96 %, so that one outlier does not pale the rest. */
 function rangeOf(values, stretched) {
-  const sorted = values.map(Math.abs).sort((a, b) => a - b);
+  const sorted = bySize(values);
   return { low: stretched ? quantile(sorted, 0.02) : 0, high: quantile(sorted, 0.98), some: sorted.length > 0 };
 }
 
@@ -44,74 +47,39 @@ function depth(size, { low, high }) {
 }
 
 /** A scale for one signal over the values of a group: value -> [hue, depth], and what its legend must say. */
-function makeScale(kind, values, stretched = true) {
-  const known = values.filter((v) => v !== null && v !== undefined);
+function makeScale(kind, values, stretched) {
   if (kind === 'amount' || kind === 'loss') {
-    const range = rangeOf(known, false);
-    const sign = kind === 'loss' ? -1 : 1;
-    return {
-      of: (v) => ['amount', depth(Math.abs(v), range)],
-      legend: [{ hue: 'amount', from: 0, to: sign * range.high }],
-    };
+    const range = rangeOf(known(values), false);
+    const to = kind === 'loss' ? -range.high : range.high;
+    return { of: (v) => ['amount', depth(Math.abs(v), range)], legend: [{ hue: 'amount', from: 0, to }] };
   }
-  const centre = kind === 'ratio' ? Math.log : (v) => v;
-  const back = kind === 'ratio' ? Math.exp : (v) => v;
-  const placed = known.map(centre).filter(Number.isFinite);
-  const plus = rangeOf(
-    placed.filter((v) => v > 0),
-    stretched && kind !== 'ratio',
-  );
-  const less = rangeOf(
-    placed.filter((v) => v < 0),
-    stretched && kind !== 'ratio',
-  );
+  const isRatio = kind === 'ratio';
+  const [centre, back] = isRatio ? [Math.log, Math.exp] : [(v) => v, (v) => v];
+  const placed = known(values).map(centre).filter(Number.isFinite);
+  const side = (fits) => rangeOf(placed.filter(fits), stretched && !isRatio);
+  const [less, plus] = [side((v) => v < 0), side((v) => v > 0)];
   const legend = [];
   if (less.some) legend.push({ hue: 'less', from: back(-less.high), to: back(-less.low) });
   if (plus.some) legend.push({ hue: 'plus', from: back(plus.low), to: back(plus.high) });
-  return {
-    of: (value) => {
-      const v = centre(value);
-      return v > 0 ? ['plus', depth(v, plus)] : v < 0 ? ['less', depth(-v, less)] : ['none', 0];
-    },
-    legend,
+  const of = (value) => {
+    const v = centre(value);
+    return v > 0 ? ['plus', depth(v, plus)] : v < 0 ? ['less', depth(-v, less)] : ['none', 0];
   };
+  return { of, legend };
 }
 
 /** Colours of three methods on one scale: a token's share of credit over the average of its side. */
 function shareScale(tables, group) {
-  const shares = tables.map((table) => {
-    const averages = [true, false].map((correct) =>
-      mean(
-        table
-          .filter((_, i) => group.answers[i].correct === correct)
-          .flat()
-          .filter((v) => v !== null)
-          .map(Math.abs),
-      ),
-    );
-    return (v, i) => Math.abs(v) / (averages[group.answers[i].correct ? 0 : 1] || 1) - 1;
+  const isCorrect = (i) => group.answers[i].correct;
+  const averages = tables.map((table) => {
+    const side = (correct) => known(table.filter((_, i) => isCorrect(i) === correct).flat());
+    return { right: mean(side(true).map(Math.abs)), wrong: mean(side(false).map(Math.abs)) };
   });
-  const all = tables.flatMap((table, m) =>
-    table.flatMap((row, i) => row.filter((v) => v !== null).map((v) => Math.abs(shares[m](v, i)))),
-  );
-  const reach = Math.max(
-    quantile(
-      all.sort((a, b) => a - b),
-      0.98,
-    ),
-    0.01,
-  );
-  return {
-    reach,
-    share: (m, v, i) => shares[m](v, i),
-    of: (m, v, i) =>
-      v === 0
-        ? ['none', 0]
-        : [
-            v > 0 ? 'plus' : 'less',
-            LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, 0.5 + (0.5 * shares[m](v, i)) / reach)),
-          ],
-  };
+  const share = (m, v, i) => Math.abs(v) / (averages[m][isCorrect(i) ? 'right' : 'wrong'] || 1) - 1;
+  const all = tables.flatMap((table, m) => table.flatMap((row, i) => known(row).map((v) => share(m, v, i))));
+  const reach = Math.max(quantile(bySize(all), 0.98), 0.01);
+  const deep = (m, v, i) => depth(0.5 + (0.5 * share(m, v, i)) / reach, { low: 0, high: 1 });
+  return { reach, of: (m, v, i) => (v === 0 ? ['none', 0] : [v > 0 ? 'plus' : 'less', deep(m, v, i)]) };
 }
 
 function paint(element, [hue, deep]) {
@@ -119,21 +87,16 @@ function paint(element, [hue, deep]) {
   element.style.setProperty('--deep', `${deep.toFixed(1)}%`);
 }
 
+const legendPart = (from, ramp, to) =>
+  h('span.legend-part', h('span', from), h(`span.ramp.${ramp}`, { 'aria-hidden': 'true' }), h('span', to));
+
 function legend(scale, note, flips) {
-  const bars = scale.legend.map(({ hue, from, to }) =>
-    h(
-      'span',
-      { class: 'legend-part' },
-      h('span', {}, number(from)),
-      h('span', { class: `ramp ramp-${hue}`, 'aria-hidden': 'true' }),
-      h('span', {}, number(to)),
-    ),
-  );
+  const underlined = h('span.t.flip', 'underlined');
   return h(
-    'div',
-    { class: 'legend', role: 'img', 'aria-label': `Colour scale. ${note}` },
-    bars,
+    'div.legend',
+    { role: 'img', 'aria-label': `Colour scale. ${note}` },
+    scale.legend.map(({ hue, from, to }) => legendPart(number(from), `ramp-${hue}`, number(to))),
     quiet(note),
-    flips && quiet(h('span', { class: 't flip' }, 'underlined'), ': flipped, credit of the wrong sign'),
+    flips && quiet(underlined, ': flipped, credit of the wrong sign'),
   );
 }

@@ -3,7 +3,7 @@
 //   x = H on O⁺, 1/H on O⁻      weight = x / mean(x over its comparison set)
 //   r̃ = ±(α1 + α2 · weight) + charge      A = (r̃ − mean) / (std + 1e-4)
 //
-// With pool 'outcome', A = GRPO's advantage of the answer · |r̃| / (α1 + α2), and its sign takes the place of the outcome.
+// With pool 'outcome', A = GRPO's advantage of the answer · |r̃| / (α1 + α2), and its sign replaces the outcome.
 //
 // The same as dew.credit computes; tests hold the two together.
 
@@ -36,47 +36,43 @@ function floored(entropy, clip) {
   return clip ? Math.min(Math.max(H, clip[0], FLOOR), Math.max(clip[1], FLOOR)) : H;
 }
 
-/** Mean and std of each side's rewards: over everything with the other side as 0, jointly, or over the side alone. */
-function pools(entries, pool) {
-  const of = (values) => ({ mean: mean(values), std: spread(values), count: values.length });
-  if (pool === 'joint') {
-    const both = of(entries.map((e) => e.reward));
-    return { correct: both, wrong: both };
-  }
-  const side = (correct) =>
-    of(
-      pool === 'sign'
-        ? entries.filter((e) => e.correct === correct).map((e) => e.reward)
-        : entries.map((e) => (e.correct === correct ? e.reward : 0)),
-    );
-  return { correct: side(true), wrong: side(false) };
+const poolOf = (rewards) => ({ mean: mean(rewards), std: spread(rewards), count: rewards.length });
+const standardised = (reward, pool) => (reward - pool.mean) / (pool.std + STD_EPS);
+
+/** Mean and std of one side's rewards: over everything with the other side as 0, jointly, or over the side alone. */
+function sidePool(entries, correct, kind) {
+  const own = (entry) => entry.correct === correct;
+  if (kind === 'joint') return poolOf(entries.map((entry) => entry.reward));
+  if (kind === 'sign') return poolOf(entries.filter(own).map((entry) => entry.reward));
+  return poolOf(entries.map((entry) => (own(entry) ? entry.reward : 0)));
 }
 
 /** Weigh entries {correct, x, set, charge} and standardise them; entries with one `set` are compared. */
-function shape(entries, one, two, settings, signal) {
+function weigh(all, group, { alpha1, alpha2, average, pool, spread: sides }) {
+  const entries = all.filter((entry) => entry && !entry.none);
   const sets = new Map();
   for (const entry of entries) {
     if (!sets.has(entry.set)) sets.set(entry.set, []);
     sets.get(entry.set).push(entry.x);
   }
-  const means = new Map([...sets].map(([key, xs]) => [key, mean(xs, settings.average)]));
+  const means = new Map([...sets].map(([key, xs]) => [key, mean(xs, average)]));
   for (const entry of entries) {
     entry.peers = sets.get(entry.set).length;
     entry.mean = means.get(entry.set);
-    const spreads = settings.spread === 'both' || (settings.spread === 'correct') === entry.correct;
+    const spreads = sides === 'both' || (sides === 'correct') === entry.correct;
     entry.weight = spreads ? entry.x / entry.mean : 1;
-    entry.reward = (entry.correct ? 1 : -1) * (one + two * entry.weight) + entry.charge;
+    entry.reward = (entry.correct ? 1 : -1) * (alpha1 + alpha2 * entry.weight) + entry.charge;
   }
-  if (settings.pool === 'outcome') {
-    for (const entry of entries) entry.advantage = (entry.relative * Math.abs(entry.reward)) / (one + two);
-    return entries;
+  if (pool === 'outcome') {
+    for (const entry of entries) entry.advantage = (entry.relative * Math.abs(entry.reward)) / (alpha1 + alpha2);
+    return;
   }
-  const pool = pools(entries, settings.pool);
+  const [right, wrong] = [true, false].map((correct) => sidePool(entries, correct, pool));
+  const signal = hasSignal(group);
   for (const entry of entries) {
-    entry.pool = entry.correct ? pool.correct : pool.wrong;
-    entry.advantage = signal ? (entry.reward - entry.pool.mean) / (entry.pool.std + STD_EPS) : 0;
+    entry.pool = entry.correct ? right : wrong;
+    entry.advantage = signal ? standardised(entry.reward, entry.pool) : 0;
   }
-  return entries;
 }
 
 const hasSignal = (group) => new Set(group.answers.map((a) => a.correct)).size > 1;
@@ -90,35 +86,30 @@ function sidesOf(group, settings) {
   return group.answers.map((answer, i) => {
     if (settings.pool !== 'outcome') return { correct: answer.correct, charge: answer.extra || 0 };
     const { reward, pool, advantage } = relative[i];
-    const differs = Math.abs(reward - pool.mean) > 1e-5 * size;
-    return { correct: advantage > 0, relative: differs ? advantage : 0, outcome: relative[i], charge: 0, none: !differs };
+    const none = Math.abs(reward - pool.mean) <= 1e-5 * size;
+    return { correct: advantage > 0, relative: none ? 0 : advantage, outcome: relative[i], charge: 0, none };
   });
 }
 
-const entryOf = (side, H, place) => ({ ...side, H, x: side.correct ? H : 1 / H, set: `${side.correct}${place}` });
-const nothing = (side, H) => ({ ...side, H, weight: 0, reward: 0, advantage: 0 });
+const entryOf = (side, H, place) =>
+  side.none
+    ? { ...side, H, weight: 0, reward: 0, advantage: 0 }
+    : { ...side, H, x: side.correct ? H : 1 / H, set: `${side.correct}${place}` };
 
 /** One entry per live token: entries[i][t], undefined where a token does not train. */
 function gtpo(group, settings) {
-  const table = group.answers.map(() => []);
-  const flat = [];
   const sides = sidesOf(group, settings);
-  group.answers.forEach((answer, i) => {
+  const entries = group.answers.map((answer, i) => {
     let turn = 0;
-    answer.tokens.forEach((_, t) => {
-      if (!answer.live[t]) return;
+    return answer.tokens.map((_, t) => {
+      if (!answer.live[t]) return undefined;
       if (!answer.live[t - 1]) turn += 1;
       const H = floored(answer.entropy[t], settings.entropy_clip);
-      if (sides[i].none) {
-        table[i][t] = nothing(sides[i], H);
-        return;
-      }
-      table[i][t] = entryOf(sides[i], H, { column: t, row: i, matrix: 0, turn }[settings.compare]);
-      flat.push(table[i][t]);
+      return entryOf(sides[i], H, { column: t, row: i, matrix: 0, turn }[settings.compare]);
     });
   });
-  shape(flat, settings.alpha1, settings.alpha2, settings, hasSignal(group));
-  return table;
+  weigh(entries.flat(), group, settings);
+  return entries;
 }
 
 /** One entry per answer, undefined where no token of it trains. */
@@ -126,38 +117,29 @@ function grpoS(group, settings) {
   const sides = sidesOf(group, settings);
   const entries = group.answers.map((answer, i) => {
     const live = answer.tokens.map((_, t) => t).filter((t) => answer.live[t]);
-    if (!live.length) return undefined;
-    const H = mean(
-      live.map((t) => floored(answer.entropy[t], settings.entropy_clip)),
-      settings.average,
-    );
-    return sides[i].none ? nothing(sides[i], H) : entryOf(sides[i], H, '');
+    const entropies = live.map((t) => floored(answer.entropy[t], settings.entropy_clip));
+    return live.length ? entryOf(sides[i], mean(entropies, settings.average), '') : undefined;
   });
-  shape(entries.filter((entry) => entry && !entry.none), settings.alpha1, settings.alpha2, settings, hasSignal(group));
+  weigh(entries, group, settings);
   return entries;
 }
 
 /** One entry per answer. */
 function grpo(group) {
   const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
-  const pool = { mean: mean(rewards), std: spread(rewards), count: rewards.length };
-  return rewards.map((reward) => ({ reward, pool, advantage: (reward - pool.mean) / (pool.std + STD_EPS) }));
+  const pool = poolOf(rewards);
+  return rewards.map((reward) => ({ reward, pool, advantage: standardised(reward, pool) }));
 }
 
 const METHODS = ['GRPO', 'GRPO-S', 'GTPO'];
 
 /** The advantage of every token under one of METHODS; null where a token does not train. */
 function advantages(group, method, settings) {
-  const entries = {
-    GRPO: () => grpo(group),
-    'GRPO-S': () => grpoS(group, settings),
-    GTPO: () => gtpo(group, settings),
-  }[method]();
+  const entries = { GRPO: grpo, 'GRPO-S': grpoS, GTPO: gtpo }[method](group, settings);
   return group.answers.map((answer, i) =>
     answer.tokens.map((_, t) => {
-      if (!answer.live[t]) return null;
       const entry = method === 'GTPO' ? entries[i][t] : entries[i];
-      return entry ? entry.advantage : null;
+      return answer.live[t] && entry ? entry.advantage : null;
     }),
   );
 }
@@ -165,16 +147,11 @@ function advantages(group, method, settings) {
 /** A group's own settings in the names used here: GRPO-S calls its weights β. */
 function settingsOf(group) {
   const own = group.settings || {};
-  const settings = { ...PAPER };
-  for (const name of Object.keys(PAPER)) if (own[name] !== undefined && own[name] !== null) settings[name] = own[name];
-  if (own.beta1 !== undefined) settings.alpha1 = own.beta1;
-  if (own.beta2 !== undefined) settings.alpha2 = own.beta2;
-  return settings;
+  const settings = Object.fromEntries(Object.entries(PAPER).map(([name, value]) => [name, own[name] ?? value]));
+  return { ...settings, alpha1: own.beta1 ?? settings.alpha1, alpha2: own.beta2 ?? settings.alpha2 };
 }
 
 function methodOf(group) {
-  const name = String(group.algorithm || '')
-    .toLowerCase()
-    .replace(/[^a-z]/g, '');
+  const name = String(group.algorithm || '').toLowerCase().replace(/[^a-z]/g, '');
   return { gtpo: 'GTPO', dew: 'GTPO', grpos: 'GRPO-S', grpo: 'GRPO', dapo: 'GRPO' }[name] || null;
 }

@@ -54,34 +54,26 @@ function runLegend(redo) {
     set({ hide: [...now].sort((a, b) => a - b).join('.') });
     redo();
   };
-  return h(
-    'div',
-    { class: 'run-key', role: 'group', 'aria-label': 'Show or hide runs' },
-    sets.map((members) =>
-      h(
-        'button',
-        {
-          class: 'chip',
-          'aria-pressed': String(!members.every((r) => hidden.has(r))),
-          onclick: () => toggle(members),
-          onmouseenter: () => highlight(members),
-          onmouseleave: () => highlight([]),
-          onfocus: ({ target }) => target.matches(':focus-visible') && highlight(members),
-          onblur: () => highlight([]),
-        },
-        dot(members[0]),
-        visible(each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label),
-        members.length > 1 && quiet(` × ${members.length}`),
-      ),
-    ),
-  );
+  const chip = (members) => {
+    const name = each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label;
+    const acts = {
+      'aria-pressed': String(!members.every((r) => hidden.has(r))),
+      onclick: () => toggle(members),
+      onmouseenter: () => highlight(members),
+      onmouseleave: () => highlight([]),
+      onfocus: ({ target }) => target.matches(':focus-visible') && highlight(members),
+      onblur: () => highlight([]),
+    };
+    return h('button.chip', acts, dot(members[0]), visible(name), members.length > 1 && quiet(` × ${members.length}`));
+  };
+  return h('div.run-key', { role: 'group', 'aria-label': 'Show or hide runs' }, sets.map(chip));
 }
 
 function curveControls(runs, bar) {
   const redo = () => {
-    const at = bar.contains(document.activeElement) ? [...bar.querySelectorAll('button')].indexOf(document.activeElement) : -1;
+    const at = [...bar.querySelectorAll('button')].indexOf(document.activeElement);
     refill(bar, curveControls(runs, bar));
-    if (at >= 0) bar.querySelectorAll('button')[at]?.focus();
+    bar.querySelectorAll('button')[at]?.focus();
     drawVisible();
   };
   const oninput = (event) => {
@@ -90,15 +82,14 @@ function curveControls(runs, bar) {
   };
   const range = { type: 'range', min: 0, max: 1, step: 0.05, value: state.smooth };
   const ways = { each: 'each run', mean: 'mean ± standard deviation' };
-  const several = arms().some((arm) => arm.runs.length > 1);
+  const changeSeeds = (seeds) => {
+    set({ seeds, hide: '' });
+    redo();
+  };
   return [
     taskChoice(),
-    h('label', { class: 'choice' }, h('span', {}, 'Smoothing'), h('input', { id: 'smooth', ...range, oninput })),
-    several &&
-      choice('Seeds', ways, isMerged() ? 'mean' : 'each', (value) => {
-        set({ seeds: value, hide: '' });
-        redo();
-      }),
+    labelled('Smoothing', h('input', { id: 'smooth', ...range, oninput })),
+    hasSeeds() && choice('Seeds', ways, isMerged() ? 'mean' : 'each', changeSeeds),
     runLegend(redo),
     quiet(curvesNote(runs)),
   ];
@@ -113,36 +104,24 @@ function distinct(runs, names) {
 }
 
 function curves({ runs }) {
-  const all = distinct(
-    runs,
-    [...new Set(['accuracy', ...runs.flatMap((run) => Object.keys(run.metrics))])].filter(
-      (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]),
-    ),
-  );
-  if (!all.length) return h('div', { class: 'page' }, calm('This run recorded no metrics, so there are no curves.'));
-  const rest = all.filter((name) => !CHARTS.some(([, pattern]) => pattern.test(name)));
-  const main = CHARTS.map(([title, pattern, note, log]) => {
+  const recorded = new Set(['accuracy', ...runs.flatMap((run) => Object.keys(run.metrics))]);
+  const isDrawn = (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]);
+  const all = distinct(runs, [...recorded].filter(isDrawn));
+  if (!all.length) return h('div.page', h('p.calm', 'This run recorded no metrics, so there are no curves.'));
+  const main = CHARTS.flatMap(([title, pattern, note, log]) => {
     const names = all.filter((name) => pattern.test(name));
-    return names.length ? chart(runs, title, names, note, log) : null;
+    return names.length ? [chart(runs, title, names, note, log)] : [];
   });
-  const more = h(
-    'details',
-    { class: 'more', ontoggle: () => drawVisible() },
-    h('summary', {}, `Other metrics (${rest.length})`),
-    h(
-      'div',
-      { class: 'charts' },
-      rest.map((name) => chart(runs, name, [name], '')),
-    ),
-  );
-  const first = main.find(Boolean);
-  window.requestIdleCallback?.(() => {
-    if (!first || first.drawn) return;
-    first.redraw(); // what draws charts is compiled before the first look
-    first.drawn = '';
+  const rest = all.filter((name) => !CHARTS.some(([, pattern]) => pattern.test(name)));
+  const others = h('div.charts', rest.map((name) => chart(runs, name, [name], '')));
+  const more = h('details.more', { ontoggle: drawVisible }, h('summary', `Other metrics (${rest.length})`), others);
+  whenIdle(() => {
+    if (!main.length || main[0].drawn) return;
+    main[0].redraw(); // what draws charts is compiled before the first look
+    main[0].drawn = '';
   });
-  const bar = h('div', { class: 'controls' });
-  const page = h('div', { class: 'page wide' }, bar, h('div', { class: 'charts' }, main), rest.length > 0 && more);
+  const bar = h('div.controls');
+  const page = h('div.page.wide', bar, h('div.charts', main), rest.length > 0 && more);
   page.shown = () => {
     refill(bar, curveControls(runs, bar));
     const named = ({ dataset }) => dataset.metrics.split(' ').some((name) => name.startsWith(state.chart));

@@ -4,7 +4,7 @@ const SLICE = 12; // milliseconds of work before the page is painted
 
 /** `draw` fills the box, again when `look` (what the drawing depends on) has changed. */
 function figure(title, note, rows, draw, { names = '', tools, above, key, look = () => 'drawn' } = {}) {
-  const box = h('div', { class: 'plot' });
+  const box = h('div.plot');
   const redraw = () => {
     frame.drawn = look();
     draw(box, frame.inner || box.clientWidth);
@@ -13,19 +13,9 @@ function figure(title, note, rows, draw, { names = '', tools, above, key, look =
     if (frame.waits()) await redraw();
     return box.querySelector('canvas, svg');
   };
-  const frame = h(
-    'figure',
-    { class: 'chart', 'data-metrics': names },
-    h(
-      'figcaption',
-      {},
-      h('span', {}, h('strong', {}, title), ' ', quiet(note)),
-      h('span', { class: 'buttons' }, tools, saveButtons(title, rows, picture)),
-    ),
-    above,
-    box,
-    key && h('div', { class: 'key' }, key),
-  );
+  const buttons = h('span.buttons', tools, saveButtons(title, rows, picture));
+  const caption = h('figcaption', h('span', h('strong', title), ' ', quiet(note)), buttons);
+  const frame = h('figure.chart', { 'data-metrics': names }, caption, above, box, key && h('div.key', key));
   return Object.assign(frame, { redraw, waits: () => frame.drawn !== look() });
 }
 

@@ -19,57 +19,48 @@ async function openGroup(place) {
   tell(view.pinned);
   if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
-  window.requestIdleCallback?.(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
+  whenIdle(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
 }
 
 /** The prompt by turns; system turns and the raw text with its markup are folded. */
 function promptBlock(prompt) {
   const turns = turnsOf(prompt);
   const markup = turns.some(({ role }) => role) || plain(prompt) !== prompt.trim();
-  const body = turns.map(({ role, text }) =>
+  const block = ({ role, text }) =>
     role === 'system'
-      ? h('details', {}, h('summary', {}, `system (${plural(text.length, 'character')})`), marked(visible(text)))
-      : h('div', {}, role && role !== 'user' ? h('span', { class: 'role' }, `${role} `) : null, marked(visible(text))),
-  );
-  return h(
-    'div',
-    { class: 'prompt', tabindex: 0, role: 'region', 'aria-label': 'Prompt' },
-    body.length ? body : '(the prompt was not recorded)',
-    markup && h('details', { class: 'raw' }, h('summary', {}, 'with chat markup'), visible(prompt)),
-  );
+      ? h('details', h('summary', `system (${plural(text.length, 'character')})`), marked(visible(text)))
+      : h('div', role && role !== 'user' && h('span.role', `${role} `), marked(visible(text)));
+  const body = turns.length ? turns.map(block) : '(the prompt was not recorded)';
+  const raw = markup && h('details.raw', h('summary', 'with chat markup'), visible(prompt));
+  return region('div.prompt', 'Prompt', body, raw);
 }
 
-const ofRun = (r) => (view.report.runs.length > 1 ? ` of ${visible(view.report.runs[r].name)}` : '');
+const ofRun = (r) => (manyRuns() ? ` of ${visible(view.report.runs[r].name)}` : '');
 
 function groupHeading(group) {
-  const right = group.answers.filter((a) => a.correct).length;
   const { head, r } = view.all[view.n];
   return h(
-    'header',
-    { class: 'group-title' },
-    h('h2', {}, view.report.runs.length > 1 && runMark(r), `Step ${whole(group.step)}, group ${group.group}${ofRun(r)}`),
+    'header.group-title',
+    h('h2', runMark(r), `Step ${whole(group.step)}, group ${group.group}${ofRun(r)}`),
     promptBlock(group.prompt),
     h(
-      'p',
-      { class: 'facets' },
-      known([
-        group.gold !== null ? h('span', {}, 'gold answer ', h('code', {}, brief(group.gold))) : null,
-        h('span', {}, h('b', {}, `${right} of ${group.answers.length}`), ' correct'),
-        group.algorithm ? h('span', {}, visible(String(group.algorithm))) : null,
-        head.flipped ? h('b', { class: 'flips' }, plural(head.flipped, 'flipped token')) : null,
-        head.sure > 0.005 ? h('span', {}, `${percent(head.sure)} of the tokens with entropy near 0`) : null,
-      ]),
+      'p.facets',
+      group.gold !== null && h('span', 'gold answer ', h('code', brief(group.gold))),
+      h('span', h('b', `${head.correct} of ${head.answers}`), ' correct'),
+      group.algorithm && h('span', visible(String(group.algorithm))),
+      head.flipped > 0 && h('b.flips', plural(head.flipped, 'flipped token')),
+      head.sure > 0.005 && h('span', `${percent(head.sure)} of the tokens with entropy near 0`),
     ),
   );
 }
 
 function answersCsv(group) {
   const names = available(group);
-  const rows = group.answers.flatMap((answer, i) =>
-    answer.tokens.map((token, t) => [
-      i + 1, answer.correct, answer.reward, t + 1, token, isFlipped(answer, t), ...names.map((name) => answer[name]?.[t]),
-    ]),
-  );
+  const row = (answer, i, t) => [
+    i + 1, answer.correct, answer.reward, t + 1, answer.tokens[t], isFlipped(answer, t),
+    ...names.map((name) => answer[name]?.[t]),
+  ];
+  const rows = group.answers.flatMap((answer, i) => answer.tokens.map((_, t) => row(answer, i, t)));
   return [['answer', 'correct', 'reward', 'position', 'token', 'flipped', ...names], ...rows];
 }
 
@@ -83,13 +74,13 @@ function groupControls(group) {
       const look = { 'aria-pressed': String(value === state[name]), [`data-${name}`]: value, title };
       return h('button', { ...look, onclick: () => change(name)(value) }, text);
     };
-    return h('div', { class: 'segments', role: 'group', 'aria-label': label }, entries.map(button));
+    return h('div.segments', { role: 'group', 'aria-label': label }, entries.map(button));
   };
   const options = (label, name, values) => choice(label, values, state[name], change(name));
   const signals = available(group).map((name) => [name, SIGNALS[name].label, SIGNALS[name].note]);
   return h(
-    'div',
-    { class: 'controls', id: 'group-controls' },
+    'div.controls',
+    { id: 'group-controls' },
     segments('View', 'mode', modes()),
     state.mode !== 'methods' && [
       segments('Colour by', 'signal', signals),
@@ -126,27 +117,26 @@ async function sameView() {
   const places = sameGroups();
   const loaded = await Promise.all(places.slice(0, 6).map(({ n }) => groupAt(n)));
   const columns = loaded.map((group, k) => {
-    const place = places[k];
-    const longest = Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
-    const scale = scaleOf(group, state.signal, state.depth === 'contrast');
+    const { r, head } = places[k];
+    const [longest, scale] = [longestOf(group), scaleOf(group)];
+    const cards = folded(group, orderOf(group)).map((members) => {
+      const card = answerCard(group.answers[members[0]], members, longest, scale);
+      card.removeAttribute('data-i'); // tokens of other groups have no derivation here
+      return card;
+    });
+    const title = `step ${whole(group.step)}, group ${group.group}${ofRun(r)}`;
     return h(
-      'section',
-      { class: 'same-column' },
-      h('h3', {}, view.report.runs.length > 1 && runMark(place.r), h('a', { href: addressOf(place) }, `step ${whole(group.step)}, group ${group.group}${ofRun(place.r)}`)),
-      h('p', { class: 'quiet' }, `${place.head.correct} of ${place.head.answers} correct`),
-      folded(group, orderOf(group)).map((members) => {
-        const card = answerCard(group.answers[members[0]], members, longest, scale);
-        card.removeAttribute('data-i'); // tokens of other groups have no derivation here
-        return card;
-      }),
+      'section.same-column',
+      h('h3', runMark(r), h('a', { href: addressOf(places[k]) }, title)),
+      h('p.quiet', `${head.correct} of ${head.answers} correct`),
+      cards,
     );
   });
   const left = places.length - loaded.length;
   return h(
     'div',
-    {},
-    h('div', { class: 'same scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Groups with the same prompt' }, columns),
-    left > 0 && h('p', { class: 'quiet' }, `${plural(left, 'more group')} with this prompt.`),
+    region('div.same.scroll-x', 'Groups with the same prompt', columns),
+    left > 0 && h('p.quiet', `${plural(left, 'more group')} with this prompt.`),
   );
 }
 
@@ -157,20 +147,18 @@ async function showGroup() {
   const { group, parts } = view;
   if (!group) return;
   if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
-  const signal = SIGNALS[state.signal];
-  view.scale = scaleOf(group, state.signal, state.depth === 'contrast');
+  view.scale = scaleOf(group);
+  view.hovered = null; // the tip is of what was drawn before
+  parts.tip.hidden = true;
   const views = { text: answersView, columns: columnsView, methods: compareView, same: sameView };
   let body = (views[state.mode] || answersView)(group);
   if (body instanceof Promise) body = await body;
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
   parts.group.closest('.groups')?.classList.toggle('compares', ['methods', 'same'].includes(state.mode));
-  parts.group.replaceChildren(
-    groupHeading(group),
-    groupControls(group),
-    state.mode === 'methods' ? '' : legend(view.scale, `${signal.label}: ${signal.note}`, view.all[view.n].head.flipped > 0),
-    body,
-  );
+  const { label, note } = SIGNALS[state.signal];
+  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.all[view.n].head.flipped > 0);
+  refill(parts.group, groupHeading(group), groupControls(group), scale, body);
   const scroll = parts.group.querySelector('.scroll-x');
   if (scroll && inside) scroll.scrollLeft = inside;
   view.look = look();
@@ -179,15 +167,15 @@ async function showGroup() {
 
 function groups(report) {
   if (!view.all.length)
-    return h('div', { class: 'page' }, calm('This run recorded no answers, so there are no groups.'));
+    return h('div.page', h('p.calm', 'This run recorded no answers, so there are no groups.'));
   const parts = (view.parts = {
-    list: h('div', { class: 'group-list' }),
-    count: h('summary', {}),
-    group: h('div', { class: 'group' }),
-    panel: h('aside', { class: 'panel', 'aria-label': 'How the credit was computed' }),
-    tip: h('div', { class: 'tip', hidden: true, role: 'tooltip' }),
+    list: h('div.group-list'),
+    count: h('summary'),
+    group: h('div.group'),
+    panel: h('aside.panel', { 'aria-label': 'How the credit was computed' }),
+    tip: h('div.tip', { hidden: true, role: 'tooltip' }),
   });
-  const page = h('div', { class: 'groups' }, h('div', { class: 'group-side' }, picker(report), parts.group), parts.panel, parts.tip);
+  const page = h('div.groups', h('div.group-side', picker(report), parts.group), parts.panel, parts.tip);
   watchTokens(parts);
   tell(null);
   let listedFor = null;

@@ -47,7 +47,8 @@ function firstGroup() {
 function follow() {
   const [name, place] = readAddress();
   if (taskResults()?.task !== view.report.task) drawViews();
-  if (!place && name === 'groups' && location.hash.includes('&')) view.group = null; // a link to a filter opens its first
+  const isFilter = !place && name === 'groups' && location.hash.includes('&');
+  if (isFilter) view.group = null; // its first group is opened
   openView(place ? 'groups' : name || 'overview', place);
 }
 
@@ -71,13 +72,9 @@ function helpBox() {
   const box = h(
     'dialog',
     { id: 'help' },
-    h('h2', {}, 'Keys'),
-    h(
-      'dl',
-      {},
-      KEYS.flatMap(([key, what]) => [h('dt', {}, key), h('dd', {}, what)]),
-    ),
-    h('p', { class: 'quiet' }, 'The address contains the view, the filters and the selected token: copy it to share what you see.'),
+    h('h2', 'Keys'),
+    h('dl', KEYS.map(([key, what]) => [h('dt', key), h('dd', what)])),
+    h('p.quiet', 'The address contains the view, the filters and the selected token: copy it to share what you see.'),
     h('button', { onclick: () => box.close() }, 'Close'),
   );
   document.body.append(box);
@@ -91,12 +88,13 @@ function focusSearch() {
 }
 
 function groupKey(event) {
-  const signal = /^[1-9]$/.test(event.key) && available(view.group)[Number(event.key) - 1];
-  if (signal)
-    return () => {
-      set({ signal });
-      showGroup();
-    };
+  const change = (changes) => () => {
+    set(changes);
+    showGroup();
+  };
+  const signal = available(view.group)[Number(event.key) - 1];
+  if (signal) return change({ signal });
+  const names = modes().map(([mode]) => mode);
   if (event.key.startsWith('Arrow') && (!view.pinned || event.target.matches('[role=tab]'))) return null;
   return {
     '/': focusSearch,
@@ -104,11 +102,7 @@ function groupKey(event) {
     k: () => turnGroup(-1),
     Escape: () => pin(null),
     p: () => pin({ i: orderOf(view.group)[0] ?? 0, t: 0 }),
-    v: () => {
-      const names = modes().map(([mode]) => mode);
-      set({ mode: names[(names.indexOf(state.mode) + 1) % names.length] });
-      showGroup();
-    },
+    v: change({ mode: names[(names.indexOf(state.mode) + 1) % names.length] }),
     ArrowLeft: () => movePin(-1, 0),
     ArrowRight: () => movePin(1, 0),
     ArrowUp: () => movePin(0, -1),
@@ -134,11 +128,10 @@ function listen(help) {
 function tabs() {
   const names = Object.keys(VIEWS);
   const bar = document.getElementById('tabs');
-  bar.append(
-    ...names.map((name) =>
-      h('a', { role: 'tab', id: `tab-${name}`, href: `#${name}`, 'aria-controls': `view-${name}` }, VIEWS[name][0]),
-    ),
-  );
+  for (const name of names) {
+    const tab = { role: 'tab', id: `tab-${name}`, href: `#${name}`, 'aria-controls': `view-${name}` };
+    bar.append(h('a', tab, VIEWS[name][0]));
+  }
   bar.addEventListener('keydown', (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
@@ -163,18 +156,17 @@ function drawViews() {
   const main = document.getElementById('content');
   const { whole } = view;
   const chosen = taskResults();
-  const report = chosen ? { ...whole, ...chosen, runs: whole.runs.filter((run) => run.facts.data === chosen.task) } : whole;
+  const runs = chosen ? whole.runs.filter((run) => run.facts.data === chosen.task) : whole.runs;
+  const report = { ...whole, ...chosen, runs };
   Object.assign(view, { report, all: allGroups(report), group: null, hits: null });
   for (const frame of main.querySelectorAll('figure')) frame.close?.();
   for (const name of Object.keys(VIEWS)) {
-    const old = sections[name];
-    const hidden = old ? old.hidden : true;
+    const hidden = sections[name]?.hidden ?? true;
     sections[name] = h('section', { id: `view-${name}`, role: 'tabpanel', 'aria-labelledby': `tab-${name}`, hidden });
-    if (old) old.replaceWith(sections[name]);
-    else main.append(sections[name]);
-    window.requestIdleCallback?.(() => make(name));
+    whenIdle(() => make(name));
   }
-  window.dew = { report, view, state, groupAt, gtpo, grpoS, grpo, advantages, settingsOf };
+  main.replaceChildren(...Object.values(sections));
+  window.dew = { report, view, advantages, settingsOf }; // for tests
 }
 
 /** `dew view` serves this page: ask whether the runs have changed, and draw what is new in place. */
@@ -206,36 +198,22 @@ function taskChoice() {
     sections[viewName].querySelector('.task select').focus();
   };
   const names = view.whole.tasks.map(({ task }) => [task, visible(task)]);
-  return h('div', { class: 'task' }, choice('Task', names, view.report.task, change));
+  return h('div.task', choice('Task', names, view.report.task, change));
 }
 
-const live = { stamp: document.documentElement.dataset.live, sign: h('span', { class: 'quiet live' }, 'live') };
+const live = { stamp: document.documentElement.dataset.live, sign: h('span.quiet.live', 'live') };
 
 async function start() {
-  document.getElementById('content').replaceChildren();
   tabs();
   await draw();
   const help = helpBox();
   const empty = ({ target }) => target.open || target.replaceChildren();
-  document.body.append(h('dialog', { id: 'tokens', class: 'tokens-box', 'aria-label': 'Tokens', onclose: empty }));
-  if (live.stamp) {
-    document.getElementById('tools').append(live.sign);
-    setInterval(refresh, 2000);
-  }
-  document
-    .getElementById('tools')
-    .append(
-      h(
-        'button',
-        { class: 'small', id: 'theme', onclick: turnTheme, 'aria-label': 'Light or dark', title: 'Light or dark (t)' },
-        '◐',
-      ),
-      h(
-        'button',
-        { class: 'small keys', onclick: () => help.showModal(), 'aria-label': 'Keys', title: 'Keys (?)' },
-        '?',
-      ),
-    );
+  document.body.append(h('dialog.tokens-box', { id: 'tokens', 'aria-label': 'Tokens', onclose: empty }));
+  const theme = { id: 'theme', onclick: turnTheme, 'aria-label': 'Light or dark', title: 'Light or dark (t)' };
+  const keys = { onclick: () => help.showModal(), 'aria-label': 'Keys', title: 'Keys (?)' };
+  const tools = [live.stamp && live.sign, h('button.small', theme, '◐'), h('button.small.keys', keys, '?')];
+  refill(document.getElementById('tools'), tools);
+  if (live.stamp) setInterval(refresh, 2000);
   listen(help);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', repaint);
   window.addEventListener('hashchange', follow);
@@ -248,6 +226,6 @@ start().catch((error) => {
   const message = old
     ? 'This browser is too old for the page: it needs DecompressionStream, available in every browser since 2023.'
     : `The page is damaged: ${error.message}`;
-  document.getElementById('content').replaceChildren(h('p', { class: 'loading' }, message));
+  document.getElementById('content').replaceChildren(h('p.loading', message));
   throw error;
 });

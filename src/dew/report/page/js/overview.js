@@ -2,6 +2,7 @@
 
 const arms = () => view.report.arms;
 const armOf = (r) => arms().findIndex((arm) => arm.runs.includes(r));
+const manyRuns = () => view.report.runs.length > 1;
 
 /** Runs of one arm share a mark, a colour and a shape; with a single arm, each run has its own. */
 const markOf = (r) => (arms().length > 1 ? (arms()[armOf(r)].colour ?? armOf(r)) : r);
@@ -9,39 +10,21 @@ const colourOf = (r) => `--run-${markOf(r) % COLOURS}`;
 const shapeOf = (r) => SHAPES[Math.floor(markOf(r) / COLOURS) % SHAPES.length];
 const dot = (r) => {
   const shape = shapeOf(r)?.map(([x, y]) => `${100 * x}% ${100 * y}%`);
-  return h('span', { class: 'dot', '--mark': `var(${colourOf(r)})`, '--shape': shape && `polygon(${shape})` });
+  return h('span.dot', { '--mark': `var(${colourOf(r)})`, '--shape': shape && `polygon(${shape})` });
 };
 const runMark = (r) =>
-  h('span', { class: 'run-mark', '--mark': `var(${colourOf(r)})`, title: visible(view.report.runs[r].name) }, String(r + 1));
-
-const tile = (label, main, note) =>
-  h(
-    'div',
-    { class: 'tile' },
-    h('span', { class: 'tile-label' }, label),
-    h('span', { class: 'tile-main' }, main),
-    note && h('span', { class: 'tile-note' }, note),
-  );
-
-function sampled(run) {
-  const { groups, of, files, files_of: filesOf } = run.sample;
-  if (files < filesOf) return `a sample: ${whole(files)} of ${whole(filesOf)} recorded steps`;
-  return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all recorded groups';
-}
+  manyRuns() &&
+  h('span.run-mark', { '--mark': `var(${colourOf(r)})`, title: visible(view.report.runs[r].name) }, String(r + 1));
+const armChip = (arm) => h('span.arm', dot(arm.runs[0]), visible(arm.label));
 
 const SIGNS = { bad: '▲', good: '✓', note: '●' };
 
 function finding({ kind, text, remedy, link }) {
+  const show = link && h('a', { href: link, 'aria-label': `Show: ${visible(text)}` }, 'show');
   return h(
-    'li',
-    { class: `finding ${kind}` },
-    h('span', { class: 'finding-sign', 'aria-hidden': 'true' }, SIGNS[kind]),
-    h(
-      'div',
-      {},
-      h('p', {}, visible(text), ' ', link && h('a', { href: link, 'aria-label': `Show: ${visible(text)}` }, 'show')),
-      remedy && h('p', { class: 'remedy quiet' }, h('b', {}, 'Remedy: '), visible(remedy)),
-    ),
+    `li.finding.${kind}`,
+    h('span.finding-sign', { 'aria-hidden': 'true' }, SIGNS[kind]),
+    h('div', h('p', visible(text), ' ', show), remedy && h('p.remedy.quiet', h('b', 'Remedy: '), visible(remedy))),
   );
 }
 
@@ -49,231 +32,194 @@ function findings(report) {
   const nothing = report.runs.some((run) => run.metrics.step || run.groups.length)
     ? '✓ No alarms, and nothing unusual in the curves or in the recorded tokens.'
     : 'No metrics and no tokens were recorded, so there is nothing to check.';
-  const list = report.findings.length ? h('ul', { class: 'findings' }, report.findings.map(finding)) : calm(nothing);
-  return h('section', {}, h('h2', {}, 'Findings'), list);
+  const list = report.findings.length ? h('ul.findings', report.findings.map(finding)) : h('p.calm', nothing);
+  return h('section', h('h2', 'Findings'), list);
 }
 
 /** A score or a share is shown in percent. */
 const shares = (name) => /@|_share$|^accuracy$|^clip\//.test(name);
-const shownAs = (name) => (shares(name) ? (x) => percent(x, 1) : number);
 
-/** One arm's values on the row's axis: hollow before, solid after, small dots for single runs, a bar for the interval. */
-function valuePlot(row, arm, [low, high]) {
+/** One arm's values on the row's axis: hollow before, solid after, dots for single runs, a bar for an interval. */
+function valuePlot(arm, before, after, interval, [low, high]) {
   const x = (v) => 8 + (284 * (v - low)) / (high - low || 1);
-  const of = (list) => arm.runs.map((r) => list[r]).filter((v) => v !== null);
-  const [before, after] = [of(row.before), of(row.after)];
-  const colour = { '--mark': `var(${colourOf(arm.runs[0])})` };
-  const r = arm.runs[0];
+  const line = (from, to, name) => s(`line.${name}`, { x1: x(from), x2: x(to), y1: 11, y2: 11 });
+  const circle = (v, r, name) => s(`circle.${name}`, { cx: x(v), cy: 11, r });
   return s(
-    'svg',
-    { viewBox: '0 0 300 22', class: 'row-plot', 'aria-hidden': 'true', ...colour },
-    s('path', { d: 'M8,0v22M79,0v22M150,0v22M221,0v22M292,0v22', class: 'grid' }),
-    arm.runs.length === 1 &&
-      row.low[r] !== null &&
-      s('line', { x1: x(row.low[r]), x2: x(row.high[r]), y1: 11, y2: 11, class: 'interval' }),
-    before.length && after.length
-      ? s('line', { x1: x(mean(before)), x2: x(mean(after)), y1: 11, y2: 11, class: 'path' })
-      : null,
-    arm.runs.length > 1 && after.map((v) => s('circle', { cx: x(v), cy: 11, r: 2.5, class: 'one' })),
-    before.length ? s('circle', { cx: x(mean(before)), cy: 11, r: 4, class: 'before' }) : null,
-    after.length ? s('circle', { cx: x(mean(after)), cy: 11, r: 5, class: 'after' }) : null,
+    'svg.row-plot',
+    { viewBox: '0 0 300 22', 'aria-hidden': 'true', '--mark': `var(${colourOf(arm.runs[0])})` },
+    s('path.grid', { d: 'M8,0v22M79,0v22M150,0v22M221,0v22M292,0v22' }),
+    interval && line(...interval, 'interval'),
+    before.length > 0 && after.length > 0 && line(mean(before), mean(after), 'path'),
+    arm.runs.length > 1 && after.map((v) => circle(v, 2.5, 'one')),
+    before.length > 0 && circle(mean(before), 4, 'before'),
+    after.length > 0 && circle(mean(after), 5, 'after'),
   );
 }
 
 /** A difference and its interval beside the line of no difference. */
-function forest(difference, reach) {
+function forest({ value, low, high, within_noise: noise }, reach) {
   const x = (v) => 100 + (92 * Math.max(-reach, Math.min(reach, v))) / reach;
-  const { value, low, high } = difference;
   return s(
-    'svg',
-    { viewBox: '0 0 200 22', class: 'row-plot forest', 'aria-hidden': 'true' },
-    s('line', { x1: 100, x2: 100, y1: 0, y2: 22, class: 'zero' }),
-    s('line', { x1: x(low), x2: x(high), y1: 11, y2: 11, class: 'interval' }),
-    s('rect', { x: x(value) - 4, y: 7, width: 8, height: 8, class: difference.within_noise ? 'noise' : 'clear' }),
+    'svg.row-plot.forest',
+    { viewBox: '0 0 200 22', 'aria-hidden': 'true' },
+    s('line.zero', { x1: 100, x2: 100, y1: 0, y2: 22 }),
+    s('line.interval', { x1: x(low), x2: x(high), y1: 11, y2: 11 }),
+    s(`rect.${noise ? 'noise' : 'clear'}`, { x: x(value) - 4, y: 7, width: 8, height: 8 }),
   );
 }
 
 const judged = ({ within_noise: noise, verdict, value }) => (noise ? verdict : value > 0 ? 'higher' : 'lower');
 
 function axisOf(row) {
-  const known = [...row.before, ...row.after, ...row.low, ...row.high].filter((v) => v !== null);
   if (shares(row.name)) return [0, 1];
-  return [Math.min(0, ...known), Math.max(...known, 1e-9)];
+  const values = known([...row.before, ...row.after, ...row.low, ...row.high]);
+  return [Math.min(0, ...values), Math.max(...values, 1e-9)];
+}
+
+/** One arm in a row: its values, drawn and in numbers, and its difference from the baseline. */
+function rowLine(row, arm, reach) {
+  const [before, after] = [row.before, row.after].map((list) => known(arm.runs.map((r) => list[r])));
+  if (!after.length && !before.length) return null;
+  const show = shares(row.name) ? (x) => percent(x, 1) : number;
+  const points = (v) => (shares(row.name) ? minus((100 * v).toFixed(1)) : short(v));
+  const range = (low, high) => ` [${points(low)}, ${points(high)}]`;
+  const [r] = arm.runs;
+  const interval = arm.runs.length === 1 && row.low[r] !== null && [row.low[r], row.high[r]];
+  const difference = row.differences.find((d) => d.arm === arm.label);
+  return h(
+    'div.row-line',
+    { 'data-arm': arm.label },
+    h('span.row-arm', armChip(arm), arm.runs.length > 1 && quiet(` × ${arm.runs.length}`)),
+    valuePlot(arm, before, after, interval, axisOf(row)),
+    h(
+      'span.row-values',
+      before.length > 0 && [show(mean(before)), ' → '],
+      h('b', after.length ? show(mean(after)) : '–'),
+      interval && quiet(range(...interval)),
+      after.length > 1 && quiet(` ± ${points(spread(after))}`),
+    ),
+    difference ? forest(difference, reach) : h('span'),
+    h(
+      'span.row-difference',
+      difference && [
+        h('b', signed(difference.value, points)),
+        `${range(difference.low, difference.high)} `,
+        quiet(difference.score === 'area' && row.name !== 'area' ? 'area, ' : '', judged(difference)),
+      ],
+    ),
+  );
 }
 
 function rowCard(row) {
-  const show = shownAs(row.name);
-  const axis = axisOf(row);
-  const reach = Math.max(1e-9, ...row.differences.flatMap((d) => [Math.abs(d.low), Math.abs(d.high)]).filter((v) => v < 1));
-  const points = (v) => (shares(row.name) ? minus((100 * v).toFixed(1)) : short(v));
-  const lines = arms().map((arm) => {
-    const of = (list) => arm.runs.map((r) => list[r]).filter((v) => v !== null);
-    const [before, after] = [of(row.before), of(row.after)];
-    if (!after.length && !before.length) return null;
-    const difference = row.differences.find((d) => d.arm === arm.label);
-    const r = arm.runs[0];
-    const single = arm.runs.length === 1 && row.low[r] !== null;
-    return h(
-      'div',
-      { class: 'row-line', 'data-arm': arm.label },
-      h('span', { class: 'row-arm' }, armChip(arm), arm.runs.length > 1 && quiet(` × ${arm.runs.length}`)),
-      valuePlot(row, arm, axis),
-      h(
-        'span',
-        { class: 'row-values' },
-        before.length ? [show(mean(before)), ' → '] : '',
-        h('b', {}, after.length ? show(mean(after)) : '–'),
-        single && quiet(` [${points(row.low[r])}, ${points(row.high[r])}]`),
-        after.length > 1 && quiet(` ± ${points(spread(after))}`),
-      ),
-      difference ? forest(difference, reach) : h('span'),
-      h(
-        'span',
-        { class: 'row-difference' },
-        difference && [
-          h('b', {}, `${difference.value > 0 ? '+' : ''}${points(difference.value)}`),
-          ` [${points(difference.low)}, ${points(difference.high)}] `,
-          quiet(difference.score === 'area' && row.name !== 'area' ? 'area, ' : '', judged(difference)),
-        ],
-      ),
-    );
-  });
+  const sizes = row.differences.flatMap((d) => [Math.abs(d.low), Math.abs(d.high)]);
+  const reach = Math.max(1e-9, ...sizes.filter((v) => v < 1));
+  const lines = known(arms().map((arm) => rowLine(row, arm, reach)));
+  const name = visible(row.name);
+  const title = row.link.startsWith('#curves') ? h('a', { href: row.link }, name) : name;
   return h(
-    'section',
-    { class: 'row', 'data-metric': row.name, '--lines': lines.filter(Boolean).length },
-    h(
-      'h3',
-      {},
-      row.link.startsWith('#curves') ? h('a', { href: row.link }, visible(row.name)) : visible(row.name),
-      quiet(` ${visible(row.note)}`),
-    ),
+    'section.row',
+    { 'data-metric': row.name, '--lines': lines.length },
+    h('h3', title, quiet(` ${visible(row.note)}`)),
     lines,
   );
 }
 
-const armChip = (arm) =>
-  h('span', { class: 'arm' }, dot(arm.runs[0]), visible(arm.label));
-
 function rowsCsv({ rows, runs }) {
   const head = ['metric', 'run', 'arm', 'before', 'after', 'low', 'high'];
-  const body = rows.flatMap((row) =>
-    runs.map((run, r) => [row.name, run.name, arms()[armOf(r)].label, row.before[r], row.after[r], row.low[r], row.high[r]]),
-  );
-  return [head, ...body];
+  const line = (row, run, r) =>
+    [row.name, run.name, arms()[armOf(r)].label, row.before[r], row.after[r], row.low[r], row.high[r]];
+  return [head, ...rows.flatMap((row) => runs.map((run, r) => line(row, run, r)))];
 }
 
 function rowsSection(report) {
   if (!report.rows.length) return null;
   const paired = report.rows.flatMap((row) => row.differences)[0];
-  const many = report.runs.length > 1;
+  const unit = paired?.unit === 'seeds' ? 'seed' : 'problem';
   const text = [
     '○ before or first tenth, ● after or last tenth of training',
-    many && report.runs.length > arms().length ? '· single runs, ± their standard deviation' : '',
-    paired
-      ? `■ difference from ${visible(paired.baseline)}, paired by ${paired.unit === 'seeds' ? 'seed' : 'problem'}, with its 95 % interval`
-      : '',
+    report.runs.length > arms().length && '· single runs, ± their standard deviation',
+    paired && `■ difference from ${visible(paired.baseline)}, paired by ${unit}, with its 95 % interval`,
   ];
   return h(
     'section',
-    {},
-    h('div', { class: 'head' }, h('h2', {}, 'Results'), saveButtons('results', () => rowsCsv(report))),
-    h('p', { class: 'quiet' }, text.filter(Boolean).join('; '), '. Bars are 95 % intervals.'),
-    h('div', { class: `rows${paired ? ' paired' : ''}` }, report.rows.map(rowCard)),
+    h('div.head', h('h2', 'Results'), saveButtons('results', () => rowsCsv(report))),
+    h('p.quiet', text.filter(Boolean).join('; '), '. Bars are 95 % intervals.'),
+    h(paired ? 'div.rows.paired' : 'div.rows', report.rows.map(rowCard)),
   );
 }
 
 function said(value) {
-  if (value === null || value === undefined || value === '') return '–';
+  if (!isKnown(value) || value === '') return '–';
   if (Array.isArray(value)) return value.map(said).join(', ');
-  if (typeof value === 'object')
-    return (
-      Object.entries(value)
-        .map(([k, v]) => `${k} ${said(v)}`)
-        .join(' · ') || '–'
-    );
-  return visible(String(value));
+  if (typeof value !== 'object') return visible(String(value));
+  return Object.entries(value).map(([k, v]) => `${k} ${said(v)}`).join(' · ') || '–';
 }
+
+const MOST_COLUMNS = 8;
 
 /** A table with one column per run, or per arm where there are many runs. */
-function settingsTable(title, names, value, columns) {
+function settingsTable(title, names, value, { runs }) {
   if (!names.length) return null;
-  const head = columns.length > 1 && [h('td'), ...columns.map((column) => column.head())];
-  const rows = names.map((name) => [visible(name).replace(/_/g, ' '), ...columns.map(({ r }) => value(name, r))]);
-  const region = { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': title };
-  return h('section', {}, h('h2', {}, title), h('div', region, table('facts', head, rows)));
+  const columns =
+    runs.length <= MOST_COLUMNS
+      ? runs.map((run, r) => [r, [runMark(r), visible(run.name)]])
+      : arms().map((arm) => [arm.runs[0], armChip(arm)]);
+  const head = columns.length > 1 && [h('td'), ...columns.map(([, name]) => name)];
+  const rows = names.map((name) => [visible(name).replace(/_/g, ' '), ...columns.map(([r]) => value(name, r))]);
+  return h('section', h('h2', title), region('div.scroll-x', title, table('facts', head, rows)));
 }
 
-const columnsFor = ({ runs }) =>
-  runs.length <= 8
-    ? runs.map((run, r) => ({ r, head: () => [runMark(r), visible(run.name)] }))
-    : arms().map((arm) => ({ r: arm.runs[0], head: () => armChip(arm) }));
-
 function differing(report) {
-  const rows = report.settings.filter((row) => row.name !== 'seed' || report.runs.length <= 8);
-  const title = 'Settings that differ';
-  return report.runs.length > 1
-    ? settingsTable(title, rows.map((row) => row.name), (name, r) => said(rows.find((row) => row.name === name).values[r]), columnsFor(report))
-    : null;
+  if (!manyRuns()) return null;
+  const values = new Map(report.settings.map((row) => [row.name, row.values]));
+  if (report.runs.length > MOST_COLUMNS) values.delete('seed');
+  return settingsTable('Settings that differ', [...values.keys()], (name, r) => said(values.get(name)[r]), report);
 }
 
 function facts(report) {
-  const runs = report.runs.slice(0, 8);
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.facts)))].filter((name) => !['schema', 'name'].includes(name));
+  const runs = report.runs.slice(0, MOST_COLUMNS);
+  const names = new Set(runs.flatMap((run) => Object.keys(run.facts)));
+  for (const name of ['schema', 'name']) names.delete(name);
   const value = (name, r) => {
     const fact = report.runs[r].facts[name];
     if (name !== 'algorithm' || fact === null || typeof fact !== 'object') return said(fact);
-    return [said(fact.name), fact.settings && h('div', { class: 'quiet' }, said(fact.settings))];
+    return [said(fact.name), fact.settings && h('div.quiet', said(fact.settings))];
   };
+  const config = ({ name, config: text }) =>
+    text && [h('h3', `config.yaml of ${visible(name)}`), h('pre.config', { tabindex: 0 }, visible(text))];
   return h(
-    'details',
-    { class: 'all-facts' },
-    h('summary', {}, 'Everything about the runs'),
-    settingsTable('Runs', names, value, columnsFor(report)),
-    runs
-      .filter((run) => run.config)
-      .map((run) => [h('h3', {}, `config.yaml of ${visible(run.name)}`), h('pre', { class: 'config', tabindex: 0 }, visible(run.config))]),
+    'details.all-facts',
+    h('summary', 'Everything about the runs'),
+    settingsTable('Runs', [...names], value, report),
+    runs.map(config),
   );
 }
 
 function heading({ runs, title }) {
-  const steps = runs.map((run) => last(run.metrics.step || []) || 0);
+  const steps = Math.max(...runs.map((run) => last(run.metrics.step || []) || 0));
   const status = [...new Set(runs.map((run) => run.facts.status).filter(Boolean))].map(said).join(', ');
   const groups = sum(runs.map((run) => run.groups.length));
-  return h(
-    'header',
-    { class: 'report-title' },
-    h('h1', {}, visible(title)),
-    h(
-      'p',
-      { class: 'quiet' },
-      [
-        runs.length > 1 && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
-        Math.max(...steps) > 0 && plural(Math.max(...steps), 'step'),
-        groups > 0 && plural(groups, 'recorded group'),
-        runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
-        status,
-      ]
-        .filter(Boolean)
-        .join(' · '),
-    ),
-  );
+  const counts = [
+    manyRuns() && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
+    steps > 0 && plural(steps, 'step'),
+    groups > 0 && plural(groups, 'recorded group'),
+    runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
+    status,
+  ];
+  return h('header.report-title', h('h1', visible(title)), h('p.quiet', counts.filter(Boolean).join(' · ')));
 }
 
 function overview(report) {
+  const made = `Made ${report.made} by dew ${report.dew}. This page is self-contained: it makes no network requests.`;
   const page = h(
-    'div',
-    { class: 'page' },
+    'div.page',
     heading(report),
     taskChoice(),
     findings(report),
     rowsSection(report),
     differing(report),
     facts(report),
-    h(
-      'p',
-      { class: 'quiet' },
-      `Made ${report.made} by dew ${report.dew}. This page is self-contained: it makes no network requests.`,
-    ),
+    h('p.quiet', made),
   );
   page.shown = () => {
     const row = state.chart && page.querySelector(`.row[data-metric="${CSS.escape(state.chart)}"]`);

@@ -10,7 +10,12 @@ const COLUMNS_OF_GROUPS = [
   ['step', 'step', (g) => g.head.step * 1e6 + g.head.group, 'training step and group'],
   ['correct', 'correct', share, 'correct answers: the difficulty for this policy'],
   ['spread', 'credit spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
-  ['flipped', 'flipped', (g) => g.head.flipped, 'tokens with credit of the wrong sign: rewarded in a wrong answer or penalised in a correct one'],
+  [
+    'flipped',
+    'flipped',
+    (g) => g.head.flipped,
+    'tokens with credit of the wrong sign: rewarded in a wrong answer or penalised in a correct one',
+  ],
   ['sure', 'H ≈ 0', (g) => g.head.sure, 'share of tokens with an entropy below 0.01 nats'],
 ];
 
@@ -42,67 +47,47 @@ function listed() {
 
 function groupRow(g) {
   const { head } = g;
-  const many = view.report.runs.length > 1;
+  const place = { href: addressOf(g), tabindex: -1 };
+  const bar = h('span.share', { 'aria-hidden': 'true' });
   return h(
     'tr',
     { 'data-n': g.n },
-    many && h('td', {}, runMark(g.r)),
-    h('td', {}, h('a', { class: 'group-link', href: addressOf(g), tabindex: -1 }, `${whole(head.step)} · ${head.group}`)),
-    h(
-      'td',
-      { '--right': `${100 * share(g)}%` },
-      `${head.correct}/${head.answers}`,
-      h('span', { class: 'share', 'aria-hidden': 'true' }),
-    ),
-    h('td', {}, head.spread ? head.spread.toFixed(2) : '–'),
+    manyRuns() && h('td', runMark(g.r)),
+    h('td', h('a.group-link', place, `${whole(head.step)} · ${head.group}`)),
+    h('td', { '--right': `${100 * share(g)}%` }, `${head.correct}/${head.answers}`, bar),
+    h('td', head.spread ? head.spread.toFixed(2) : '–'),
     h('td', { class: head.flipped ? 'has-flips' : null }, head.flipped ? whole(head.flipped) : '–'),
-    h('td', {}, percent(head.sure)),
-    h('td', { class: 'group-prompt', title: visible(head.prompt) }, visible(plain(head.prompt)).slice(0, 160)),
+    h('td', percent(head.sure)),
+    h('td.group-prompt', { title: visible(head.prompt) }, visible(plain(head.prompt)).slice(0, 160)),
   );
 }
 
 /** A column's head: a click sorts by it, largest first; a second click reverses. */
 function columnHead([key, label, , note]) {
-  const now = state.by.replace('-', '') === key;
-  const up = now && state.by.startsWith('-');
-  return h(
-    'th',
-    { scope: 'col', 'aria-sort': now ? (up ? 'ascending' : 'descending') : null },
-    h(
-      'button',
-      {
-        class: 'sort',
-        title: note,
-        'data-by': key,
-        onclick: () => {
-          set({ by: now && !up ? `-${key}` : key });
-          groupList();
-          view.parts.list.querySelector(`[data-by="${key}"]`)?.focus();
-        },
-      },
-      label,
-      now ? (up ? ' ↑' : ' ↓') : '',
-    ),
-  );
+  const order = { [key]: 'descending', [`-${key}`]: 'ascending' }[state.by];
+  const onclick = () => {
+    set({ by: order === 'descending' ? `-${key}` : key });
+    groupList();
+    view.parts.list.querySelector(`[data-by="${key}"]`)?.focus();
+  };
+  const arrow = { descending: ' ↓', ascending: ' ↑' }[order] || '';
+  const button = h('button.sort', { title: note, 'data-by': key, onclick }, label, arrow);
+  return h('th', { scope: 'col', 'aria-sort': order }, button);
 }
 
 function groupList() {
   const found = listed();
-  const many = view.report.runs.length > 1;
   const at = found.findIndex(({ n }) => n === view.n);
   let from = Math.max(0, Math.min(at - FIRST_ROWS / 2, found.length - FIRST_ROWS));
   let to = Math.min(found.length, from + FIRST_ROWS);
   const open = ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click();
   const body = h('tbody', { onclick: open }, found.slice(from, to).map(groupRow));
-  const { list } = view.parts;
-  list.replaceChildren(
-    h(
-      'table',
-      { class: 'group-table' },
-      h('thead', {}, h('tr', {}, COLUMNS_OF_GROUPS.slice(many ? 0 : 1).map(columnHead), h('th', { scope: 'col' }, 'prompt'))),
-      body,
-    ),
-    found.length ? '' : h('p', { class: 'quiet' }, 'No matching groups.'),
+  const { list, count } = view.parts;
+  const heads = COLUMNS_OF_GROUPS.slice(manyRuns() ? 0 : 1).map(columnHead);
+  refill(
+    list,
+    h('table.group-table', h('thead', h('tr', heads, h('th', { scope: 'col' }, 'prompt'))), body),
+    !found.length && h('p.quiet', 'No matching groups.'),
   );
   list.onscroll = () => {
     const rest = list.scrollHeight - list.scrollTop - list.clientHeight;
@@ -116,7 +101,7 @@ function groupList() {
       to += FIRST_ROWS;
     }
   };
-  view.parts.count.textContent =
+  count.textContent =
     found.length === view.all.length
       ? `All groups (${whole(found.length)})`
       : `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
@@ -168,13 +153,14 @@ function turnGroup(by) {
 }
 
 function groupsCsv() {
-  const head = ['run', 'step', 'group', 'answers', 'correct', 'tokens', 'spread', 'flipped', 'near_zero_share', 'prompt'];
-  return [
-    head,
-    ...listed().map(({ run, head: g }) => [
-      run.name, g.step, g.group, g.answers, g.correct, g.tokens, g.spread, g.flipped, g.sure, g.prompt,
-    ]),
-  ];
+  const names = ['step', 'group', 'answers', 'correct', 'tokens', 'spread', 'flipped', 'sure', 'prompt'];
+  const head = ['run', ...names].map((name) => (name === 'sure' ? 'near_zero_share' : name));
+  return [head, ...listed().map(({ run, head: g }) => [run.name, ...names.map((name) => g[name])])];
+}
+
+function sampled({ groups, of, files, files_of: filesOf }) {
+  if (files < filesOf) return `a sample: ${whole(files)} of ${whole(filesOf)} recorded steps`;
+  return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all recorded groups';
 }
 
 function picker(report) {
@@ -185,7 +171,6 @@ function picker(report) {
     id: 'search',
     placeholder: 'Search ( / )',
     'aria-label': 'Search prompts and answers',
-    value: state.q,
     onfocus: () => unpackAll(),
     oninput: (event) => {
       clearTimeout(waiting);
@@ -204,28 +189,20 @@ function picker(report) {
     groupList();
   };
   const runs = [['', 'all runs'], ...report.runs.map((run, r) => [String(r + 1), `${r + 1} ${visible(run.name)}`])];
-  parts.filters = h('div', { class: 'controls' });
+  const filters = h('div.controls');
   parts.fillFilters = () => {
     box.value = state.q;
     refill(
-      parts.filters,
+      filters,
       box,
       choice('With', outcomes, state.with, change('with')),
-      report.runs.length > 1 && choice('Run', runs, state.in, change('in')),
-      h('button', { class: 'small', onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
-      h('button', { class: 'small', onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
+      manyRuns() && choice('Run', runs, state.in, change('in')),
+      h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
+      h('button.small', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
       saveButtons('groups', groupsCsv),
     );
   };
-  parts.fillFilters();
-  const samples = report.runs.filter((run) => run.groups.length);
-  const note = samples.length === 1 ? `${plural(samples[0].groups.length, 'group')}: ${sampled(samples[0])}.` : '';
-  return h(
-    'details',
-    { class: 'picker', open: isWide() },
-    parts.count,
-    parts.filters,
-    parts.list,
-    note && h('p', { class: 'quiet' }, note),
-  );
+  const [first, second] = report.runs.filter((run) => run.groups.length);
+  const note = !second && h('p.quiet', `${plural(first.groups.length, 'group')}: ${sampled(first.sample)}.`);
+  return h('details.picker', { open: isWide() }, parts.count, filters, parts.list, note);
 }

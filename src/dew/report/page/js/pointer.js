@@ -1,21 +1,21 @@
 // The token under the pointer, and the one that is kept: its numbers in a tip, its derivation in the panel.
 
 function placeOf(target) {
-  const token = target.closest && target.closest('.t');
-  const row = token && token.closest('[data-i]');
+  const token = target.closest('.t');
+  const row = token?.closest('[data-i]');
   return row ? { i: Number(row.dataset.i), t: Number(token.dataset.t) } : null;
 }
 
 function tell(place) {
   const { panel } = view.parts;
   panel.classList.toggle('open', Boolean(place));
-  const close = h('button', { class: 'small close', 'aria-label': 'Close', onclick: () => pin(null) }, '✕');
+  const close = h('button.small.close', { 'aria-label': 'Close', onclick: () => pin(null) }, '✕');
   const hint = [
     'Point at a token to see its numbers put into the formula. ',
     'Click to keep it; the arrow keys then move from token to token.',
   ];
   if (place) refill(panel, close, derivation(view.group, place.i, place.t));
-  else refill(panel, h('h3', {}, 'How the credit was computed'), h('p', { class: 'quiet' }, hint));
+  else refill(panel, h('h3', 'How the credit was computed'), h('p.quiet', hint));
 }
 
 function markPinned() {
@@ -59,20 +59,12 @@ function tipTable({ i, t }, target) {
   return table('signals', null, METHODS.map((method) => [method, given(method)]));
 }
 
-function showTip(place, event) {
-  const { tip } = view.parts;
-  tip.hidden = !place;
-  if (!place) return;
-  const same = view.hovered && view.hovered.i === place.i && view.hovered.t === place.t;
-  if (!same || !tip.firstChild)
-    tip.replaceChildren(
-      h('code', { class: 'token-name' }, brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60)),
-      tipTable(place, event.target),
-    );
+/** Beside the pointer, within the answers and the window. */
+function moveTip({ tip, group }, { clientX: x, clientY: y }) {
   const { width, height } = tip.getBoundingClientRect();
-  const edge = view.parts.group.getBoundingClientRect().right;
-  tip.style.left = `${Math.max(4, event.clientX + 14 + width > edge ? event.clientX - width - 10 : event.clientX + 14)}px`;
-  tip.style.top = `${event.clientY + 22 + height > window.innerHeight ? Math.max(4, event.clientY - height - 14) : event.clientY + 22}px`;
+  const { right } = group.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, x + 14 + width > right ? x - width - 10 : x + 14)}px`;
+  tip.style.top = `${y + 22 + height > window.innerHeight ? Math.max(4, y - height - 14) : y + 22}px`;
 }
 
 const isWide = () => window.matchMedia('(min-width: 60rem)').matches;
@@ -80,10 +72,15 @@ const isWide = () => window.matchMedia('(min-width: 60rem)').matches;
 function watchTokens({ group, tip }) {
   group.addEventListener('mousemove', (event) => {
     const place = placeOf(event.target);
-    showTip(place, event);
-    const same = view.hovered && place && view.hovered.i === place.i && view.hovered.t === place.t;
-    if (place && isWide() && !same && !view.pinned) tell(place);
+    const isNew = place && (place.i !== view.hovered?.i || place.t !== view.hovered.t);
     view.hovered = place;
+    tip.hidden = !place;
+    if (isNew) {
+      const name = h('code.token-name', brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60));
+      refill(tip, name, tipTable(place, event.target));
+      if (isWide() && !view.pinned) tell(place);
+    }
+    if (place) moveTip(view.parts, event);
   });
   group.addEventListener('mouseleave', () => {
     tip.hidden = true;

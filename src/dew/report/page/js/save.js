@@ -8,15 +8,19 @@ function download(name, blob) {
 
 /** A cell of text cannot start a formula in a spreadsheet. */
 const cell = (value) => {
-  if (value === null || value === undefined) return '';
+  if (!isKnown(value)) return '';
   const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 };
 
-const saveCsv = (name, rows) =>
-  download(`${name}.csv`, new Blob([rows.map((row) => row.map(cell).join(',')).join('\n') + '\n'], { type: 'text/csv' }));
+function saveCsv(name, rows) {
+  const lines = rows.map((row) => `${row.map(cell).join(',')}\n`);
+  download(`${name}.csv`, new Blob(lines, { type: 'text/csv' }));
+}
 
-const STYLES = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'fill-opacity', 'opacity', 'font-size', 'font-family'];
+const STYLES = [
+  'fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'fill-opacity', 'opacity', 'font-size', 'font-family',
+];
 
 /** A picture of an SVG with the styles it has on the page. */
 function svgImage(svg) {
@@ -35,7 +39,7 @@ function svgImage(svg) {
 }
 
 /** The chart with its title on the page's background. */
-async function savePng(name, title, drawing) {
+async function savePng(title, drawing) {
   const isCanvas = drawing instanceof HTMLCanvasElement;
   const scale = isCanvas ? window.devicePixelRatio : 2;
   const [image, width, height] = isCanvas
@@ -50,12 +54,14 @@ async function savePng(name, title, drawing) {
   pen.font = '600 14px system-ui, sans-serif';
   pen.fillText(title, 10, 22);
   pen.drawImage(image, 10, 32, width, height);
-  canvas.toBlob((blob) => download(`${name}.png`, blob));
+  canvas.toBlob((blob) => download(`${title}.png`, blob));
 }
 
 /** Buttons for a figure: `rows` gives the table, `drawing` the canvas or SVG. */
-const saveButtons = (name, rows, drawing) => [
-  h('button', { class: 'small', title: 'Download the numbers', onclick: () => saveCsv(name, rows()) }, 'CSV'),
-  drawing &&
-    h('button', { class: 'small', title: 'Download a picture', onclick: async () => savePng(name, name, await drawing()) }, 'PNG'),
-];
+function saveButtons(name, rows, drawing) {
+  const [csv, png] = [() => saveCsv(name, rows()), async () => savePng(name, await drawing())];
+  return [
+    h('button.small', { title: 'Download the numbers', onclick: csv }, 'CSV'),
+    drawing && h('button.small', { title: 'Download a picture', onclick: png }, 'PNG'),
+  ];
+}

@@ -9,7 +9,8 @@ const SHAPES = [
 ]; // the corners of the marks of each further round of colours
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 
-const isMerged = () => (state.seeds || (arms().some((arm) => arm.runs.length > 1) ? 'mean' : 'each')) === 'mean';
+const hasSeeds = () => arms().some((arm) => arm.runs.length > 1);
+const isMerged = () => (state.seeds || (hasSeeds() ? 'mean' : 'each')) === 'mean';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
 
 /** What has a line of its own: arms if their seeds are averaged, else runs. Each is a list of runs. */
@@ -43,8 +44,10 @@ const axes = new WeakMap();
 function stepAxis(runs) {
   if (!axes.has(runs)) {
     const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
-    const full = runs.filter(({ metrics: { step: own } }) => own?.length === steps.length && own.every((step, i) => step === steps[i]));
-    axes.set(runs, { steps, place: new Map(steps.map((step, i) => [step, i])), full: new Set(full), made: new Map() });
+    const every = String(steps);
+    const isFull = ({ metrics }) => String(metrics.step) === every;
+    const place = new Map(steps.map((step, i) => [step, i]));
+    axes.set(runs, { steps, place, full: new Set(runs.filter(isFull)), made: new Map() });
   }
   return axes.get(runs);
 }
@@ -84,25 +87,18 @@ function linesOf(runs, names) {
     });
     return out;
   };
-  const found = [];
-  for (const members of lineSets())
-    names.forEach((name, d) => {
-      const shown = members.filter((r) => runs[r].metrics[name] && !hidden.has(r));
-      if (!shown.length) return;
-      const key = `${name} ${shown}`;
-      if (made.get(key)?.amount !== state.smooth) {
-        const rows = shown.map((r) => aligned(runs[r], name));
-        made.set(key, { amount: state.smooth, ...lineOf(rows, steps.length, Number(state.smooth)) });
-      }
-      const many = runs.length > 1;
-      found.push({
-        ...made.get(key),
-        label: many ? `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}` : name,
-        members,
-        colour: many ? colourOf(members[0]) : `--run-${d % COLOURS}`,
-        shape: many && shapeOf(members[0]),
-        dash: DASHES[d % DASHES.length],
-      });
-    });
-  return [steps, found];
+  const line = (members, name, d) => {
+    const shown = members.filter((r) => runs[r].metrics[name] && !hidden.has(r));
+    if (!shown.length) return [];
+    const key = `${name} ${shown}`;
+    if (made.get(key)?.amount !== state.smooth) {
+      const rows = shown.map((r) => aligned(runs[r], name));
+      made.set(key, { amount: state.smooth, ...lineOf(rows, steps.length, Number(state.smooth)) });
+    }
+    const dash = DASHES[d % DASHES.length];
+    if (!manyRuns()) return [{ ...made.get(key), label: name, members, colour: `--run-${d % COLOURS}`, dash }];
+    const label = `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}`;
+    return [{ ...made.get(key), label, members, colour: colourOf(members[0]), shape: shapeOf(members[0]), dash }];
+  };
+  return [steps, lineSets().flatMap((members) => names.flatMap((name, d) => line(members, name, d)))];
 }

@@ -5,10 +5,11 @@ const HIGH = 170;
 const SIDES = ['correct', 'wrong'];
 const isSide = (answer, name) => answer.correct === (name === 'correct');
 const sideSign = { correct: '✓ correct', wrong: '✗ wrong' };
+const sideKey = (name, text) => h(`span.key-${sideClass(name === 'correct')}`, `${sideSign[name]}${text}`);
 
 /** A rectangle that opens its tokens; `drawing` listens for all of them. */
-function openMark(look, label, act) {
-  const mark = s('rect', { role: 'button', tabindex: -1, 'aria-label': label, ...look, class: `opens ${look.class}` });
+function openMark(name, look, label, act) {
+  const mark = s(`rect.opens.${name}`, { role: 'button', tabindex: -1, 'aria-label': label, ...look });
   mark.act = act;
   return mark;
 }
@@ -16,7 +17,7 @@ function openMark(look, label, act) {
 /** A cell of a heat map, in a row counted from below. */
 function cellMark(name, x, row, width, height, deep, label, act) {
   const y = HIGH - 22 - height * (row + 1);
-  return openMark({ x, y, width, height, class: name, 'fill-opacity': deep.toFixed(2) }, label, act);
+  return openMark(name, { x, y, width, height, 'fill-opacity': deep.toFixed(2) }, label, act);
 }
 
 /** An SVG with one tab stop: the arrow keys move between its marks, Enter or a click opens one. */
@@ -26,7 +27,7 @@ function drawing(label, ...parts) {
   const marks = [...svg.querySelectorAll('.opens')];
   marks[0]?.setAttribute('tabindex', 0);
   svg.addEventListener('mouseover', ({ target }) => {
-    if (target.act && !target.firstChild) target.append(s('title', {}, target.getAttribute('aria-label')));
+    if (target.act && !target.firstChild) target.append(s('title', target.getAttribute('aria-label')));
   });
   svg.addEventListener('keydown', (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -46,9 +47,8 @@ function drawing(label, ...parts) {
 const spreadFigure = (title, note, rows, svg, key) => figure(title, note, rows, (box) => box.append(svg()), { key });
 const below = (text, x, anchor = 'start') => s('text', { x, y: HIGH - 6, 'text-anchor': anchor }, text);
 const beside = (text, x, y) => s('text', { x, y, 'text-anchor': 'end' }, text);
-const across = (y, name, from = 10) => s('line', { x1: from, x2: WIDE - 10, y1: y, y2: y, class: name });
+const across = (y, name, from = 10) => s(`line.${name}`, { x1: from, x2: WIDE - 10, y1: y, y2: y });
 const upTo = (top) => (v) => HIGH - 22 - ((HIGH - 40) * v) / top; // the height of a value
-const short = (v) => number(Number(v.toPrecision(3)));
 const hasBoth = (answer, t) => Number.isFinite(answer.entropy?.[t]) && Number.isFinite(answer.advantage?.[t]);
 
 /** The tokens of one tenth by entropy of the answers with an outcome, of one period of training if given. */
@@ -68,35 +68,35 @@ function histogram(r, title, data, note, signal) {
   const x = (k) => 10 + ((WIDE - 20) * k) / bins;
   const y = upTo(Math.max(...data.correct, ...data.wrong, 1e-9));
   const outline = (parts) =>
-    `M${x(0)},${y(0)}${parts.map((v, k) => `L${x(k)},${y(v)}L${x(k + 1)},${y(v)}`).join('')}L${x(parts.length)},${y(0)}`;
-  const edge = (k) => (log ? data.low * (data.high / data.low) ** (k / bins) : data.low + ((data.high - data.low) * k) / bins);
+    `M${x(0)},${y(0)}${parts.map((v, k) => `L${x(k)},${y(v)}L${x(k + 1)},${y(v)}`).join('')}L${x(bins)},${y(0)}`;
+  const { low, high } = data;
+  const edge = (k) => (log ? low * (high / low) ** (k / bins) : low + ((high - low) * k) / bins);
   const inBin = (k) => (answer, t, group) => {
     const v = answer[signal]?.[t];
-    if (v === null || v === undefined || (signal === 'advantage' && !group.credited)) return false;
+    if (!isKnown(v) || (signal === 'advantage' && !group.credited)) return false;
     return (k === 0 || v >= edge(k)) && (k === bins - 1 || v < edge(k + 1));
   };
   const bin = (_, k) => {
     const where = `${title} ${short(edge(k))} to ${short(edge(k + 1))}`;
     const [right, wrong] = SIDES.map((side) => percent(data[side][k], 1));
     const label = `${where}: ${right} of the tokens of correct answers, ${wrong} of wrong ones`;
-    const look = { x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32, class: 'bin' };
-    return openMark(look, label, () => openTokens(where, r, inBin(k)));
+    const look = { x: x(k), width: x(1) - x(0), y: 10, height: HIGH - 32 };
+    return openMark('bin', look, label, () => openTokens(where, r, inBin(k)));
   };
   const svg = () =>
     drawing(
       `${title}: mean ${number(data.mean_correct)} in correct answers, ${number(data.mean_wrong)} in wrong ones`,
-      s('path', { d: outline(data.correct), class: 'side-right' }),
-      s('path', { d: outline(data.wrong), class: 'side-wrong' }),
+      s('path.side-right', { d: outline(data.correct) }),
+      s('path.side-wrong', { d: outline(data.wrong) }),
       across(y(0), 'grid'),
-      below(short(data.low), 10),
-      below(short(data.high), WIDE - 10, 'end'),
+      below(short(low), 10),
+      below(short(high), WIDE - 10, 'end'),
       data.correct.map(bin),
     );
-  const rows = () => [['from', 'to', ...SIDES], ...data.correct.map((v, k) => [edge(k), edge(k + 1), v, data.wrong[k]])];
-  return spreadFigure(title, note, rows, svg, [
-    h('span', { class: 'key-right' }, `✓ correct, mean ${number(data.mean_correct)}`),
-    h('span', { class: 'key-wrong' }, `✗ wrong, mean ${number(data.mean_wrong)}`),
-  ]);
+  const row = (v, k) => [edge(k), edge(k + 1), v, data.wrong[k]];
+  const rows = () => [['from', 'to', ...SIDES], ...data.correct.map(row)];
+  const key = SIDES.map((side) => sideKey(side, `, mean ${number(data[`mean_${side}`])}`));
+  return spreadFigure(title, note, rows, svg, key);
 }
 
 function deciles(r, data) {
@@ -106,10 +106,10 @@ function deciles(r, data) {
   const wide = (WIDE - 20) / 10;
   const bar = (name, k, v, d) => {
     const [x, width] = [10 + wide * d + 4 + (k * (wide - 8)) / sides.length, (wide - 8) / sides.length - 1];
-    const look = { x, width, y: y(v), height: y(0) - y(v), class: name === 'correct' ? 'bar-right' : 'bar-wrong' };
+    const look = { x, width, y: y(v), height: y(0) - y(v) };
     const top = short(data[name].tops[d]);
     const label = `${name}, tenth ${d + 1} (entropy up to ${top}): ${percent(v, 1)} of the credit`;
-    return openMark(look, label, () => openTenth(r, name, data[name], d));
+    return openMark(`bar-${sideClass(name === 'correct')}`, look, label, () => openTenth(r, name, data[name], d));
   };
   const svg = () =>
     drawing(
@@ -124,11 +124,10 @@ function deciles(r, data) {
     ['outcome', 'tenth', 'highest_entropy', 'share_of_credit'],
     ...sides.flatMap((name) => data[name].shares.map((v, d) => [name, d + 1, data[name].tops[d], v])),
   ];
-  const most = (name) => `${sideSign[name]}: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`;
-  return spreadFigure('Share of |credit| by entropy', 'tokens in ten equal parts, by increasing entropy', rows, svg, [
-    sides.map((name) => h('span', { class: name === 'correct' ? 'key-right' : 'key-wrong' }, most(name))),
-    quiet('dotted: 10 % each, as GRPO gives'),
-  ]);
+  const most = (name) => `: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`;
+  const key = [sides.map((name) => sideKey(name, most(name))), quiet('dotted: 10 % each, as GRPO gives')];
+  const note = 'tokens in ten equal parts, by increasing entropy';
+  return spreadFigure('Share of |credit| by entropy', note, rows, svg, key);
 }
 
 /** Entropy against credit: the more tokens in a cell, the deeper. */
@@ -150,7 +149,7 @@ function creditMap(r, data) {
     const act = () => openTokens(where, r, inCell(c, e));
     return cellMark('cell', 40 + width * e, c, width, height, deep, `${where}: ${plural(n, 'token')}`, act);
   };
-  const [low, top] = [credit[0], credit[credit.length - 1]];
+  const [low, top] = [credit[0], credit.at(-1)];
   const zero = low < 0 && top > 0 ? HIGH - 22 - ((HIGH - 34) * -low) / (top - low) : null;
   const svg = () =>
     drawing(
@@ -160,7 +159,7 @@ function creditMap(r, data) {
       beside(short(top), 36, 20),
       beside(short(low), 36, HIGH - 24),
       below(short(entropy[0]), 40),
-      below(short(entropy[entropy.length - 1]), WIDE - 10, 'end'),
+      below(short(entropy.at(-1)), WIDE - 10, 'end'),
     );
   const rows = () => [
     ['entropy_from', 'entropy_to', 'credit_from', 'credit_to', 'tokens'],
@@ -171,10 +170,7 @@ function creditMap(r, data) {
 
 const stepsOf = ({ from, to }) => (from === to ? `step ${whole(from)}` : `steps ${whole(from)} to ${whole(to)}`);
 const inPeriod = ({ from, to }, step) => step >= from && step <= to;
-const periodAxis = (periods) => [
-  below(stepsOf(periods[0]), 60),
-  below(stepsOf(periods[periods.length - 1]), WIDE - 10, 'end'),
-];
+const periodAxis = (periods) => [below(stepsOf(periods[0]), 60), below(stepsOf(periods.at(-1)), WIDE - 10, 'end')];
 
 /** Deciles over training: a column per period, a row per tenth of entropy, depth for its share of the credit. */
 function decileMap(r, periods, name) {
@@ -187,7 +183,7 @@ function decileMap(r, periods, name) {
     const deep = 0.05 + (0.95 * (v - low)) / (top - low);
     const label = `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`;
     const act = () => openTenth(r, name, p.deciles[name], d, p);
-    return cellMark(`cell ${name}`, 60 + width * k, d, width, height, deep, label, act);
+    return cellMark(`cell.${name}`, 60 + width * k, d, width, height, deep, label, act);
   };
   const svg = () =>
     drawing(
@@ -214,9 +210,9 @@ function periodBars(r, periods, key, title, note, test) {
   const y = upTo(top);
   const bar = (p, k) => {
     const [x, width] = [60 + wide * k + 1, Math.max(1, wide - 2)];
-    const look = { x, width, y: y(values[k]), height: y(0) - y(values[k]), class: `bar-${key}` };
+    const look = { x, width, y: y(values[k]), height: y(0) - y(values[k]) };
     const act = () => openTokens(`${title}, ${stepsOf(p)}`, r, test, { period: p });
-    return openMark(look, `${stepsOf(p)}: ${percent(values[k], 2)}`, act);
+    return openMark(`bar-${key}`, look, `${stepsOf(p)}: ${percent(values[k], 2)}`, act);
   };
   const svg = () =>
     drawing(
@@ -231,32 +227,21 @@ function periodBars(r, periods, key, title, note, test) {
   return spreadFigure(title, note, rows, svg);
 }
 
-/** Whether token t belongs to an occurrence of the word in its answer. */
-function inWord(word) {
-  return (answer, t) => {
-    let from = t;
-    const letters = (text) => /^\p{L}/u.test(text);
-    while (from > 0 && letters(answer.tokens[from]) && /\p{L}$/u.test(answer.tokens[from - 1])) from--;
-    let text = answer.tokens[from];
-    for (let k = from + 1; k < answer.tokens.length && letters(answer.tokens[k]) && /\p{L}$/u.test(text); k++) text += answer.tokens[k];
-    return from === t && text.trim() === word;
-  };
-}
+/** Whether token t starts an occurrence of the word in its answer; a token that continues in letters belongs to it. */
+const startsWord = (word) => ({ tokens }, t) => {
+  const continues = (text, k) => /\p{L}$/u.test(text) && /^\p{L}/u.test(tokens[k] ?? '');
+  if (t > 0 && continues(tokens[t - 1], t)) return false;
+  let text = tokens[t];
+  for (let k = t + 1; continues(text, k); k++) text += tokens[k];
+  return text.trim() === word;
+};
 
-const wordButton = (r, side, word, period = null) =>
-  h(
-    'button',
-    {
-      class: 'word',
-      onclick: () => {
-        const test = inWord(word);
-        const title = `“${brief(word)}” in ${side} answers`;
-        const fits = (answer, t, group) => group.credited && isSide(answer, side) && test(answer, t);
-        openTokens(title, r, fits, { period });
-      },
-    },
-    h('code', {}, brief(word)),
-  );
+function wordButton(r, side, word, period = null) {
+  const starts = startsWord(word);
+  const test = (answer, t, group) => group.credited && isSide(answer, side) && starts(answer, t);
+  const onclick = () => openTokens(`“${brief(word)}” in ${side} answers`, r, test, { period });
+  return h('button.word', { onclick }, h('code', brief(word)));
+}
 
 /** The words with the most credit in each period. */
 function wordsOverTraining(r, periods) {
@@ -266,30 +251,22 @@ function wordsOverTraining(r, periods) {
   const shown = some.filter((_, k) => k % every === 0 || k === some.length - 1);
   const words = (p, side) => (p.words[side] || []).map((word) => wordButton(r, side, word, p));
   const rows = shown.map((p) => [stepsOf(p).replace(/^steps? /, ''), ...SIDES.map((side) => words(p, side))]);
-  return h(
-    'div',
-    { class: 'chart' },
-    h('h3', {}, 'Words with the most credit over training'),
-    h(
-      'div',
-      { class: 'scroll-x', tabindex: 0, role: 'region', 'aria-label': 'Words over training' },
-      table('period-words', ['steps', ...SIDES.map((side) => sideSign[side])], rows),
-    ),
-  );
+  const list = table('period-words', ['steps', ...SIDES.map((side) => sideSign[side])], rows);
+  const title = h('h3', 'Words with the most credit over training');
+  return h('div.chart', title, region('div.scroll-x', 'Words over training', list));
 }
 
 function wordTable(r, side, title, words) {
   const top = Math.max(...words.map((w) => Math.abs(w.extra)), 1e-9);
   const extra = (w) => {
     const share = `${(100 * Math.abs(w.extra)) / top}%`;
-    return h('td', { class: 'extra', '--share': share }, `${w.extra > 0 ? '+' : ''}${percent(w.extra, 1)}`);
+    return h('td.extra', { '--share': share }, signed(w.extra, (x) => percent(x, 1)));
   };
   const rows = words.map((w) => [wordButton(r, side, w.word), whole(w.uses), extra(w)]);
   return h(
-    'div',
-    { class: `chart words ${side === 'correct' ? 'right' : 'wrong'}` },
-    h('h3', {}, title),
-    h('p', { class: 'quiet' }, `in ${side} answers: |advantage| relative to the mean token of the same answer`),
+    `div.chart.words.${sideClass(side === 'correct')}`,
+    h('h3', title),
+    h('p.quiet', `in ${side} answers: |advantage| relative to the mean token of the same answer`),
     words.length ? table('', ['word', 'uses', 'relative to the mean'], rows) : quiet('Too few words.'),
   );
 }
@@ -303,9 +280,10 @@ function massCard(mass) {
   const why = conserved
     ? 'weighting moves reward between tokens and creates none'
     : 'as with geometric means or an entropy clip';
+  const tile = (label, main, note) =>
+    h('div.tile', h('span.tile-label', label), h('span.tile-main', main), note && h('span.tile-note', note));
   return h(
-    'div',
-    { class: 'tiles' },
+    'div.tiles',
     sides.map((side) => tile(`Mean |r̃|, ${side} answers`, mass[side].toFixed(4), total)),
     expected && tile('Reward mass', conserved ? 'conserved' : 'not conserved', why),
   );
@@ -314,45 +292,43 @@ function massCard(mass) {
 function spreadOf(run, r) {
   const { credit } = run;
   if (!credit.entropy && !credit.credit)
-    return [calm('No entropy or credit was recorded, so there is nothing to show here.')];
-  const { periods } = credit;
-  const overTraining = [
+    return h('p.calm', 'No entropy or credit was recorded, so there is nothing to show here.');
+  const { periods, words } = credit;
+  const bars = (key, title, note, test) => periodBars(r, periods, key, `${title} over training`, note, test);
+  const isNearZero = (answer, t) => answer.entropy?.[t] < SURE;
+  const overTraining = known([
     ...SIDES.map((side) => decileMap(r, periods, side)),
-    periodBars(r, periods, 'flipped', 'Flipped tokens over training', 'share of tokens with credit of the wrong sign', isFlipped),
-    periodBars(r, periods, 'sure', 'Near-zero entropy over training', `share of tokens below ${SURE} nats`, (answer, t) => answer.entropy?.[t] < SURE),
-  ].filter(Boolean);
+    bars('flipped', 'Flipped tokens', 'share of tokens with credit of the wrong sign', isFlipped),
+    bars('sure', 'Near-zero entropy', `share of tokens below ${SURE} nats`, isNearZero),
+  ]);
+  const groups = plural(run.groups.length, 'group');
+  const over = `Over the ${whole(credit.tokens)} trained tokens of the ${groups} in this page.`;
   return [
-    h(
-      'p',
-      { class: 'quiet' },
-      `Over the ${whole(credit.tokens)} trained tokens of the ${plural(run.groups.length, 'group')} in this page. Credit is the advantage used in training. Click a bar, a cell or a word to see its tokens.`,
-    ),
+    h('p.quiet', `${over} Credit is the advantage used in training. Click a bar, a cell or a word to see its tokens.`),
     massCard(credit.mass),
     h(
-      'div',
-      { class: 'charts' },
+      'div.charts',
       histogram(r, 'Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis', 'entropy'),
       histogram(r, 'Credit', credit.credit, 'advantage of tokens, without groups that have no signal', 'advantage'),
       deciles(r, credit.deciles),
       creditMap(r, credit.map),
     ),
-    overTraining.length > 0 && [h('h2', {}, 'Over training'), h('div', { class: 'charts' }, overTraining)],
+    overTraining.length > 0 && [h('h2', 'Over training'), h('div.charts', overTraining)],
     wordsOverTraining(r, periods),
-    credit.words &&
+    words &&
       h(
-        'div',
-        { class: 'charts two' },
-        wordTable(r, 'correct', 'Words with the most credit', credit.words.correct),
-        wordTable(r, 'wrong', 'Words with the most penalty', credit.words.wrong),
+        'div.charts.two',
+        wordTable(r, 'correct', 'Words with the most credit', words.correct),
+        wordTable(r, 'wrong', 'Words with the most penalty', words.wrong),
       ),
-    !credit.words &&
+    !words &&
       credit.credit &&
-      calm('Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
+      h('p.calm', 'Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
   ];
 }
 
 function spreadView({ runs }) {
-  const page = h('div', { class: 'page wide' });
+  const page = h('div.page.wide');
   page.shown = () => {
     unpackAll();
     const recorded = runs.map((_, r) => r).filter((r) => runs[r].groups.length);
@@ -361,20 +337,12 @@ function spreadView({ runs }) {
     if (page.dataset.run === String(r)) return drawVisible();
     page.dataset.run = r;
     const options = recorded.map((k) => [String(k + 1), `${k + 1} ${visible(runs[k].name)}`]);
-    refill(
-      page,
-      h(
-        'div',
-        { class: 'head' },
-        h('h2', {}, runs.length > 1 && runMark(r), visible(runs[r].name)),
-        recorded.length > 1 &&
-          choice('Run', options, String(r + 1), (value) => {
-            set({ shown: value });
-            page.shown();
-          }),
-      ),
-      spreadOf(runs[r], r),
-    );
+    const change = (value) => {
+      set({ shown: value });
+      page.shown();
+    };
+    const runChoice = recorded.length > 1 && choice('Run', options, String(r + 1), change);
+    refill(page, h('div.head', h('h2', runMark(r), visible(runs[r].name)), runChoice), spreadOf(runs[r], r));
     drawVisible();
   };
   return page;

@@ -4,32 +4,55 @@ const tokenAddress = ({ place, i, t }) => `${addressOf(place)}&token=${i + 1}.${
 
 function tokenRow(found) {
   const { group, i, t } = found;
-  const answer = group.answers[i];
-  const around = (from, to) => visible(answer.tokens.slice(Math.max(0, from), Math.max(0, to)).join('')).replace(/\s+/g, ' ');
+  const { tokens, correct, entropy, advantage } = group.answers[i];
+  const around = (from, to) => visible(tokens.slice(Math.max(0, from), to).join('')).replace(/\s+/g, ' ');
+  const [before, after] = [around(t - 6, t).slice(-60), around(t + 1, t + 6).slice(0, 60)];
   return h(
     'tr',
-    {},
-    h('td', {}, h('a', { href: tokenAddress(found) }, `step ${whole(group.step)} · group ${group.group}`)),
-    h('td', {}, answer.correct ? '✓' : '✗'),
-    h('td', { class: 'context' }, around(t - 6, t).slice(-60), h('mark', {}, brief(answer.tokens[t]).slice(0, 60)), around(t + 1, t + 6).slice(0, 60)),
-    h('td', {}, answer.entropy ? number(answer.entropy[t]) : '–'),
-    h('td', {}, answer.advantage ? number(answer.advantage[t]) : '–'),
+    h('td', h('a', { href: tokenAddress(found) }, `step ${whole(group.step)} · group ${group.group}`)),
+    h('td', correct ? '✓' : '✗'),
+    h('td.context', before, h('mark', brief(tokens[t]).slice(0, 60)), after),
+    h('td', number(entropy?.[t])),
+    h('td', number(advantage?.[t])),
   );
+}
+
+function tokensCsv(found) {
+  const rows = found.map(({ group, i, t }) => {
+    const { correct, tokens, entropy, advantage } = group.answers[i];
+    return [group.step, group.group, i + 1, t + 1, correct, tokens[t], entropy?.[t], advantage?.[t]];
+  });
+  return [['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'], ...rows];
+}
+
+/** Visit every trained token. When the page is due to be painted, `pause` says how far this is; false: stop. */
+async function visitTokens(places, visit, pause) {
+  let end = performance.now() + SLICE;
+  for (const [k, place] of places.entries()) {
+    for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
+    const group = await groupAt(place.n);
+    group.answers.forEach((answer, i) => {
+      for (let t = 0; t < answer.tokens.length; t++) if (answer.live[t]) visit(answer, { place, group, i, t });
+    });
+    if (performance.now() < end) continue;
+    if (!(await pause(k + 1))) return false;
+    end = performance.now() + SLICE;
+  }
+  return true;
 }
 
 /** Open the list, of one period of training if given; with `tenth` {d, tops}, of one tenth by increasing entropy. */
 async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
   const box = document.getElementById('tokens');
-  const close = h('button', { class: 'small close', onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
-  const count = h('p', { class: 'quiet' }, 'Searching …');
+  const close = h('button.small.close', { onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
+  const count = h('p.quiet', 'Searching …');
   const list = table('token-table', ['group', 'outcome', 'token', 'entropy', 'credit'], []);
   const [body] = list.tBodies;
   body.addEventListener('click', (event) => event.target.closest('a') && box.close());
-  const role = { role: 'region', 'aria-label': 'Tokens', 'aria-busy': 'true' };
-  const region = h('div', { class: 'scroll-x', tabindex: 0, ...role }, list);
-  box.replaceChildren(close, h('h2', {}, title), count, region);
+  const scroll = region('div.scroll-x', 'Tokens', list);
+  scroll.ariaBusy = 'true';
+  box.replaceChildren(close, h('h2', title), count, scroll);
   box.showModal();
-  const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
   // Entropies are rounded here and `tops` are not: look a little beyond the tenth, and cut it out in the end.
   const low = tenth?.d ? tenth.tops[tenth.d - 1] * (1 - 1e-4) : -Infinity;
   const high = tenth ? tenth.tops[tenth.d] * (1 + 1e-4) : Infinity;
@@ -39,40 +62,28 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
     body.append(...found.slice(body.rows.length, next).map(tokenRow));
   };
   box.onscroll = () => box.scrollTop + 2 * box.clientHeight > box.scrollHeight && grow();
-  let end = performance.now() + SLICE;
-  for (const [k, place] of places.entries()) {
-    for (const { n } of places.slice(k, k + 8)) groupAt(n); // unpacked while this one is searched
-    const group = await groupAt(place.n);
-    group.answers.forEach((answer, i) => {
-      for (let t = 0; t < answer.tokens.length; t++) {
-        if (!answer.live[t] || !test(answer, t, group)) continue;
-        const H = answer.entropy?.[t];
-        all += 1;
-        if (H < low) lower += 1;
-        else if (!(H > high)) found.push({ place, group, i, t, H });
-      }
-    });
-    if (performance.now() < end) continue;
+  const visit = (answer, token) => {
+    if (!test(answer, token.t, token.group)) return;
+    const H = answer.entropy?.[token.t];
+    all += 1;
+    if (H < low) lower += 1;
+    else if (!(H > high)) found.push({ ...token, H });
+  };
+  const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
+  const pause = async (searched) => {
     if (!body.firstChild) grow();
-    count.textContent = `Searching … ${k + 1} of ${plural(places.length, 'group')}`;
+    count.textContent = `Searching … ${searched} of ${plural(places.length, 'group')}`;
     await painted();
-    if (!list.isConnected) return; // closed, or another list is open
-    end = performance.now() + SLICE;
-  }
+    return list.isConnected; // else closed, or another list is open
+  };
+  if (!(await visitTokens(places, visit, pause))) return;
   if (tenth) {
     const [size, extra] = [Math.floor(all / 10), all % 10]; // as numpy.array_split divides
     const from = tenth.d * size + Math.min(tenth.d, extra) - lower;
     found = found.sort((a, b) => a.H - b.H).slice(from, from + size + (tenth.d < extra ? 1 : 0));
   }
-  const csv = () => [
-    ['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'],
-    ...found.map(({ group, i, t }) => {
-      const { correct, tokens, entropy, advantage } = group.answers[i];
-      return [group.step, group.group, i + 1, t + 1, correct, tokens[t], entropy?.[t], advantage?.[t]];
-    }),
-  ];
-  refill(count, `${plural(found.length, 'token')} `, saveButtons('tokens', csv));
+  refill(count, `${plural(found.length, 'token')} `, saveButtons('tokens', () => tokensCsv(found)));
   body.replaceChildren();
   grow();
-  region.removeAttribute('aria-busy');
+  scroll.ariaBusy = null;
 }

@@ -30,7 +30,8 @@ function widen(group) {
   const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
   const graded = new Set(rewards).size > 1;
   group.answers.forEach((answer, i) => {
-    answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1; // the sign that its credit should have
+    // Its sign is the one that the credit should have.
+    answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1;
   });
   group.credited = group.answers.some((answer) => answer.advantage?.some((v) => v));
   return group;
@@ -39,5 +40,5 @@ function widen(group) {
 /** Unpack all groups while the page is idle, for whoever is about to search them. */
 function unpackAll(n = 0) {
   while (unpacked.has(n)) n++;
-  if (n + 1 < lines.length && window.requestIdleCallback) requestIdleCallback(() => groupAt(n).then(() => unpackAll(n + 1)));
+  if (n + 1 < lines.length) whenIdle(() => groupAt(n).then(() => unpackAll(n + 1)));
 }

@@ -12,16 +12,11 @@ const plain = (text) => text.replace(MARKUP, ' ').trim();
 
 /** A prompt in turns: [{role, text}]. Without chat markup, one turn without a role. */
 function turnsOf(prompt) {
-  const turns = [];
-  let from = 0;
-  for (const part of prompt.matchAll(MARKUP)) {
-    if (prompt.slice(from, part.index).trim()) turns.push(prompt.slice(from, part.index));
-    from = part.index + part[0].length;
-  }
-  if (prompt.slice(from).trim()) turns.push(prompt.slice(from));
+  const parts = prompt.split(MARKUP).filter((text) => text.trim());
+  if (!prompt.match(MARKUP)) return parts.map((text) => ({ role: null, text }));
   const role = /^\s*(system|user|assistant|model|tool)\b[:\n]*/;
-  return turns
-    .map((text) => ({ role: from ? (text.match(role) || [])[1] : null, text: from ? text.replace(role, '').trim() : text }))
+  return parts
+    .map((text) => ({ role: text.match(role)?.[1], text: text.replace(role, '').trim() }))
     .filter(({ text }) => text);
 }
 
@@ -32,7 +27,7 @@ function marked(text) {
   const parts = [];
   let from = 0;
   for (let at = text.toLowerCase().indexOf(wanted); at >= 0; at = text.toLowerCase().indexOf(wanted, from)) {
-    parts.push(text.slice(from, at), h('mark', {}, text.slice(at, at + wanted.length)));
+    parts.push(text.slice(from, at), h('mark', text.slice(at, at + wanted.length)));
     from = at + wanted.length;
   }
   return [...parts, text.slice(from)];
