@@ -105,6 +105,7 @@ def test_a_config_that_does_not_fit_the_weights_is_refused_before_loading():
     launch.check_width(TINY, {})
     with pytest.raises(ConfigError, match="hidden size 128, but its config says 10000000"):
         launch.check_width(TINY, {"hidden_size": 10_000_000})
+    launch.check_width(TINY, {"hidden_size": None, "text_config": {"hidden_size": 128}})
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

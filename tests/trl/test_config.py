@@ -139,7 +139,9 @@ REJECTED = {
     "unknown algorithm": ({"algorithm": "gtop"}, r"Did you mean 'gtpo'\?"),
     "unknown setting": ({"algorithm_kwargs": {"alpha3": 1}}, "no setting 'alpha3'"),
     "bad setting": ({"algorithm_kwargs": {"alpha2": -0.1}}, "rewarded for being sure"),
-    "broken JSON": ({"algorithm_kwargs": "{alpha2"}, "not JSON"),
+    "broken JSON": ({"algorithm_kwargs": "{alpha2"}, "not a mapping in YAML or JSON"),
+    "JSON that is a list": ({"algorithm_kwargs": "[0.2]"}, "not a mapping"),
+    "a list": ({"algorithm_kwargs": [0.2]}, "not a mapping"),
     "group of one": ({"num_generations": 1}, "at least 2"),
     "indivisible": (
         {"per_device_train_batch_size": 6, "num_generations": 4},
@@ -149,6 +151,10 @@ REJECTED = {
     "other loss": ({"algorithm": "gtpo", "loss_type": "bnpo"}, "gtpo trains with 'dapo'.*'trl' follows"),
     "other ratio": ({"algorithm": "grpo", "importance_sampling_level": "sequence"}, "grpo trains with 'token'"),
     "TRL's KL": ({"algorithm": "grpo", "beta": 0.1, "use_bias_correction_kl": True}, "grpo trains with False"),
+    "TRL's KL, dew's coefficient": (
+        {"algorithm": "grpo", "algorithm_kwargs": {"kl_coef": 0.1}, "use_bias_correction_kl": True},
+        "grpo trains with False",
+    ),
     "scaling": ({"algorithm": "gtpo", "scale_rewards": False}, "gtpo trains with 'group'"),
     "80/20 rule": ({"algorithm": "gtpo", "top_entropy_quantile": 0.2}, "'forking_tokens' or 'trl'"),
     "two-sided clip": ({"algorithm": "gtpo", "delta": 4.0}, "delta=4.0"),
@@ -174,6 +180,17 @@ def test_rejected(name, tmp_path):
     settings, advice = REJECTED[name]
     with pytest.raises(ConfigError, match=advice):
         tiny.config(tmp_path, **settings)
+
+
+def test_a_guide_is_refused_with_an_algorithm_that_has_a_kl_term_by_default(algorithm_registry, tmp_path):
+    @register_algorithm
+    @dataclasses.dataclass(frozen=True)
+    class WithKL(GRPO):
+        name = "with_kl"
+        kl_coef: float = 0.1
+
+    with pytest.raises(ConfigError, match="guide with kl_coef"):
+        tiny.config(tmp_path, algorithm="with_kl", guide="x.jsonl")
 
 
 def test_liger_changes_layers_not_the_loss(tmp_path):

@@ -69,6 +69,18 @@ def test_without_weights_it_is_trls_dpo(tmp_path, loss, kind):
     torch.testing.assert_close(own_grad, grad, atol=1e-5, rtol=1e-5)
 
 
+def test_a_step_whose_loss_is_nan_is_skipped_and_leaves_no_number(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    compute = run.compute_ref_log_probs
+    first = iter([torch.nan])
+    monkeypatch.setattr(run, "compute_ref_log_probs", lambda *args: [next(first, 1.0) * x for x in compute(*args)])
+    run.train()
+    lines, alarms = RunFolder(tmp_path).metrics(), RunFolder(tmp_path).alarms()
+    assert [line["steps/skipped"] for line in lines] == [1.0, 0.0]
+    assert "loss" not in lines[0] and "loss" in lines[1]
+    assert {alarm["alarm"] for alarm in alarms} == {"skipped"}, "and none about corrupted weights"
+
+
 def by_hand(trainer, batch, loss):
     """The loss from the models' logits, in loops over the rows."""
     ids, mask = batch["input_ids"], batch["completion_mask"].bool()

@@ -48,6 +48,14 @@ def guided(folder, guide, rewards=tiny.has_a, **settings):
 # the group
 
 
+def test_a_guide_that_gives_fewer_answers_than_it_was_asked_for_is_an_error(tmp_path):
+    guide = Always([A, EOS])
+    guide.answer = lambda *_: [guide.fixed]
+    trainer = guided(tmp_path, guide, guide_completions=2)
+    with pytest.raises(EngineError, match="guide: asked for 2 answers, got 1"):
+        trainer._generate_and_score_completions(tiny.rows(trainer))
+
+
 def test_guided_answers_come_last_in_the_group_and_count_in_its_baseline(tmp_path):
     trainer = guided(tmp_path, Always([A, EOS], [-0.5, -0.25]), guide_completions=2)
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))

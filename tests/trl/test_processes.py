@@ -44,6 +44,19 @@ def run(folder, per_device, algorithm, steps=2, problems=16, **settings):
     torch.save({"advantages": seen, "weights": weights}, folder / f"rank{rank}.pt")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first, then", [(1, 2), (2, 1)])
+def test_a_run_resumes_inside_a_generation_with_another_number_of_processes(first, then, tmp_path):
+    def train(processes, steps):
+        settings = {"max_steps": steps, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 2}
+        trainer = tiny.trainer(tmp_path, per_device_train_batch_size=8 // processes, **settings)
+        trainer.train(resume_from_checkpoint=steps == 5)
+
+    assert tiny.in_children(lambda rank: train(first, 3), first) == [0] * first
+    assert tiny.in_children(lambda rank: train(then, 5), then) == [0] * then
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4, 5]
+
+
 CASES = {
     "gtpo": {},
     "grpo_s": {"num_iterations": 2},

@@ -65,7 +65,7 @@ def test_metrics_are_consistent(run):
 
 def test_facts_of_the_run(run):
     facts = run[1].run()
-    assert facts["status"] == "done" and facts["engine"] == "trl"
+    assert (facts["status"], facts["engine"], facts["steps"]) == ("done", "trl", 5)
     assert facts["algorithm"]["name"] == "gtpo" and facts["algorithm"]["settings"]["alpha2"] == 0.1
     assert facts["batches"].startswith("8 per device x 1 process x 1 micro-batch = 8 completions at once = 1 prompt x")
     assert {"dew", "torch", "transformers", "trl"} <= set(facts["versions"])
@@ -193,12 +193,15 @@ def test_callbacks_and_user_metrics_work(tmp_path):
 
     def logs_metrics(completions, log_metric, log_extra, **_):
         log_metric("verifier/failed_share", 0.5)
+        log_metric("reward_margin", 0.25)
         log_extra("length", [len(text) for text in completions])
         return tiny.has_a(completions)
 
     tiny.trainer(tmp_path, logs_metrics, others={"callbacks": [Spy()]}, algorithm="dapo").train()
     assert seen[0]["verifier/failed_share"] == 0.5
-    assert RunFolder(tmp_path).metrics()[0]["verifier/failed_share"] == 0.5
+    line = RunFolder(tmp_path).metrics()[0]
+    assert (line["verifier/failed_share"], line["reward_margin"]) == (0.5, 0.25)
+    assert not {"reward_std", "frac_reward_zero_std", "rewards/logs_metrics/mean"} & set(line), "said by dew's own"
     assert "verifier_fails" in {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
 
 

@@ -185,15 +185,37 @@ def _killed(folder, at, settings):
     trainer.train()
 
 
+def test_another_number_of_processes_resumes_without_the_generation(tmp_path):
+    """Each process has saved its part of it. A process without a file must not be the only one that samples."""
+    checkpoints.save_state(tmp_path, 0, {"batches": "on 1", "step": 3, "generation": [{"x": torch.ones(2)}]})
+    (tmp_path / "trainer_state.json").write_text('{"epoch": 1.5}')
+    for rank in (0, 1):
+        state = checkpoints.load_state(str(tmp_path), rank, "on 2", "cpu")
+        assert (state["step"], state["generation"], state["epochs"]) == (0, None, 1)
+    state = checkpoints.load_state(str(tmp_path), 0, "on 1", "cpu")
+    assert state["step"] == 3 and state["generation"] is not None
+
+
+@pytest.mark.parametrize("changed", [{"steps_per_generation": 4}, {"per_device_train_batch_size": 4}])
+def test_a_run_resumes_inside_a_generation_with_other_batch_sizes(changed, tmp_path, caplog):
+    """The generation in the checkpoint has other micro-batches than those that TRL would look up in it."""
+    settings = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1}
+    tiny.trainer(tmp_path, max_steps=3, **settings).train()
+    tiny.trainer(tmp_path, max_steps=5, **{**settings, **changed}).train(resume_from_checkpoint=True)
+    lines = RunFolder(tmp_path).metrics()
+    assert len(lines) == 5 and [line["step"] for line in lines if "length/mean" in line] == [1, 3, 4], "sampled"
+    assert "batch sizes have changed" in caplog.text
+
+
 def test_the_prompt_stream_visits_each_prompt_once_per_epoch():
-    stream = PromptStream(7, seed=3, shuffle=True)
+    stream = PromptStream(range(7), seed=3, shuffle=True)
     taken = [i for count in (2, 3, 1, 8) for i in stream.take(count)]
     assert sorted(taken[:7]) == sorted(taken[7:]) == list(range(7))
-    again = PromptStream(7, seed=3, shuffle=True)
+    again = PromptStream(range(7), seed=3, shuffle=True)
     again.position = 5
     assert again.take(9) == taken[5:14]
     assert json.dumps(taken[:7]) != json.dumps(taken[7:])
-    assert PromptStream(3, seed=0, shuffle=False).take(5) == [0, 1, 2, 0, 1]
+    assert PromptStream(range(3), seed=0, shuffle=False).take(5) == [0, 1, 2, 0, 1]
 
 
 def test_checkpoints_are_rotated_by_step_not_by_a_clock_that_was_corrected(tmp_path):

@@ -63,7 +63,7 @@ def fill(outcomes, quota, max_rounds, size=2, oversample=1.0):
     sample, rounds = sampler(outcomes, size)
 
     algorithm = DAPO(max_rounds=max_rounds, oversample=oversample)
-    stream = PromptStream(len(outcomes), seed=0, shuffle=False)
+    stream = PromptStream(outcomes, seed=0, shuffle=False)
     fills = {"prompt_ids": -1}
     return fill_batch(sample, algorithm, stream, OneProcess(), quota=quota, size=size, fills=fills), rounds, stream
 

@@ -205,6 +205,11 @@ def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
         launch.data_of(without)
 
 
+def test_reward_functions_may_be_a_tuple(tmp_path):
+    trainer = tiny.trainer(tmp_path, (tiny.has_a, tiny.outcome), outcome_reward="outcome")
+    assert (trainer.reward_func_names, trainer.outcome_index) == (["has_a", "outcome"], 1)
+
+
 def test_the_outcome_of_several_rewards_is_checked_without_loading_them():
     keys = {**SMALL, "dataset_name": "d", "reward_funcs": ["m.py:right", "package.short"]}
     with pytest.raises(ConfigError, match=r"2 reward functions \(right, short\).*outcome_reward='right'"):

@@ -11,9 +11,8 @@ from dew.engines.credit import Credit, Rows
 Numbers = dict[str, float]
 
 
-def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor, own: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """(sum, count) of the entropy over the policy's own tokens: all, those of O⁺ (correct = 1), of O⁻ (correct = 0)."""
-    mask = mask & own[:, None]
+def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """(sum, count) of the entropy over the tokens in `mask`: all, those of O⁺ (correct = 1), of O⁻ (correct = 0)."""
     H = torch.where(mask, entropy.detach(), 0)
     in_correct, in_wrong = mask & (correct == 1)[:, None], mask & (correct == 0)[:, None]
     return {

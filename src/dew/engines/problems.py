@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dew.evaluate import Scores
 
 HELD_OUT = 64
-"""Held-out problems where a run validates and does not say with how many."""
+"""Held-out problems that a run validates on if it does not say how many."""
 logger = logging.getLogger("dew")
 
 

@@ -158,6 +158,8 @@ def _answers(
     extra = torch.zeros_like(columns["outcome"]) if credit.extra is None else credit.extra
     scored = credit.scored[rows]
     plain = grpo_advantages(torch.where(scored, (columns["outcome"] + extra)[rows], 0), scored)
+    by_token = {name: columns.get(name) for name in ("entropy", "logp", "value")}
+    by_token |= {"shaped": credit.shaped, "advantage": credit.advantages}
     answers = []
     for row, grpo in zip(rows.tolist(), plain.tolist(), strict=True):
         if not credit.scored[row]:
@@ -165,10 +167,6 @@ def _answers(
         length = int(columns["tokens"][row])
         live = columns["mask"][row, :length]
         logged = columns["table"][row]
-
-        def values(x: Tensor | None, row: int = row, length: int = length) -> list[float] | None:
-            return None if x is None else x[row, :length].float().tolist()
-
         answers.append(
             AnswerRecord(
                 tokens=[tokenizer.decode([i]) for i in columns["completion_ids"][row, :length].tolist()],
@@ -181,12 +179,8 @@ def _answers(
                 verdict=logged.get(("extra", f"{outcome}/verdict")),
                 guided=bool(columns["guided"][row]),
                 live=None if live.all() else live.tolist(),
-                entropy=values(columns.get("entropy")),
-                logp=values(columns.get("logp")),
-                value=values(columns.get("value")),
-                shaped=values(credit.shaped),
-                advantage=values(credit.advantages),
                 grpo=[grpo] * length,
+                **{name: x[row, :length].float().tolist() for name, x in by_token.items() if x is not None},
             )
         )
     return answers

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Rows
 from dew.engines.recording import Columns, gold_of
-from dew.engines.trl.guide import GuideAnswer
+from dew.engines.trl.guide import OWN, GuideAnswer
 from dew.engines.trl.nonfinite import describe, nonfinite_rows
 
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
@@ -138,6 +138,12 @@ def loss_mask(inputs: Columns) -> Tensor:
     """(B, T) True on the tokens that train: sampled by the policy, not tool output, not masked as truncated."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if inputs.get("tool_mask") is not None else mask
+
+
+def own_mask(inputs: Columns) -> Tensor:
+    """(B, T) The same without a guide's answers."""
+    author = inputs.get("author")
+    return loss_mask(inputs) if author is None else loss_mask(inputs) & (author == OWN)[:, None]
 
 
 # ── rows of all processes ───────────────────────────────────────────────────────────────────────────────────

@@ -40,8 +40,7 @@ READERS = 4
 def newest_complete(folder: str) -> str | None:
     """The newest complete checkpoint, or None.
 
-    Newer ones are out of the way afterwards: interrupted ones are removed, damaged ones are renamed to
-    `damaged-checkpoint-120`.
+    Moves newer ones out of the way: removes interrupted ones, and renames damaged ones to `damaged-checkpoint-120`.
     """
     found = [path for path in Path(folder).glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
     for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
@@ -50,12 +49,12 @@ def newest_complete(folder: str) -> str | None:
             return str(path)
         if problem == INTERRUPTED:
             logger.warning("Removing %s: %s.", path, problem)
+            shutil.rmtree(path, ignore_errors=True)
         else:
             aside = path.with_name(f"damaged-{path.name}")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
             logger.warning("%s is damaged: %s. Renamed it to %s.", path, problem, aside.name)
-        shutil.rmtree(path, ignore_errors=True)
     return None
 
 
@@ -135,12 +134,20 @@ def save_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
     torch.save(state, folder / OWN_STATE.format(rank))
 
 
-def load_state(folder: str, rank: int, device: Any) -> dict[str, Any] | None:
-    """None for a checkpoint of plain TRL. The generation is moved to `device`, and `epochs` are those completed."""
-    path = Path(folder) / OWN_STATE.format(rank)
-    if not path.exists():
+def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
+    """None for a checkpoint of plain TRL. The generation is moved to `device`, and `epochs` are those completed.
+
+    A generation is saved in the micro-batches of each process: with other `batches` the run resumes without it.
+    """
+    found = [path for i in (rank, 0) if (path := Path(folder) / OWN_STATE.format(i)).exists()]
+    if not found:
         return None
+    path = found[0]
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if (saved := state.get("batches", batches)) != batches:
+        state |= {"generation": None, "step": 0}
+        if rank == 0:
+            logger.warning("%s: sampling a new generation, because batch sizes have changed: %s", folder, saved)
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(json.loads(path.with_name(STATE).read_text()).get("epoch") or 0)
     return state

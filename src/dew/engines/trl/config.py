@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, get_args
 
@@ -116,7 +117,7 @@ def _of_algorithm(setting: str | None = None) -> Any:
 
 
 def float32_without_bf16(args: Any) -> None:
-    """TRL trains in bf16 unless told otherwise, which stops with an error where there is no GPU for it."""
+    """TRL's default is bf16, which is an error on a machine without a GPU that supports it: use float32 there."""
     if args.bf16 is None and not args.fp16 and not is_torch_bf16_gpu_available():
         args.bf16 = False
 
@@ -165,9 +166,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, Algorithm):  # Python code may pass an object instead of a name
             self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
-        problems = self._adopt_trl_settings()
-        found, algorithm = self._algorithm_problems()
-        problems += found + self._batch_problems() + self._number_problems()
+        problems, algorithm = self._adopt_trl_settings(), None
+        try:
+            algorithm = self.build_algorithm()
+        except ConfigError as error:
+            problems += error.problems
+        problems += self._batch_problems() + self._number_problems()
         problems += self.guide_problems() if self.guide is not None and algorithm is not None else []
         if algorithm is None or not algorithm.engine_loss:
             problems += _unsupported(self)
@@ -216,17 +220,18 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def _adopt_trl_settings(self) -> list[Problem]:
         """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
         the others into the algorithm that they describe."""
-        if isinstance(self.algorithm_kwargs, str):
-            try:
-                self.algorithm_kwargs = json.loads(self.algorithm_kwargs)
-            except ValueError:
-                what = f"algorithm_kwargs={self.algorithm_kwargs!r} is not JSON."
-                return [Problem(what, remedy="""Write e.g. '{"alpha2": 0.2}'.""")]
+        written = self.algorithm_kwargs
+        if isinstance(written, str):
+            with suppress(ValueError):
+                self.algorithm_kwargs = json.loads(written)
+        if not isinstance(self.algorithm_kwargs, dict | None):
+            self.algorithm_kwargs, remedy = None, """Write e.g. '{"alpha2": 0.2}'."""
+            return [Problem(f"algorithm_kwargs={written!r} is not a mapping in YAML or JSON.", remedy=remedy)]
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
             self.algorithm = self._choose_algorithm()
-        kwargs: dict[str, Any] = dict(self.algorithm_kwargs or {})  # type: ignore[arg-type]
+        kwargs: dict[str, Any] = dict(self.algorithm_kwargs or {})
         given = {ours: getattr(self, theirs) for theirs, ours in DEW_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
             high = given["clip_high"]
@@ -258,14 +263,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             logger.warning("%s: training with the algorithm %s.%s", shown, name, own)
         return name
 
-    def _algorithm_problems(self) -> tuple[list[Problem], Algorithm | None]:
-        if isinstance(self.algorithm_kwargs, str):  # not JSON, which is reported already
-            return [], None
-        try:
-            return [], self.build_algorithm()
-        except ConfigError as error:
-            return error.problems, None
-
     def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
             why = "Advantages compare the answers to one prompt with each other."
@@ -287,9 +284,9 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
     def guide_problems(self) -> list[Problem]:
-        """What a guide cannot work with; for one that is given as an object, the trainer asks."""
-        problems = []
-        if self.build_algorithm().engine_loss:
+        """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
+        problems, algorithm = [], self.build_algorithm()
+        if algorithm.engine_loss:
             why = "TRL's own loss has no term for another policy's answers."
             problems.append(Problem(f"guide with algorithm={self.algorithm!r}:", why, "Choose another algorithm."))
         if not 1 <= self.guide_completions < self.num_generations:
@@ -300,7 +297,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             what = f"{per_process} completions per process are not whole groups of {self.num_generations},"
             remedy = "Set per_device_train_batch_size x steps_per_generation to a multiple of num_generations."
             problems.append(Problem(what, "which a guide needs.", remedy))
-        if (self.algorithm_kwargs or {}).get("kl_coef"):  # type: ignore[union-attr]
+        if algorithm.kl_coef:
             why = "the KL term is not defined on another policy's answers."
             problems.append(Problem("guide with kl_coef:", why, "Use one of them."))
         return problems
@@ -311,6 +308,10 @@ def _non_defaults(algorithm: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(algorithm).items() if value != getattr(default, name)}
 
 
+DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef", "sapo_temperature_pos": "tau_pos",
+             "sapo_temperature_neg": "tau_neg"}  # fmt: skip
+CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
+"""TRL's settings that describe an algorithm."""
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
 """TRL's `loss_type` by what the loss is divided by."""
 
@@ -318,11 +319,7 @@ LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
     """The algorithm's settings under TRL's names, so that TRL's logs, model card and checks agree with the loss."""
     return {
-        "epsilon": algorithm.clip_low,
-        "epsilon_high": algorithm.clip_high,
-        "beta": algorithm.kl_coef,
-        "sapo_temperature_pos": algorithm.tau_pos,
-        "sapo_temperature_neg": algorithm.tau_neg,
+        **{theirs: getattr(algorithm, ours) for theirs, ours in DEW_NAMES.items()},
         "loss_type": LOSS_TYPES["fixed" if algorithm.fixed_divisor else algorithm.reduce],
         "scale_rewards": "group" if algorithm.scale else "none",
         "importance_sampling_level": "token" if algorithm.ratio == "token" else "sequence",
@@ -331,14 +328,8 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _trl_defaults() -> dict[str, Any]:
-    """TRL's own values of what an algorithm would set."""
+    """TRL's own defaults of the settings that an algorithm defines."""
     return {f.name: f.default for f in fields(GRPOConfig) if f.name in (*DEW_NAMES, *CHOOSES)}
-
-
-DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef", "sapo_temperature_pos": "tau_pos",
-             "sapo_temperature_neg": "tau_neg"}  # fmt: skip
-CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
-"""TRL's settings that describe an algorithm."""
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
@@ -348,7 +339,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
     problems = []
     for name, own in _trl_settings(algorithm).items():
         given = getattr(config, name)
-        without_kl = name == "use_bias_correction_kl" and not config.beta
+        without_kl = name == "use_bias_correction_kl" and not (config.beta or algorithm.kl_coef)
         same_loss = name == "loss_type" and given == algorithm.surrogate
         if name in CHOOSES and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
@@ -363,9 +354,8 @@ NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "
 
 
 def _set_without_effect(config: DewConfig) -> list[str]:
-    defaults = {f.name: f.default for f in fields(GRPOConfig)}
-    changed = [name for name in NOT_SUPPORTED if getattr(config, name, defaults.get(name)) != defaults.get(name)]
-    return [f"{name}={getattr(config, name)!r}" for name in changed]
+    given = {f.name: (getattr(config, f.name), f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED}
+    return [f"{name}={value!r}" for name, (value, default) in given.items() if value != default]
 
 
 def _unsupported(config: DewConfig) -> list[Problem]:

@@ -30,8 +30,9 @@ NOT_WEIGHTED = {
     "aot": "it sorts the policy and the reference separately",
     "sft": "it has no reference policy",
 }
-"""Losses of TRL that are no function of the two sums Σ w·Δ."""
-EVERY_STEP = ("rewards/", "entropy", "weights/")
+"""TRL's losses that are not a function of the two sums Σ w·Δ."""
+IN_EVERY_LINE = ("rewards/", "entropy", "weights/")
+"""How the metrics of TRL and dew begin that every step's own line has."""
 
 
 @dataclass
@@ -178,7 +179,7 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
             return
         first = not self._numbers
         self._numbers["loss"].append(loss_value)
-        for name in (name for name in metrics if name.startswith(EVERY_STEP)):
+        for name in (name for name in metrics if name.startswith(IN_EVERY_LINE)):
             self._numbers[name].append(metrics[name][-1])
         step, args = self.state.global_step + 1, self.args
         if first and due(step, args.records_every, 1) and self.accelerator.is_main_process:

@@ -8,7 +8,6 @@ import json
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
 from typing import Any, Protocol
 from urllib.error import HTTPError
 
@@ -200,9 +199,9 @@ def guide_of(trainer: Any, given: Guide | None, dataset: Any) -> Guide | None:
     args, device = trainer.args, trainer.accelerator.device
     if given is None and args.guide is None:
         return None
-    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
     if trainer.tools:
         raise ConfigError(Problem("guide with tools:", "a guide's answer is text, it calls no tools.", "Use one."))
+    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
     wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
     if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
         what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
@@ -229,33 +228,38 @@ def generate_with_guide(
 
     `generate` samples the others. The authors have an entry per row: the guide's answer, or None.
     """
-    size, turn, tokenizer = trainer.num_generations, trainer.state.global_step, trainer._tokenizer
-    wanted = trainer.args.guide_completions
+    size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
     counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
     own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
     prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
-    columns = (prompt_ids, completion_ids, tool_mask or repeat(None), completions, logprobs or repeat(None))
-    own = enumerate(zip(*columns))  # noqa: B905
-    rows: list[tuple[Any, ...]] = []
     authors: list[GuideAnswer | None] = []
     sources: list[int] = []  # the policy's row that a row is, or whose prompt it shares
+    first = 0
     for g, k in enumerate(counts):
-        places, group = zip(*islice(own, size - k), strict=True)
-        sources += [*places, *places[:1] * k]
-        rows += group
-        authors += [None] * len(group)
-        prompt, ids = prompts[g * size], group[0][0]
-        for answer in guide.answer(prompt, ids, k, turn) if k else []:
-            text = tokenizer.decode(answer.ids, skip_special_tokens=True)
-            completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-            # No log-probabilities: TRL excludes these tokens from its correction for the sampler.
-            rows.append((ids, answer.ids, [1] * len(answer.ids), completion, [None] * len(answer.ids)))
-            authors.append(answer)
-    whole: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-    whole[2] = None if tool_mask is None else whole[2]
-    whole[4] = None if logprobs is None else whole[4]
-    for name, values in extra.items():  # columns of a rollout function, which knows nothing about the guide's answers
-        if isinstance(values, list):
-            extra[name] = [values[i] if author is None else None for i, author in zip(sources, authors, strict=True)]
-    images = None if images is None else [images[i] for i in sources]
-    return (*whole, extra, images, *rest), authors
+        answers = guide.answer(prompts[g * size], prompt_ids[first], k, turn) if k else []
+        if len(answers) != k:
+            remedy = "Set guide_completions=1 if its server ignores `n`."
+            raise EngineError(Problem(f"guide: asked for {k} answers, got {len(answers)}.", remedy=remedy))
+        authors += [*[None] * (size - k), *answers]
+        sources += [*range(first, first + size - k), *[first] * k]
+        first += size - k
+
+    def merged(column: Any, guided: Callable[[GuideAnswer], Any]) -> list[Any]:
+        return [column[i] if a is None else guided(a) for i, a in zip(sources, authors, strict=True)]
+
+    def completion(answer: GuideAnswer) -> Any:
+        text = trainer._tokenizer.decode(answer.ids, skip_special_tokens=True)
+        return text if isinstance(prompts[0], str) else [{"role": "assistant", "content": text}]
+
+    columns = (
+        [prompt_ids[i] for i in sources],
+        merged(completion_ids, lambda answer: answer.ids),
+        None if tool_mask is None else merged(tool_mask, lambda answer: [1] * len(answer.ids)),
+        merged(completions, completion),
+        # None: TRL excludes these tokens from its correction for the sampler.
+        None if logprobs is None else merged(logprobs, lambda answer: [None] * len(answer.ids)),
+        # What a rollout function returns in addition, which has nothing about the guide's answers.
+        {name: merged(x, lambda answer: None) if isinstance(x, list) else x for name, x in extra.items()},
+        None if images is None else [images[i] for i in sources],
+    )
+    return (*columns, *rest), authors

@@ -120,7 +120,7 @@ def _reward(name: str, parsed: Parsed) -> Any:
 
 
 def check_outcome(parsed: Parsed) -> None:
-    """Whether it is clear which reward decides; the functions are not loaded."""
+    """Raise an error unless it is clear which reward decides. Loads none of them."""
     verifier = verifier_of(parsed.run)
     if verifier is None and not parsed.args.build_algorithm().engine_loss:
         names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]
@@ -170,11 +170,10 @@ def check_width(folder: Path, changed: Mapping[str, Any]) -> None:
     with safe_open(folder / "model.safetensors", "pt") as weights:
         names = [name for name in weights.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118
         found = weights.get_slice(names[0]).get_shape()[1] if names else width
-    if found != width:
+    if width not in (None, found):  # None: a vision-language model has it in a part of its config
         what = f"model_name_or_path: {folder} has weights of hidden size {found}, but its config says {width}."
-        raise ConfigError(
-            Problem(what, remedy="Restore its config.json, and remove hidden_size from model_init_kwargs.")
-        )
+        remedy = "Restore its config.json, and remove hidden_size from model_init_kwargs."
+        raise ConfigError(Problem(what, remedy=remedy))
 
 
 def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = False, say: Say = print) -> str:
@@ -220,8 +219,6 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._previous: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            RunFolder(args.output_dir).write_run({"steps": state.max_steps})
         self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

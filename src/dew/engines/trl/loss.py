@@ -36,7 +36,7 @@ UNSCORED_GUIDE = 0.1
 class _LogprobEntropy:
     """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
-    def __init__(self, entropy_grad: bool, sum_sq: bool = False, outcome: OutcomeHead | None = None) -> None:
+    def __init__(self, entropy_grad: bool, sum_sq: bool, outcome: OutcomeHead | None) -> None:
         self._settings: dict[str, Any] = {"entropy_grad": entropy_grad, "sum_sq": sum_sq}
         self._outcome = outcome
         self.hidden = torch.empty(0)
@@ -75,44 +75,39 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda saved: sharded.get(saved.data_ptr(), saved), unpack)
 
 
-def exact_head(entropy_grad: bool = False) -> AbstractContextManager[None]:
+@contextmanager
+def exact_head(
+    entropy_grad: bool = False, sum_sq: bool = False, outcome: OutcomeHead | None = None
+) -> Iterator[_LogprobEntropy]:
     """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits.
 
     `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs.
     """
-    return _in_place(_LogprobEntropy(entropy_grad))
-
-
-@contextmanager
-def watched_head(model: Any, keep: int, sum_sq: bool, outcome: OutcomeHead | None) -> Iterator[dict[str, list[Tensor]]]:
-    """The same, without a gradient. Collects what TRL's scoring pass does not return, for each of its forward passes:
-    Σπ² and the predicted outcome of the last `keep` tokens, and the features that the prediction is trained on."""
-    found: dict[str, list[Tensor]] = {}
-    head = _LogprobEntropy(False, sum_sq, outcome)
-
-    def watch(module: Any, inputs: Any, output: Any) -> None:
-        if sum_sq:
-            found.setdefault("sum_sq", []).append(output.log_sum_sq_probs.exp()[:, -keep:])
-        if outcome is not None:
-            found.setdefault("value", []).append(getattr(output, PREDICTED)[:, -keep:])
-            found.setdefault("features", []).append(_features(head.hidden, output.label_mask))
-
-    hook = model.register_forward_hook(watch)
+    ours, theirs = _LogprobEntropy(entropy_grad, sum_sq, outcome), getattr(utils, FUSED_HEAD)
+    setattr(utils, FUSED_HEAD, ours)
     try:
-        with _in_place(head):
-            yield found
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _in_place(head: _LogprobEntropy) -> Iterator[None]:
-    theirs = getattr(utils, FUSED_HEAD)
-    setattr(utils, FUSED_HEAD, head)
-    try:
-        yield
+        yield ours
     finally:
         setattr(utils, FUSED_HEAD, theirs)
+
+
+@contextmanager
+def watched_head(
+    found: dict[str, list[Tensor]], model: Any, keep: int, sum_sq: bool, outcome: OutcomeHead | None
+) -> Iterator[None]:
+    """The same, without a gradient. Adds to `found` what TRL's scoring pass does not return, for each forward pass:
+    Σπ² and the predicted outcome of the last `keep` tokens, and the features that the prediction is trained on."""
+    with exact_head(sum_sq=sum_sq, outcome=outcome) as head:
+
+        def watch(module: Any, inputs: Any, output: Any) -> None:
+            if sum_sq:
+                found.setdefault("sum_sq", []).append(output.log_sum_sq_probs.exp()[:, -keep:])
+            if outcome is not None:
+                found.setdefault("value", []).append(getattr(output, PREDICTED)[:, -keep:])
+                found.setdefault("features", []).append(_features(head.hidden, output.label_mask))
+
+        with model.register_forward_hook(watch):
+            yield
 
 
 def _features(hidden: Tensor, scored: Tensor) -> Tensor:
@@ -142,11 +137,6 @@ def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
         remedy = "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
         raise ConfigError(Problem(what, remedy=remedy))
     return exact
-
-
-def outcome_head(model: Any, algorithm: Algorithm, device: Any) -> OutcomeHead | None:
-    """What predicts outcomes from the model's hidden states, if the algorithm needs it."""
-    return OutcomeHead(model.config.get_text_config().hidden_size, device=device) if algorithm.needs_hidden else None
 
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────

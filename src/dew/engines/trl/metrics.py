@@ -1,5 +1,6 @@
 """The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder and in TRL's table."""
 
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -13,18 +14,17 @@ from transformers import TrainerCallback
 from dew.engines.credit import Credit
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.recording import Columns, RunLog, group_records, script
-from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask
-from dew.engines.trl.guide import OWN
-from dew.engines.trl.nonfinite import nonfinite_tokens
+from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask, own_mask
+from dew.engines.trl.nonfinite import finite_only, nonfinite_tokens
 from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (
-    "reward", "accuracy", "entropy", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/", "sampler/", "length/",
-    "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "rewards/", "completions/", "step_time",
-    "frac_reward", "weights/", "steps/",
+    "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/",
+    "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "weights/", "steps/",
+    "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip
-"""Metrics that a step's own line has already, or that TRL logs under another name."""
+"""What each step's own line has already, `x/` for every name that begins with it. Last row: TRL's names for it."""
 
 
 class StepStatistics:
@@ -44,11 +44,9 @@ class StepStatistics:
 
     def add_update(self, loss: Tensor, inputs: Columns, logp: Tensor, entropy: Tensor) -> None:
         """The loss, entropies and non-finite tokens of a micro-batch."""
-        mask, author = loss_mask(inputs), inputs.get("author")
-        own = torch.ones(len(mask), dtype=torch.bool, device=mask.device) if author is None else author == OWN
-        for name, (total, count) in entropy_sums(entropy, mask, inputs["verdict"], own).items():
+        for name, (total, count) in entropy_sums(entropy, own_mask(inputs), inputs["verdict"]).items():
             self._add(name, total, count)
-        for place, count in nonfinite_tokens(logp, entropy, mask).items():
+        for place, count in nonfinite_tokens(logp, entropy, loss_mask(inputs)).items():
             self._add(NONFINITE + place, count, torch.ones_like(count))
         # The losses of micro-batches sum to that of the step, and processes average: count it once.
         self._add("loss", loss, torch.zeros_like(loss) if "loss" in self._sums else torch.ones_like(loss))
@@ -138,7 +136,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         )
 
     def put(self, numbers: Numbers) -> None:
-        self._numbers.update(numbers)
+        self._numbers.update(finite_only(numbers))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -153,6 +151,8 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.resume(state.global_step)
+        if self._writes:
+            self.folder.write_run({"steps": state.max_steps})
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start = time.perf_counter()
@@ -184,7 +184,9 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         others = {
             name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
             for name, value in logs.items()
-            if isinstance(value, int | float) and not name.startswith((*EVERY_STEP, "train_", "total_flos"))
+            if isinstance(value, int | float)
+            and re.sub("/.*", "/", name) not in EVERY_STEP
+            and not name.startswith(("train_", "total_flos"))
         }
         if others:
             self.write(step, others)

@@ -41,8 +41,8 @@ def own_config(args: Any, kind: type[Config], model: Any) -> Config:
 
 
 class RecordedTrainer(Trainer):  # type: ignore[misc]
-    """In front of a trainer of TRL. The class below it defines `algorithm` (a dataclass with a name) and
-    `args.batches`, and extends `_own_state` and `_restore`."""
+    """Comes before one of TRL's trainers among the base classes. The subclass sets `algorithm` (a dataclass with a
+    name) and `args.batches`, and extends `_own_state` and `_restore`."""
 
     _verified: str | None = None
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
@@ -88,10 +88,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
     def _load_finished(self, checkpoint: str) -> TrainOutput | None:
         """Load a checkpoint of the last step, after which transformers would train one more; None for earlier ones."""
         state, args = TrainerState.load_from_json(str(Path(checkpoint) / checkpoints.STATE)), self.args
-        longer = args.num_train_epochs > state.num_train_epochs
-        if state.global_step < args.max_steps or (
-            args.max_steps <= 0 and (state.global_step < state.max_steps or longer)
-        ):
+        finished = state.global_step >= (args.max_steps if args.max_steps > 0 else state.max_steps)
+        if not finished or (args.max_steps <= 0 and args.num_train_epochs > state.num_train_epochs):
             return None
         self._load_from_checkpoint(checkpoint)
         self.state = state
@@ -134,9 +132,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _put(self, numbers: Numbers) -> None:
         """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
-        metrics, numbers = self._metrics[self._mode], finite_only(numbers)
-        for name, value in numbers.items():
-            metrics[name].append(value)
+        for name, value in finite_only(numbers).items():
+            self._metrics[self._mode][name].append(value)
         if self.model.training:
             self._recorder.put(numbers)
 
@@ -152,7 +149,7 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
                 logger.warning("Skipping step %d, not finite: %s", step, found)
         self._put({"steps/skipped": float(found is not None)})
         if norm is not None:
-            self._recorder.put(finite_only({"grad_norm": value}))
+            self._recorder.put({"grad_norm": value})
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -169,7 +166,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _own_state(self) -> dict[str, Any]:
         """What TRL does not save. `generation`: what is being trained on, moved to the device when loaded."""
-        return {"generation": None, "metrics": dict(self._metrics["train"]), "health": self._nonfinite.state()}
+        own = {"batches": str(self.args.batches), "generation": None, "health": self._nonfinite.state()}
+        return {**own, "metrics": dict(self._metrics["train"])}
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._metrics["train"].update(state["metrics"])
@@ -177,8 +175,8 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        rank, device = self.accelerator.process_index, self.accelerator.device
-        state = checkpoints.load_state(checkpoint, rank, device) if checkpoint else None
+        rank, device, batches = self.accelerator.process_index, self.accelerator.device, str(self.args.batches)
+        state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
         if state is not None:
             self._restore(state)
 

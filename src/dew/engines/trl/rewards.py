@@ -20,9 +20,7 @@ logger = logging.getLogger("dew")
 
 PROBED = 32
 """Rows whose prompts and gold answers are looked at when a trainer is built."""
-GIVEN_BY_TRL = frozenset(
-    ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-)
+GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 TAKEN = GIVEN_BY_TRL - {"completion_ids"}
 """TRL drops a data column `completion_ids`; these would be passed twice."""
 

@@ -31,18 +31,14 @@ logger = logging.getLogger("dew")
 class PromptStream:
     """Indices of the training prompts, reshuffled for each pass. Its position is all that a checkpoint needs."""
 
-    def __init__(self, size: int, seed: int, shuffle: bool) -> None:
-        self.position = 0
-        self._size, self._seed, self._shuffle = size, seed, shuffle
-        self._epoch, self._order = -1, list[int]()
-
-    @classmethod
-    def over(cls, dataset: Any, seed: int, shuffle: bool) -> "PromptStream":
+    def __init__(self, dataset: Any, seed: int, shuffle: bool) -> None:
         images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
         if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             what = "dynamic sampling needs a data set that is not streamed and has no images: it draws further prompts."
             raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
-        return cls(len(dataset), seed, shuffle)
+        self.position = 0
+        self._size, self._seed, self._shuffle = len(dataset), seed, shuffle
+        self._epoch, self._order = -1, list[int]()
 
     def take(self, count: int) -> list[int]:
         places = [divmod(i, self._size) for i in range(self.position, self.position + count)]
@@ -68,33 +64,33 @@ def fill_batch(
     whole_groups: bool = False,
     fills: dict[str, float],
 ) -> Batch:
-    """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal, at most
-    `max_rounds` times. Masked groups, which train nothing, take the places of missing ones. With `whole_groups` no
+    """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal.
+
+    After `max_rounds`, masked groups, which train nothing, take the places of missing ones. With `whole_groups` no
     group spans two processes.
     """
     most = math.ceil(algorithm.oversample * quota)
     chosen: list[Batch] = []
     spare: list[Batch] = []
     answers: list[Columns] = []
-    nonfinite, kept, first_round, sampled, mixed = None, 0, 0, 0, 0
+    nonfinite, sampled, mixed, first_round = None, 0, 0, 0
     # The rows of a round must divide evenly among the processes.
     step = accelerator.num_processes // (1 if whole_groups else math.gcd(accelerator.num_processes, size))
-    while kept < quota and len(answers) < algorithm.max_rounds:
-        batch = sample(stream.take(round_size(most, quota - kept, sampled, mixed, step)))
+    while mixed < quota and len(answers) < algorithm.max_rounds:
+        batch = sample(stream.take(round_size(most, quota - mixed, sampled, mixed, step)))
         rows = {name: x for name, x in batch.inputs.items() if x.ndim}
         everything = replace(batch, inputs=gather_columns(accelerator, rows, fills))
         signal = outcomes(algorithm, batch).signal[::size].tolist()
         with_signal = [group for group, found in enumerate(signal) if found]
         without = [group for group, found in enumerate(signal) if not found]
-        chosen.append(_groups(everything, with_signal[: quota - kept], size))
+        chosen.append(_groups(everything, with_signal[: quota - mixed], size))
         spare.append(_groups(everything, without[: max(0, quota - (sampled - mixed))], size))
-        kept = min(quota, kept + len(with_signal))
         sampled, mixed = sampled + len(signal), mixed + len(with_signal)
-        first_round = first_round if answers else kept
+        first_round = first_round if answers else min(quota, mixed)
         answers.append(batch.answers)
         nonfinite = nonfinite or batch.nonfinite
-    short = quota - kept
-    if short:
+    kept = min(quota, mixed)
+    if short := quota - kept:
         chosen.append(_masked(_groups(_join(spare, fills), list(range(short)), size)))
     batch = _join(chosen, fills)
     counts = {"sampled": sampled, "kept": kept, "dropped": sampled - kept, "refilled": kept - first_round}
@@ -199,7 +195,7 @@ class CapturedSampling:
             return None
 
     def scores(self, inputs: Columns, capture: Capture) -> tuple[Tensor, Tensor] | None:
-        """(B, T) entropy and log-probability from sampling; None if a scoring pass has to compute them.
+        """(B, T) log-probabilities and entropies from sampling; None if a scoring pass has to compute them.
 
         They are compared with a scoring pass on some answers of the first generation: weights and activations are
         rounded differently in sampling.
@@ -228,7 +224,7 @@ class CapturedSampling:
                 level, then = logging.WARNING, "every generation makes a scoring pass"
             text = "Entropy from sampling differs from a scoring pass by %.5f nats per token on average (of %.5f): %s."
             logger.log(level, text, gap, mean, then)
-        return (entropy, logp) if self._exact else None
+        return (logp, entropy) if self._exact else None
 
     def current_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""

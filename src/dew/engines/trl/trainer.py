@@ -21,30 +21,15 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from dew.credit.learned import OutcomeHead
 from dew.engines.credit import give_credit
 from dew.engines.recording import due
-from dew.engines.trl.batch import Batch, Capture, Scores, loss_mask, make_batch
+from dew.engines.trl import metrics
+from dew.engines.trl.batch import Batch, Capture, Scores, make_batch, own_mask
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import OWN, Guide, GuideAnswer, add_authors, generate_with_guide, guide_of
-from dew.engines.trl.loss import (
-    exact_head,
-    loss_inputs,
-    micro_batches,
-    outcome_head,
-    trl_advantages,
-    uses_exact_head,
-    watched_head,
-)
-from dew.engines.trl.metrics import (
-    StepStatistics,
-    extend_table,
-    generation_metrics,
-    last_rows,
-    pass_at,
-    sampler_metrics,
-    show_trained,
-)
+from dew.engines.trl.guide import Guide, add_authors, generate_with_guide, guide_of
+from dew.engines.trl.loss import exact_head, loss_inputs, micro_batches, trl_advantages, uses_exact_head, watched_head
 from dew.engines.trl.padding import aligned_passes, update_parts
 from dew.engines.trl.recorded import RecordedTrainer, own_config
 from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
@@ -79,7 +64,8 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         args = own_config(args, DewConfig, model)
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
-        rewards = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
+        several = isinstance(reward_funcs, list | tuple)
+        rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             columns = None if settings.get("rollout_func") else getattr(train_dataset, "column_names", None)
@@ -101,7 +87,10 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = uses_exact_head(args.exact_head, self.model, self.algorithm)
-        self._outcome_head = outcome_head(self.model, self.algorithm, self.accelerator.device)
+        self._outcome_head: OutcomeHead | None = None
+        if self.algorithm.needs_hidden:
+            width = self.model.config.get_text_config().hidden_size
+            self._outcome_head = OutcomeHead(width, device=self.accelerator.device)
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
         self._aligned = args.less_padding and not (
             sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
@@ -109,25 +98,21 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
-            self._stream = PromptStream.over(self.train_dataset, args.seed, bool(self.shuffle_dataset))
-            extend_table(self._logs)
+            self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
+            metrics.extend_table(self._logs)
         self._guide = guide_of(self, guide, train_dataset)
         if self.accelerator.is_main_process:
             warn_early(args, rewards, train_dataset, self.outcome_index)
-        self._statistics = StepStatistics()
+        self._statistics = metrics.StepStatistics()
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _save_before_failure(self) -> None:
-        """A reward fails between two steps: save the last one. Several processes would have to fail together."""
-        step, folder = self.state.global_step, Path(self.args.output_dir)
+        """When a reward fails between two steps, save the first. Several processes would have to fail together."""
+        step = self.state.global_step
         between_steps = self._step % self.args.gradient_accumulation_steps == 0
-        if (
-            not step
-            or not between_steps
-            or self.accelerator.num_processes > 1
-            or (folder / f"checkpoint-{step}").exists()
-        ):
+        saved = (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
+        if not step or not between_steps or saved or self.accelerator.num_processes > 1:
             return
         with suppress(Exception):  # the reward's own error is the one to report
             self._save_checkpoint(self.model, None)
@@ -176,11 +161,12 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 self._outcome_head.fit(batch.features[None], credit.side[None])
                 batch = replace(batch, features=None)
         size, seconds, threshold = self.group_size, self._recorder.seconds["generation"], self.algorithm.threshold
-        numbers = generation_metrics(batch, credit, size, self.reward_func_names, threshold, seconds)
-        self._put(numbers if self.model.training else {**numbers, **pass_at(credit, size)})
+        self._put(metrics.generation_metrics(batch, credit, size, self.reward_func_names, threshold, seconds))
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
-        show_trained(self._logs, batch, credit, self.args.generation_batch_size)
+        else:
+            self._put(metrics.pass_at(credit, size))
+        metrics.show_trained(self._logs, batch, credit, self.args.generation_batch_size)
         if self._record_due:
             self._recorder.record(batch, credit, self)
         return trained
@@ -194,15 +180,10 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             count = len(rows) // accelerator.num_processes
             return self.sample([dict(row) for row in rows[accelerator.process_index * count :][:count]])
 
+        fills = {"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1}
+        quota, guided = self.args.generation_batch_size // size, self._guide is not None
         return fill_batch(
-            sample,
-            self.algorithm,
-            stream,
-            accelerator,
-            quota=self.args.generation_batch_size // size,
-            size=size,
-            whole_groups=self._guide is not None,
-            fills={"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1},
+            sample, self.algorithm, stream, accelerator, quota=quota, size=size, whole_groups=guided, fills=fills
         )
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
@@ -220,25 +201,23 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 add_authors(inputs, capture.authors)
             old = self._old_policy(inputs)
         if (sampler := inputs.get("sampling_per_token_logps")) is not None and old.logp is not None:
-            own = inputs["author"] == OWN if "author" in inputs else torch.ones_like(old.logp[:, 0], dtype=torch.bool)
-            self._put(sampler_metrics(old.logp, sampler, loss_mask(inputs) & own[:, None], self.accelerator))
+            self._put(metrics.sampler_metrics(old.logp, sampler, own_mask(inputs), self.accelerator))
         recorded = rows if self._record_due else None
-        return make_batch(self, inputs, capture, old, last_rows(self._logs, len(capture.parts)), recorded)
+        return make_batch(self, inputs, capture, old, metrics.last_rows(self._logs, len(capture.parts)), recorded)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        authors: list[GuideAnswer | None] = [None] * len(prompts)
+        capture = self._capture
         with self._recorder.phase("generation"), dropout_off(self.model):
             if self._guide is None or not self.model.training:
-                generated = super()._generate(prompts)
-                check_generated(generated)
+                generated, capture.authors = super()._generate(prompts), [None] * len(prompts)
             else:
-                generated, authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
-        self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
-        self._capture.authors = authors
+                generated, capture.authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
+        check_generated(generated)
+        capture.completion_ids, capture.tool_mask = generated[1], generated[2]
         return generated
 
     def _generate_ragged(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """Groups of any size: vLLM must not take every `num_generations` prompts for a group."""
+        """For groups of unequal size: vLLM would take every `num_generations` prompts for one group."""
         size, self.num_generations = self.num_generations, 1
         try:
             return super()._generate(prompts)
@@ -266,26 +245,19 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         return self._capture.parts
 
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        ids: Tensor,
-        mask: Tensor,
-        keep: int,
-        batch_size: int | None = None,
-        longest: int | None = None,
-        **kwargs: Any,
+        self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
-        scores = not torch.is_grad_enabled()
+        scores, longest = not torch.is_grad_enabled(), kwargs.pop("longest", None)
         own = scores and model is self.model
         sum_sq = own and self.algorithm.needs_sum_sq
         if own:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        bonus = bool(getattr(self, "_entropy_bonus_enabled", False)) and not scores
-        head: Any = exact_head(bonus) if self._exact_head else nullcontext()
+        found: dict[str, list[Tensor]] = {}
+        head: Any = exact_head(self._entropy_bonus_enabled and not scores) if self._exact_head else nullcontext()
         if sum_sq or (own and self._outcome_head is not None):
-            head = watched_head(model, keep, sum_sq, self._outcome_head)
-        with head as found, dropout_off(model) if scores else nullcontext():
+            head = watched_head(found, model, keep, sum_sq, self._outcome_head)
+        with head, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
                 with self.accelerator.autocast():
                     logp, entropy, value, order = aligned_passes(model, ids, mask, keep, batch_size, longest)
@@ -296,40 +268,33 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
         if scores:
-            others = {name: torch.cat(x) for name, x in (found or {}).items()}
+            others = {name: torch.cat(x) for name, x in found.items()}
             self._capture.passes.append(Scores(logp, entropy, **others))
         self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
         """Log-probabilities and entropies of the completions, and the router's loss."""
-        images = {key: inputs[key] for key in IMAGE_KEYS if inputs.get(key) is not None}
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        kwargs |= {key: inputs[key] for key in (*IMAGE_KEYS, "longest") if inputs.get(key) is not None}
         logp, entropy, aux = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            inputs["completion_ids"].size(1),
-            compute_entropy=True,
-            longest=inputs.get("longest"),
-            **images,
-            **kwargs,
+            model, ids, mask, inputs["completion_ids"].size(1), compute_entropy=True, **kwargs
         )
         assert entropy is not None
         return logp, entropy, aux
 
     def _old_policy(self, inputs: dict[str, Any]) -> Scores:
         """What credit reads of the sampling policy: from TRL's pass, the sampler, or our pass."""
-        old, algorithm = inputs.get("old_per_token_logps"), self.algorithm
+        args, algorithm = self.args, self.algorithm
         for scored in self._capture.passes:
-            if scored.logp is old:
+            if scored.logp is inputs.get("old_per_token_logps"):
                 return scored
-        only_pass = algorithm.needs_sum_sq or algorithm.needs_hidden
         if not (algorithm.signals or self._record_due):
             return Scores()
-        if not only_pass and (sampled := self._captured_sampling.scores(inputs, self._capture)):
-            entropy, logp = sampled
-            return Scores(logp, entropy)
-        args = self.args
+        only_by_pass = algorithm.needs_sum_sq or algorithm.needs_hidden
+        if not only_by_pass and (sampled := self._captured_sampling.scores(inputs, self._capture)):
+            return Scores(*sampled)
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
             self._forward(self.model, inputs, batch_size=rows)
@@ -339,10 +304,13 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch. With aligned rows, the last one of an optimizer step trains the rows of all."""
-        if self.algorithm.engine_loss:
-            return self._trl_loss(model, inputs)
-        if not self._aligned or not self.model.training:
-            return self._loss(model, inputs)
+        compute = self._trl_loss if self.algorithm.engine_loss else self._loss
+        if not self.model.training:
+            loss = compute(model, inputs)
+            self._put(self._statistics.read(self.accelerator)[0])
+            return loss
+        if self.algorithm.engine_loss or not self._aligned:
+            return compute(model, inputs)
         self._waiting.append(inputs)
         one_generation = self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
         if one_generation and not self.accelerator.sync_gradients:
@@ -370,8 +338,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
         self._statistics.add_update(loss, inputs, logp, entropy)
-        if not self.model.training:
-            self._put(self._statistics.read(self.accelerator)[0])
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
@@ -392,8 +358,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 stats.pop(ours)
         self._statistics.add(stats, part.mask.sum())
         self._statistics.add_update(loss, inputs, logp, entropy)
-        if not self.model.training:
-            self._put(self._statistics.read(self.accelerator)[0])
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

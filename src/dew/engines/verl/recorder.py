@@ -82,7 +82,7 @@ def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> 
     }
     numbers = {**answer_metrics(answers, [], threshold), **credit_metrics(rows, credit)}
     if rows.entropy is not None:
-        sums = entropy_sums(rows.entropy, rows.mask, credit.correct.float(), here)
+        sums = entropy_sums(rows.entropy, rows.mask & here[:, None], credit.correct.float())
         numbers.update({name: float(total / count) for name, (total, count) in sums.items() if count})
     numbers["groups/kept"] = float(len(rows.group[here].unique()))
     numbers["groups/mixed"] = float(len(rows.group[credit.signal].unique()))
