@@ -39,9 +39,7 @@ class _Game:
             misses = misses + 1 if len(rows) == before else 0
         if len(rows) < n:
             what = f"only {len(rows)} of {n} distinct {split.replace('_', '-')} problems exist with these settings."
-            raise ConfigError(
-                Problem(f"{self.name}: {what}", remedy="Ask for fewer, or change the settings.")
-            )
+            raise ConfigError(Problem(f"{self.name}: {what}", remedy="Ask for fewer, or change them."))
         return list(rows.values())
 
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
