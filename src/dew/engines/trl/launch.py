@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,10 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
-    rewards = [] if parsed.run.trainer == "dpo" else rewards_of(parsed)
+    pairs = parsed.run.trainer == "dpo"
+    build = partial(DewDPOTrainer, folder) if pairs else partial(DewTrainer, folder, rewards_of(parsed))
     try:
-        return DewTrainer(folder, rewards, **others) if rewards else DewDPOTrainer(folder, **others)
+        return build(**others)
     except OSError as error:
         if error.errno is not None:  # of the file system, not of transformers
             raise
