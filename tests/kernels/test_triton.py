@@ -10,8 +10,8 @@ import pytest
 TESTS = Path(__file__).parents[1]
 CASES = [TESTS / "kernels" / "triton_cases.py", TESTS / "lab" / "kernel_cases.py"]
 FEW = (
-    "entropy_gradients or frozen or ignored or unlikely or drawn or squares or single_tokens"
-    " or fused_parts and (qwen2 or gemma) or kernel_cases"
+    "entropy_gradients or frozen or ignored or unlikely or drawn and 1.0 or squares and 5.0 or single_tokens"
+    " or fused_parts and qwen2 or kernel_cases"
 )
 
 

@@ -305,6 +305,7 @@ def test_columns_show_the_same_position_of_every_answer(report: Path, mixed: Gro
     assert float(right.split(" · ")[1]) == pytest.approx(sum(H) / len(H), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_three_methods_side_by_side(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed))
     page.tab.click("[data-mode=methods]")
@@ -438,6 +439,7 @@ def test_hovering_a_curve_shows_the_logged_number(report: Path, run: Path, opene
     assert page.texts(".chart >> nth=3 >> .plot-lines > .quiet") == [f"step {step}"]  # charts move together
 
 
+@pytest.mark.slow
 def test_zoom_and_log_scale(report: Path, opened: Any) -> None:
     page = opened(report, "#curves")
     box = page.tab.locator(".chart >> nth=0 >> .u-over").bounding_box()
@@ -454,6 +456,7 @@ def test_zoom_and_log_scale(report: Path, opened: Any) -> None:
     assert page.tab.locator(".chart canvas").first.screenshot() != zoomed
 
 
+@pytest.mark.slow
 def test_charts_are_drawn_a_few_at_a_time(report: Path, opened: Any) -> None:
     """With a clock that runs fast, one before the page is painted; those out of sight when they are needed."""
     page = opened(report, "#curves")
@@ -543,6 +546,7 @@ def test_content_security_policy_blocks_injected_scripts(report: Path, tabs: Any
     page.close()
 
 
+@pytest.mark.slow
 def test_answer_of_a_hundred_kilobytes(tmp_path: Path, opened: Any) -> None:
     words = [f"w{k} " for k in range(18_000)]
     long = AnswerRecord(words, True, 1.0, entropy=[0.1] * 18_000, advantage=[1.0] * 18_000)
@@ -596,6 +600,7 @@ def test_light_and_dark_by_system_and_by_key(report: Path, opened: Any) -> None:
     assert dark != light == opened(report, color_scheme="light").tab.evaluate(ground)
 
 
+@pytest.mark.slow
 def test_canvases_follow_the_theme(report: Path, opened: Any) -> None:
     page = opened(report, "#groups")
     page.tab.wait_for_selector(".strip")
@@ -640,6 +645,7 @@ def test_print_shows_answers_without_controls(report: Path, opened: Any) -> None
 # ── runs of others, and runs with little in them ────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -739,6 +745,7 @@ def test_study_opens_with_bands_and_a_forest_plot(tmp_path: Path, opened: Any) -
     assert "no groups" in page.tab.inner_text("#view-groups")
 
 
+@pytest.mark.slow
 def test_every_arm_of_a_large_study_has_its_own_mark(tmp_path: Path, opened: Any) -> None:
     """A colour and a shape; pointing at its entry shows its lines and numbers in every chart."""
     page = opened(build([make_study(tmp_path / "study", arms=17, seeds=2, generations=20)]), "#curves")
@@ -760,6 +767,7 @@ def test_every_arm_of_a_large_study_has_its_own_mark(tmp_path: Path, opened: Any
     assert page.texts(".chart >> nth=0 >> .plot-line")[0].strip().startswith("synthetic(2)")
 
 
+@pytest.mark.slow
 def test_study_of_two_tasks_shows_one_at_a_time(tmp_path: Path, opened: Any) -> None:
     report = build([make_study(tmp_path / "study", arms=3, seeds=6, generations=20, tasks=2)])
     page = opened(report)
@@ -855,6 +863,7 @@ def test_identical_answers_and_markup_are_folded(odd: Path, opened: Any) -> None
     assert page.tab.locator(".t.markup").count() == 3
 
 
+@pytest.mark.slow
 def test_same_prompt_side_by_side(odd: Path, opened: Any) -> None:
     page = opened(odd, "#step=1&group=1")
     page.tab.click("[data-mode=same]")
@@ -871,6 +880,7 @@ def test_sure_columns_are_hatched(odd: Path, opened: Any) -> None:
     assert image.startswith("repeating-linear-gradient")
 
 
+@pytest.mark.slow
 def test_search_is_highlighted(odd: Path, opened: Any) -> None:
     page = opened(odd, "#step=1&group=1&q=o%20fo")
     page.tab.wait_for_selector(".t.hit")
@@ -900,6 +910,7 @@ def test_colour_is_proportional_unless_contrast_is_asked(report: Path, mixed: Gr
 # ── credit over training ────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_every_mark_opens_its_tokens(report: Path, run: Path, opened: Any) -> None:
     page = opened(report, "#credit")
     answers = [a for g in RunFolder(run).records() for a in g.answers if any(any(b.advantage or ()) for b in g.answers)]
@@ -988,6 +999,7 @@ def test_cells_cannot_start_a_formula(tmp_path: Path, opened: Any) -> None:
     assert [row["token"] for row in rows] == ["'=1+1", '"quoted",']
 
 
+@pytest.mark.slow
 def test_few_tab_stops_before_the_answers(report: Path, opened: Any) -> None:
     page = opened(report, "#groups")
     page.tab.wait_for_selector(".answer")
@@ -1004,6 +1016,7 @@ def test_few_tab_stops_before_the_answers(report: Path, opened: Any) -> None:
     assert page.tab.locator("#tokens").is_visible()
 
 
+@pytest.mark.slow
 def test_narrow_window_shows_the_panel_of_a_clicked_token(report: Path, mixed: GroupRecord, opened: Any) -> None:
     page = opened(report, at(mixed), viewport={"width": 900, "height": 800})
     page.tab.wait_for_selector(".answer")
@@ -1017,6 +1030,7 @@ def test_narrow_window_shows_the_panel_of_a_clicked_token(report: Path, mixed: G
     assert not page.tab.locator(".panel").is_visible()
 
 
+@pytest.mark.slow
 def test_smoothing_works_on_few_points(tmp_path: Path, opened: Any) -> None:
     run = RunFolder(tmp_path)
     for step in range(1, 9):
