@@ -68,7 +68,8 @@ def measured(what, dapo, dew):
 
 
 def test_what_many_seeds_say_is_read_from_the_file():
-    (line,) = demo.many_seeds([measured("Three seeds", [0.1, 0.2, 0.3], [0.2, 0.2, 0.5])])  # (0.1 + 0 + 0.2) / 3 = 0.1
+    one, many = measured("One", [0.1], [0.2]), measured("Three seeds", [0.1, 0.2, 0.3], [0.2, 0.2, 0.5])
+    (line,) = demo.many_seeds([one, many])  # (0.1 + 0 + 0.2) / 3 = 0.1; a single seed says nothing
     assert line.startswith("Three seeds: +0.100 [") and line.endswith("dew ahead in 2 of 3.")
 
 

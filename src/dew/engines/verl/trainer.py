@@ -1,6 +1,10 @@
 """verl's trainer modes, extended: they pass the old policy's entropy to the estimator and give workers dew's loss.
 
-All compute the old log-probabilities with the trainer's own weights, once per batch, and the entropy with them.
+    dew_sync             training and rollout take turns
+    dew_colocate_async   rollout continues across steps, on the trainer's GPUs
+    dew_separate_async   rollout continues across steps, on its own GPUs
+
+All three compute the old log-probabilities with the trainer's own weights, once per batch, and the entropy with them.
 In the asynchronous modes an answer may have been sampled by several versions of the policy; the entropy, like the old
 log-probabilities, is that of verl's old policy, not of each token's sampler.
 """
