@@ -200,11 +200,11 @@ def watched(texts: list[str], cwd: Path) -> list[list[str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("places", [1, pytest.param(len(PLACES), marks=pytest.mark.slow)])
-def test_no_verifier_runs_writes_starts_or_connects(tmp_path, places):
+@pytest.mark.parametrize(("places", "every"), [(1, 3), pytest.param(len(PLACES), 1, marks=pytest.mark.slow)])
+def test_no_verifier_runs_writes_starts_or_connects(tmp_path, places, every):
     pytest.importorskip("math_verify")
     canary = tmp_path / "canary"
-    assert watched(completions(places, str(canary)), tmp_path) == []
+    assert watched(completions(places, str(canary))[::every], tmp_path) == []
     assert not canary.exists() and list(tmp_path.iterdir()) == []
 
 
