@@ -24,7 +24,8 @@ def own_class(name: str) -> type[Algorithm]:
         if where.endswith(".py"):
             module = _of_file(str(Path(where).resolve()), Path(where).read_bytes())
         else:
-            sys.path[:0] = [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
+            if str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))
             module = import_module(where)
     except Exception as error:  # the module is the user's and may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".") + user_line(error)

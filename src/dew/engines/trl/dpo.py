@@ -32,7 +32,7 @@ NOT_WEIGHTED = {
 }
 """TRL's losses that are not a function of the two sums Σ w·Δ."""
 IN_EVERY_LINE = ("rewards/", "entropy", "weights/")
-"""How the metrics of TRL and dew begin that every step's own line has."""
+"""Prefixes of the metrics that are on every step's own line."""
 
 
 @dataclass

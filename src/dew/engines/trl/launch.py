@@ -155,7 +155,8 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
 
 def local_model(name: str) -> str:
     folder = model_folder(name)
-    looks_like_a_path, path = folder.startswith((".", "/", "~")) or folder.count("/") > 1, Path(folder).expanduser()
+    path = Path(folder).expanduser()
+    looks_like_a_path = folder.startswith((".", "/", "~")) or folder.count("/") > 1
     if looks_like_a_path and not path.is_dir():
         raise ConfigError(f"model_name_or_path: there is no folder {name!r}.")
     if path.is_dir() and not any((path / file).is_file() for file in MODEL_FILES):
