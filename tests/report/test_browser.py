@@ -81,6 +81,10 @@ class Page:
         self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
         self.tab.wait_for_selector("[aria-busy=true]", state="detached")
 
+    def wait_for_group(self, title: str) -> None:
+        # Not wait_for_function: it may evaluate a string, which the page's content security policy forbids.
+        playwright.expect(self.tab.locator(".group-title h2")).to_have_text(title)
+
     def texts(self, selector: str) -> list[str]:
         """What is drawn: an answer that is out of sight has no such text."""
         return self.tab.locator(selector).all_inner_texts()
@@ -220,7 +224,7 @@ def test_tip_shows_the_numbers_of_the_next_group(report: Path, run: Path, opened
     token.hover(position={"x": 3, "y": 3})
     page.tab.keyboard.press("j")
     title = f"Step {groups[1].step}, group {groups[1].group}"
-    page.tab.wait_for_function("(title) => document.querySelector('.group-title h2').textContent === title", arg=title)
+    page.wait_for_group(title)
     token.hover(position={"x": 5, "y": 5})
     page.tab.wait_for_selector(".tip:not([hidden])")
     entropy = groups[1].answers[0].entropy
@@ -336,16 +340,14 @@ def test_address_keyboard_and_search(report: Path, run: Path, opened: Any) -> No
         if key:
             page.tab.keyboard.press(key)
         expected = f"Step {groups[n].step}, group {groups[n].group}"
-        page.tab.wait_for_function(
-            "(text) => document.querySelector('.group-title h2')?.textContent === text", arg=expected
-        )
+        page.wait_for_group(expected)
         assert page.tab.url.endswith(at(groups[n]))
     assert page.tab.locator('tr[aria-current="true"] .group-link').count() == 1
     words = groups[8].answers[2].text[-12:-2]
     page.tab.keyboard.press("/")
     page.tab.keyboard.type(words)
     hits = sum(any(words.lower() in a.text.lower() for a in g.answers) or words in g.prompt for g in groups)
-    page.tab.wait_for_function("(n) => document.querySelectorAll('.group-link').length === n", arg=hits)
+    playwright.expect(page.tab.locator(".group-link")).to_have_count(hits)
     page.tab.locator(".group-link").first.click()
     assert heading.is_visible()
 
@@ -848,7 +850,7 @@ def test_groups_open_at_the_most_telling_and_sort(odd: Path, opened: Any) -> Non
     assert page.texts(".group-link") == ["1 · 0", "1 · 1", "2 · 0"]
     assert page.tab.get_attribute("th:has([data-by=step])", "aria-sort") == "ascending" and "by=-step" in page.tab.url
     page.tab.locator("tr:has-text('2 · 0') td").last.click()
-    page.tab.wait_for_function("document.querySelector('.group-title h2').textContent === 'Step 2, group 0'")
+    page.wait_for_group("Step 2, group 0")
 
 
 def test_identical_answers_and_markup_are_folded(odd: Path, opened: Any) -> None:
@@ -1123,9 +1125,7 @@ def test_run_of_five_hundred_steps(tmp_path: Path, opened: Any) -> None:
         group = groups[n % len(groups)]
         page.tab.keyboard.press("j")
         title = f"Step {group.step}, group {group.group}"
-        page.tab.wait_for_function(
-            "(title) => document.querySelector('.group-title h2').textContent === title", arg=title
-        )
+        page.wait_for_group(title)
         assert page.tab.locator(".answer").count() == len(group.answers) == 16
         assert page.tab.locator(".answer .t").count() == group.size
     for end in ("0", "table.scrollHeight") * 5:  # rows are added by scrolling
