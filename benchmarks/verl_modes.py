@@ -4,9 +4,13 @@
     python benchmarks/verl_modes.py OUT --print          # the commands, without running them
     python benchmarks/verl_modes.py OUT --table          # the table alone, from what is in OUT
 
-Each run of `RUNS` trains the same recipe for the same number of steps, one after the other. It leaves OUT/NAME.jsonl
+Each run of `RUNS` trains the same recipe for the same number of steps, one after the other. A run leaves OUT/NAME.jsonl
 (verl's own metrics of every step), OUT/NAME.log and, in dew's modes, the run folder OUT/NAME. OUT/verl_modes.md
 compares seconds per step, peak memory and entropy. Complete runs are not repeated. `key=value` are verl's own keys.
+
+With --alternate all runs start at once and take turns, step by step, so that a machine that gets faster or slower does
+not matter. verl 0.9.1 names the socket that carries weights to vLLM by Ray's job id, which is the same in all of them:
+put RAY_TMPDIR into the name first, or the runs load each other's weights.
 """
 
 import argparse
@@ -15,10 +19,13 @@ import os
 import shlex
 import subprocess
 import sys
-from math import expm1, log
+import tempfile
+import time
+from math import expm1, inf, log
 from pathlib import Path
 from statistics import median
 
+import verl_turns
 import yaml
 
 from dew.cli.recipes import names
@@ -26,6 +33,7 @@ from dew.config import Run, read_run
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, hydra_words, prepare
 from dew.engines.verl.recipe import flat
+from dew.engines.verl.settings import EXTERNAL
 from dew.evaluate.metrics import t_test
 
 RUNS = {
@@ -79,25 +87,60 @@ def command(launch: Launch, mode: str | None) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *words]
 
 
-def train(args: argparse.Namespace, name: str, run: Run) -> None:
-    launch, log = prepare(run), args.out / f"{name}.log"
+def start(args: argparse.Namespace, name: str) -> subprocess.Popen[bytes] | None:
+    """Start a run; None if it is complete, or if its command is only to be printed."""
+    launch = prepare(read(args, name))
     check_with_verl(launch)
-    words = command(launch, RUNS[name][1])
+    words, log = command(launch, RUNS[name][1]), args.out / f"{name}.log"
     if args.print:
         print(f"# {name}\n{shlex.join(words)}")
-        return
+        return None
     if len(lines(args.out, name)) >= args.steps:
         print(f"{name}: complete")
-        return
+        return None
     data.write_data(data.prepare_data(launch, data.load_tokenizer(launch)), args.out / name)
     print(f"{name}: {launch.batches}\n  {log}", flush=True)
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(args.out / f"{name}.jsonl")}
+    if args.alternate:
+        modules = [word for word in (os.environ.get(EXTERNAL), verl_turns.__name__) if word]
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment |= {EXTERNAL: ",".join(modules), "PYTHONPATH": os.pathsep.join(paths)}
+        environment["VERL_TURNS"] = str(args.out / name)
+        environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-")  # names of sockets have at most 107 characters
     with log.open("w") as file:
-        try:
-            subprocess.run(words, check=True, env=environment, stdout=file, stderr=file, timeout=args.limit)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:  # Ray ends with its driver
-            why = f"exit code {error.returncode}" if hasattr(error, "returncode") else f"stopped after {args.limit} s"
-            print(f"{name}: {why}; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
+        return subprocess.Popen(words, env=environment, stdout=file, stderr=file)
+
+
+def finish(args: argparse.Namespace, name: str, process: subprocess.Popen[bytes], limit: float | None) -> None:
+    """Wait for the end of a run, and say so if it failed."""
+    log, why = args.out / f"{name}.log", None
+    try:
+        if code := process.wait(limit):
+            why = f"exit code {code}"
+    except subprocess.TimeoutExpired:
+        process.kill()  # Ray ends with its driver
+        why = f"stopped after {args.limit} s"
+    if why:
+        print(f"{name}: {why}; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def train(args: argparse.Namespace) -> None:
+    """All runs, one after the other or in turns."""
+    if not args.alternate:
+        for name in args.runs:
+            if process := start(args, name):
+                finish(args, name, process, args.limit)
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    for signal in (*args.out.glob("*.ready"), *args.out.glob("*.go")):  # of a run that was stopped
+        signal.unlink()
+    runs = {name: process for name in args.runs if (process := start(args, name))}
+    end = time.monotonic() + args.limit if args.limit else inf
+    verl_turns.take_turns(
+        args.out, {name: lambda p=p: p.poll() is not None or time.monotonic() > end for name, p in runs.items()}
+    )
+    for name, process in runs.items():
+        finish(args, name, process, 0 if time.monotonic() > end else None)
 
 
 def lines(out: Path, name: str) -> list[dict[str, float]]:
@@ -141,14 +184,15 @@ def main() -> None:
     parser.add_argument("--recipe", default="gsm8k/qwen2.5-0.5b-instruct")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
-    parser.add_argument("--limit", type=float, help="seconds after which a run is stopped")
+    parser.add_argument("--alternate", action="store_true", help="start all runs at once; they take turns step by step")
+    parser.add_argument("--limit", type=float, help="seconds after which a run (with --alternate, all) is stopped")
     parser.add_argument("--print", action="store_true", help="print the commands, run nothing")
     parser.add_argument("--table", action="store_true", help="only write the table")
     parser.add_argument("overrides", nargs="*", help="verl's own keys, key=value")
     args = parser.parse_intermixed_args()
     args.out = args.out.absolute()
-    for name in args.runs if not args.table else []:
-        train(args, name, read(args, name))
+    if not args.table:
+        train(args)
     if not args.print:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "verl_modes.md").write_text(text := table(args.out))

@@ -2,12 +2,14 @@
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 verl_modes = pytest.importorskip("verl_modes", reason="benchmarks/ is not here")
+verl_turns = pytest.importorskip("verl_turns", reason="benchmarks/ is not here")
 
 
 def test_the_commands_differ_in_algorithm_and_mode_alone(tmp_path, monkeypatch, capsys):
@@ -36,13 +38,32 @@ def test_the_table_has_medians_after_the_warm_up_and_the_cost(tmp_path):
     assert gtpo.startswith("| gtpo | 3 | 11.220 |") and gtpo.endswith("| +2.4% [-16.3%, +25.5%] |")
 
 
-def test_a_run_over_its_limit_is_stopped(tmp_path, monkeypatch, capsys):
-    wait = [sys.executable, "-c", "print('begins', flush=True); import time; time.sleep(60)"]
+def test_runs_that_take_turns_train_one_step_each_in_order(tmp_path):
+    """Three steps of one run and two of the other, which then ends; a third dies before its first step."""
+    order = []
+
+    def run(name, steps):
+        for step in range(1, steps + 2):  # verl asks before each step and once after the last
+            verl_turns.wait_for_turn(str(tmp_path / name))
+            order.append((name, step))
+
+    threads = {name: threading.Thread(target=run, args=(name, steps)) for name, steps in (("a", 3), ("b", 2))}
+    for thread in threads.values():
+        thread.start()
+    ended = {name: lambda t=thread: not t.is_alive() for name, thread in threads.items()}
+    verl_turns.take_turns(tmp_path, {"dead": lambda: True, **ended})
+    assert order == [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3), ("a", 4)]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", [[], ["--alternate"]])
+def test_a_run_over_its_limit_is_stopped(tmp_path, monkeypatch, capsys, flags):
+    wait = ["sh", "-c", "echo begins; exec sleep 60"]
     monkeypatch.setattr(verl_modes, "command", lambda *_: wait)
     monkeypatch.setattr(verl_modes.data, "load_tokenizer", lambda _: None)
     monkeypatch.setattr(verl_modes.data, "prepare_data", lambda *_: None)
     monkeypatch.setattr(verl_modes.data, "write_data", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["verl_modes.py", str(tmp_path), "--runs", "gtpo", "--limit", "2"])
+    monkeypatch.setattr(sys, "argv", ["verl_modes.py", str(tmp_path), "--runs", "gtpo", "--limit", "0.5", *flags])
     verl_modes.main()
     shown = capsys.readouterr().out
-    assert "gtpo: stopped after 2.0 s" in shown and "begins" in shown
+    assert "gtpo: stopped after 0.5 s" in shown and "begins" in shown
