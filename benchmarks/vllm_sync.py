@@ -98,12 +98,13 @@ def measure(name, options, folder):
     if synchronised:
         sync()
     ours, theirs, run = policy_weight(trainer), sampler_weight(trainer), RunFolder(args.output_dir)
-    last = run.metrics()[-5:]
+    kl, ratio = ([m[key] for m in run.metrics() if key in m] for key in ("sampler/kl", "sampler/ratio"))
     return {
         "seconds": statistics.median(timer.seconds[2:]),
         "peak": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else float("nan"),
-        "kl": statistics.fmean(m["sampler/kl"] for m in last if "sampler/kl" in m),
-        "ratio": statistics.fmean(m["sampler/ratio"] for m in last if "sampler/ratio" in m),
+        "kl": statistics.fmean(kl[-5:]),
+        "ratio": statistics.fmean(ratio[-5:]),
+        "series": " ".join(f"{x:.2g}" for x in kl),
         "difference": ((theirs - ours.bfloat16().float()).abs().max() / (ours - start).abs().max()).item(),
         "alarms": ", ".join(sorted({alarm["alarm"] for alarm in run.alarms() if "sampler" in alarm["alarm"]})),
         "warned": at_the_start,
@@ -122,6 +123,7 @@ def main():
     options = parser.parse_args()
     heads = ["s/step", "peak, GiB", "KL", "ratio", "weights", "alarms", "warned"]
     lines = [f"| case | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    series = []
     for name in options.cases:
         found = in_a_process(name, lambda folder, name=name: measure(name, options, folder))
         if found is None:
@@ -129,9 +131,10 @@ def main():
         numbers = [f"{found[key]:.3g}" for key in ("seconds", "peak", "kl", "ratio", "difference")]
         lines.append(f"| {name} | {' | '.join([*numbers, found['alarms'], found['warned']])} |")
         head = f"{time.strftime('%Y-%m-%d')}, {found['machine']}, torch {torch.__version__}, {options.steps} steps"
-        print(lines[-1], flush=True)
+        series.append(f"KL of each step, {name}: {found['series']}")
+        print(lines[-1], series[-1], sep="\n", flush=True)
         if options.out:
-            options.out.write_text("\n".join([head, "", *lines]) + "\n")
+            options.out.write_text("\n".join([head, "", *lines, "", *series]) + "\n")
 
 
 if __name__ == "__main__":

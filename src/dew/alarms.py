@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 Series = list[float]
@@ -100,15 +101,12 @@ def _pass_falls(history: History) -> Crossed:
 
 
 def _sampler_mismatch(history: History) -> Crossed:
-    """The KL divergence between sampler and trainer is large, or small and still growing, far above its first value,
-    when both had the same weights. A sampler that lags by some steps settles at the distance covered in these steps."""
-    series = history.series("sampler/kl")
-    if len(series) < 3 * RECENT or series[-1] > 0.05:
-        return _above("sampler/kl", 0.05, history)
-    middle = (len(series) - RECENT) // 2
-    threshold = max(1.5 * sum(series[middle : middle + RECENT]) / RECENT, 5 * series[0], 0.002)
-    lowest = min(series[-RECENT:])
-    return (lowest, threshold) if lowest > threshold else None
+    """The KL divergence between sampler and trainer is large, or small but far above its first value, when both had the
+    same weights. What is left with the same weights is rounding."""
+    series, recent = history.series("sampler/kl"), history.last("sampler/kl", RECENT)
+    if recent and median(recent) > (threshold := max(5 * series[0], 0.005)):
+        return median(recent), threshold
+    return _above("sampler/kl", 0.05, history)
 
 
 def _clipped(history: History) -> Crossed:
@@ -160,7 +158,8 @@ RULES = (
          "The sampler's probabilities are not the policy's: their KL divergence is {value:.2g} nats per token.",
          "Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0. If the "
          "divergence grew from near 0, new weights (or the adapter) do not reach the sampler: restart its server, "
-         "merge the adapter when syncing, or sample without vLLM to compare."),
+         "merge the adapter when syncing, or sample without vLLM to compare. If it samples some steps ahead on "
+         "purpose, lower their number or the learning rate."),
     Rule("pass_falls", _pass_falls,
          "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is more certain of fewer ways to answer.",
          "Lower the learning rate, raise clip_high, or stop earlier; compare pass@1, which may still rise."),
@@ -194,8 +193,7 @@ RULES = (
 class Alarms:
     """Checks the rules step by step."""
 
-    def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
-        self.rules = rules
+    def __init__(self) -> None:
         self._history = History()
         self._active: set[str] = set()
 
@@ -203,7 +201,7 @@ class Alarms:
         """The alarms that start with these metrics. A step may come in parts."""
         self._history.add(step, metrics)
         started = []
-        for rule in self.rules:
+        for rule in RULES:
             crossed = rule.condition(self._history)
             if crossed is None:
                 self._active.discard(rule.name)
