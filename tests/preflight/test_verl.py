@@ -1,5 +1,6 @@
 """The plan of a run on verl: bytes by hand, the tables of docs/scale.md, and the checks of preflight."""
 
+import json
 import re
 import runpy
 from dataclasses import replace
@@ -126,6 +127,12 @@ def test_a_recipe_has_the_plan_of_the_docs():
     assert "fits; training 39 GB, sampling 43 GB each" in verl.plan_lines(verl.plan_of(launch))[0]
 
 
+def test_a_run_of_epochs_takes_time():
+    """64 problems, 4 at a time, twice: 32 steps."""
+    launch = prepare(make_run({**TINY, "max_steps": None, "num_train_epochs": 2}))
+    assert verl.job_of(launch).steps == 32
+
+
 def test_the_shape_of_a_local_model_is_read_from_its_folder():
     found = verl.job_of(prepare(make_run(TINY)))
     assert found is not None and 1e4 < found.shape.parameters < 1e7
@@ -148,6 +155,14 @@ def test_preflight_checks_what_it_can_and_skips_the_rest(tmp_path):
     assert {name for name, check in found.items() if check.status == "failed"} == set()
     assert "64 training problems" in found["data"].says and "empty answers" in found["verifier"].says
     assert found["answers"].status == "skipped" and not (tmp_path / "run").exists()
+
+
+def test_data_that_verl_cannot_read_fail(tmp_path):
+    pytest.importorskip("transformers")
+    rows = [{"prompt": f"{i}+1=", "answer": "one" if i == 5 else i} for i in range(64)]
+    (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = checks(task=str(tmp_path / "mixed.jsonl"), verifier="chain", output_dir=str(tmp_path / "run"))["data"]
+    assert found.status == "failed" and "Parquet" in found.says and "one type" in found.remedy
 
 
 def test_preflight_lists_every_invalid_setting():

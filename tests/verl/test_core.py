@@ -24,7 +24,6 @@ from dew.engines.verl.losses import actor_loss
 from dew.engines.verl.settings import dew_estimators
 from dew.errors import EngineError
 from dew.losses import policy_loss
-from groups import pad
 from verl_rows import context, rows, with_padding
 from verl_worker import actor, model_output, proto, td, worker_batch
 
@@ -40,27 +39,10 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 # ── estimators ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", dew_estimators())
-def test_verl_finds_every_estimator(name):
-    assert core_algos.get_adv_estimator_fn(name).__name__ == f"{name}_advantages"
-
-
-def test_verl_finds_the_loss():
+def test_verl_finds_every_estimator_and_the_loss():
+    for name in dew_estimators():
+        assert core_algos.get_adv_estimator_fn(name).__name__ == f"{name}_advantages"
     assert core_algos.get_policy_loss_fn("dew").__module__ == "dew.engines.verl.losses"
-
-
-@every_entry
-@pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
-def test_golden_values_through_verls_registry(entry, name):
-    rewards, mask, uids, entropy = rows(entry)
-    for case in entry[name]:
-        with batch_context(context(name, entropy, case["settings"])):
-            advantages, _ = core_algos.get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
-        expected = case["advantage"]
-        if name == "gtpo":
-            close(advantages[mask.bool()], pad(expected)[0][mask.bool()])
-        else:
-            close(advantages[:, 0], expected)
 
 
 @every_entry
@@ -200,5 +182,3 @@ def test_the_entropy_shaped_loss_is_the_papers():
     value, metrics = loss_fn(model_output=output, data=data, dp_group=None)
     close(value, expected, atol=1e-6)
     assert metrics["actor/dew/credit/bonus"].values[0] == pytest.approx(float((shaped - A)[mask].mean()), rel=1e-5)
-    with pytest.raises(EngineError, match="calculate_entropy=True"):
-        loss_fn(model_output={"log_probs": output["log_probs"]}, data=data)

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
 from dew.engines.verl.estimators import Conversations, batch_context, estimator
 from dew.engines.verl.settings import dew_estimators
-from dew.errors import EngineError
+from dew.errors import EngineError, ShapeError
 from groups import batches, pad
 from verl_rows import context, rows, with_padding
 
@@ -20,8 +20,8 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read
 every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
 
 
-def estimate(name, rewards, mask, uids, entropy, settings=None, **more):
-    with batch_context(context(name, entropy, settings, **more)) as c:
+def estimate(name, rewards, mask, uids, entropy, changed=None, **more):
+    with batch_context(context(name, entropy, changed, **more)) as c:
         advantages, returns = estimator(name)(token_level_rewards=rewards, response_mask=mask, index=uids)
     assert returns is advantages
     return advantages, c
@@ -79,11 +79,10 @@ def test_every_algorithm_gives_what_it_gives_alone(entry, name):
     close(returns, grouped.to_rows(penalties))
 
 
-@pytest.mark.parametrize(("name", "what"), [("clip_cov", "log-probabilities"), ("otb", "log-probabilities")])
-def test_a_queue_without_log_probabilities(name, what):
-    rewards, mask, uids, entropy = rows(GOLDEN[0])
-    with batch_context(context(name, entropy, logp=None)), pytest.raises(EngineError, match=what):
-        estimator(name)(token_level_rewards=rewards, response_mask=mask, index=uids)
+@pytest.mark.parametrize("missing", ["logp", "sum_sq"])
+def test_a_queue_without_log_probabilities_or_squares(missing):
+    with pytest.raises(ShapeError, match=f"otb needs the sampling policy's .*{missing}"):
+        estimate("otb", *rows(GOLDEN[0]), **{missing: None})
 
 
 def test_acc_decides_correctness_and_penalties_are_extra():
@@ -104,6 +103,7 @@ def test_acc_decides_correctness_and_penalties_are_extra():
 # ── several rows, padding rows, workers ─────────────────────────────────────────────────────────────────────
 
 
+@settings(max_examples=25)
 @given(batches(), st.randoms(use_true_random=False))
 def test_neither_padding_rows_nor_the_order_of_rows_matter(batch, random):
     """A group spread over workers, in any order and with padding rows between, gets what it gets whole."""
@@ -152,8 +152,8 @@ def test_turns_are_the_runs_of_the_response_mask():
     mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
     H = torch.tensor([[1.0, 3, 9, 9, 2, 9], [2, 9, 6, 9, 9, 9], [1, 1, 1, 1, 1, 1]], dtype=torch.float64)
     rewards = torch.tensor([[1.0], [1], [0]], dtype=torch.float64).expand(3, 6) / 6
-    settings = {"compare": "turn", "alpha1": 0.0, "alpha2": 1.0}
-    advantages, _ = estimate("dew", rewards, mask, ["u"] * 3, H, settings)
+    by_turn = {"compare": "turn", "alpha1": 0.0, "alpha2": 1.0}
+    advantages, _ = estimate("dew", rewards, mask, ["u"] * 3, H, by_turn)
     A, wrong = advantages[1, 0], advantages[2, 0]  # the token with H = 2 has the mean of its turn, so weight 1
     close(advantages[0], A * torch.tensor([0.5, 1.5, 0, 0, 0.5, 0]))
     close(advantages[1], A * torch.tensor([1.0, 0, 1.5, 0, 0, 0]))

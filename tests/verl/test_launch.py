@@ -5,7 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.algorithms import algorithm_classes
+from dew.cli.flags import known_settings
 from dew.config import make_run, read_run, to_yaml
 from dew.engines.verl import data, launch
 from dew.engines.verl.launch import hydra_text, hydra_words, prepare
@@ -85,6 +86,8 @@ def test_optimizer_steps_become_steps():
     assert (found["trainer.total_training_steps"], found["trainer.save_freq"]) == (60, 20)
     twice = prepare(read_run(path, {"num_iterations": 2}))  # each answer trained on twice: half the steps
     assert twice["trainer.total_training_steps"] == 30 and twice[f"{ACTOR}.ppo_epochs"] == 2
+    own = prepare(read_run(path, {"max_steps": None, "verl": {"trainer.total_training_steps": 500}}))
+    assert own["trainer.total_epochs"] == 500, "verl would stop after TRL's three epochs"
     odd = prepare(read_run(path, {"max_steps": 241}))
     assert odd["trainer.total_training_steps"] == 61 and "241 optimizer steps become 61" in odd.notes[-1]
 
@@ -133,6 +136,13 @@ def test_settings_of_the_algorithm():
     assert found[f"{ACTOR}.clip_ratio_high"] == 0.3
     assert found[f"{ACTOR}.use_kl_loss"] is True and found[f"{ACTOR}.kl_loss_coef"] == 0.01
     assert prepare(small(algorithm_kwargs='{"alpha2": 0.2}'))["algorithm.dew.alpha2"] == 0.2  # JSON, as TRL's flags
+    trls = prepare(small(algorithm="gtpo", epsilon=0.1, epsilon_high=0.4, beta=0.05, loss_type="dapo"))
+    keys = ("clip_ratio_low", "clip_ratio_high", "kl_loss_coef")
+    assert [trls[f"{ACTOR}.{key}"] for key in keys] == [0.1, 0.4, 0.05]
+    assert trls.notes == ["not used on verl: loss_type"]
+    assert prepare(small(epsilon=0.1))[f"{ACTOR}.clip_ratio_high"] == 0.1  # as in TRL
+    longer = prepare(small(algorithm="dr_grpo", verl={"data.max_response_length": 99}))
+    assert longer[f"{ACTOR}.loss_scale_factor"] == 99
 
 
 def test_the_overlong_penalty_is_dews_or_verls():
@@ -183,18 +193,10 @@ def test_float32_recipes_are_float32_on_verl():
 
 
 # ---- settings ----------------------------------------------------------------------------------
-def trl_settings():
-    pytest.importorskip("trl")
-    from trl import ModelConfig
-    from trl.scripts.grpo import GRPOScriptArguments
-
-    from dew.engines.trl import DewConfig
-
-    return {f.name for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init}
-
-
 def test_shared_settings_are_trls_and_no_other_setting_is_taken_for_a_typing_error():
-    known = trl_settings()
+    known = known_settings()
+    if known is None:
+        pytest.skip("TRL is not installed")
     assert set(SHARED) <= known
     assert [name for name in known - set(SHARED) if did_you_mean(name, SHARED, cutoff=0.92)] == []
 
@@ -227,7 +229,11 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"num_generations": 5}, "not a whole number of groups of 5"),
         ({"lr_scheduler_type": "linear"}, "lr_scheduler_type='linear'"),
         ({"lr_scheduler_type": "cosine"}, "optim.lr_scheduler_type"),
+        ({"loss_type": "dr_grpo"}, "no algorithm is named. Name it"),
         ({"use_peft": True}, "actor_rollout_ref.model.lora_rank"),
+        ({"max_grad_norm": 0.2}, "actor_rollout_ref.actor.optim.clip_grad"),
+        ({"weight_decay": 0.1}, "actor_rollout_ref.actor.optim.weight_decay"),
+        ({"generation_batch_size": 64}, "data.train_batch_size"),
         ({"lora_alpha": 16}, "lora_alpha=16 is not translated"),
         ({"task": "missing.jsonl", "task_settings": {"prompt": "prompt"}}, "missing.jsonl"),
         ({"max_steps": None, "num_train_epochs": 1.5}, "num_train_epochs=1.5"),
@@ -237,6 +243,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"task": None}, "task is missing"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),
+        ({"verl": {"+algorithm.dew_run.folder": "runs/a"}}, "Set output_dir"),
         ({"alpha2": 0.2}, "alpha2 is a setting of the algorithm. Write algorithm_kwargs: {alpha2: ...}."),
         ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit in one micro-batch"),
         (
@@ -293,6 +300,9 @@ def test_verls_own_keys_win():
     found = prepare(small(verl={"data": {"max_prompt_length": 99}, f"+{ROLLOUT}.engine_kwargs.vllm.x": 1}))
     assert found["data.max_prompt_length"] == 99
     assert f"+{ROLLOUT}.engine_kwargs.vllm.x=1" in hydra_words(found)
+    for key in ("trainer.nnodes", "+trainer.nnodes", "++trainer.nnodes"):
+        found = prepare(small(verl={key: 2}))
+        assert found.batches.nodes == found["trainer.nnodes"] == 2 and f"{key}=2" in hydra_words(found)
 
 
 def test_values_in_hydras_grammar():
@@ -311,23 +321,31 @@ def test_values_in_hydras_grammar():
         assert hydra_text(value) == text
 
 
+@pytest.mark.skipif(find_spec("hydra") is None, reason="hydra comes with verl: make test-verl")
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=20), lambda x: st.lists(x, max_size=3))
 )
 def test_what_is_written_is_what_hydra_reads(value):
-    parser = pytest.importorskip("hydra.core.override_parser.overrides_parser")
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     if "$" in str(value) or any(ord(c) < 32 for c in str(value)):  # hydra's own syntax; no setting has it
         return
-    assert parser.OverridesParser.create().parse_override(f"key={hydra_text(value)}").value() == value
+    assert OverridesParser.create().parse_override(f"key={hydra_text(value)}").value() == value
 
 
 # ---- recipes -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_every_recipe_works_with_every_algorithm(path, algorithm):
-    found = prepare(read_run(path, {"algorithm": algorithm}))
-    assert found.algorithm.name == algorithm and not found.batches.problems()
-    launch.check_with_verl(found)  # where verl is installed, it knows every key
+def test_every_recipe_works_with_every_algorithm(path):
+    algorithms = ["gtpo", "grpo_s", "dapo", "grpo"]
+    runs = [prepare(read_run(path, {"algorithm": algorithm})) for algorithm in algorithms]
+    assert [run.algorithm.name for run in runs] == algorithms and not any(run.batches.problems() for run in runs)
+    launch.check_with_verl(runs[RECIPES.index(path) % 4])  # where verl is installed, it knows every key
+
+
+def test_arguments_of_the_chat_template_are_a_key_that_verl_knows():
+    found = prepare(small(chat_template_kwargs={"enable_thinking": False}, max_grad_norm=1.0))
+    assert found["data.apply_chat_template_kwargs"] == {"enable_thinking": False}
+    launch.check_with_verl(found)
 
 
 @pytest.mark.parametrize("name", ["7b", "32b"])
@@ -347,7 +365,7 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
     assert as_json["command"][:3] == words[:3] and as_json["batches"]["prompts"] == 128
 
 
-@pytest.mark.skipif(not launch.verl_is_installed(), reason="verl is not installed: make test-verl")
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
 def test_verl_names_an_unknown_key():
     with pytest.raises(ConfigError, match=r"trainer\.nnode"):
         launch.check_with_verl(prepare(small(verl={"trainer.nnode": 2})))
@@ -477,19 +495,22 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
         fake_run()
 
 
-def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fake_run, tmp_path, capsys):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fake_run, tmp_path, capsys, elsewhere):
     from dew.cli import verl
 
     (tmp_path / "fail").touch()
+    checkpoints = tmp_path / ("elsewhere" if elsewhere else "run/checkpoints")
+    changes = {"verl": {"trainer.default_local_dir": str(checkpoints)}} if elsewhere else {}
     with pytest.raises(EngineError, match=r"exit code 1[\s\S]*\n\(Runner pid=1\) CUDA out of memory"):
-        fake_run()
+        fake_run(**changes)
     folder = RunFolder(tmp_path / "run")
     assert folder.run()["status"] == "failed"
     with pytest.raises(EngineError, match="no checkpoint yet"):
         verl.resume(folder.path)
     (tmp_path / "fail").unlink()
-    (folder.path / "checkpoints").mkdir()
-    (folder.path / "checkpoints" / verl.LATEST).write_text("1")
+    checkpoints.mkdir()
+    (checkpoints / verl.LATEST).write_text("1")
     verl.resume(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
     assert "CUDA out of memory" in (tmp_path / "run.log").read_text()
@@ -498,13 +519,13 @@ def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fak
 
 
 def test_a_run_started_with_verl_itself_says_how_to_resume(dew, tmp_path):
-    (tmp_path / "config.yaml").write_text("actor_rollout_ref: {model: {path: tiny}}\n")
+    (tmp_path / "config.yaml").write_text("actor_rollout_ref: {model: {path: tiny}}\ntrainer: {nnodes: 1}\n")
     code, _, errors = dew("resume", tmp_path)
     assert code == 1 and "trainer.resume_mode=auto" in errors
 
 
 def test_without_verl_the_error_says_what_to_install(dew, tmp_path):
-    if launch.verl_is_installed():
+    if find_spec("verl"):
         pytest.skip("verl is installed")
     (tmp_path / "x.yaml").write_text(to_yaml(small(output_dir=str(tmp_path / "run"))))
     code, _, errors = dew("train", tmp_path / "x.yaml")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.algorithms import get_algorithm
@@ -47,6 +47,7 @@ def test_golden_values(entry, name):
     torch.testing.assert_close(value, torch.tensor(entry["loss"][name], dtype=value.dtype), rtol=1e-6, atol=1e-9)
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from(list(ALGORITHMS)), st.integers(1, 5), st.integers(1, 3))
 def test_value_and_gradient_do_not_depend_on_the_split(seed, name, micro, processes):
     """D processes of several micro-batches each, gradients averaged over processes: the loss of the whole."""

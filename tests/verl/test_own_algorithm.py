@@ -50,9 +50,12 @@ def test_a_recipe_finds_the_module_and_trains_with_its_estimator_and_loss(unregi
     assert launch["algorithm.dew.first"] == 1 and launch["algorithm.filter_groups.enable"] is True
 
 
-def test_a_module_that_cannot_be_imported_is_named(unregistered):
-    with pytest.raises(ConfigError, match="no_such_module cannot be imported"):
-        prepare(recipe(**{"actor_rollout_ref.model.external_lib": "no_such_module"}))
+def test_a_module_that_cannot_be_imported_is_named(unregistered, tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("register(undefined)")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, why in (("no_such_module", "No module named"), ("broken_module", "NameError: name 'register'")):
+        with pytest.raises(ConfigError, match=f"{module} cannot be imported .*{why}"):
+            prepare(recipe(**{"actor_rollout_ref.model.external_lib": module}))
     with pytest.raises(ConfigError, match="'first_tokens'"):
         prepare(recipe())
 

@@ -159,6 +159,7 @@ def test_an_unknown_setting():
 
 
 def test_a_value_that_cannot_work():
+    assert "algorithm.dew=0.2 is not a setting" in refused(algorithm__dew=0.2)
     assert "alpha2=-0.1: a wrong answer would be rewarded for being sure" in refused(algorithm__dew={"alpha2": -0.1})
 
 
@@ -251,7 +252,7 @@ def test_without_a_folder_nothing_is_recorded():
 
 
 @pytest.mark.parametrize(
-    "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}]
+    "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}, "runs/a"]
 )
 def test_run_settings_that_cannot_work(given):
     with pytest.raises(ConfigError, match="dew_run"):

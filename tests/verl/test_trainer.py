@@ -1,5 +1,7 @@
 """What dew's trainer modes add to verl's trainer, on a queue of tensors. Needs verl (make test-verl)."""
 
+from copy import deepcopy
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 pytest.importorskip("verl", reason="verl is not installed: these run with `make test-verl`")
 
 from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -16,7 +19,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from dew.algorithms import GTPO
 from dew.engines.verl import trainer
 from dew.engines.verl.trainer import CreditMixin
-from dew.errors import EngineError
+from dew.errors import ConfigError, EngineError
 
 H = [[1.0, 2.0], [2.0, 1.0, 3.0], [1.0, 4.0], [1.0]]
 UIDS = ["a", "a", "a", "pad"]
@@ -27,17 +30,24 @@ def nested(rows):
     return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
 
-def config(*overrides):
+@cache
+def default_config():
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose(
-            "ppo_trainer",
-            overrides=[
-                "algorithm.adv_estimator=gtpo",
-                "trainer.v1.trainer_mode=dew_sync",
-                "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True",
-                *overrides,
-            ],
-        )
+        return compose("ppo_trainer")
+
+
+def config(*overrides):
+    found = deepcopy(default_config())
+    OmegaConf.set_struct(found, False)
+    found.merge_with_dotlist(
+        [
+            "algorithm.adv_estimator=gtpo",
+            "trainer.v1.trainer_mode=dew_sync",
+            "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True",
+            *overrides,
+        ]
+    )
+    return found
 
 
 class Verls:
@@ -100,7 +110,7 @@ def test_the_old_policys_entropy_reaches_the_estimator(step):
 
 OTB = [
     "algorithm.adv_estimator=otb",
-    "+actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
 ]
 
 
@@ -116,9 +126,6 @@ def test_log_probabilities_and_sums_of_squares_reach_the_estimator(step):
     advantages = step(settings=OTB, more=columns)
     expected = torch.tensor([[2 / 3, 2 / 3, 0], [-1 / 3, -1 / 3, 0], [-1 / 3, -1 / 3, 0], [0, 0, 0]])
     torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-5)
-    for name, what in (("old_log_probs", "log-probabilities"), ("sum_pi_squared", "Σπ²")):
-        with pytest.raises(EngineError, match=f"{what}, which"):
-            step(settings=OTB, more={key: rows for key, rows in columns.items() if key != name})
 
 
 def test_sums_of_squares_are_computed_with_the_old_log_probabilities_only(monkeypatch):
@@ -140,7 +147,7 @@ def test_a_batch_is_shaped_again_only_for_a_record(step, monkeypatch, tmp_path, 
     calls, inner = [], GTPO._shaped
     monkeypatch.setattr(GTPO, "_shaped", lambda self, rollouts: calls.append(1) or inner(self, rollouts))
     monkeypatch.setattr(Trainer, "_record", lambda *args: {})
-    step(settings=(f"+algorithm.dew_run.folder={tmp_path}", f"+algorithm.dew_run.records_every={every}"))
+    step(settings=(f"algorithm.dew_run.folder={tmp_path}", f"algorithm.dew_run.records_every={every}"))
     assert len(calls) == times
 
 
@@ -149,23 +156,14 @@ def test_verl_sees_its_own_mode():
 
 
 def test_settings_reach_the_algorithm(step):
-    flat = step(settings=["+algorithm.dew.alpha2=0"])
+    flat = step(settings=["algorithm.dew.alpha2=0"])
     assert flat[1].unique().numel() == 1 and step()[1].unique().numel() > 1
 
 
-def test_a_queue_without_entropy(step):
-    with pytest.raises(EngineError, match="not in verl's queue"):
-        step(None)
-
-
-def test_a_queue_with_zeros_for_entropy(step):
-    with pytest.raises(EngineError, match="exactly 0 on every token"):
-        step([[0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0], [0.0]])
-
-
-def test_a_queue_with_entropy_of_other_lengths(step):
-    with pytest.raises(EngineError, match="has shape"):
-        step([[1.0], [1.0, 2.0], [1.0], [1.0]])
+def test_a_queue_without_the_entropy_of_every_token(step):
+    for entropy, message in ((None, "not in verl's queue"), ([[1.0], [1.0, 2.0], [1.0], [1.0]], "has shape")):
+        with pytest.raises(EngineError, match=message):
+            step(entropy)
 
 
 def test_correctness_on_some_answers_only(step):
@@ -198,7 +196,7 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(EXTERNAL, "mine")
-    ours = config("+algorithm.dew_run.folder=runs/a")
+    ours = config("algorithm.dew_run.folder=runs/a")
     prepare(ours)
     assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
     assert ours.algorithm.dew_run.folder == str(tmp_path / "runs/a")
@@ -212,3 +210,5 @@ def test_main_refuses_before_ray_starts(monkeypatch):
     monkeypatch.setattr("dew.engines.verl.main.run_ppo", lambda *_: pytest.fail("Ray was started"))
     with pytest.raises(EngineError, match="bypass_mode"):
         start(config("algorithm.rollout_correction.bypass_mode=True"))
+    with pytest.raises(ConfigError, match="no_such_module cannot be imported"):
+        start(config("actor_rollout_ref.model.external_lib=no_such_module"))

@@ -49,11 +49,11 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     run = read_run(folder / CONFIG, {"output_dir": str(folder)})
     check_permission(run, ("output_dir", *(remembered(run, folder) if untrusted else ())), untrusted)
     run.set_environment()
-    if RunFolder(folder).run().get("status") == "done":
-        out.print(f"{folder} is finished.\n{_next_steps(folder)}")
-        return
     launch = prepare(run, resume=True)
-    if not (folder / "checkpoints" / LATEST).is_file():
+    if RunFolder(folder).run().get("status") == "done":
+        out.print(f"{folder} is finished.\n{_next_steps(launch, folder)}")
+        return
+    if not (_checkpoints(launch) / LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
     require("verl")
@@ -101,13 +101,17 @@ def _train(launch: Launch, folder: Path) -> None:
         raise
     finally:
         RunFolder(folder).write_run({"status": status})
-    out.print(f"Done: {folder}\n{_next_steps(folder)}")
+    out.print(f"Done: {folder}\n{_next_steps(launch, folder)}")
 
 
-def _next_steps(folder: Path) -> str:
+def _checkpoints(launch: Launch) -> Path:
+    return Path(launch["trainer.default_local_dir"])
+
+
+def _next_steps(launch: Launch, folder: Path) -> str:
     """How to see the report, and how to merge verl's shards into a model folder."""
-    latest = folder / "checkpoints" / LATEST
+    latest = _checkpoints(launch) / LATEST
     step = latest.read_text().strip() if latest.is_file() else "N"
-    shards = f"{folder}/checkpoints/global_step_{step}/actor"
+    shards = _checkpoints(launch) / f"global_step_{step}" / "actor"
     merge = f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"
     return f"Report: dew report {folder}\nModel: {merge}"

@@ -25,13 +25,14 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 from dew.config import Run
 from dew.engines.permission import check_permission
 from dew.engines.problems import verifier_of
-from dew.engines.verl.data import Data, load_tokenizer, prepare_data
+from dew.engines.verl.data import Data, load_tokenizer, prepare_data, write_data
 from dew.engines.verl.launch import Launch, check_with_verl, prepare
 from dew.engines.verl.recipe import Batches
 from dew.engines.verl.settings import ACTOR, FSDP, MODEL, ROLLOUT
@@ -186,12 +187,13 @@ def job_of(launch: Launch) -> Job | None:
     shape = SHAPES.get(get(f"{MODEL}.path")) or local_shape(get(f"{MODEL}.path"))
     if shape is None:
         return None
+    epochs = get("trainer.total_epochs")
     return Job(
         shape=replace(shape, adapters=lora_parameters(shape, get(f"{MODEL}.lora_rank") or 0)),
         batches=launch.batches,
         prompt_limit=get("data.max_prompt_length"),
         answer_limit=get("data.max_response_length"),
-        steps=get("trainer.total_training_steps") or 0,
+        steps=get("trainer.total_training_steps") or epochs * max(1, launch.run.problems // launch.batches.prompts),
         micro_batch=get(f"{ACTOR}.ppo_max_token_len_per_gpu"),
         sampler_share=get(f"{ROLLOUT}.gpu_memory_utilization") or 0.5,
         weight_bytes=4 if get(f"{FSDP}.model_dtype") == "fp32" else 2,
@@ -245,9 +247,8 @@ def check_gpus(batches: Batches, found: Sequence[dict[str, Any]]) -> Check:
     """Compare this machine with one node of the plan; the other nodes of a cluster are not visible from here."""
     n, wanted = len(found), batches.gpus_per_node
     says = f"The run asks for {batches.nodes} x {wanted} GPUs; this machine has {n}."
-    facts: dict[str, Any] = {"nodes": batches.nodes, "per_node": wanted, "here": n}
     remedy = f"Run it on a node of the cluster, or set trainer.n_gpus_per_node={n}." if n else "Run it on the cluster."
-    return graded("gpus", says, remedy, warn=n < wanted, **facts)
+    return graded("gpus", says, remedy, warn=n < wanted, nodes=batches.nodes, per_node=wanted, here=n)
 
 
 def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
@@ -271,6 +272,8 @@ def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
 def check_data(launch: Launch) -> list[Check]:
     """The problems as verl will read them, and the verifier."""
     data = prepare_data(launch, load_tokenizer(launch))
+    with TemporaryDirectory() as folder:
+        write_data(data, Path(folder))
     says = f"{len(data.train):,} training problems, {len(data.validation):,} validation problems"
     says += f"; {data.too_long} left out because their prompts are too long." if data.too_long else "."
     checks = [ok("data", says, train=len(data.train), validation=len(data.validation), too_long=data.too_long)]

@@ -85,8 +85,12 @@ def write_data(data: Data, folder: Path) -> None:
     from pyarrow.parquet import write_table
 
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    for name, rows in (("train", data.train), ("val", data.validation)):
-        write_table(pyarrow.Table.from_pylist(rows), folder / "data" / f"{name}.parquet")
+    try:
+        for name, rows in (("train", data.train), ("val", data.validation)):
+            write_table(pyarrow.Table.from_pylist(rows), folder / "data" / f"{name}.parquet")
+    except pyarrow.ArrowException as error:
+        what = f"The problems cannot be written to Parquet, which verl reads: {error}."
+        raise ConfigError(Problem(what, remedy="Give each column of the data values of one type.")) from None
 
 
 def load_tokenizer(launch: Launch) -> Any:

@@ -126,24 +126,21 @@ def batch_context(context: BatchContext) -> Iterator[BatchContext]:
 
 def check_entropy(entropy: Tensor | None, mask: Tensor) -> None:
     """Refuse what is missing, of another shape, not finite, negative or 0 everywhere: not an entropy."""
-    what, why, remedy = "The old policy's entropy", "", OTHER_RELEASE
-    live = entropy[mask.bool()] if entropy is not None and entropy.shape == mask.shape else mask.new_ones(0)
+    name = "The old policy's entropy"
     if entropy is None:
-        what += " is not in verl's queue."
         why = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes it."
-        remedy = "Set bypass_mode=False."
-    elif entropy.shape != mask.shape:
-        what += f" has shape {tuple(entropy.shape)}, the responses {tuple(mask.shape)}."
-    elif not live.isfinite().all() or (live < -1e-3).any():
-        what += " is NaN, infinite or negative on tokens that train."
+        raise EngineError(Problem(f"{name} is not in verl's queue.", why, "Set bypass_mode=False."))
+    if entropy.shape != mask.shape:
+        what = f"{name} has shape {tuple(entropy.shape)}, the responses {tuple(mask.shape)}."
+        raise EngineError(Problem(what, remedy=OTHER_RELEASE))
+    live = entropy[mask.bool()]
+    if not live.isfinite().all() or (live < -1e-3).any():
         remedy = "Check for a diverged model, and set actor_rollout_ref.actor.entropy_from_logits_with_chunking=True."
-    elif live.numel() and not torch.count_nonzero(live):
-        what += " is exactly 0 on every token."
+        raise EngineError(Problem(f"{name} is NaN, infinite or negative on tokens that train.", remedy=remedy))
+    if live.numel() and not live.any():
         why = "Either this verl does not compute it, or the policy has collapsed to one answer."
-        remedy += " After a collapse, lower the learning rate and sample at temperature 1."
-    else:
-        return
-    raise EngineError(Problem(what, why, remedy))
+        remedy = f"{OTHER_RELEASE} After a collapse, lower the learning rate and sample at temperature 1."
+        raise EngineError(Problem(f"{name} is exactly 0 on every token.", why, remedy))
 
 
 def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -158,10 +155,6 @@ def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
             raise EngineError(Problem(what, f"The advantages would not be those of {name}.", SWITCH_ON))
         if context.algorithm.needs_entropy == "old":
             check_entropy(context.entropy, response_mask)
-        for needed, x in (("needs_logp", context.logp), ("needs_sum_sq", context.sum_sq)):
-            if getattr(context.algorithm, needed) and (x is None or x.shape != response_mask.shape):
-                what = f"{name} needs the old policy's {'log-probabilities' if needed == 'needs_logp' else 'Σπ²'}"
-                raise EngineError(Problem(f"{what}, which are not in verl's queue.", remedy=OTHER_RELEASE))
         with torch.no_grad():
             batch, advantages, returns = credit_rows(context, token_level_rewards, response_mask.bool(), index)
         context.credited.append(batch)
@@ -208,13 +201,7 @@ def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequenc
     score = acc if context.score is None else context.score.to(total)[last]
     ids: dict[Any, int] = {}
     group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last], device=mask.device)
-    old = {name: x for name in ("entropy", "logp", "sum_sq") if (x := getattr(context, name)) is not None}
-    rows = Rows(
-        group=group,
-        mask=conversations.join(mask),
-        outcome=acc,
-        extra=total - score,
-        **{"entropy": None, **{name: conversations.join(x) for name, x in old.items()}},
-        guided=torch.zeros_like(group, dtype=torch.bool),
-    )
-    return rows, conversations
+    old = {"entropy": context.entropy, "logp": context.logp, "sum_sq": context.sum_sq}
+    joined = {name: None if x is None else conversations.join(x) for name, x in old.items()}
+    live, guided = conversations.join(mask), torch.zeros_like(group, dtype=torch.bool)
+    return Rows(group=group, mask=live, outcome=acc, extra=total - score, guided=guided, **joined), conversations

@@ -18,7 +18,7 @@ from typing import Any
 
 from dew.algorithms import Algorithm
 from dew.config import Run
-from dew.engines.verl.recipe import DEFAULTS, OWN_REWARD, Batches, Overrides, Recipe, merged
+from dew.engines.verl.recipe import DEFAULTS, OWN_REWARD, Batches, Overrides, Recipe, flat, merged
 from dew.errors import ConfigError, Problem
 
 MAIN = ("-m", "dew.engines.verl.main")
@@ -38,7 +38,8 @@ class Launch:
     """Differences from a run on TRL."""
 
     def __getitem__(self, key: str) -> Any:
-        return self.overrides.get(key, self.overrides.get(f"+{key}"))
+        """The value of verl's key, whether or not it is written with a +; None if it is not set."""
+        return next((value for name, value in self.overrides.items() if name.lstrip("+") == key), None)
 
     @property
     def own_reward(self) -> bool:
@@ -50,7 +51,7 @@ def prepare(run: Run, *, resume: bool = False) -> Launch:
     """Translate the run, or raise one error with every problem."""
     recipe = Recipe(run)
     algorithm, batches = recipe.algorithm(), recipe.batches()
-    overrides = merged(recipe.overrides(algorithm, batches, resume), recipe.own)
+    overrides = merged(recipe.overrides(algorithm, batches, resume), flat(run.verl))
     problems = [*recipe.problems, *batches.problems()]
     if problems or algorithm is None:
         raise ConfigError(dict.fromkeys(problems), source=f"{run.source or 'configuration'} on verl")
@@ -88,20 +89,15 @@ def shell_text(words: list[str]) -> str:
     return " \\\n  ".join([shlex.join(head), *map(shlex.quote, rest)])
 
 
-def verl_is_installed() -> bool:
-    return find_spec("verl") is not None and find_spec("hydra") is not None
-
-
 def check_with_verl(launch: Launch) -> bool:
     """Compose verl's own configuration with the overrides, which finds unknown keys; False if verl is not installed."""
-    if not verl_is_installed():
+    spec = find_spec("verl")
+    if spec is None or spec.origin is None:
         return False
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
-    spec = find_spec("verl")
-    assert spec is not None and spec.submodule_search_locations
-    folder = Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
+    folder = Path(spec.origin).parent / "trainer" / "config"  # importing verl would take seconds
     try:
         with initialize_config_dir(config_dir=str(folder), version_base=None):
             compose("ppo_trainer", overrides=hydra_words(launch))

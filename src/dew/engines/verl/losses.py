@@ -15,7 +15,7 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
 from dew.engines.verl.estimators import CURRENT, BatchContext, batch_context
-from dew.engines.verl.settings import ACTOR, DEW_LOSS, SWITCH_ON
+from dew.engines.verl.settings import DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
 
 
@@ -27,10 +27,7 @@ def actor_loss(
     from verl.workers.utils.padding import no_padding_2_padding
 
     entropy = None
-    if algorithm.needs_entropy == "current":
-        if model_output.get("entropy", None) is None:
-            what = f"{algorithm.name}: verl did not compute the entropy of the policy being trained."
-            raise EngineError(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
+    if algorithm.needs_entropy == "current":  # settings.check has seen to it that verl computes it
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
     penalty = data["returns"].to_padded_tensor(0) if algorithm.penalises else None  # see estimators.credit_rows
     with batch_context(BatchContext(algorithm=algorithm, entropy=entropy, penalty=penalty)):
@@ -38,14 +35,9 @@ def actor_loss(
 
 
 def policy_loss(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Any]]:
+    old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor, loss_agg_mode: str = "",
+    config: Any = None, rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:  # fmt: skip
     """What verl calls for `loss_mode=dew`. The reduction is the algorithm's own; `loss_agg_mode` is not used."""
     context = CURRENT.get()
     if context is None:
@@ -53,11 +45,7 @@ def policy_loss(
         raise EngineError(Problem(what, remedy=SWITCH_ON))
     algorithm, mask = context.algorithm, response_mask.bool()
     part = Part(
-        mask=mask,
-        old_logp=old_log_prob,
-        weight=rollout_is_weights,
-        entropy=context.entropy,
-        penalty=context.penalty,
+        mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy, penalty=context.penalty
     )
     batch, count = config.global_batch_info, None
     if batch:  # the divisor of this process's share: that of the whole mini-batch over D

@@ -30,9 +30,9 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
-from verl.utils.import_utils import import_external_libs
 
 from dew.engines.verl import plugin
+from dew.engines.verl.recipe import import_modules
 from dew.engines.verl.settings import EXTERNAL, check, plain, read_run_settings
 
 
@@ -40,7 +40,7 @@ class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc
     """verl's task runner, with the user's algorithms and dew's trainer modes imported first."""
 
     def run(self, config: Any) -> None:
-        import_external_libs(plain(config.actor_rollout_ref.model.external_lib))
+        import_modules(plain(config.actor_rollout_ref.model.external_lib))
         from dew.engines.verl import trainer  # noqa: F401
 
         super().run(config)
@@ -48,7 +48,7 @@ class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc
 
 def prepare(config: Any) -> None:
     """Check everything, and have every process of the run import the plug-in by name."""
-    import_external_libs(plain(config.actor_rollout_ref.model.external_lib))
+    import_modules(plain(config.actor_rollout_ref.model.external_lib))
     plugin.register()
     check(config, estimators=ADV_ESTIMATOR_REGISTRY)
     run = read_run_settings(config)

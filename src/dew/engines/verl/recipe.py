@@ -5,6 +5,7 @@ Settings that verl does not use are listed in one note.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -12,7 +13,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm_classes, get_algorithm, list_algorithms
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm_classes, get_algorithm
 from dew.config import OWN_KEYS, Run, read_yaml
 from dew.engines.verl.settings import (
     ACTOR,
@@ -33,9 +34,10 @@ Overrides = dict[str, Any]
 
 TABLES = read_yaml(Path(__file__).with_name("defaults.yaml"))
 COPIED, STEPS, BATCHES, IN_VERLS_KEYS = (TABLES[name] for name in ("copied", "steps", "batches", "in_verls_keys"))
-SHARED = (*COPIED, *STEPS, *IN_VERLS_KEYS, *TABLES["converted"])
+SHARED = (*COPIED, *STEPS, *IN_VERLS_KEYS, *TABLES["algorithm"], *TABLES["converted"])
 """Every setting that is read here."""
-OWN_REWARD = IN_VERLS_KEYS["reward_funcs"]
+RUN_FOLDER = "algorithm.dew_run.folder"
+OWN_REWARD = IN_VERLS_KEYS["reward_funcs"][0]
 STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
 """verl's own losses, by the ratio that they use."""
 NO_DUAL_CLIP = 1e9
@@ -125,18 +127,25 @@ class Recipe:
     """Reads a recipe part by part and collects all problems and notes."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.given, self.own = run, run.settings, flat(run.verl)
+        self.run, self.given = run, run.settings
+        self.own = {key.lstrip("+"): value for key, value in flat(run.verl).items()}
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.unused = [key for key in self.given if key not in SHARED]
-        for key in self.unused:  # no two of TRL's settings are this close: a typing error
-            if guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):
+        for key in self.unused:
+            value = self.given[key]
+            if guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):  # no two of TRL's settings are this close
                 self.problem(f"{key} is not a setting.", guess)
             elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
-        for name, key in IN_VERLS_KEYS.items():
+            elif key in TABLES["choose_algorithm"] and value is not None and not self.given.get("algorithm"):
+                remedy = "Name it with `algorithm:`; only the TRL engine chooses one by this setting."
+                self.problem(f"{key}={value}, but no algorithm is named.", remedy)
+        if RUN_FOLDER in self.own:
+            self.problem(f"{RUN_FOLDER}: data, checkpoints and records of a run share one folder.", "Set output_dir.")
+        for name, (key, *as_in_defaults) in IN_VERLS_KEYS.items():
             value = self.given.get(name)
-            if value and value not in ("constant", "constant_with_warmup") and key not in self.own:
+            if value and value not in as_in_defaults and key not in self.own:
                 self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
 
     def problem(self, what: str, remedy: str = "") -> None:
@@ -145,18 +154,18 @@ class Recipe:
     def get(self, name: str, default: Any = None) -> Any:
         """A setting, or the default; a type other than the default's is a problem."""
         value = self.given.get(name)
-        if value is None or default is None:
-            return default if value is None else value
+        if value is None:
+            return default
         kinds = (int, float) if isinstance(default, float) else (type(default),)
-        if isinstance(value, kinds) and isinstance(value, bool) <= isinstance(default, bool):
+        if default is None or type(value) in kinds:
             return value
         self.problem(f"{name}={value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}.")
         return default
 
     def count(self, name: str, default: int) -> int:
         """A whole number of at least 1: one of verl's keys if the name has a dot, else a setting."""
-        value = self.own.get(name, self.own.get(f"+{name}", default)) if "." in name else self.get(name, default)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        value = self.own.get(name, default) if "." in name else self.get(name, default)
+        if type(value) is int and value >= 1:  # True is an int too, but not a count
             return value
         self.problem(f"{name}={value!r}: expected a whole number of at least 1.")
         return default
@@ -165,8 +174,10 @@ class Recipe:
         name, settings = self.get("algorithm", DEFAULT_ALGORITHM), self.given.get("algorithm_kwargs") or {}
         try:
             settings = json.loads(settings) if isinstance(settings, str) else dict(settings)
-            import_algorithms(name, self.own.get(f"{MODEL}.external_lib") or [])
-            algorithm = get_algorithm(name, **{"max_tokens": self.get("max_completion_length", 512), **settings})
+            if name not in algorithm_classes():
+                import_modules(self.own.get(f"{MODEL}.external_lib"))
+                import_modules(environ.get(EXTERNAL, "").split(","))
+            algorithm = get_algorithm(name, **{**self.trl_names(), **settings})
             if not algorithm.engine_loss and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
@@ -176,6 +187,15 @@ class Recipe:
         except (ValueError, TypeError):
             self.problem("algorithm_kwargs: expected settings such as {clip_high: 0.3}.")
         return None
+
+    def trl_names(self) -> dict[str, Any]:
+        """Settings of the algorithm that the recipe has under TRL's names."""
+        names = TABLES["algorithm"]
+        found = {ours: self.given[theirs] for theirs, ours in names.items() if self.given.get(theirs) is not None}
+        if "clip_low" in found:
+            found.setdefault("clip_high", found["clip_low"])  # as in TRL
+        limit = self.count("data.max_response_length", self.get("max_completion_length", 512))
+        return {"max_tokens": limit, **found}
 
     def batches(self) -> Batches:
         """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
@@ -219,7 +239,7 @@ class Recipe:
             **{key: getattr(batches, name) for name, key in BATCHES.items()},
             "data.train_files": str(folder / "data" / "train.parquet"),
             "data.val_files": str(folder / "data" / "val.parquet"),
-            "+algorithm.dew_run.folder": str(folder),
+            f"+{RUN_FOLDER}": str(folder),
             "trainer.default_local_dir": str(folder / "checkpoints"),
             "trainer.resume_mode": "auto" if resume else "disable",
             "trainer.experiment_name": folder.name,
@@ -251,26 +271,24 @@ class Recipe:
         """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
         found: Overrides = {}
         for name, (key, default) in STEPS.items():
-            if (value := self.get(name, default)) > 0:
-                found[key] = steps = -(-value // per_step)
-                if steps * per_step != value:
-                    self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+            value = self.get(name, default)
+            if value > 0:
+                found[key] = math.ceil(value / per_step)
+                if value % per_step:
+                    self.notes.append(f"{name}={value} optimizer steps become {found[key]} steps of {per_step} each")
+        total = found.get("trainer.total_training_steps")
         # An epoch has at least one step, so that many epochs never end the run early.
-        found["trainer.total_epochs"] = found.get("trainer.total_training_steps") or self.count("num_train_epochs", 3)
-        scoring, limit = self.run.scores, self.get("max_completion_length", 512)
-        if scoring is None:
-            return found
-        if scoring.max_new_tokens not in (None, limit):
-            self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
-        at_the_end = found.get("trainer.total_training_steps", found.get("trainer.save_freq", -1))
-        return {
-            "trainer.test_freq": at_the_end,
-            **found,
-            "trainer.val_before_train": True,
-            f"{ROLLOUT}.val_kwargs.n": scoring.k,
-            f"{ROLLOUT}.val_kwargs.do_sample": scoring.temperature > 0,
-            f"{ROLLOUT}.val_kwargs.temperature": scoring.temperature,
-        }
+        epochs = self.own.get("trainer.total_training_steps") or total or self.count("num_train_epochs", 3)
+        found["trainer.total_epochs"] = epochs
+        if scoring := self.run.scores:
+            if scoring.max_new_tokens not in (None, self.get("max_completion_length", 512)):
+                self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
+            found.setdefault("trainer.test_freq", total or found.get("trainer.save_freq", -1))
+            found["trainer.val_before_train"] = True
+            found[f"{ROLLOUT}.val_kwargs.n"] = scoring.k
+            found[f"{ROLLOUT}.val_kwargs.do_sample"] = scoring.temperature > 0
+            found[f"{ROLLOUT}.val_kwargs.temperature"] = scoring.temperature
+        return found
 
     def objective(self, algorithm: Algorithm) -> Overrides:
         """Estimator, loss and filter: dew's, or verl's own where the class declares that they train the same."""
@@ -320,12 +338,12 @@ def has_messages(source: Task) -> bool:
     return bool(template == "chat")
 
 
-def import_algorithms(name: str, library: str | list[str]) -> None:
-    """Import the user's modules where `name` is not registered yet: `external_lib` and VERL_USE_EXTERNAL_MODULES."""
-    modules = [*([library] if isinstance(library, str) else library), *environ.get(EXTERNAL, "").split(",")]
-    for module in filter(None, modules if name not in list_algorithms() else ()):
+def import_modules(names: str | list[str] | None) -> None:
+    """Import the user's modules, which register algorithms: verl's `external_lib`, a name or a list of names."""
+    for name in filter(None, names if isinstance(names, list) else [names]):
         try:
-            import_module(module)
-        except ImportError as error:
-            remedy = "Install it or put its folder on PYTHONPATH, on every node."
-            raise ConfigError(Problem(f"{module} cannot be imported ({error}).", remedy=remedy)) from None
+            import_module(str(name))
+        except Exception as error:  # the user's code may raise anything
+            what = f"{name} cannot be imported ({type(error).__name__}: {error})."
+            remedy = "Correct the module, or install it or put its folder on PYTHONPATH, on every node."
+            raise ConfigError(Problem(what, remedy=remedy)) from None

@@ -37,20 +37,15 @@ class Recorder(RunLog):
         self._recorded = 0
 
     def start(self, config: Any) -> None:
-        self.begin(
-            self.algorithm,
-            ["verl", "ray"],
-            int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1)),
-            model=str(read(config, "actor_rollout_ref.model.path")),
-            data=str(read(config, "data.train_files")),
-            seed=read(config, "data.seed"),
-        )
+        gpus = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
+        model, data = str(read(config, "actor_rollout_ref.model.path")), str(read(config, "data.train_files"))
+        self.begin(self.algorithm, ["verl", "ray"], gpus, model=model, data=data, seed=read(config, "data.seed"))
 
     def add(self, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
         self.check_rewards(1, self.algorithm, batch.rows.outcome)
-        self._batches.append((len(batch.rows.group), numbers))
+        self._batches.append((int(batch.credit.scored.sum()), numbers))  # without padding rows
         return numbers
 
     def due(self, step: int) -> bool:
@@ -101,7 +96,7 @@ def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any]
             numbers[name] = max(x for _, x in values)
         else:
             numbers[name] = sum(n * x for n, x in values) / sum(n for n, _ in values)
-    _count_groups(numbers, sum(n for n, _ in batches), metrics)
+    _count_groups(numbers, metrics)
     numbers.update({to: float(metrics[name]) for name, to in NAMES.items() if name in metrics})
     for name, value in metrics.items():
         if name.startswith("actor/dew/"):
@@ -115,7 +110,7 @@ def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any]
     return numbers
 
 
-def _count_groups(numbers: Numbers, answers: int, metrics: dict[str, Any]) -> None:
+def _count_groups(numbers: Numbers, metrics: dict[str, Any]) -> None:
     """Sampled groups, and the accuracy over all of them: the answers of a dropped group share one known outcome."""
     kept, mixed = numbers.get("groups/kept", 0.0), numbers.pop("groups/mixed", 0.0)
     dropped, outcomes = float(metrics.get(DROPPED, 0.0)), metrics.get(DROPPED_SCORES) or {}
@@ -124,9 +119,8 @@ def _count_groups(numbers: Numbers, answers: int, metrics: dict[str, Any]) -> No
         return
     numbers["groups/mixed_share"] = mixed / (kept + dropped)
     if "accuracy" in numbers and sum(outcomes.values()) == dropped:
-        size = answers / kept
-        right = numbers["accuracy"] * answers + size * sum(n for x, n in outcomes.items() if x > 0.5)
-        numbers["accuracy"] = right / (answers + size * dropped)
+        solved = sum(n for outcome, n in outcomes.items() if outcome > 0.5)
+        numbers["accuracy"] = (numbers["accuracy"] * kept + solved) / (kept + dropped)
 
 
 def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor) -> dict[str, Any]:

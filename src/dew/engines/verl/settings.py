@@ -16,7 +16,7 @@ from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-FSDP = f"{ACTOR}.fsdp_config"
+FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
 
 MODES = {"dew_sync": "sync", "dew_colocate_async": "colocate_async", "dew_separate_async": "separate_async"}
 """dew's trainer modes, and the mode of verl that each extends."""
@@ -55,11 +55,6 @@ class RunSettings:
     records_keep: int = 400
     """Maximum number of record files, spread over the run; 0 keeps all."""
 
-    def __post_init__(self) -> None:
-        if self.records_every < 0 or self.records_groups < 1 or self.records_keep < 0:
-            remedy = "records_every and records_keep are at least 0, records_groups at least 1."
-            raise ConfigError(Problem(f"algorithm.dew_run: {self} cannot work.", remedy=remedy))
-
 
 def read(config: Any, path: str, default: Any = None) -> Any:
     """`read(config, "a.b.c")` of a DictConfig or of plain dictionaries; the default for a missing or null key."""
@@ -75,10 +70,16 @@ def plain(x: Any) -> Any:
     return [plain(value) for value in x] if isinstance(x, Collection) and not isinstance(x, str) else x
 
 
+def _section(config: Any, path: str) -> dict[str, Any]:
+    found = plain(read(config, path, {}))
+    if not isinstance(found, dict):
+        raise ConfigError(Problem(f"{path}={found} is not a setting.", remedy=f"Write e.g. +{path}.NAME={found}."))
+    return found
+
+
 def stock_estimator(cls: type[Algorithm]) -> str | None:
     """verl's own estimator for exactly this class. Not inherited: a subclass may compute something else."""
-    found: str | None = vars(cls).get("verl_estimator")
-    return found
+    return vars(cls).get("verl_estimator")
 
 
 def dew_estimators() -> list[str]:
@@ -88,7 +89,7 @@ def dew_estimators() -> list[str]:
 
 def read_algorithm(config: Any) -> Algorithm:
     """The algorithm that this configuration names, with the settings that verl controls filled in."""
-    name, given = str(read(config, "algorithm.adv_estimator")), plain(read(config, "algorithm.dew", {}))
+    name, given = str(read(config, "algorithm.adv_estimator")), _section(config, "algorithm.dew")
     clip = read(config, f"{ACTOR}.clip_ratio", 0.2)
     controlled = {
         "clip_low": read(config, f"{ACTOR}.clip_ratio_low", clip),
@@ -107,15 +108,18 @@ def read_algorithm(config: Any) -> Algorithm:
 
 def read_run_settings(config: Any) -> RunSettings | None:
     """Where to record; None to record nothing."""
-    given = plain(read(config, "algorithm.dew_run", {}))
+    given = _section(config, "algorithm.dew_run")
     if not given:
         return None
     try:
-        return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+        found = RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+        if found.records_every >= 0 and found.records_groups >= 1 and found.records_keep >= 0:
+            return found
     except (KeyError, TypeError):
-        known = ", ".join(RunSettings.__dataclass_fields__)
-        what, why = f"algorithm.dew_run has {', '.join(given)}.", f"It takes {known}; folder is required."
-        raise ConfigError(Problem(what, why, "Write e.g. +algorithm.dew_run.folder=runs/first.")) from None
+        pass
+    why = "It takes folder, which is required, records_every and records_keep (0 or more), records_groups (1 or more)."
+    remedy = "Write e.g. +algorithm.dew_run.folder=runs/first."
+    raise ConfigError(Problem(f"algorithm.dew_run={given} cannot work.", why, remedy))
 
 
 def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
@@ -150,23 +154,24 @@ def _mode_problems(config: Any) -> list[Problem]:
 
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Settings that would be ignored, or that would make it another algorithm."""
-    name, mode_key, reduce_key = algorithm.name, f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
-    mode, reduce = str(read(config, mode_key, "vanilla")), str(read(config, reduce_key, "token-mean"))
-    fitting, overlong = REDUCTIONS[algorithm.reduce], f"algorithm.dew.overlong={algorithm.overlong}"
-    metric = read(config, "algorithm.filter_groups.metric")
-    found = []
-    if mode not in ("vanilla", DEW_LOSS):
-        found.append((f"{mode_key}={mode}: {name} has a loss of its own.", f"Set {mode_key}={DEW_LOSS}."))
-    if reduce not in ("token-mean", fitting):
-        found.append((f"{reduce_key}={reduce}: {name} reduces its loss differently.", f"Set {reduce_key}={fitting}."))
-    if read(config, "algorithm.filter_groups.enable") and metric != "acc":
-        what = f"algorithm.filter_groups.metric={metric} would keep groups whose answers differ only in a penalty."
-        found.append((what, "Set algorithm.filter_groups.metric=acc."))
+    name, found = algorithm.name, []
+    key, ours = LOSS_MODE, DEW_LOSS
+    if (mode := str(read(config, key, "vanilla"))) not in ("vanilla", ours):
+        found.append(Problem(f"{key}={mode}: {name} has a loss of its own.", remedy=f"Set {key}={ours}."))
+    key, ours = f"{ACTOR}.loss_agg_mode", REDUCTIONS[algorithm.reduce]
+    if (mode := str(read(config, key, "token-mean"))) not in ("token-mean", ours):
+        found.append(Problem(f"{key}={mode}: {name} reduces its loss differently.", remedy=f"Set {key}={ours}."))
+    key, metric = "algorithm.filter_groups.metric", read(config, "algorithm.filter_groups.metric")
+    if algorithm.dynamic_sampling and metric != "acc":
+        what = f"{key}={metric} would keep groups whose answers differ only in a penalty."
+        found.append(Problem(what, remedy=f"Set {key}=acc."))
     if algorithm.overlong != "none" and read(config, "reward.reward_kwargs.overlong_buffer_cfg.enable"):
-        found.append((f"{overlong} and verl's overlong_buffer_cfg would both penalize length.", "Leave one out."))
+        what = f"algorithm.dew.overlong={algorithm.overlong} and verl's overlong_buffer_cfg would both penalize length."
+        found.append(Problem(what, remedy="Leave one out."))
     if read(config, "distillation.enabled"):
-        found.append((f"{name} and distillation both replace the actor's loss.", "Use only one of them."))
-    return [Problem(what, remedy=remedy) for what, remedy in found]
+        what = f"{name} and distillation both replace the actor's loss."
+        found.append(Problem(what, remedy="Use only one of them."))
+    return found
 
 
 def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
@@ -177,14 +182,14 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     logsumexp(2z) − 2 logsumexp(z), has none but float32 weights.
     """
     name, entropy, squares = algorithm.name, algorithm.needs_entropy != "no", algorithm.needs_sum_sq
-    sum_sq = f"{name} needs the sum of squared probabilities."
+    bypass = "algorithm.rollout_correction.bypass_mode"
     fused = read(config, f"{MODEL}.use_fused_kernels")
     chunked = read(config, f"{FSDP}.entropy_from_logits_with_chunking") and read(config, f"{MODEL}.use_remove_padding")
     strategy, dtype = read(config, f"{ACTOR}.strategy", "fsdp"), read(config, f"{FSDP}.mixed_precision.param_dtype")
     in_bf16 = str(strategy) in ("fsdp", "fsdp2") and str(dtype) not in ("fp32", "float32")
     found = []
-    if (entropy or squares) and read(config, "algorithm.rollout_correction.bypass_mode"):
-        what = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes the old policy's entropy"
+    if (entropy or squares) and read(config, bypass):
+        what = f"{bypass}=True skips the pass that computes the old policy's entropy"
         found.append(Problem(f"{what} and probabilities, which {name} needs.", remedy="Set it to False."))
     if entropy and in_bf16 and not chunked and not fused:
         what = "verl would compute the entropy in bf16, as a small difference of large numbers: most of it is rounding."
@@ -193,6 +198,7 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     if algorithm.needs_entropy == "current" and not read(config, f"{ACTOR}.calculate_entropy"):
         what = f"{name} uses the entropy of the policy being trained."
         found.append(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
+    sum_sq = f"{name} needs the sum of squared probabilities."
     if squares and fused:
         why = f"With {MODEL}.use_fused_kernels=True verl does not compute it."
         found.append(Problem(sum_sq, why, "Set it to False."))
@@ -204,12 +210,12 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
 
 def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:
     """One of verl's own estimators in one of dew's trainer modes: dew only records the run."""
-    found, ours, loss_key = [], ", ".join(dew_estimators()), f"{ACTOR}.policy_loss.loss_mode"
+    found, ours = [], ", ".join(dew_estimators())
     if estimators and name not in estimators:
         what = f"algorithm.adv_estimator={name} is not known."
         found.append(Problem(what, did_you_mean(name, dew_estimators()), f"dew's estimators are {ours}."))
     if read(config, "algorithm.dew"):
         found.append(Problem(f"algorithm.dew.* are settings of {ours}; algorithm.adv_estimator is {name}."))
-    if read(config, loss_key) == DEW_LOSS:
-        found.append(Problem(f"{loss_key}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
+    if read(config, LOSS_MODE) == DEW_LOSS:
+        found.append(Problem(f"{LOSS_MODE}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
     return found

@@ -18,10 +18,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from torch import Tensor
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
@@ -56,7 +53,7 @@ class CreditMixin:
         settings = read_run_settings(config)
         limit = int(config.data.max_response_length)
         self._recorder = Recorder(settings, self.algorithm, limit) if settings else None
-        self._resolved = OmegaConf.to_yaml(config, resolve=True)
+        self._resolved = OmegaConf.to_yaml(config, resolve=True) if settings else ""
         config.trainer.v1.trainer_mode = MODES[config.trainer.v1.trainer_mode]  # verl compares it in several places
         if self._credits:
             config.actor_rollout_ref.actor.policy_loss.loss_mode = DEW_LOSS
@@ -94,19 +91,7 @@ class CreditMixin:
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl's, with the estimator's context fetched from verl's queue."""
-        needed = ["old_log_probs"] * self.algorithm.needs_logp + [SUM_SQ] * self.algorithm.needs_sum_sq
-        data = _fetch(batch, "entropy", "extra_fields", "rm_scores", "response_mask", *needed)
-        columns = {"entropy": "entropy", "logp": "old_log_probs"}
-        old: dict[str, Any] = {name: _padded(data[theirs]) for name, theirs in columns.items() if theirs in data}
-        if SUM_SQ in data:
-            old["sum_sq"] = _padded(response_from_nested(data[SUM_SQ], data["response_mask"]))
-        fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * len(batch)
-        infos = [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
-        acc, score = _column(infos, "acc"), _column(infos, "score")
-        if acc is None:  # before any KL term is subtracted
-            acc = score = _padded(data["rm_scores"]).sum(-1)
-        due = self._recorder is not None and self._recorder.due(self.global_steps)
-        context = BatchContext(algorithm=self.algorithm, **old, keys=batch.keys, acc=acc, score=score, recorded=due)
+        context, infos = self._context(batch)
         with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if self._credits and not context.credited:
@@ -115,6 +100,27 @@ class CreditMixin:
         if self._recorder is not None:
             metrics.update(self._record(self._recorder, batch, context, infos))
         return credited
+
+    def _context(self, batch: Any) -> tuple[BatchContext, list[Info]]:
+        """What the estimator reads beyond verl's arguments, and what the reward manager returned."""
+        needed = ["old_log_probs"] * self.algorithm.needs_logp + [SUM_SQ] * self.algorithm.needs_sum_sq
+        data = _fetch(batch, "entropy", "extra_fields", "rm_scores", "response_mask", *needed)
+        fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * len(batch)
+        infos = [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
+        acc, score = _column(infos, "acc"), _column(infos, "score")
+        if acc is None:  # before any KL term is subtracted
+            acc = score = _padded(data["rm_scores"]).sum(-1)
+        context = BatchContext(
+            algorithm=self.algorithm,
+            entropy=_padded(data["entropy"]) if "entropy" in data else None,
+            logp=_padded(data["old_log_probs"]) if "old_log_probs" in data else None,
+            sum_sq=_padded(response_from_nested(data[SUM_SQ], data["response_mask"])) if SUM_SQ in data else None,
+            keys=batch.keys,
+            acc=acc,
+            score=score,
+            recorded=self._recorder is not None and self._recorder.due(self.global_steps),
+        )
+        return context, infos
 
     def _record(self, recorder: Recorder, batch: Any, context: BatchContext, infos: list[Info]) -> dict[str, float]:
         if context.credited:
@@ -178,16 +184,5 @@ def _texts(batch: Any) -> dict[str, Any]:
     }
 
 
-@register_trainer("dew_sync")
-class DewSync(CreditMixin, PPOTrainerSync):  # type: ignore[misc]
-    """Training and rollout take turns."""
-
-
-@register_trainer("dew_colocate_async")
-class DewColocateAsync(CreditMixin, PPOTrainerColocateAsync):  # type: ignore[misc]
-    """Rollout continues across steps, on the trainer's GPUs."""
-
-
-@register_trainer("dew_separate_async")
-class DewSeparateAsync(CreditMixin, PPOTrainerSeparateAsync):  # type: ignore[misc]
-    """Rollout continues across steps, on its own GPUs."""
+for _mode, _verls in MODES.items():
+    register_trainer(_mode)(type(_mode, (CreditMixin, get_trainer_cls(_verls)), {}))
