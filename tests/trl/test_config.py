@@ -11,6 +11,7 @@ from dew.algorithms import GRPO
 from dew.engines.trl import DewConfig, DewDPOConfig
 from dew.engines.trl.config import Batches
 from dew.errors import ConfigError, RewardError
+from dew.rewards import verifier
 
 # what an algorithm sets
 
@@ -48,6 +49,8 @@ def test_an_object_and_a_json_string_are_equivalent(tmp_path):
     by_string = tiny.config(tmp_path, algorithm="gtpo", algorithm_kwargs='{"alpha2": 0.2}')
     assert by_object.build_algorithm() == by_string.build_algorithm()
     assert by_object.algorithm == "gtpo"
+    both = tiny.config(tmp_path, algorithm=GTPO(alpha1=2.0), algorithm_kwargs={"alpha2": 0.2}).build_algorithm()
+    assert (both.alpha1, both.alpha2) == (2.0, 0.2)
 
 
 def test_command_line_and_yaml(tmp_path):
@@ -168,6 +171,8 @@ REJECTED = {
     "a guide in TRL's own": ({"algorithm": "trl", "guide": "x.jsonl"}, "guide with algorithm='trl'"),
     "no such module": ({"algorithm": "no_such_module:Rule"}, "No module named 'no_such_module'"),
     "no algorithm": ({"algorithm": "json:JSONDecoder"}, "no class 'JSONDecoder' derived from dew.Algorithm"),
+    "greedy sampling": ({"temperature": 0.0}, "temperature=0.0: give a number > 0"),
+    "no time for rewards": ({"reward_timeout": 0}, "reward_timeout=0: give a number > 0"),
     "records": ({"records_groups": 0}, "records_groups=0"),
     "guide gives all": ({"guide": "x.jsonl", "guide_completions": 4}, "guide_completions=4 of num_generations=4"),
     "guide with KL": ({"guide": "x.jsonl", "algorithm_kwargs": {"kl_coef": 0.1}}, "guide with kl_coef"),
@@ -240,6 +245,16 @@ def test_a_missing_column_is_named(tmp_path):
         tiny.trainer(tmp_path, wants_solution)
     with pytest.raises(ConfigError, match=r"the trainer needs the column 'prompt'.*Did you mean 'prompts'\?"):
         tiny.trainer(tmp_path, data=tiny.prompts().rename_column("prompt", "prompts"))
+
+
+def test_a_rollout_function_may_bring_the_gold_answers(tmp_path):
+    """Then the data set needs no column for them, and the trainer is built without looking at it."""
+
+    def rollout(prompts, trainer):
+        return {**tiny.scripted(prompts, trainer), "answer": ["1"] * len(prompts)}
+
+    data = tiny.prompts().remove_columns("answer")
+    tiny.trainer(tmp_path, verifier("math"), data, others={"rollout_func": rollout})
 
 
 def test_several_rewards_need_an_outcome_reward(tmp_path):

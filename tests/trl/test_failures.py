@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew.engines.trl.failures import explain, process_lost
+from dew.engines.trl.launch import StopAtSignal
 from dew.errors import ConfigError, EngineError, RewardError
 from dew.records import RunFolder
 
@@ -47,11 +49,12 @@ def hang_in_generation(trainer):
     trainer._generate = generate
 
 
-def run(folder, rank, *, victim=None, act=die, reward=tiny.has_a, hang=False, data=16, resume=False, **settings):
+def run(
+    folder, rank, *, victim=None, act=die, reward=tiny.has_a, hang=False, data=16, resume=False, others=None, **settings
+):
     """Train; an error of dew is left in a file."""
-    trainer = tiny.trainer(
-        folder, reward, data=tiny.prompts(data), **{"per_device_train_batch_size": 4, "max_steps": 4, **settings}
-    )
+    settings = {"per_device_train_batch_size": 4, "max_steps": 4, **settings}
+    trainer = tiny.trainer(folder, reward, tiny.prompts(data), others=others, **settings)
     if rank == victim:
         trainer.add_callback(AtStepThree(act))
     elif hang:
@@ -91,6 +94,16 @@ def test_an_exception_in_one_process_ends_both(tmp_path):
 
     assert tiny.in_children(train, count=2) == [0, 0]
     assert "Process 0 of 2 lost the connection" in (tmp_path / "error0").read_text()
+
+
+def test_processes_stop_together_at_a_signal_that_reaches_one_of_them(tmp_path):
+    def train(rank):
+        act = partial(os.kill, os.getpid(), signal.SIGTERM)
+        run(tmp_path, rank, victim=1, act=act, others={"callbacks": [StopAtSignal()]})
+
+    assert tiny.in_children(train, count=2) == [0, 0]
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3]
+    assert (tmp_path / "checkpoint-3" / "dew_manifest.json").exists()
 
 
 @pytest.mark.slow

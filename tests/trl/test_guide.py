@@ -97,8 +97,9 @@ def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_pat
         outcome,
         algorithm=algorithm,
         algorithm_kwargs={},
-        max_steps=40,
+        max_steps=25,
         learning_rate=1e-2,
+        lr_scheduler_type="constant",
     )
     trainer.train()
     lines = RunFolder(tmp_path).metrics()
@@ -228,6 +229,7 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
         ('{"prompt": "a"}', "g.jsonl:1 is not a recorded completion"),
         ("nonsense", "g.jsonl:1 is not a recorded completion"),
         ('{"prompt": "a", "completion": "ab", "logprobs": [1]}', "1 logprobs for 3 tokens"),
+        ('{"prompt": "a", "completion": "a", "token_ids": [3, 999]}', "token id 999 is not in the policy's vocabulary"),
         ("", "is empty"),
     ],
 )
@@ -317,6 +319,12 @@ def test_an_openai_compatible_server(server):
     messages = [{"role": "user", "content": "1+1="}]
     assert guide.answer(messages, [], 1, turn=0) == [GuideAnswer([A, EOS], [-0.5, 0.0])]
     assert Server.asked[-1][0] == "/v1/chat/completions" and Server.asked[-1][1]["messages"] == messages
+
+
+def test_a_server_of_another_kind_is_an_error_with_its_address(server, monkeypatch):
+    monkeypatch.setattr(Server, "do_GET", lambda self: self._reply({"status": "ok"}))
+    with pytest.raises(EngineError, match=r"/v1/models did not answer as an OpenAI-compatible server .*'data'"):
+        ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9, timeout=5)
 
 
 # together with other features

@@ -206,6 +206,22 @@ def test_a_resumed_run_remembers_skipped_steps(tmp_path):
         resumed.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize(("prompts", "skipped"), [("02468", 0), ("0123456789", 1)])
+def test_with_dynamic_sampling_only_the_groups_that_train_count(prompts, skipped, tmp_path):
+    """A group with an infinite reward is dropped where its other answers are all correct."""
+
+    def reward(prompts, completions, **_):
+        bad = [prompt[0] in bad_prompts for prompt in prompts]
+        return [1.0 if bad[i] and i % 4 else INF if bad[i] else float(i % 2) for i in range(len(completions))]
+
+    bad_prompts, kwargs = prompts, {"max_rounds": 4}
+    trainer = tiny.trainer(tmp_path, reward, algorithm="dapo", algorithm_kwargs=kwargs, max_steps=1)
+    trainer.train()
+    (metrics,) = RunFolder(tmp_path).metrics()
+    assert metrics["steps/skipped"] == skipped
+    assert metrics["groups/kept"] == 2 * (1 - skipped) and metrics["groups/dropped"] > 0
+
+
 @contextmanager
 def leaving(path):
     try:
@@ -276,13 +292,18 @@ DEGENERATE = {
         "mask_truncated_completions": True,
     },
 }
+COMBINED = ("all wrong", "one token", "all truncated")
+"""Others that run by default catch the same."""
 ALGORITHMS = ["gtpo", "grpo_s", "grpo", "dapo", "forking_tokens", "entropy_advantage"]
 EVERY = [(case, algorithm) for case in DEGENERATE for algorithm in ALGORITHMS]
 
 
 @pytest.mark.parametrize(
     ("case", "algorithm"),
-    [pytest.param(*one, marks=[] if one[1] == "gtpo" else pytest.mark.slow) for one in EVERY],
+    [
+        pytest.param(*one, marks=[] if one[1] == "gtpo" and one[0] not in COMBINED else pytest.mark.slow)
+        for one in EVERY
+    ],
 )
 def test_a_batch_without_signal_is_not_skipped(case, algorithm, tmp_path):
     settings = {"rewards": has_mixed, **DEGENERATE[case]}

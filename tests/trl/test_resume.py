@@ -27,6 +27,7 @@ class Kill(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+STEPS = 6
 SETTINGS = {
     "gtpo, several epochs": {"algorithm": "gtpo", "data": 4},
     "gtpo, killed inside a generation": {"algorithm": "gtpo", "data": 16, "num_iterations": 3},
@@ -46,7 +47,7 @@ SETTINGS = {
 
 
 def make(folder, data, **settings):
-    plain = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "logging_steps": 2}
+    plain = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "logging_steps": 2}
     return tiny.trainer(folder, data=tiny.prompts(data), **{**plain, **settings})
 
 
@@ -56,12 +57,12 @@ def assert_same(resumed, whole):
     assert tiny.lasting_metrics(resumed.args.output_dir) == tiny.lasting_metrics(whole.args.output_dir)
 
 
-EVERY = [(name, at) for name in SETTINGS for at in range(2, 8)]
-FIRST = list(zip(SETTINGS, (6, 5, 6, 3), strict=True))
+EVERY = [(name, at) for name in SETTINGS for at in range(2, STEPS)]
+DEFAULT = ("dapo, dynamic sampling, learned weights", 3)
 
 
 @pytest.mark.parametrize(
-    ("name", "at"), [pytest.param(*case, marks=[] if case in FIRST[1::2] else pytest.mark.slow) for case in EVERY]
+    ("name", "at"), [pytest.param(*case, marks=[] if case == DEFAULT else pytest.mark.slow) for case in EVERY]
 )
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(name, at, tmp_path):
     whole = make(tmp_path / "whole", **SETTINGS[name])
@@ -74,6 +75,30 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(name, at, tmp_path
 
     assert_same(resumed, whole)
     assert RunFolder(tmp_path / "cut").run()["status"] == "done"
+
+
+def test_a_trainer_that_was_interrupted_inside_a_step_resumes_without_its_micro_batches(tmp_path):
+    """Ctrl-C in a notebook, then `train` of the same trainer."""
+    settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 2, "save_steps": 1}
+
+    def trainer(name):
+        mixed = lambda completions, **_: [float(i % 2) for i in range(len(completions))]  # noqa: E731
+        return tiny.trainer(tmp_path / name, mixed, save_strategy="steps", **settings)
+
+    class Interrupt(TrainerCallback):
+        def on_substep_end(self, args, state, control, **_):
+            if state.global_step == 1:
+                resumed.remove_callback(self)
+                raise KeyboardInterrupt
+
+    whole = trainer("whole")
+    whole.train()
+    resumed = trainer("cut")
+    resumed.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        resumed.train()
+    resumed.train(resume_from_checkpoint=True)
+    assert_same(resumed, whole)
 
 
 def checkpoint(folder, step):
@@ -157,7 +182,7 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
     assert tiny.in_children(killed) == [-signal.SIGKILL]
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-2")
     make(tmp_path, **settings).train(resume_from_checkpoint=True)
-    assert [path.name for path in tmp_path.glob("*checkpoint-*")] == ["checkpoint-8"]
+    assert [path.name for path in tmp_path.glob("*checkpoint-*")] == [f"checkpoint-{STEPS}"]
 
 
 @pytest.mark.parametrize(
@@ -166,10 +191,10 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
     ids=lambda f: f.__name__,
 )
 def test_a_run_resumes_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
-    settings = SETTINGS["gtpo, several epochs"]
+    settings = SETTINGS["gtpo, killed inside a generation"]
     whole = make(tmp_path / "whole", **settings)
     whole.train()
-    assert tiny.in_children(lambda _: _killed(tmp_path / "cut", 6, settings)) == [-signal.SIGKILL]
+    assert tiny.in_children(lambda _: _killed(tmp_path / "cut", STEPS, settings)) == [-signal.SIGKILL]
     hurt(tmp_path / "cut" / "checkpoint-5" / "model.safetensors")
     resumed = make(tmp_path / "cut", **settings)
     with pytest.raises(ConfigError, match=r"checkpoint-5 cannot be used: model\.safetensors"):
@@ -194,6 +219,12 @@ def test_another_number_of_processes_resumes_without_the_generation(tmp_path):
         assert (state["step"], state["generation"], state["epochs"]) == (0, None, 1)
     state = checkpoints.load_state(str(tmp_path), 0, "on 1", "cpu")
     assert state["step"] == 3 and state["generation"] is not None
+
+
+def test_a_checkpoint_of_weights_alone_says_so(tmp_path, caplog):
+    (tmp_path / checkpoints.MANIFEST).write_text("{}")
+    assert checkpoints.load_state(str(tmp_path), 0, "on 1", "cpu") is None
+    assert "has weights only (save_only_model)" in caplog.text
 
 
 @pytest.mark.parametrize("changed", [{"steps_per_generation": 4}, {"per_device_train_batch_size": 4}])

@@ -53,7 +53,7 @@ def sampler(outcomes, size=2):
             table=[{("prompt",): i} for i in ids.tolist()],
             answers={"outcome": correct},
             groups={},
-            nonfinite=f"round {len(rounds)}" if len(rounds) > 1 else None,
+            nonfinite=ids,
         )
 
     return sample, rounds
@@ -81,7 +81,7 @@ def test_groups_without_signal_are_replaced_by_further_prompts():
     assert batch.groups == {"sampled": 6, "kept": 3, "dropped": 3, "refilled": 2, "rounds": 2, "short": 0, "mixed": 3}
     assert stream.position == 6
     assert len(batch.answers["outcome"]) == 12, "answers of dropped groups are reported too"
-    assert batch.nonfinite == "round 2"
+    assert batch.nonfinite.tolist() == [1, 1, 3, 3, 5, 5]
 
 
 def test_prompts_are_padded_on_the_left_and_completions_on_the_right():

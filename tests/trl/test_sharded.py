@@ -2,13 +2,19 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import trl_tiny as tiny
 from dew.algorithms import list_algorithms
+from dew.config import Run, Scoring
+from dew.engines.trl.launch import _weights_are_finite, launch
+from dew.engines.trl.settings import parse
 from dew.records import RunFolder
+from dew.tasks import model_folder
 from trl_tiny import outcome
 
 FSDP2 = {
@@ -66,7 +72,13 @@ def run(folder, processes, algorithm, *, tied=True, adapter=False, resume=False,
     assert all(hasattr(p, "full_tensor") for p in trainer.model.parameters()) == (processes > 1)
     after = {name: whole(p).detach().clone() for name, p in trainer.model.named_parameters()}
     assert any(not torch.equal(after[name], before[name]) for name in before)
-    torch.save(after, folder / f"rank{trainer.accelerator.process_index}.pt")
+    rank = trainer.accelerator.process_index
+    torch.save(after, folder / f"rank{rank}.pt")
+    assert _weights_are_finite(trainer)
+    if rank == processes - 1:
+        weights = next(trainer.model.parameters()).detach()
+        (weights.to_local() if processes > 1 else weights).fill_(torch.nan)
+    assert not _weights_are_finite(trainer), "every process finds it, in whichever shard it is"
 
 
 def whole(p):
@@ -110,6 +122,46 @@ def test_sampling_and_resuming_sharded(tmp_path):
     assert tiny.in_children(lambda _: run(tmp_path / "resumed", 2, "gtpo", resume=True, **settings), 2) == [0, 0]
     one, two = (torch.load(tmp_path / name / "rank0.pt") for name in ("whole", "resumed"))
     torch.testing.assert_close(two, one, rtol=0, atol=0)
+
+
+def run_config(folder, resume=False):
+    """The run of a recipe, evaluated before and after two steps."""
+    shard()
+    settings = {
+        "model_name_or_path": "tiny",
+        "output_dir": str(folder),
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 6,
+        "max_steps": 2,
+        "save_steps": 2,
+        "learning_rate": 0.01,
+        "weight_decay": 0.1,  # moves the matrices, whatever the rewards are
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    run = Run(task="countdown", problems=16, scores=Scoring(problems=4, k=2), settings=settings)
+    assert launch(parse(run), resume=resume, say=lambda _: None) == "done"
+
+
+def test_a_sharded_run_is_evaluated_and_leaves_a_whole_model(tmp_path):
+    assert tiny.in_children(lambda _: run_config(tmp_path), 2) == [0, 0]
+    assert [entry["when"] for entry in RunFolder(tmp_path).scores()] == ["before", "after"]
+    trained, start = (load_file(Path(f) / "model.safetensors") for f in (tmp_path / "model", model_folder("tiny")))
+    assert start.keys() <= trained.keys()
+    assert all(not torch.equal(trained[name], start[name]) for name in start if "proj" in name)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_that_lost_its_model_is_resumed(tmp_path):
+    for resume in (False, True):
+        assert tiny.in_children(lambda _, resume=resume: run_config(tmp_path, resume), 2) == [0, 0]
+        (tmp_path / "model").rename(tmp_path / f"model-{resume}")
+    first, again = (load_file(tmp_path / f"model-{resume}" / "model.safetensors") for resume in (False, True))
+    assert all(torch.equal(again[name], first[name]) for name in again)
 
 
 # ZeRO-3

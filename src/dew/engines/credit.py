@@ -77,13 +77,9 @@ def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:
         is_correct = algorithm.correct(rollouts)
         correct[index] = rollouts.to_rows(is_correct)
         signal[index] = rollouts.to_rows(algorithm.signal(rollouts)[:, None].expand_as(is_correct))
-    return Credit(
-        advantages=torch.zeros(rows.mask.shape, device=rows.mask.device),
-        correct=correct,
-        scored=scored,
-        signal=signal,
-        failed=signal & ~_any_in_group(rows.group, correct & ~rows.guided),
-    )
+    advantages = torch.zeros(rows.mask.shape, device=rows.mask.device)
+    failed = signal & ~_any_in_group(rows.group, correct & ~rows.guided)
+    return Credit(advantages=advantages, correct=correct, scored=scored, signal=signal, failed=failed)
 
 
 def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) -> Credit:
@@ -115,14 +111,11 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
 
 
 def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
-    index = part.nonzero()[:, 0]
-    return index, Rollouts.from_rows(
-        rows.group[index],
-        mask=rows.mask[index],
-        reward=rows.outcome[index],
-        extra=rows.extra[index],
-        **{name: x[index] for name in ("logp", "entropy", "sum_sq", "value") if (x := getattr(rows, name)) is not None},
-    )
+    """The row numbers of a part, and its rows by group."""
+    index, policy = part.nonzero()[:, 0], ("logp", "entropy", "sum_sq", "value")
+    fields = {"mask": rows.mask, "reward": rows.outcome, "extra": rows.extra}
+    fields |= {name: getattr(rows, name) for name in policy if getattr(rows, name) is not None}
+    return index, Rollouts.from_rows(rows.group[index], **{name: x[index] for name, x in fields.items()})
 
 
 def _any_in_group(group: Tensor, x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ RUNS_CODE = {
     "use_kernels": "loads compiled code from the hub",
     "allow_all_kernels": "loads compiled code from the hub",
     "external_lib": "runs code",
+    "_target_": "runs code",
 }
 """At any depth, also inside other settings."""
 CODE_PATHS = ("pkg://", "file://")
@@ -41,7 +42,7 @@ SENDS = {
     "deepspeed": "may write files anywhere",
     "overwrite_output_dir": "deletes an earlier run",
 }
-LOCAL_LOGGERS = ("none", "tensorboard")
+LOGGERS, LOCAL_LOGGERS = ("report_to", "verl.trainer.logger"), ("none", "tensorboard", "console", "file")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 APPROVE = "Repeat the setting on the command line to approve it, or run without --untrusted."
 OFF = ("", "0", "false", "no", "n", "f", "off", "none")
@@ -100,15 +101,16 @@ def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[
         yield "algorithm", f"runs code ({settings['algorithm']})"
     if settings.get("env"):
         yield "env", f"sets environment variables ({', '.join(map(str, settings['env']))})"
-    if remote := [name for name in _texts(settings.get("report_to")) if name.lower() not in LOCAL_LOGGERS]:
-        yield "report_to", f"sends metrics to {', '.join(remote)}"
     for name in ("guide", "vllm_server_base_url", "vllm_server_host"):
         if host := _remote_host(name, str(settings.get(name) or "")):
             yield name, f"connects to {host}"
     for name, value in _walk("", settings):
         last, text = name.rpartition(".")[2], str(value)
         on = text.strip().lower() not in OFF
-        if on and (last in RUNS_CODE or name in SENDS):
+        remote = [logger for logger in _texts(value) if logger.lower() not in LOCAL_LOGGERS]
+        if remote and name.replace("+", "") in LOGGERS:
+            yield name, f"sends metrics to {', '.join(remote)}"
+        elif on and (last in RUNS_CODE or name in SENDS):
             yield name, RUNS_CODE.get(last) or SENDS[name]
         elif last == "path" and (text.startswith(CODE_PATHS) or text.endswith(".py")):
             yield name, "runs code"
@@ -116,7 +118,7 @@ def needs_approval(settings: Mapping[str, Any], folder: Path) -> Iterator[tuple[
             yield name, "allows weights in pickle files, which run code when loaded"
         elif last == "attn_implementation" and "/" in text:
             yield name, "loads compiled code from the hub"
-        elif re.fullmatch(r"output_dir|verl\..*_dir", name) and value is not None and not _is_below(text, folder):
+        elif re.fullmatch(r"output_dir|verl\..*[._]dir", name) and value is not None and not _is_below(text, folder):
             yield name, f"{text} is neither below the current folder nor below the file's own"
 
 

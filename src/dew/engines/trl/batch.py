@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dew.engines.credit import Rows
 from dew.engines.recording import Columns, gold_of
 from dew.engines.trl.guide import OWN, GuideAnswer
-from dew.engines.trl.nonfinite import describe, nonfinite_rows
+from dew.engines.trl.nonfinite import REWARD, nonfinite_rows
 
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
 """The columns that `answer_metrics` reads."""
@@ -45,8 +45,8 @@ class Batch(Rows):
     """What `answer_metrics` reads of every answer that was sampled, those of dropped groups included."""
     groups: dict[str, int]
     """Number of groups sampled, kept, dropped, refilled, ..., and of sampling rounds."""
-    nonfinite: str | None = None
-    """Where the first infinity or NaN was found."""
+    nonfinite: Tensor
+    """(N,) what is an infinity or a NaN: 0 (nothing), LOGITS, ENTROPY or REWARD + the number of the function."""
 
     @property
     def columns(self) -> Columns:
@@ -96,11 +96,13 @@ def make_batch(
 
     `recorded` has this process's rows of the data set if a token record is due.
     """
-    accelerator, parts, logp, entropy = trainer.accelerator, capture.parts, old.logp, old.entropy
+    accelerator, parts, invalid = trainer.accelerator, capture.parts, capture.invalid
+    logp, entropy = old.logp, old.entropy
     wants_logp = recorded is not None or trainer.algorithm.needs_logp
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
     count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
-    places = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
+    nonfinite = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
+    nonfinite = torch.where((nonfinite == 0) & invalid.any(1), REWARD + invalid.int().argmax(1), nonfinite)
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     tokens = [len(ids) for ids in capture.completion_ids]
     answers = {
@@ -130,7 +132,7 @@ def make_batch(
         table=table,
         answers={name: columns[name] for name in ANSWER_COLUMNS},
         groups={"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1},
-        nonfinite=describe(places, capture.invalid, trainer.reward_func_names, table),
+        nonfinite=nonfinite,
     )
 
 

@@ -31,7 +31,6 @@ OWN_STATE = "dew_state_{}.pt"
 """Written first by dew, one per process."""
 MANIFEST = "dew_manifest.json"
 INTERRUPTED = "the run was interrupted while writing it"
-CHUNK = 1 << 20
 READERS = 4
 
 # ── which checkpoint to resume from ─────────────────────────────────────────────────────────────────────────
@@ -121,7 +120,7 @@ def _files(folder: Path) -> dict[str, Path]:
 def _checksum(path: Path) -> int:
     checksum = 0
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(1 << 20):
             checksum = zlib.crc32(chunk, checksum)
     return checksum
 
@@ -139,10 +138,12 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
 
     A generation is saved in the micro-batches of each process: with other `batches` the run resumes without it.
     """
-    found = [path for i in (rank, 0) if (path := Path(folder) / OWN_STATE.format(i)).exists()]
-    if not found:
+    own, first = (Path(folder) / OWN_STATE.format(i) for i in (rank, 0))
+    path = own if own.exists() else first  # there may be more processes now
+    if not path.exists():
+        if (Path(folder) / MANIFEST).exists():
+            logger.warning("%s has weights only (save_only_model): optimizer, schedule and prompts start anew.", folder)
         return None
-    path = found[0]
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if (saved := state.get("batches", batches)) != batches:
         state |= {"generation": None, "step": 0}

@@ -28,14 +28,12 @@ PREDICTED = "mean_logits"
 def check_not_unsloth() -> None:
     """Fail if Unsloth is imported: its trainer has a `compute_loss` of its own, which never calls dew's."""
     if "unsloth" in sys.modules:
-        raise EngineError(
-            Problem(
-                "Unsloth is imported in this process.",
-                "It replaces TRL's GRPOTrainer.compute_loss, so that dew's loss would silently not run.",
-                "Leave it out: load the model with transformers and pass peft_config=LoraConfig(...) for LoRA (in a "
-                "recipe use_peft: true, with load_in_4bit: true for QLoRA); use_vllm=True samples fast.",
-            )
+        why = "It replaces TRL's GRPOTrainer.compute_loss, so that dew's loss would silently not run."
+        remedy = (
+            "Leave it out: load the model with transformers and pass peft_config=LoraConfig(...) for LoRA (in a "
+            "recipe use_peft: true, with load_in_4bit: true for QLoRA); use_vllm=True samples fast."
         )
+        raise EngineError(Problem("Unsloth is imported in this process.", why, remedy))
 
 
 def check_generated(values: Sequence[Any]) -> None:

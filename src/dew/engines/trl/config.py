@@ -94,17 +94,26 @@ class Batches:
         return found
 
 
-FINITE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "temperature", "top_p")
+POSITIVE = ("temperature", "reward_timeout", "reward_memory", "guide_timeout")
+FINITE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "top_p")
 AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_weight": 0, "guide_failed_weight": 0}
 """The smallest value of each number."""
 
 
-def too_small(config: Any) -> list[Problem]:
-    return [
-        Problem(f"{name}={getattr(config, name)}:", remedy=f"give a number >= {least}.")
-        for name, least in AT_LEAST.items()
-        if not least <= getattr(config, name, least) < math.inf
-    ]
+def number_problems(config: Any) -> list[Problem]:
+    """Numbers that are too small or not finite. A config may lack some of them."""
+    problems = []
+    for name in (*AT_LEAST, *POSITIVE, *FINITE):
+        value, least = getattr(config, name, None), AT_LEAST.get(name)
+        if value is None:
+            continue
+        if least is not None and not least <= value < math.inf:
+            problems.append(Problem(f"{name}={value}:", remedy=f"give a number >= {least}."))
+        elif name in POSITIVE and not value > 0:
+            problems.append(Problem(f"{name}={value}:", remedy="give a number > 0."))
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.append(Problem(f"{name}={value}:", "not a finite number."))
+    return problems
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -150,7 +159,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
     guide_timeout: float = _setting(120.0, "Maximum seconds to wait for an answer of the guide's server.")
-
     overwrite_output_dir: bool = _setting(False, "Delete an earlier run in output_dir when training starts.")
 
     epsilon: float | None = _of_algorithm("clip_low")
@@ -164,14 +172,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     use_bias_correction_kl: bool | None = _of_algorithm()
 
     def __post_init__(self) -> None:
-        if isinstance(self.algorithm, Algorithm):  # Python code may pass an object instead of a name
-            self.algorithm, self.algorithm_kwargs = self.algorithm.name, _non_defaults(self.algorithm)
-        problems, algorithm = self._adopt_trl_settings(), None
+        problems, algorithm = self._read_algorithm() + self._adopt_trl_settings(), None
         try:
             algorithm = self.build_algorithm()
         except ConfigError as error:
             problems += error.problems
-        problems += self._batch_problems() + self._number_problems()
+        problems += self._batch_problems() + number_problems(self)
         problems += self.guide_problems() if self.guide is not None and algorithm is not None else []
         if algorithm is None or not algorithm.engine_loss:
             problems += _unsupported(self)
@@ -179,9 +185,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             problems += _conflicts(self, algorithm)
         if algorithm is None or problems:
             raise ConfigError(problems)
-        settings = _trl_defaults() if algorithm.engine_loss else _trl_settings(algorithm)
-        for name, value in settings.items():
-            if not algorithm.engine_loss or getattr(self, name) is None:
+        if algorithm.engine_loss:
+            for f in fields(GRPOConfig):
+                if f.name in (*DEW_NAMES, *CHOOSES) and getattr(self, f.name) is None:
+                    setattr(self, f.name, f.default)
+        else:
+            for name, value in _trl_settings(algorithm).items():
                 setattr(self, name, value)
         float32_without_bf16(self)
         super().__post_init__()
@@ -217,21 +226,30 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
         return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0; temperature may differ from 1.")
 
-    def _adopt_trl_settings(self) -> list[Problem]:
-        """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
-        the others into the algorithm that they describe."""
-        written = self.algorithm_kwargs
+    def _read_algorithm(self) -> list[Problem]:
+        """The name and a mapping of settings, where they were given as JSON or (in Python) as an algorithm object."""
+        problems, written = [], self.algorithm_kwargs
         if isinstance(written, str):
             with suppress(ValueError):
                 self.algorithm_kwargs = json.loads(written)
         if not isinstance(self.algorithm_kwargs, dict | None):
             self.algorithm_kwargs, remedy = None, """Write e.g. '{"alpha2": 0.2}'."""
-            return [Problem(f"algorithm_kwargs={written!r} is not a mapping in YAML or JSON.", remedy=remedy)]
+            problems.append(Problem(f"algorithm_kwargs={written!r} is not a mapping in YAML or JSON.", remedy=remedy))
+        if isinstance(self.algorithm, Algorithm):
+            default: Any = type(self.algorithm)()
+            changed = {k: v for k, v in asdict(self.algorithm).items() if v != getattr(default, k)}
+            self.algorithm, self.algorithm_kwargs = self.algorithm.name, {**changed, **(self.algorithm_kwargs or {})}
+        return problems
+
+    def _adopt_trl_settings(self) -> list[Problem]:
+        """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
+        the others into the algorithm that they describe."""
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
             self.algorithm = self._choose_algorithm()
-        kwargs: dict[str, Any] = dict(self.algorithm_kwargs or {})
+        settings: Any = self.algorithm_kwargs or {}
+        kwargs: dict[str, Any] = dict(settings)
         given = {ours: getattr(self, theirs) for theirs, ours in DEW_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
             high = given["clip_high"]
@@ -271,18 +289,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self.batches.nearest())}.")]
         return []
 
-    def _number_problems(self) -> list[Problem]:
-        problems = too_small(self)
-        problems += [
-            Problem(f"{name}={getattr(self, name)}:", "not a finite number.")
-            for name in FINITE
-            if isinstance(getattr(self, name), float) and not math.isfinite(getattr(self, name))
-        ]
-        if not self.reward_timeout > 0 or (self.reward_memory is not None and not self.reward_memory > 0):
-            what = f"reward_timeout={self.reward_timeout}, reward_memory={self.reward_memory}:"
-            problems.append(Problem(what, remedy="give seconds and GiB, both more than 0."))
-        return problems
-
     def guide_problems(self) -> list[Problem]:
         """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
         problems, algorithm = [], self.build_algorithm()
@@ -303,11 +309,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
 
-def _non_defaults(algorithm: Any) -> dict[str, Any]:
-    default = type(algorithm)()
-    return {name: value for name, value in asdict(algorithm).items() if value != getattr(default, name)}
-
-
 DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef", "sapo_temperature_pos": "tau_pos",
              "sapo_temperature_neg": "tau_neg"}  # fmt: skip
 CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
@@ -325,11 +326,6 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
         "importance_sampling_level": "token" if algorithm.ratio == "token" else "sequence",
         "use_bias_correction_kl": False,
     }
-
-
-def _trl_defaults() -> dict[str, Any]:
-    """TRL's own defaults of the settings that an algorithm defines."""
-    return {f.name: f.default for f in fields(GRPOConfig) if f.name in (*DEW_NAMES, *CHOOSES)}
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:

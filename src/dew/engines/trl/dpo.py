@@ -19,7 +19,7 @@ from dew.credit import preference_weights
 from dew.credit.preferences import weight_problems
 from dew.decoding import SamplingCopy
 from dew.engines.recording import due
-from dew.engines.trl.config import _setting, float32_without_bf16, too_small
+from dew.engines.trl.config import _setting, float32_without_bf16, number_problems
 from dew.engines.trl.loss import exact_head, exact_head_supported
 from dew.engines.trl.recorded import RecordedTrainer, own_config
 from dew.errors import ConfigError, Problem
@@ -49,7 +49,7 @@ class DewDPOConfig(DPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         losses = [self.loss_type] if isinstance(self.loss_type, str) else self.loss_type
-        problems = weight_problems(self.alpha, self.entropy_floor) + too_small(self)
+        problems = weight_problems(self.alpha, self.entropy_floor) + number_problems(self)
         for loss in (loss for loss in losses if loss in NOT_WEIGHTED):
             why = f"token weights are not defined for it: {NOT_WEIGHTED[loss]}."
             problems.append(Problem(f"loss_type={loss!r}:", why, "Choose another, such as sigmoid or ipo."))
@@ -128,8 +128,9 @@ class DewDPOTrainer(RecordedTrainer, DPOTrainer):  # type: ignore[misc]
 
     def sampling_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""
+        policy = self.accelerator.unwrap_model(self.model)
         dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-        return SamplingCopy(self.accelerator.unwrap_model(self.model), dtype).model
+        return policy if self.sharded else SamplingCopy(policy, dtype).model
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         """TRL's loss on weighted log-probabilities. The reference policy comes first: its entropies are the weights."""

@@ -37,9 +37,8 @@ def process_lost(error: BaseException, rank: int, processes: int) -> EngineError
         return None
     what = f"Process {rank} of {processes} lost the connection to another process, which failed or was killed."
     why = "Signal 9 often means that the machine ran out of memory."
-    return EngineError(
-        Problem(what, why, "See the output of the process that the launcher names, then run dew resume.")
-    )
+    remedy = "See the output of the process that the launcher names, then run dew resume."
+    return EngineError(Problem(what, why, remedy))
 
 
 def explain(error: BaseException, folder: str, rank: int, processes: int) -> EngineError | None:

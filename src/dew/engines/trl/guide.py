@@ -56,9 +56,7 @@ class RecordedGuide(Guide):
 
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
         self._by_prompt: dict[str, list[GuideAnswer]] = {}
-        remedy = (
-            'Write a line {"prompt": "...", "completion": "..."} for each, with "token_ids" and "logprobs" if known.'
-        )
+        remedy = 'Each line is {"prompt": "...", "completion": "..."}, with "token_ids" and "logprobs" if known.'
         for where, entry in raw_rows(path, split="train"):
             try:
                 if isinstance(entry, Exception):
@@ -84,6 +82,8 @@ def _recorded(entry: dict[str, Any], tokenizer: Any, limit: int) -> tuple[Any, G
     logps = entry.get("logprobs")
     if "token_ids" in entry:
         ids = [int(i) for i in entry["token_ids"]]
+        if strange := [i for i in ids if not 0 <= i < len(tokenizer)]:
+            raise ValueError(f"token id {strange[0]} is not in the policy's vocabulary of {len(tokenizer)}")
     else:
         ids = _encode(tokenizer, completion if isinstance(completion, str) else completion[-1]["content"])
     if logps is not None and not len(ids) - 1 <= len(logps) <= len(ids):
@@ -116,15 +116,15 @@ class ServerGuide(Guide):
     def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float, timeout: float) -> None:
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._tokenizer, self._limit, self._temperature, self._timeout = tokenizer, limit, temperature, timeout
-        self._model = self._request("/models")["data"][0]["id"]
+        self._model: str = self._request("/models", lambda reply: reply["data"][0]["id"])
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         chat = not isinstance(prompt, str)
         body = {"messages": prompt, "logprobs": True} if chat else {"prompt": prompt, "logprobs": 1}
         body |= {"model": self._model, "n": count, "max_tokens": self._limit, "temperature": self._temperature}
         body |= {"seed": turn, **WHOLE_DISTRIBUTION}
-        reply = self._request("/chat/completions" if chat else "/completions", body)
-        return [self._answer(choice) for choice in reply["choices"]]
+        path = "/chat/completions" if chat else "/completions"
+        return list(self._request(path, lambda reply: [self._answer(choice) for choice in reply["choices"]], body))
 
     def _answer(self, choice: dict[str, Any]) -> GuideAnswer:
         text = choice["text"] if "text" in choice else choice["message"]["content"] or ""
@@ -135,15 +135,16 @@ class ServerGuide(Guide):
         same_tokens = [token for token, _ in scored] in (words, words[:-1])
         return _answer(ids, [logp for _, logp in scored] if scored and same_tokens else None, self._limit)
 
-    def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _request(self, path: str, read: Callable[[Any], Any], body: dict[str, Any] | None = None) -> Any:
+        """What `read` finds in the server's reply."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as reply:
-                return json.loads(reply.read())
-        except (OSError, ValueError) as error:  # with the server's own explanation, if it sent one
-            detail = f"{error} {error.read()[:200]!r}" if isinstance(error, HTTPError) else error
-            what = f"guide: {self._base}{path} did not answer ({detail})."
+                return read(json.loads(reply.read()))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            detail = f"{error} {error.read()[:200]!r}" if isinstance(error, HTTPError) else repr(error)
+            what = f"guide: {self._base}{path} did not answer as an OpenAI-compatible server does ({detail})."
             raise EngineError(Problem(what, remedy="Check that the server is up, or raise guide_timeout.")) from None
 
 

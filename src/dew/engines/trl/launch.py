@@ -11,14 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import disable_progress_bars
-from safetensors import safe_open
+from accelerate.utils import gather_object
+from datasets import Dataset, disable_progress_bars, load_dataset
+from safetensors import SafetensorError, safe_open
 from torch.nn import Module
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import get_dataset, get_peft_config, get_quantization_config
+from trl import rewards as trl_rewards
 
-from dew.config import to_yaml
+from dew.config import RUN_AGAIN, to_yaml
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.dpo import DewDPOTrainer
@@ -29,6 +31,8 @@ from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.records import MODEL_FILES, RunFolder
+from dew.rewards import load_reward, reward
+from dew.rewards.user_function import is_user_function
 from dew.tasks import model_folder
 from dew.tasks.files import raw_rows
 
@@ -42,8 +46,6 @@ PAIR = ("prompt", "chosen", "rejected")
 
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
     """Training data and evaluation data (or None), as TRL takes them."""
-    from datasets import Dataset, load_dataset
-
     run, script, evaluates = parsed.run, parsed.script, parsed.args.eval_strategy != "no"
     if run.trainer == "dpo":
         if run.pairs is not None:
@@ -51,11 +53,6 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
     elif run.task is not None:
         source, rows = training_rows(run)
         return Dataset.from_list(rows), Dataset.from_list(held_out_rows(run, source)) if evaluates else None
-    if not script.dataset_name and not parsed.mixture.datasets:
-        remedy = "Write `task: countdown` (or chain, or a .jsonl file), or TRL's `dataset_name:` or `datasets:`."
-        if run.trainer == "dpo":
-            remedy = "Write `pairs: FILE`, a file that `dew pairs` makes, or TRL's `dataset_name:` or `datasets:`."
-        raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=run.source)
     try:
         if parsed.mixture.datasets:
             data = get_dataset(parsed.mixture)
@@ -104,11 +101,6 @@ def rewards_of(parsed: Parsed) -> list[Any]:
 
 def _reward(name: str, parsed: Parsed) -> Any:
     """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
-    from trl import rewards as trl_rewards
-
-    from dew.rewards import load_reward, reward
-    from dew.rewards.user_function import is_user_function
-
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
         return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
     if name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"):
@@ -139,16 +131,16 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
     folder = local_model(model.model_name_or_path)
-    check_width(Path(folder), args.model_init_kwargs)
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
     pairs = parsed.run.trainer == "dpo"
     build = partial(DewDPOTrainer, folder) if pairs else partial(DewTrainer, folder, rewards_of(parsed))
     try:
+        check_width(Path(folder), args.model_init_kwargs)
         return build(**others)
-    except OSError as error:
-        if error.errno is not None:  # of the file system, not of transformers
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        if getattr(error, "errno", None) is not None:  # of the file system, not of transformers
             raise
         raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
 
@@ -187,31 +179,47 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     from dew.rewards.math import MathVerifier
     from dew.rewards.math import versions as verifier_versions
 
-    folder = Path(parsed.args.output_dir)
-    trainer = build_trainer(parsed, [StopAtSignal(), *callbacks])
+    folder, stop = Path(parsed.args.output_dir), StopAtSignal()
+    trainer = build_trainer(parsed, callbacks)
     trainer.remove_callback(PrinterCallback)
-    main, scored = trainer.accelerator.is_main_process, parsed.run.scores is not None
-    if main:
+    scored = parsed.run.scores is not None
+    if scored and not (resume and RunFolder(folder).scores()):
+        trainer.add_callback(ScoreBefore(partial(_score, trainer, parsed, "before", say)))
+    trainer.add_callback(stop)
+    if trainer.accelerator.is_main_process:
         sweep(folder)
-        write_atomically(folder / "config.yaml", to_yaml(parsed.run, _header()).encode())
+        found = {**versions("torch", "transformers", "trl", "accelerate"), "git commit": git_commit()}
+        used = ", ".join(f"{name} {value}" for name, value in found.items() if value)
+        write_atomically(folder / "config.yaml", to_yaml(parsed.run, [RUN_AGAIN, used]).encode())
         if isinstance(verifier_of(parsed.run), MathVerifier):
             RunFolder(folder).write_run({"verifier": verifier_versions()})
-        if scored and not (resume and RunFolder(folder).scores()):
-            _score(trainer, parsed, "before", say)
     trainer.accelerator.wait_for_everyone()
-    _train(trainer, folder, resume)
+    try:
+        _train(trainer, folder, resume)
+    finally:
+        stop.restore_handlers()
     if trainer.state.global_step < trainer.state.max_steps:
-        if main:
-            RunFolder(folder).write_run({"status": "stopped"})
+        trainer._recorder.end("stopped")
         return "stopped"
-    if not all(bool(weights.isfinite().all()) for weights in trainer.model.parameters()):
-        RunFolder(folder).write_run({"status": "failed"})
+    if not _weights_are_finite(trainer):
+        trainer._recorder.end("failed")
         what = "Training ended with weights that are not finite, and no model was written."
         raise EngineError(Problem(what, remedy="Lower learning_rate, then train again in a new folder."))
     _save_model(trainer, folder / "model")
-    if main and scored:
+    if scored:
         _score(trainer, parsed, "after", say)
     return "done"
+
+
+class ScoreBefore(TrainerCallback):  # type: ignore[misc]
+    """Evaluates before the first step. Only when training starts are the weights on their devices, whole or sharded."""
+
+    def __init__(self, score: Callable[[], None]) -> None:
+        self._score = score
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 0:
+            self._score()
 
 
 class StopAtSignal(TrainerCallback):  # type: ignore[misc]
@@ -225,10 +233,11 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._requested:
+        # The signal may reach one process only, or two of them at different steps: they stop together.
+        if any(gather_object([self._requested])):
             control.should_save = control.should_training_stop = True
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def restore_handlers(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -249,9 +258,18 @@ def _train(trainer: RecordedTrainer, folder: Path, resume: bool) -> None:
     trainer.train(resume_from_checkpoint=checkpoint)
 
 
+def _weights_are_finite(trainer: RecordedTrainer) -> bool:
+    """Each process looks at its own shard of the weights (FSDP2, ZeRO-3), and all of them get the same answer."""
+    weights = trainer.model.parameters()
+    shards = [p.to_local() if hasattr(p, "to_local") else getattr(p, "ds_tensor", p) for p in weights]
+    return all(gather_object([all(bool(shard.isfinite().all()) for shard in shards)]))
+
+
 def _save_model(trainer: RecordedTrainer, folder: Path) -> None:
     """All or nothing: `model/` appears when every file is on the disk."""
     part = folder.with_name(f".{folder.name}.part")
+    if trainer.is_fsdp_enabled:  # FSDP2's default is shards, which transformers writes in checkpoints only
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     if trainer.accelerator.is_main_process:
         shutil.rmtree(part, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
@@ -265,24 +283,24 @@ def _save_model(trainer: RecordedTrainer, folder: Path) -> None:
 
 
 def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
-    """Evaluate on held-out problems, into scores.json. Without a verifier the outcome reward decides."""
+    """Evaluate on held-out problems, into scores.json. Without a verifier the outcome reward decides.
+    With sharded weights all processes sample, else the main one."""
+    main = trainer.accelerator.is_main_process
+    if not main and not trainer.sharded:
+        return
     args, folder = parsed.args, RunFolder(parsed.args.output_dir)
     model, tokenizer, limit = trainer.sampling_model(), trainer.processing_class, args.max_completion_length
     judge: dict[str, Any] = {}
     if parsed.run.trainer != "dpo" and not isinstance(reward := trainer.reward_funcs[trainer.outcome_index], Module):
         judge = {"reward": reward, "threshold": trainer.algorithm.threshold}
     scores = evaluate_run(parsed.run, model, tokenizer, max_new_tokens=limit, seed=args.seed, **judge)
+    if not main:
+        return
     scores.write(folder.path / f"answers-{when}.json")
     others = [entry for entry in folder.scores() if entry.get("when") != when]
     folder.write_scores([*others, {"when": when, **scores.summary()}])
     shown = ", ".join(f"{name} {interval}" for name, interval in scores.scores.items() if name.startswith("pass@"))
     say(f"{when} training: {shown}")
-
-
-def _header() -> list[str]:
-    found = {**versions("torch", "transformers", "trl", "accelerate"), "git commit": git_commit()}
-    used = ", ".join(f"{name} {value}" for name, value in found.items() if value)
-    return ["Run it again: dew train THIS_FILE --output_dir NEW_FOLDER", used]
 
 
 def quiet() -> None:

@@ -16,7 +16,7 @@ from dew.algorithms.base import Part
 from dew.credit.learned import OutcomeHead, spaced
 from dew.engines.credit import Credit, Rows
 from dew.engines.recording import Columns
-from dew.engines.trl.batch import Batch, gather_rows, local_rows, loss_mask
+from dew.engines.trl.batch import Batch, local_rows, loss_mask
 from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS, PREDICTED
 from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
 from dew.errors import ConfigError, Problem
@@ -188,11 +188,6 @@ def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator:
     if "author" in batch.inputs:
         added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, count, args))
     return {**batch.inputs, **added}
-
-
-def trl_advantages(batch: Batch, accelerator: Any) -> Tensor:
-    """(N, T) TRL's own advantages, of all processes."""
-    return torch.where(batch.mask, gather_rows(accelerator, batch.inputs["advantages"])[:, None], 0)
 
 
 def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) -> float:

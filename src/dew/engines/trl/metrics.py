@@ -15,7 +15,7 @@ from dew.engines.credit import Credit
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
 from dew.engines.recording import Columns, RunLog, group_records, script
 from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask, own_mask
-from dew.engines.trl.nonfinite import finite_only, nonfinite_tokens
+from dew.engines.trl.nonfinite import finite_only
 from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
@@ -46,7 +46,8 @@ class StepStatistics:
         """The loss, entropies and non-finite tokens of a micro-batch."""
         for name, (total, count) in entropy_sums(entropy, own_mask(inputs), inputs["verdict"]).items():
             self._add(name, total, count)
-        for place, count in nonfinite_tokens(logp, entropy, loss_mask(inputs)).items():
+        for place, x in (("logits", logp), ("entropy", entropy)):
+            count = (~x.isfinite() & loss_mask(inputs)).sum()
             self._add(NONFINITE + place, count, torch.ones_like(count))
         # The losses of micro-batches sum to that of the step, and processes average: count it once.
         self._add("loss", loss, torch.zeros_like(loss) if "loss" in self._sums else torch.ones_like(loss))

@@ -22,8 +22,8 @@ from dew.errors import EngineError, Problem
 PATIENCE = 3
 """Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
 
-LOGITS, ENTROPY = 1, 2
-PLACES = {LOGITS: "logits", ENTROPY: "entropy"}
+LOGITS, ENTROPY, REWARD = 1, 2, 3
+"""What is not finite in an answer; REWARD + i: the reward by function number i."""
 
 
 def nonfinite_rows(logp: Tensor | None, entropy: Tensor | None, mask: Tensor) -> Tensor:
@@ -35,22 +35,14 @@ def nonfinite_rows(logp: Tensor | None, entropy: Tensor | None, mask: Tensor) ->
     return places
 
 
-def nonfinite_tokens(logp: Tensor, entropy: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """How many live tokens of a micro-batch are not finite, by place; stays on the device."""
-    values = {"logits": logp, "entropy": entropy}
-    return {place: (~x.detach().isfinite() & mask).sum() for place, x in values.items()}
-
-
-def describe(places: Tensor, invalid: Tensor, names: Sequence[str], table: Sequence[dict[Any, Any]]) -> str | None:
-    """What is not finite in a generation: (N,) places of its rows, (N, F) True where a reward is not a number."""
-    rows = (places > 0) | invalid.any(1)
-    count = int(rows.sum())
-    if not count:
+def describe(places: Tensor, names: Sequence[str], table: Sequence[dict[Any, Any]]) -> str | None:
+    """What is not finite in a generation, by (N,) places: 0 (nothing), LOGITS, ENTROPY or REWARD + i."""
+    found = places.nonzero()[:, 0].tolist()
+    if not found:
         return None
-    first = int(rows.nonzero()[0, 0])
-    rewards = ", ".join(repr(names[i]) for i in invalid.any(0).nonzero()[:, 0].tolist())
-    place = PLACES.get(int(places[first]), f"reward {rewards}")
-    return f"{place}: {count} of {len(rows)} answers, the first to the prompt {table[first].get(('prompt',))!r:.200}"
+    named = {LOGITS: "logits", ENTROPY: "entropy", **{REWARD + i: f"reward {name!r}" for i, name in enumerate(names)}}
+    first, prompt = named[int(places[found[0]])], table[found[0]].get(("prompt",))
+    return f"{first}: {len(found)} of {len(places)} answers, the first to the prompt {prompt!r:.200}"
 
 
 def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -17,7 +17,7 @@ from dew.engines.recording import RESUME
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.metrics import Recorder
 from dew.engines.trl.nonfinite import NonFinite, finite_only
-from dew.errors import ConfigError, Problem, RewardError
+from dew.errors import ConfigError, Problem
 from dew.records import RunFolder
 
 logger = logging.getLogger("dew")
@@ -26,14 +26,11 @@ LOGS_KEPT = 1000
 """Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
 
 
-Config = TypeVar("Config")
-
-
-def own_config(args: Any, kind: type[Config], model: Any) -> Config:
+def own_config(args: Any, kind: Any, model: Any) -> Any:
     """`args`, or the defaults if there are none. Another class, such as TRL's, is an error."""
     if args is None:
         name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
-        return kind(f"{Path(name).name or 'model'}-dew")  # type: ignore[call-arg]
+        return kind(f"{Path(name).name or 'model'}-dew")
     if not isinstance(args, kind):
         remedy = f"Write {kind.__name__}, which takes the same settings."
         raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
@@ -73,8 +70,6 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
             done = self._load_finished(str(resume_from_checkpoint)) if resume_from_checkpoint else None
             result = done or super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
-            if isinstance(error, RewardError):
-                self._save_before_failure()
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
             rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -111,9 +106,6 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
         return None
 
-    def _save_before_failure(self) -> None:
-        """Called when a reward failed."""
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Tied weights are saved once and are not missing."""
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
@@ -125,6 +117,11 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
         found = [checkpoints.newest_complete(self.args.output_dir) if self.accelerator.is_main_process else None]
         self._verified = broadcast_object_list(found)[0]
         return self._verified
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a process may hold only a part of the weights: then all of them must make as many passes."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     @property
     def _mode(self) -> str:

@@ -73,7 +73,7 @@ def fill_batch(
     chosen: list[Batch] = []
     spare: list[Batch] = []
     answers: list[Columns] = []
-    nonfinite, sampled, mixed, first_round = None, 0, 0, 0
+    sampled, mixed = 0, 0
     # The rows of a round must divide evenly among the processes.
     step = accelerator.num_processes // (1 if whole_groups else math.gcd(accelerator.num_processes, size))
     while mixed < quota and len(answers) < algorithm.max_rounds:
@@ -86,10 +86,8 @@ def fill_batch(
         chosen.append(_groups(everything, with_signal[: quota - mixed], size))
         spare.append(_groups(everything, without[: max(0, quota - (sampled - mixed))], size))
         sampled, mixed = sampled + len(signal), mixed + len(with_signal)
-        first_round = first_round if answers else min(quota, mixed)
         answers.append(batch.answers)
-        nonfinite = nonfinite or batch.nonfinite
-    kept = min(quota, mixed)
+    kept, first_round = min(quota, mixed), len(chosen[0].group) // size
     if short := quota - kept:
         chosen.append(_masked(_groups(_join(spare, fills), list(range(short)), size)))
     batch = _join(chosen, fills)
@@ -100,7 +98,6 @@ def fill_batch(
         inputs={name: local_rows(accelerator, x) for name, x in batch.inputs.items()},
         answers=join_columns(answers, fills),
         groups={**counts, "rounds": len(answers), "short": short, "mixed": mixed},
-        nonfinite=nonfinite,
     )
 
 
@@ -260,6 +257,6 @@ def why_not_captured(trainer: Any) -> str | None:
         (trainer.use_transformers_continuous_batching, "continuous batching is on"),
         (bool(args.generation_kwargs) or args.cache_implementation is not None, "generation settings are given"),
         (trainer.repetition_penalty not in (None, 1.0), "repetition_penalty is set"),
-        (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, "the weights are sharded"),
+        (trainer.sharded, "the weights are sharded"),
     )
     return next((reason for found, reason in reasons if found), None)

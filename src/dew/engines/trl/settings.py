@@ -34,7 +34,7 @@ class Parsed:
         """What the run trains on, for messages."""
         own = self.run.pairs if self.run.trainer == "dpo" else self.run.task
         mixed = ", ".join(source.path for source in self.mixture.datasets)
-        return own or mixed or self.script.dataset_name or "no data"
+        return own or mixed or self.script.dataset_name or ""
 
 
 def classes(on_pairs: bool = False) -> tuple[Any, ...]:
@@ -87,7 +87,12 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     if not model.model_name_or_path:
         advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
-    return Parsed(replace(run, settings=settings), script, args, model, mixture)
+    parsed = Parsed(replace(run, settings=settings), script, args, model, mixture)
+    if not parsed.data:
+        own = "`pairs: FILE`, a file that `dew pairs` makes," if on_pairs else "`task: countdown` (or a .jsonl file)"
+        remedy = f"Write {own} or TRL's `dataset_name:` or `datasets:`."
+        raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=file)
+    return parsed
 
 
 def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:

@@ -25,16 +25,17 @@ from dew.credit.learned import OutcomeHead
 from dew.engines.credit import give_credit
 from dew.engines.recording import due
 from dew.engines.trl import metrics
-from dew.engines.trl.batch import Batch, Capture, Scores, make_batch, own_mask
+from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, make_batch, own_mask
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, add_authors, generate_with_guide, guide_of
-from dew.engines.trl.loss import exact_head, loss_inputs, micro_batches, trl_advantages, uses_exact_head, watched_head
+from dew.engines.trl.loss import exact_head, loss_inputs, micro_batches, uses_exact_head, watched_head
+from dew.engines.trl.nonfinite import describe
 from dew.engines.trl.padding import aligned_passes, update_parts
 from dew.engines.trl.recorded import RecordedTrainer, own_config
 from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError
+from dew.errors import ConfigError, RewardError
 
 logger = logging.getLogger("dew")
 
@@ -91,11 +92,9 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.algorithm.needs_hidden:
             width = self.model.config.get_text_config().hidden_size
             self._outcome_head = OutcomeHead(width, device=self.accelerator.device)
-        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # every process must make as many passes
         self._aligned = args.less_padding and not (
-            sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
+            self.sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
         )
-        self._waiting: list[dict[str, Any]] = []
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
@@ -103,9 +102,18 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._guide = guide_of(self, guide, train_dataset)
         if self.accelerator.is_main_process:
             warn_early(args, rewards, train_dataset, self.outcome_index)
+        self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._waiting, self._statistics = [], metrics.StepStatistics()  # without those of an interrupted step
+        try:
+            return super().train(*args, **kwargs)
+        except RewardError:
+            self._save_before_failure()
+            raise
 
     def _save_before_failure(self) -> None:
         """When a reward fails between two steps, save the first. Several processes would have to fail together."""
@@ -150,11 +158,13 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         else:
             batch = self.sample(inputs)
         if self.model.training:
-            self._nonfinite.generation = batch.nonfinite
+            trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else was kept: weights may be NaN
+            self._nonfinite.generation = describe(batch.nonfinite * trains, self.reward_func_names, batch.table)
         with self._recorder.phase("credit"):
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
             if self.algorithm.engine_loss:
-                credit = replace(credit, advantages=trl_advantages(batch, self.accelerator), flipped=None)
+                trl_advantages = gather_rows(self.accelerator, batch.inputs["advantages"])[:, None]
+                credit = replace(credit, advantages=torch.where(batch.mask, trl_advantages, 0), flipped=None)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
             if self._outcome_head is not None and self.model.training and batch.features is not None:
                 assert credit.side is not None  # predictions came first: the head has not seen these answers
