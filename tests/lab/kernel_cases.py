@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dew.lab import kernels, policy
-from dew.lab.policy import OUTPUTS, SIGNALS, forward, log_probabilities, new_policy, numerics, sample
+from dew.lab.policy import OUTPUTS, SIGNALS, forward, new_policy, numerics, sample, token_logp
 from dew.lab.tasks import EOS, PAD, VOCABULARY, generator, get_task
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -83,7 +83,7 @@ def test_a_policy_samples_and_learns_as_without_kernels(monkeypatch):
         parameters = {name: (5 * p).to(DEVICE).requires_grad_() for name, p in start.items()}
         answers = sample(parameters, problems.prompt, uniforms)
         ids = torch.cat([problems.prompt.repeat_interleave(2, 1), answers.tokens[..., :-1]], -1)
-        logp = log_probabilities(forward(parameters, ids, last=task.tokens), answers.tokens)
+        logp = token_logp(forward(parameters, ids, last=task.tokens), answers.tokens)
         (logp * answers.mask).sum().backward()
         return answers, logp.detach(), {name: p.grad for name, p in parameters.items()}
 
@@ -91,8 +91,8 @@ def test_a_policy_samples_and_learns_as_without_kernels(monkeypatch):
     (fast, fast_logp, fast_grad), (plain, _, plain_grad) = run(kernels), run(None)
     assert torch.equal(fast.tokens, plain.tokens) and int(fast.tokens.max()) < VOCABULARY
     for name in SIGNALS:
-        near(fast.signals[name] * fast.mask, (plain.signals[name] * plain.mask).double(), 1e-5)
-    near(fast_logp * fast.mask, (plain.signals["logp"] * plain.mask).double(), 1e-5)
+        near(getattr(fast, name) * fast.mask, (getattr(plain, name) * plain.mask).double(), 1e-5)
+    near(fast_logp * fast.mask, (plain.logp * plain.mask).double(), 1e-5)
     for name, grad in fast_grad.items():
         near(grad, plain_grad[name].double(), 1e-4)
 
@@ -106,7 +106,7 @@ def test_sampling_and_training_agree_in_tf32():
     with numerics(), torch.no_grad():
         answers = sample(parameters, problems.prompt, torch.rand(1, 64, task.tokens, generator=generator(2)).cuda())
         ids = torch.cat([problems.prompt.repeat_interleave(8, 1), answers.tokens[..., :-1]], -1)
-        logp = log_probabilities(forward(parameters, ids, last=task.tokens), answers.tokens)
-    difference = ((logp - answers.signals["logp"]) * answers.mask).abs()
+        logp = token_logp(forward(parameters, ids, last=task.tokens), answers.tokens)
+    difference = ((logp - answers.logp) * answers.mask).abs()
     print("largest difference of log-probabilities", difference.max().item())
     assert difference.max() < 0.01

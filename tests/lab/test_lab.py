@@ -13,13 +13,12 @@ import torch.nn.functional as F
 
 from dew.algorithms import algorithm_classes, get_algorithm
 from dew.algorithms.base import Part
-from dew.cli import main
 from dew.cli.lab import _report
+from dew.cli.runs import lock
 from dew.credit.learned import OutcomeHead, spaced
-from dew.errors import ConfigError, DewError
+from dew.errors import ConfigError, DewError, RecordError
 from dew.evaluate.metrics import Interval, holm, t_test
 from dew.lab import Settings, Study, differences, load_study, markdown, study
-from dew.lab import study as run_study
 from dew.lab import warm_start as warm
 from dew.lab.arms import parse_arms
 from dew.lab.policy import Adam, forward, new_policy, numerics, sample
@@ -151,7 +150,7 @@ def test_sampling_with_a_cache_equals_the_whole_forward_pass():
     own = logp.gather(-1, answers.tokens.clamp_max(EOS)[..., None])[..., 0]
     expected = {"logp": own, "entropy": -(logp.exp() * logp).sum(-1), "sum_sq": logp.exp().square().sum(-1)}
     for name, x in expected.items():
-        torch.testing.assert_close(answers.signals[name][answers.mask], x[answers.mask], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(getattr(answers, name)[answers.mask], x[answers.mask], rtol=1e-4, atol=1e-5)
 
 
 def test_adam_equals_torch_and_a_replica_without_gradient_stands_still():
@@ -196,12 +195,12 @@ class Ordinary(torch.nn.Module):
         return (F.layer_norm(x, (32,)) @ self.out).log_softmax(-1)
 
 
-def ordinary_run(algorithm, seed, rate):
+def ordinary_run(algorithm, seed, rate, generations):
     """The same training with the library's credit and loss, answer by answer."""
     s, policy, head = TINY, Ordinary(), OutcomeHead(32)
     algorithm = dataclasses.replace(algorithm, max_tokens=EASY.tokens)
     adam = torch.optim.Adam(policy.parameters(), rate, betas=(0.9, 0.99))
-    for g in range(s.generations):
+    for g in range(generations):
         prompts = EASY.problems(s.prompts, generator(seed, "problems", g)).prompt[0].repeat_interleave(s.group_size, 0)
         u = torch.rand(16, EASY.tokens, generator=generator(seed, "answers", g))
         rows, done = prompts, torch.zeros(16, dtype=torch.bool)
@@ -249,12 +248,12 @@ def ordinary_run(algorithm, seed, rate):
 def test_a_replica_equals_an_ordinary_run():
     arms, seeds = ["dapo", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage", "dr_grpo", LEARNED], (0, 7)
     runs = stack(arms, seeds)
-    for g in range(TINY.generations):
+    for g in range(3):
         runs.generation(g)
     assert [team.stacked for team in runs.teams] == [True, True, True, False, True, True, True]
     for at in (1, 2, 5, 7, 8, 11, 13):
         name, seed = runs.replicas[at].arm.label, runs.replicas[at].seed
-        alone = dict(ordinary_run(runs.replicas[at].arm.algorithm, seed, 1e-3).named_parameters())
+        alone = dict(ordinary_run(runs.replicas[at].arm.algorithm, seed, 1e-3, 3).named_parameters())
         moved = 0.0
         for key, p in runs.parameters.items():
             torch.testing.assert_close(
@@ -265,7 +264,7 @@ def test_a_replica_equals_an_ordinary_run():
 
 
 def test_replicas_do_not_leak_into_one_another():
-    """A replica with a huge learning rate, or with NaN for weights, changes no other replica's numbers."""
+    """Replicas with a huge learning rate, or with NaN for weights, change no other replica's numbers."""
 
     def train(disturb):
         runs = stack(["dapo", "grpo", "gtpo", LEARNED, "grpo(token_weight=learned)"], (0, 1))
@@ -274,22 +273,15 @@ def test_replicas_do_not_leak_into_one_another():
             runs.generation(g)
         return runs
 
-    def nan(runs):
-        runs.parameters["0.up"].data[2] = torch.nan  # grpo, seed 0
+    def disturb(runs):
+        runs.parameters["0.up"].data[[2, 7]] = torch.nan  # grpo, seed 0; dapo with learned weights, seed 1
+        runs.adam.rates[4] = 0.1  # gtpo, seed 0
 
-    def fast(runs):
-        runs.adam.rates[2] = 0.1
-
-    def nan_with_a_head(runs):
-        runs.parameters["0.up"].data[7] = torch.nan  # dapo with learned weights, seed 1
-
-    calm = train(lambda runs: None)
-    for disturb, which in ((nan, 2), (fast, 2), (nan_with_a_head, 7)):
-        disturbed = train(disturb)
-        others = [i for i in range(10) if i != which]
-        for key, p in calm.parameters.items():  # to rounding: rows are padded to those of the fullest replica
-            torch.testing.assert_close(p[others], disturbed.parameters[key][others], rtol=0, atol=1e-6)
-        assert not torch.allclose(calm.parameters["out"][which], disturbed.parameters["out"][which], atol=1e-3)
+    calm, disturbed = train(lambda runs: None), train(disturb)
+    others = [i for i in range(10) if i not in (2, 4, 7)]
+    for key, p in calm.parameters.items():  # to rounding: rows are padded to those of the fullest replica
+        torch.testing.assert_close(p[others], disturbed.parameters[key][others], rtol=0, atol=1e-6)
+    assert not torch.allclose(calm.parameters["out"][4], disturbed.parameters["out"][4], atol=1e-3)
     ones = calm.head.predict(torch.randn(4, 5, 32))
     assert (ones[0] - ones[1]).abs().max() > 1e-3  # each replica has a head of its own
 
@@ -308,14 +300,6 @@ def test_the_head_predicts_before_it_is_trained_and_is_recorded():
     json.dumps(curves, allow_nan=False)
 
 
-def test_arms_of_a_seed_start_with_the_same_answers():
-    runs = stack(["dapo", "gtpo"], (0, 1))
-    runs.generation(0)
-    accuracy, entropy = runs.history["accuracy"][0], runs.history["entropy"][0]
-    assert accuracy[0] == accuracy[2] and accuracy[1] == accuracy[3]
-    assert entropy[0] == entropy[2] and entropy[0] != entropy[1]
-
-
 def test_rules_that_look_at_the_whole_batch_are_called_for_each_replica():
     names = {
         "gtpo": True,
@@ -329,11 +313,33 @@ def test_rules_that_look_at_the_whole_batch_are_called_for_each_replica():
 
 
 def test_every_registered_algorithm_trains():
+    """From the same answers to the same problems, for the same seed."""
     runs = stack(OWN_LOSS, (0, 1))
     runs.generation(0)
+    for name in ("accuracy", "entropy"):
+        by_seed = runs.history[name][0].view(-1, 2)
+        assert by_seed.eq(by_seed[0]).all() and by_seed[0, 0] != by_seed[0, 1]
     runs.generation(1)
     moved = (runs.parameters["0.up"] - START["0.up"]).detach().flatten(1).abs().amax(1)
     assert moved.isfinite().all() and (moved > 0).all()
+
+
+def test_penalties_reach_the_loss_of_their_own_rows(monkeypatch):
+    """A penalty of 5 on half of the live tokens, those with the larger covariance of advantage and log π."""
+    runs, seen = stack(["dapo", "kl_cov(cov_share=0.5,cov_coef=5.0)"]), []
+    loss = Team.loss
+
+    def spy(team, logp, given, advantages, count):
+        seen.append((given, advantages))
+        return loss(team, logp, given, advantages, count)
+
+    monkeypatch.setattr(Team, "loss", spy)
+    runs.generation(0)
+    steps = [(given["penalty"], given["old_logp"], A, given["mask"]) for given, A in seen if "penalty" in given]
+    penalty, old, A, mask = (torch.cat([x[0] for x in parts]) for parts in zip(*steps, strict=True))
+    covariance = (A - A[mask].mean()) * (old - old[mask].mean())
+    assert len(seen) == 4 and penalty.unique().tolist() == [0, 5] and not penalty[~mask].any()
+    assert covariance[penalty > 0].min() >= covariance[mask & (penalty == 0)].max()
 
 
 @pytest.mark.gpu
@@ -418,6 +424,8 @@ def test_arms_from_text():
         ("early_tokens", "For a class of your own, write file.py:Class"),
         ("gtpo(alpah2=1)", "Did you mean 'alpha2'?"),
         ("gtpo(alpha2)", "cannot be read"),
+        ("gtpo(0.5)", "cannot be read"),
+        ("gtpo(alpha2=0.5,alpha2=0.3)", "alpha2 given twice"),
         ("gtpo(alpha2=-1)", "a wrong answer would be rewarded"),
         ("gtpo@fast", "Write it like @3e-5"),
         ("missing.py:Rule", "cannot be imported"),
@@ -465,15 +473,12 @@ def easy(monkeypatch, tmp_path):
     }
 
 
-def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, capsys, algorithm_registry):
+def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, dew, algorithm_registry):
     (tmp_path / "rules.py").write_text(RULE)
     monkeypatch.chdir(tmp_path)
-    words = ["lab", "dapo", "rules.py:Halved(share=0.25)", "gtpo", "--task", EASY.name, "--seeds", "2", "-o", "out"]
-    monkeypatch.setattr(sys, "argv", ["dew", *words, "--warm-starts", "warm", *FLAGS])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    out = capsys.readouterr().out
-    assert stop.value.code == 0, out
+    words = ["dapo", "rules.py:Halved(share=0.25)", "gtpo", "--task", EASY.name, "--seeds", "2", "-o", "out"]
+    code, out, err = dew("lab", *words, "--warm-starts", "warm", *FLAGS)
+    assert code == 0, err
     for row in ("| dapo (its own values) |", "| halved(share=0.25) |", "| gtpo |", "| gtpo(alpha1=1.1,alpha2=0.0) |"):
         assert row in out
     assert "difference from its control" in out and "too few" in out
@@ -494,19 +499,32 @@ def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, capsys, algorith
     assert "The code of halved(share=0.25) has changed: the 2 runs" in "".join(said)
 
 
+def test_a_rule_with_a_loss_of_nan_is_named_and_any_setting_can_be_written(easy, tmp_path):
+    """A mean over the tokens of each answer divides by 0 for answers that do not train."""
+    rule = RULE.replace("share: float = 0.5", "places: frozenset = frozenset({1})").partition("    def ")[0]
+    rule += "    def loss(self, logp, part, advantages, *, count=None):\n"
+    rule += "        return ((logp * advantages * part.mask).sum(-1) / part.mask.all(-1)).mean(), {}\n"
+    (tmp_path / "rule.py").write_text(rule)
+    said = []
+    study(["dapo", f"{tmp_path}/rule.py:Halved"], seeds=1, output=tmp_path / "out", say=said.append, **easy)
+    assert "halved: updates were skipped in" in said[-1] and not any("dapo: updates" in line for line in said)
+    assert load_study(tmp_path / "out").runs[1]["algorithm_settings"]["places"] == "frozenset({1})"
+
+
 def mistaken(tmp_path, head="@dataclass(frozen=True, kw_only=True)\nclass Rule(DAPO):", body="", name='name = "mine"'):
     """What the lab says to a rule with a mistake."""
     imports = "from dataclasses import dataclass\nfrom dew.algorithms import DAPO, Algorithm"
     (tmp_path / "rule.py").write_text(f"{imports}\n{head}\n    {name}\n    {body}\n")
     try:
         (arm,) = parse_arms([f"{tmp_path}/rule.py:Rule"], [1e-3])
-        Team(arm.algorithm, slice(0, 2), 4, 6)
+        team, rows = Team(arm.algorithm, slice(0, 2), 4, 6), torch.zeros(2, 3, 6)
+        team.loss(rows, {"mask": rows > 0, "old_logp": rows}, rows, torch.ones(2))
     except DewError as error:
         return str(error)
     return ""
 
 
-def test_mistakes_in_a_users_rule_are_explained(tmp_path, capsys, monkeypatch):
+def test_mistakes_in_a_users_rule_are_explained(tmp_path, dew, monkeypatch):
     says = partial(mistaken, tmp_path)
     advantages = "def advantages(self, rollouts): return super().advantages(rollouts)"
     assert says(body=advantages) == ""
@@ -524,16 +542,18 @@ def test_mistakes_in_a_users_rule_are_explained(tmp_path, capsys, monkeypatch):
     assert "Decorate the class with @dataclass(frozen=True" in says(head="@dataclass\nclass Rule(DAPO):")
     assert "has no credit. Define advantages" in says(head="class Rule(Algorithm):")
     assert "ZeroDivisionError: division by zero at rule.py, line 6" in says(body="1 / 0")
+    loss = "def loss(self, logp, part, advantages, *, count=None): return {}"
+    for wrong in ("logp.sum()", "(logp.sum(-1), {})"):
+        assert "loss(...) did not return a single number" in says(body=loss.format(wrong))
+    assert says(body=loss.format("(logp.sum(), {})")) == ""
     (tmp_path / "two.py").write_text(RULE + RULE.partition("DAPO\n")[2].replace("Halved", "Copied"))
     with pytest.raises(ConfigError, match="another arm has the same name 'halved'"):
         parse_arms([f"{tmp_path}/two.py:Halved", f"{tmp_path}/two.py:Copied"], [1e-3])
     with pytest.raises(AttributeError):
         says(body="def advantages(self, rollouts): return rollouts.rewards")
-    monkeypatch.setattr(sys, "argv", ["dew", "lab", f"{tmp_path}/rule.py:Rule", "--quick"])
     monkeypatch.setattr("dew.lab.study", lambda arms, **_: Team(get_algorithm(*arms), slice(0, 2), 4, 6))
-    with pytest.raises(SystemExit):
-        main()
-    assert "AttributeError at rule.py, line 6: 'Rollouts' object has no attribute 'rewards'" in capsys.readouterr().err
+    _, _, err = dew("lab", f"{tmp_path}/rule.py:Rule", "-o", tmp_path / "out")
+    assert "AttributeError at rule.py, line 6: 'Rollouts' object has no attribute 'rewards'" in err
 
 
 def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monkeypatch):
@@ -565,6 +585,22 @@ def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monk
     assert len(merged.runs) == 5 and merged.runs[-1] == json.loads(json.dumps(later.runs[0]))
 
 
+def test_folders_are_checked_before_training(tmp_path, dew, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(warm, "_train", lambda *_: pytest.fail("trained"))
+    monkeypatch.chdir(tmp_path)
+    for folders, says in (
+        ("file", "file is a file"),
+        ("file/x", "Not a directory"),
+        ("x --warm-starts file", "exists"),
+    ):
+        code, _, err = dew("lab", "dapo", "--device", "cpu", "-o", *folders.split())
+        assert code == 1 and says in err
+    with lock(tmp_path / "busy"):
+        code, _, err = dew("lab", "dapo", "-o", "busy")
+    assert code == 1 and "busy is in use by another command" in err
+
+
 def test_mistakes_in_a_study_are_explained(easy, tmp_path):
     def error(arms=("dapo",), **changed):
         with pytest.raises(ConfigError) as found:
@@ -574,9 +610,10 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path):
     assert "Did you mean 'countdown-4'?" in error(tasks=["countdown4"])
     assert "Give at least 1" in error(seeds=0)
     assert "learning rate 2" in error(learning_rates=[2.0])
-    assert "no GPU" in error(device="cuda") or torch.cuda.is_available()
+    assert "no such GPU" in error(device="cuda:99")
     assert "CUDA graphs need a GPU" in error(device="cpu", cuda_graphs=True)
     assert "is not known" in error(device="gpu")
+    assert "is not known" in error(device="meta")
     assert "Name at least one rule" in error(arms=())
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
@@ -584,13 +621,37 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path):
     study(["dapo"], output=tmp_path / "old", seeds=1, say=lambda _: None, **easy)
     other = dataclasses.replace(TINY, prompts=8)
     assert "other settings (prompts 4 and 8)" in error(output=tmp_path / "old", settings=other)
-    (tmp_path / "warm").rename(tmp_path / "gone")
-    old = json.loads((tmp_path / "old" / "study.json").read_text())
-    old["tasks"][EASY.name]["warm_start"] = "other"
-    (tmp_path / "old" / "study.json").write_text(json.dumps(old))
-    assert "started from policy other, not" in error(output=tmp_path / "old")
+
+    def edit(folder, **changes):
+        content = json.loads((tmp_path / "old" / "study.json").read_text())
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "study.json").write_text(json.dumps(content | changes))
+        return tmp_path / folder
+
+    other = edit("other", tasks={EASY.name: {"warm_start": "other"}})
+    assert "started from policy other, others from" in error(output=other)
+    with pytest.raises(ConfigError, match=r"others from other\. They cannot be paired"):
+        load_study(tmp_path / "old", other)
+    with pytest.raises(RecordError, match=r"format 2, expected 1\. Update dew"):
+        load_study(edit("newer", format=2, added=[]))
+    with pytest.raises(RecordError, match="not a study; it is damaged"):
+        load_study(edit("damaged", added=[]))
     with pytest.raises(ConfigError, match="multiple of 32"):
         Settings(width=100)
+
+
+def test_training_makes_the_chosen_gpu_the_current_one(easy, tmp_path, monkeypatch):
+    """Triton launches kernels on the current GPU, wherever their tensors are."""
+
+    def enter(device):
+        assert device == "cuda:1"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["dew.lab.study"], "_device", str)
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    with pytest.raises(KeyboardInterrupt):
+        study(["dapo"], output=tmp_path / "out", **easy | {"device": "cuda:1"})
 
 
 def test_a_slow_warm_start_says_how_long_it_takes(easy, tmp_path, monkeypatch):
@@ -678,11 +739,18 @@ def test_verdicts_of_arms_that_are_equal_or_have_few_seeds():
     assert "too few seeds (2) to judge d: train with --seeds 5" in page and "within noise" not in page
 
 
+def test_a_task_without_runs_of_the_baseline_has_no_verdict_but_differences_from_controls():
+    found = invented({("b", 1.0): [0.6, 0.7], ("c", 1.0): [0.5, 0.5]})
+    found.arms.insert(0, "a")
+    assert differences(found, "t") == [] and "no other arm was trained with the seeds of a, the baseline" in markdown(
+        found
+    )
+    assert [d.value for d in differences(found, "t", compare="control")] == [pytest.approx(0.15)]
+    with pytest.raises(ConfigError, match="Did you mean 'control'"):
+        differences(found, "t", compare="controls")
+
+
 def test_json_of_a_single_seed_has_no_infinity(tmp_path, capsys):
     _report(invented({("a", 1.0): [0.5], ("b", 1.0): [0.6]}), tmp_path, as_json=True)
     (found,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert found["arm"] == ["b", 1.0] and found["low"] is None and found["high"] is None
-
-
-def test_names():
-    assert run_study is study

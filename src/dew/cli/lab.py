@@ -3,12 +3,13 @@
 from dataclasses import asdict, fields, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
+from dew.cli.runs import clock, lock
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 
@@ -19,20 +20,15 @@ if TYPE_CHECKING:
 @app.command()
 def lab(
     context: typer.Context,
-    arms: Annotated[
-        list[str] | None,
-        typer.Argument(help="dapo, gtpo(alpha2=0.5), module:Class, rules.py:Class; @3e-5 sets a learning rate."),
-    ] = None,
+    arms: Annotated[list[str] | None, typer.Argument(help="dapo, gtpo(alpha2=0.5), gtpo@3e-5, rules.py:Class.")] = None,
     task: Annotated[
-        list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8, -14; may be repeated.")
+        list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8 or -14.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds per arm (default 8); at least 5 for a verdict.")
+        int | None, typer.Option(min=1, help="Seeds per arm (default 8); 5 or more for a verdict.")
     ] = None,
-    first_seed: Annotated[int, typer.Option(help="First seed; use other seeds to confirm a result.")] = 0,
-    learning_rate: Annotated[
-        list[float] | None, typer.Option(help="Learning rate of all arms; may be repeated (default 5e-5).")
-    ] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed; use other seeds to confirm a result.")] = 0,
+    learning_rate: Annotated[list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5).")] = None,
     group_size: Annotated[int | None, typer.Option(help="Answers per problem (default 16).")] = None,
     prompts: Annotated[int | None, typer.Option(help="Problems per generation (default 32).")] = None,
     optimizer_steps: Annotated[int | None, typer.Option(help="Optimizer steps per generation (default 4).")] = None,
@@ -52,31 +48,32 @@ def lab(
 ) -> None:
     """Compare credit rules over many small training runs, paired by seed.
 
-    The first arm is the baseline. Re-run the same command to resume. Runs of further arms, tasks, rates
-    and seeds are added to the same folder. `dew report` turns it into a page.
+    The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
+    runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
     """
     from dew.lab import QUICK, QUICK_TASK, Settings, study
 
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     given = {f.name: value for f in fields(Settings) if (value := context.params[f.name]) is not None}
-    small: dict[str, Any] = {"tasks": [QUICK_TASK], "seeds": 2, "learning_rates": [1e-4]} if quick else {}
-    chosen = {"tasks": task, "seeds": seeds, "learning_rates": learning_rate}
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     try:
-        found = study(
-            arms or ["dapo", "gtpo"],
-            output=folder,
-            first_seed=first_seed,
-            settings=replace(QUICK if quick else Settings(), **given),
-            controls=bool(arms) and not no_controls,
-            device=device,
-            cuda_graphs=cuda_graphs,
-            warm_starts=warm_starts,
-            say=(lambda _: None) if as_json else out.print,
-            progress=(lambda _: None) if as_json else _show_progress,
-            **small | {name: value for name, value in chosen.items() if value},
-        )
+        with lock(folder):
+            found = study(
+                arms or ["dapo", "gtpo"],
+                output=folder,
+                tasks=task or [QUICK_TASK if quick else "countdown-4"],
+                seeds=seeds or (2 if quick else 8),
+                first_seed=first_seed,
+                learning_rates=learning_rate or [1e-4 if quick else 5e-5],
+                settings=replace(QUICK if quick else Settings(), **given),
+                controls=bool(arms) and not no_controls,
+                device=device,
+                cuda_graphs=cuda_graphs,
+                warm_starts=warm_starts,
+                say=(lambda _: None) if as_json else out.print,
+                progress=(lambda _: None) if as_json else _show_progress,
+            )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
     _report(found, folder, as_json)
@@ -97,9 +94,10 @@ def _report(found: "Study", folder: Path, as_json: bool) -> None:
 def _show_progress(now: "Progress") -> None:
     """One line: on a terminal it is overwritten, elsewhere it is printed at every quarter."""
     line = f"{now.task}: {now.finished} of {now.total} runs finished; {now.runs} at generation {now.generation} of "
-    line += f"{now.generations}, accuracy {now.accuracy:.3f}, about {now.seconds_left:.0f} s left"
+    line += f"{now.generations}, accuracy {now.accuracy:.3f}, about {clock(now.seconds_left)} left"
+    quarter, before = (n * 4 // now.generations for n in (now.generation, now.generation - 5))
     ended = now.generation == now.generations
     if out.is_terminal:
         out.print(line.ljust(out.width - 1), end="\n" if ended else "\r")
-    elif ended or now.generation * 4 // now.generations > (now.generation - 5) * 4 // now.generations:
+    elif ended or quarter > before:
         out.print(line)

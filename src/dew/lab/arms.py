@@ -36,26 +36,22 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
         try:
             rule, settings, rate = _split(text)
             algorithm = get_algorithm(rule, **settings)
+            rates = learning_rates if rate is None else [rate]
+            _check(algorithm, rates)
             source = source_digest(type(algorithm)) if ":" in rule else ""
         except DewError as error:
-            what = f"arm {text!r}: "
-            problems += [replace(problem, what=what + problem.what) for problem in error.problems]
+            problems += [replace(problem, what=f"arm {text!r}: {problem.what}") for problem in error.problems]
             continue
-        if algorithm.engine_loss:
-            why = "Its credit and loss are the engine's, which the lab does not have."
-            problems.append(Problem(f"arm {text!r}.", why, "Name one of dew's algorithms, e.g. dapo."))
-            continue
-        if algorithm.kl_coef:
-            why = "The lab keeps no reference policy."
-            problems.append(Problem(f"arm {text!r}: kl_coef={algorithm.kl_coef}.", why, "Leave kl_coef out."))
-        plain = algorithm.control() if controls else None
-        plain = None if plain == algorithm else plain
-        for each in (rate,) if rate is not None else learning_rates:
-            made = [Arm(algorithm.label, algorithm, each, source, plain.label if plain else None)]
-            own = source if type(plain) is type(algorithm) else ""
-            made += [Arm(plain.label, plain, each, own)] if plain else []
+        control = algorithm.control() if controls else None
+        if control == algorithm:
+            control = None
+        for rate in rates:
+            made = [Arm(algorithm.label, algorithm, rate, source, control.label if control else None)]
+            if control:
+                made.append(Arm(control.label, control, rate, source if type(control) is type(algorithm) else ""))
             for arm in made:
-                if type(arms.setdefault((arm.label, each), arm).algorithm) is not type(arm.algorithm):
+                same = arms.setdefault((arm.label, rate), arm)
+                if type(same.algorithm) is not type(arm.algorithm):
                     what = f"arm {text!r}: another arm has the same name {arm.algorithm.name!r}."
                     problems.append(Problem(what, remedy="Give each class a name of its own."))
     if problems:
@@ -63,6 +59,18 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     if not arms:
         raise ConfigError(Problem("no arms.", remedy=f"Name at least one rule, the baseline first. {FORMS}"))
     return list(arms.values())
+
+
+def _check(algorithm: Algorithm, rates: Sequence[float]) -> None:
+    if algorithm.engine_loss:
+        why = "Its credit and loss are the engine's, which the lab does not have."
+        raise ConfigError(Problem("cannot be trained.", why, "Name one of dew's algorithms, e.g. dapo."))
+    if algorithm.kl_coef:
+        why = "The lab keeps no reference policy."
+        raise ConfigError(Problem(f"kl_coef={algorithm.kl_coef}.", why, "Leave kl_coef out."))
+    for rate in rates:
+        if not 0 < rate < 1:
+            raise ConfigError(Problem(f"learning rate {rate:g}.", remedy="Give a number between 0 and 1, e.g. 1e-4."))
 
 
 def _split(text: str) -> tuple[str, dict[str, Any], float | None]:
@@ -84,10 +92,12 @@ def _settings(text: str) -> dict[str, Any]:
     """`alpha2=0.5,pool=joint`: Python's literals, and words without quotes."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        return {
-            str(k.arg): k.value.id if isinstance(k.value, ast.Name) else ast.literal_eval(k.value)
-            for k in call.keywords
-        }
-    except (SyntaxError, ValueError, AssertionError):
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        values = [k.value.id if isinstance(k.value, ast.Name) else ast.literal_eval(k.value) for k in call.keywords]
+    except (SyntaxError, ValueError):
         raise ConfigError(Problem(f"settings ({text}) cannot be read.", remedy=FORMS)) from None
+    names = [str(k.arg) for k in call.keywords]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(Problem(f"{', '.join(twice)} given twice.", remedy="Keep one of them."))
+    return dict(zip(names, values, strict=True))

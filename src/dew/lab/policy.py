@@ -3,15 +3,13 @@
 Axes besides those of the library: R replicas, B answers of a replica, L prompt tokens, S = L + T positions.
 """
 
-import functools
 import importlib.util
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +20,7 @@ from dew.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
 Parameters = dict[str, Tensor]
 HEAD = 32
 """Width of an attention head."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
 
 
@@ -45,25 +44,23 @@ def forward(
     ids: Tensor,
     *,
     last: int,
-    cache: list[tuple[Tensor, Tensor]] | None = None,
+    cache: Tensor | None = None,
     start: int = 0,
     shared: tuple[int, int] = (0, 1),
     states: list[Tensor] | None = None,
 ) -> Tensor:
     """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
 
-    With a cache, `ids` are the tokens from position `start` on, and their keys and values are added to it; `shared` are
-    the length of a prompt and the number of neighbouring rows that have the same one. The hidden states (R, B·last, D)
-    that the logits are computed from are added to `states`.
+    With a cache, (layers, 2, R·B, H, S, d), `ids` are the tokens from position `start` on, and their keys and values
+    are written to it; `shared` are the length of a prompt and the number of neighbouring rows that have the same one.
+    The hidden states (R, B·last, D) that the logits are computed from are added to `states`.
     """
     R, B, S = ids.shape
     D = parameters["embed"].shape[-1]
     heads, fast = max(1, D // HEAD), _kernels(parameters["embed"])
     norm = fast.Norm.apply if fast else lambda x: F.layer_norm(x, (D,))
     attend, attend_once = (fast.Attention.apply, fast.query_attention) if fast else (attention, query_attention)
-    one_hot = F.one_hot(ids.reshape(R, B * S), VOCABULARY).to(
-        torch.float32
-    )  # a product's gradient is faster than a lookup's
+    one_hot = F.one_hot(ids.reshape(R, B * S), VOCABULARY).float()  # a product's gradient is faster than a lookup's
     x = torch.bmm(one_hot, parameters["embed"]).view(R, B, S, D) + parameters["position"][:, None, start : start + S]
     x = x.reshape(R, B * S, D)
     for i in range(sum(name.endswith("qkv") for name in parameters)):
@@ -83,12 +80,8 @@ def forward(
 
 def _kernels(embed: Tensor) -> Any:
     """The module with Triton kernels where they can be used, else None."""
-    return _triton() if embed.is_cuda and embed.shape[-1] % HEAD == 0 else None
-
-
-@functools.cache
-def _triton() -> Any:
-    return importlib.import_module("dew.lab.kernels") if importlib.util.find_spec("triton") else None
+    usable = HAS_TRITON and embed.is_cuda and embed.shape[-1] % HEAD == 0
+    return importlib.import_module("dew.lab.kernels") if usable else None
 
 
 def attention(qkv: Tensor) -> Tensor:
@@ -104,7 +97,7 @@ def query_attention(qkv: Tensor, keys: Tensor, values: Tensor, length: int, prom
     return (weights @ values[:, :, :length]).transpose(1, 2)
 
 
-def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+def token_logp(logits: Tensor, tokens: Tensor) -> Tensor:
     """log π of each token. PAD, which has none, counts as token 0: mask it."""
     target = torch.where(tokens < OUTPUTS, tokens, 0)
     return -F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none").view_as(tokens)
@@ -115,15 +108,16 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(-1)
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """What the policies sampled, (R, B, T) each."""
 
     tokens: Tensor
     """PAD after EOS."""
-    signals: dict[str, Tensor]
-    """Of the sampling policy at each token: its log-probability `logp`, the `entropy`, and Σπ² `sum_sq`."""
-    hidden: Tensor | None = None
+    logp: Tensor
+    entropy: Tensor
+    sum_sq: Tensor
+    """Of the sampling policy at each token: the log-probability of the token, the entropy, and Σπ²."""
+    hidden: Tensor
     """(r, B, T, D) its hidden states, of the replicas that were asked for."""
 
     @property
@@ -150,29 +144,25 @@ def sample(
     B, T = uniforms.shape[1:]
     G, width, embed = B // P, parameters["embed"].shape[-1], parameters["embed"]
     heads, depth = max(1, width // HEAD), sum(name.endswith("qkv") for name in parameters)
-    prefix = [tuple(embed.new_empty(R * P, heads, L, width // heads) for _ in "kv") for _ in range(depth)]
-    states: list[Tensor] | None = None if hidden_of is None else []
-    logits = forward(parameters, prompts, last=1, cache=prefix, states=states)[:, :, 0].repeat_interleave(G, 1)  # type: ignore[arg-type]
-    hidden = None if hidden_of is None else embed.new_zeros(len(hidden_of), B, T, width)
-    cache = []
-    for layer in prefix:
-        both = tuple(embed.new_empty(R * B, heads, L + T, width // heads) for _ in "kv")
-        for whole, part in zip(both, layer, strict=True):
-            whole.view(R * P, G, heads, L + T, -1)[:, :, :, :L] = part[:, None]
-        cache.append(both)
+    by_group = embed.new_empty(depth, 2, R * P, G, heads, L + T, width // heads)  # keys and values of each layer
+    states: list[Tensor] = []
+    logits = forward(parameters, prompts, last=1, cache=by_group[:, :, :, 0], states=states)[:, :, 0]
+    by_group[:, :, :, 1:, :, :L] = by_group[:, :, :, :1, :, :L]  # a group has one prompt
+    logits, cache = logits.repeat_interleave(G, 1), by_group.flatten(2, 3)
+    hidden = embed.new_zeros(0 if hidden_of is None else len(hidden_of), B, T, width)
     tokens = torch.full((R, B, T), PAD, device=prompts.device)
     signals = {name: uniforms.new_zeros(R, B, T) for name in SIGNALS}
     draw_token = fast.draw if (fast := _kernels(embed)) else draw
     for t in range(T):
-        if hidden is not None and states is not None:
-            state = states.pop()[hidden_of]
-            hidden[:, :, t] = state if t else state.repeat_interleave(G, 1)
+        state = states.pop()
+        if hidden_of is not None:
+            hidden[:, :, t] = state[hidden_of] if t else state[hidden_of].repeat_interleave(G, 1)
         draw_token(logits, uniforms, tokens, signals, t)
         if t == T - 1 or (t % 16 == 15 and not all_tokens and bool((tokens[:, :, t] >= EOS).all())):
             break
         newest = tokens[:, :, t, None]
-        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G), states=states)[:, :, 0]  # type: ignore[arg-type]
-    return Answers(tokens, signals, hidden)
+        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G), states=states)[:, :, 0]
+    return Answers(tokens, **signals, hidden=hidden)
 
 
 def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:

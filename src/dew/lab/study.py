@@ -26,6 +26,7 @@ import json
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -64,9 +65,6 @@ class Study:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     runs: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,8 @@ def study(
     """
     chosen = parse_arms(arms, learning_rates, controls=controls)
     kinds = [get_task(name) for name in dict.fromkeys(tasks)]
-    _check(seeds, first_seed, chosen)
+    if seeds < 1:
+        raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
     device = _device(device)
     if cuda_graphs and not device.startswith("cuda"):
         raise ConfigError(Problem("CUDA graphs need a GPU.", remedy="Leave --cuda-graphs out."))
@@ -124,83 +123,70 @@ def study(
         say(f"Compared with {found.arms[0]}, the first arm of {folder}; for another baseline, choose another folder.")
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
     found.versions.update(dew=__version__, torch=torch.__version__, python=platform.python_version(), device=name)
-    sources = {arm.label: arm.source for arm in chosen}
-    changed = [run["arm"] for run in found.runs if run["source"] != sources.get(run["arm"], run["source"])]
-    if changed:
-        names = ", ".join(dict.fromkeys(changed))
-        say(f"The code of {names} has changed: the {len(changed)} runs of the old code are dropped.")
-        found.runs[:] = [run for run in found.runs if run["source"] == sources.get(run["arm"], run["source"])]
+    _drop_changed(found, chosen, say)
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
-    with numerics():
+    gpu = torch.cuda.device(device if device.startswith("cuda") else -1)  # Triton and CUDA graphs use the current one
+    with numerics(), gpu:
         for task in kinds:
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
-            _same_start(found, task, start, folder)
-            runs = {_key(run): run for run in found.runs}
-            wanted = {(task.name, x.arm.label, x.arm.learning_rate, x.seed): x for x in replicas}
-            todo = [x for key, x in wanted.items() if key not in runs]
+            _same_start(found, task.name, {"warm_start": start.digest, **start.scores}, folder)
+            done = {_key(run) for run in found.runs}
+            todo = [x for x in replicas if (task.name, x.arm.label, x.arm.learning_rate, x.seed) not in done]
             if not todo:
                 say(f"{task.name}: all {len(replicas)} runs are finished.")
                 continue
             for stack, curves in _train(task, start, todo, settings, device, cuda_graphs, say, progress, len(replicas)):
-                new = [_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True)]
-                runs.update({_key(run): run for run in new})
-                found.runs[:] = runs.values()
-                write_atomically(folder / FILE, json.dumps(found.to_json()).encode())
+                runs = [_run(task, start, x, c, settings) for x, c in zip(stack, curves, strict=True)]
+                found.runs.extend(runs)
+                content = {"format": FORMAT, **asdict(found)}
+                write_atomically(folder / FILE, json.dumps(content, default=str).encode())
+                _report_skipped_updates(runs, say)
     return found
 
 
 def load_study(*folders: Path | str) -> Study:
-    """The study in a folder, or several studies with the same settings as one."""
-    found: Study | None = None
-    for folder in folders:
-        path = Path(folder) / FILE
-        if not path.exists():
-            raise ConfigError(Problem(f"{folder}: holds no study.", remedy=f"Give a folder with {FILE}."))
-        try:
-            content = json.loads(read_whole(path, MAX_FILE))
-            version = content.pop("format")
-            one = Study(**{**content, "settings": Settings(**content["settings"])})
-        except (ValueError, KeyError, TypeError):
-            raise RecordError(Problem(f"{path}: not a study; it is damaged.", remedy="Delete it.")) from None
-        if version != FORMAT:
-            raise RecordError(Problem(f"{path}: format {version}, expected {FORMAT}.", remedy="Update dew."))
-        if found is None:
-            found = one
-            continue
-        _same_settings(found.settings, one.settings, str(folder))
-        known = {_key(run) for run in found.runs}
-        found.runs.extend(run for run in one.runs if _key(run) not in known)
-        found.arms[:] = dict.fromkeys([*found.arms, *one.arms])
-        found.tasks.update({name: facts for name, facts in one.tasks.items() if name not in found.tasks})
-    if found is None:
+    """The study in a folder, or several studies with the same settings and warm starts as one."""
+    if not folders:
         raise ConfigError("load_study needs at least one folder.")
+    found, *others = map(_read, map(Path, folders))
+    for folder, other in zip(folders[1:], others, strict=True):
+        _same_settings(found.settings, other.settings, folder)
+        for task, facts in other.tasks.items():
+            _same_start(found, task, facts, folder)
+        known = {_key(run) for run in found.runs}
+        found.runs.extend(run for run in other.runs if _key(run) not in known)
+        found.arms[:] = dict.fromkeys([*found.arms, *other.arms])
+    return found
+
+
+def _read(folder: Path) -> Study:
+    path = folder / FILE
+    if not path.exists():
+        raise ConfigError(Problem(f"{folder}: holds no study.", remedy=f"Give a folder with {FILE}."))
+    try:
+        content = json.loads(read_whole(path, MAX_FILE))
+        version = content.pop("format")
+        found = Study(**{**content, "settings": Settings(**content["settings"])}) if version == FORMAT else None
+    except (ValueError, KeyError, TypeError):
+        raise RecordError(Problem(f"{path}: not a study; it is damaged.", remedy="Delete it.")) from None
+    if found is None:
+        raise RecordError(Problem(f"{path}: format {version}, expected {FORMAT}.", remedy="Update dew."))
     return found
 
 
 # ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check(seeds: int, first_seed: int, arms: Sequence[Arm]) -> None:
-    problems = []
-    if seeds < 1:
-        problems.append(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 8 or more to see a difference."))
-    if first_seed < 0:
-        problems.append(Problem(f"first_seed={first_seed}: must be at least 0."))
-    wrong = sorted({a.learning_rate for a in arms if not 0 < a.learning_rate < 1})
-    problems += [Problem(f"learning rate {x:g}.", remedy="Give a number between 0 and 1, e.g. 1e-4.") for x in wrong]
-    if problems:
-        raise ConfigError(problems)
-
-
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(Problem(f"device {name!r}: PyTorch sees no GPU.", remedy="Leave --device out, or give cpu."))
     try:
-        torch.empty(0, device=name)
-    except RuntimeError:
-        raise ConfigError(Problem(f"device {name!r} is not known.", remedy="Give cpu, cuda or cuda:1.")) from None
+        known = torch.empty(0, device=name).device.type in ("cpu", "cuda")
+    except (RuntimeError, AssertionError):  # an assertion where PyTorch has no CUDA
+        known = False
+    if not known:
+        what = f"device {name!r} is not known, or PyTorch sees no such GPU."
+        raise ConfigError(Problem(what, remedy="Give cpu, cuda or cuda:1, or leave --device out."))
     return name
 
 
@@ -210,13 +196,14 @@ def _open(folder: Path, settings: Settings) -> Study:
         found = load_study(folder)
         _same_settings(found.settings, settings, str(folder))
         return found
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    folder.mkdir(parents=True, exist_ok=True)  # now, not after training
+    if any(path.name != ".lock" for path in folder.iterdir()):
         what = f"{folder} is not empty and holds no study."
         raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
     return Study(settings)
 
 
-def _same_settings(old: Settings, new: Settings, folder: str) -> None:
+def _same_settings(old: Settings, new: Settings, folder: Path | str) -> None:
     was, now = asdict(old), asdict(new)
     changed = ", ".join(f"{name} {was[name]} and {now[name]}" for name in was if was[name] != now[name])
     if changed:
@@ -224,11 +211,22 @@ def _same_settings(old: Settings, new: Settings, folder: str) -> None:
         raise ConfigError(Problem(what, remedy="Choose another folder with --out."))
 
 
-def _same_start(found: Study, task: Task, start: WarmStart, folder: Path) -> None:
-    old = found.tasks.setdefault(task.name, {"warm_start": start.digest, **start.scores})
-    if old["warm_start"] != start.digest:
-        what = f"{folder}: its runs of {task.name} started from policy {old['warm_start']}, not {start.digest}."
+def _same_start(found: Study, task: str, facts: dict[str, Any], folder: Path | str) -> None:
+    """Add the warm start of a task to the study, which must not have another one."""
+    old, new = found.tasks.setdefault(task, facts)["warm_start"], facts["warm_start"]
+    if old != new:
+        what = f"{folder}: runs of {task} started from policy {old}, others from {new}."
         raise ConfigError(Problem(what, "They cannot be paired.", "Choose another folder, or restore the warm start."))
+
+
+def _drop_changed(found: Study, arms: Sequence[Arm], say: Say) -> None:
+    """Drop the runs of rules whose code has changed since."""
+    sources = {arm.label: arm.source for arm in arms}
+    old = [run for run in found.runs if run["source"] != sources.get(run["arm"], run["source"])]
+    if old:
+        names = ", ".join(dict.fromkeys(run["arm"] for run in old))
+        say(f"The code of {names} has changed: the {len(old)} runs of the old code are dropped.")
+        found.runs[:] = [run for run in found.runs if run not in old]
 
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:
@@ -244,10 +242,7 @@ def _train(
 ) -> Iterator[tuple[list[Replica], list[dict[str, Any]]]]:  # fmt: skip
     """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split."""
     each = memory(task, settings, cuda_graphs)
-
-    def build(stack: list[Replica]) -> Stack:
-        return Stack(task, start.parameters, stack, settings, device, cuda_graphs)
-
+    build = partial(Stack, task, start.parameters, settings=settings, device=device, cuda_graphs=cuda_graphs)
     room = max(1, int(MEMORY_SHARE * _free(device) / each))
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
     say(
@@ -264,7 +259,8 @@ def _train(
                 say(f"About {_duration(seconds * len(todo))}. Ctrl-C stops; the same command resumes.")
                 continue
             began = time.perf_counter()
-            yield stack, _train_stack(build(stack), progress, total - len(todo), total, seconds)
+            after = seconds * (len(todo) - len(stack))
+            yield stack, _train_stack(build(stack), progress, total - len(todo), total, after)
             seconds = (time.perf_counter() - began) / len(stack)
             todo = todo[len(stack) :]
         except torch.OutOfMemoryError:
@@ -277,21 +273,26 @@ def _train(
 
 
 def _train_stack(
-    runs: Stack, progress: Callable[[Progress], None], finished: int, total: int, seconds: float
+    runs: Stack, progress: Callable[[Progress], None], finished: int, total: int, seconds_after: float
 ) -> list[dict[str, Any]]:
-    settings, began, left = runs.settings, time.perf_counter(), total - finished
-    now, size = partial(Progress, runs.task.name, len(runs.replicas)), len(runs.replicas)
-    for number in range(settings.generations):
-        runs.generation(number)
-        if settings.evaluated(number + 1):
-            runs.evaluate(number + 1)
-        if number % 5 == 4 or number + 1 == settings.generations:  # reading the accuracy waits for the device
+    """The curves of a stack's runs. `seconds_after` is the time that the stacks after it will take."""
+    generations, size, began = runs.settings.generations, len(runs.replicas), time.perf_counter()
+    for number in range(1, generations + 1):
+        runs.generation(number - 1)
+        if runs.settings.evaluated(number):
+            runs.evaluate(number)
+        if number % 5 == 0 or number == generations:  # reading the accuracy waits for the device
             accuracy = runs.history["accuracy"][-1].mean().item()
-            share = (number + 1) / settings.generations
-            spent = time.perf_counter() - began
-            rest = spent / share - spent + max(0.0, seconds * (left - size))
-            progress(now(number + 1, settings.generations, accuracy, finished, total, rest))
+            seconds_left = (time.perf_counter() - began) * (generations / number - 1) + seconds_after
+            progress(Progress(runs.task.name, size, number, generations, accuracy, finished, total, seconds_left))
     return runs.results()
+
+
+def _report_skipped_updates(runs: Sequence[dict[str, Any]], say: Say) -> None:
+    skipped = Counter(run["arm"] for run in runs for x in run["curves"].get("gradient", [None]) if x is None)
+    for arm, n in skipped.items():
+        where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
+        say(f"{arm}: updates were skipped in {n} generations, where the gradient was NaN or infinite. {where}")
 
 
 def _time(runs: Stack) -> float:

@@ -1,14 +1,20 @@
 """What a study says: differences paired by seed, with 95 % intervals and a correction for many comparisons."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
+from dew.errors import ConfigError, unknown
 from dew.evaluate.comparison import MIN_SEEDS
 from dew.evaluate.metrics import holm, t_test
 from dew.lab.study import Study
 
 SCORES = ("area", "final", "pass@1", "pass@k")
 SIGNIFICANT = 0.05
+OTHERS = ("entropy", "length", "flipped")
+"""Shown without differences."""
+COMPARE = ("baseline", "best", "control")
 
 Point = tuple[str, float]
 """An arm's label and its learning rate."""
@@ -58,11 +64,12 @@ def values(study: Study, task: str, point: Point, score: str) -> dict[int, float
 
 def best_rates(study: Study, task: str) -> dict[str, float]:
     """The learning rate at which each arm has the largest mean area."""
-    best: dict[str, tuple[float, float]] = {}
-    for arm, rate in points(study, task):
-        area = mean(values(study, task, (arm, rate), "area").values())
-        best[arm] = max(best.get(arm, (-1.0, rate)), (area, rate))
-    return {arm: rate for arm, (_, rate) in best.items()}
+    best: dict[str, float] = {}
+    areas = {point: mean(values(study, task, point, "area").values()) for point in points(study, task)}
+    for (arm, rate), area in areas.items():
+        if arm not in best or area >= areas[arm, best[arm]]:
+            best[arm] = rate
+    return best
 
 
 def pairs(study: Study, task: str, compare: str) -> list[tuple[Point, Point]]:
@@ -72,17 +79,20 @@ def pairs(study: Study, task: str, compare: str) -> list[tuple[Point, Point]]:
     best       every arm at its best learning rate with the baseline at its best
     control    every arm that weights tokens with its control, at the same learning rate
     """
+    if compare not in COMPARE:
+        raise ConfigError(unknown(f"compare={compare!r} is not known.", compare, COMPARE))
     found, best, first = points(study, task), best_rates(study, task), study.arms[0]
-    if first not in best:
-        return []
     if compare == "control":
         controls = {run["arm"]: run["control"] for run in study.runs if run["control"]}
-        both = [((arm, rate), (controls[arm], rate)) for arm, rate in found if arm in controls]
+        both = [((arm, rate), (controls.get(arm), rate)) for arm, rate in found]
         return [(a, b) for a, b in both if b in found]
+    if first not in best:
+        return []
     if compare == "best":
         return [((arm, rate), (first, best[first])) for arm, rate in best.items() if arm != first]
-    same = [(x, (first, x[1]) if (first, x[1]) in found else (first, best[first])) for x in found]
-    return [(a, b) for a, b in same if a[0] != first]
+    return [
+        ((arm, rate), (first, rate if (first, rate) in found else best[first])) for arm, rate in found if arm != first
+    ]
 
 
 def differences(study: Study, task: str, score: str = "area", compare: str = "baseline") -> list[Difference]:
@@ -106,69 +116,72 @@ def markdown(study: Study) -> str:
 
 
 def _task(study: Study, task: str) -> list[str]:
-    s, facts, several = study.settings, study.tasks[task], len(points(study, task)) > len(best_rates(study, task))
+    s, baseline, every = study.settings, study.arms[0], points(study, task)
+    several_rates = len(every) > len({arm for arm, _ in every})
     seeds = sorted({run["seed"] for run in study.runs if run["task"] == task})
     found = [
         f"## {task}\n\nSeeds {seeds[0]} to {seeds[-1]}, {s.generations} generations of {s.answers} "
-        f"answers, start pass@1 {facts['pass@1']:.3f}. Differences are paired by seed; ± is the 95 % interval, * marks "
-        "p < 0.05 after Holm's correction within the column."
+        f"answers, start pass@1 {study.tasks[task]['pass@1']:.3f}. Differences are paired by seed; ± is the 95 % "
+        "interval, * marks p < 0.05 after Holm's correction within the column."
     ]
-    found.append(_table(study, task, "baseline", f"difference from {study.arms[0]}"))
-    if several:
-        found.append(_table(study, task, "best", f"each at its best rate, difference from {study.arms[0]}"))
+    found.append(_table(study, task, "baseline", f"difference from {baseline}"))
+    if several_rates:
+        found.append(_table(study, task, "best", f"each at its best rate, difference from {baseline}"))
         found.append("The best rates were chosen on these same seeds: confirm them on others (`--first-seed`).")
     if pairs(study, task, "control"):
         found.append(_table(study, task, "control", "difference from its control"))
-    return [*found, _verdict(study, task, "best" if several else "baseline")]
+    return [*found, _verdict(study, task, "best" if several_rates else "baseline")]
 
 
 def _table(study: Study, task: str, compare: str, heading: str) -> str:
+    """The differences in SCORES and the arms' own values of the others; above them the values of the references."""
     columns = {score: {d.arm: d for d in differences(study, task, score, compare)} for score in SCORES}
-    others = ("entropy", "length", "flipped")
-    names = [score.replace("@k", f"@{study.settings.eval_k}") for score in (*SCORES, *others)]
+    names = [score.replace("@k", f"@{study.settings.eval_k}") for score in (*SCORES, *OTHERS)]
     lines = [f"| {heading} | rate | seeds | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+
+    def own(point: Point, scores: Sequence[str]) -> list[str]:
+        return [f"{mean(values(study, task, point, score).values()):.3f}" for score in scores]
+
     compared = pairs(study, task, compare)
-    references = list(dict.fromkeys(b for _, b in compared)) if compare != "control" else []
-    for point in references or ([] if compared else points(study, task)):
-        every = [values(study, task, point, score) for score in (*SCORES, *others)]
-        cells = [f"{mean(x.values()):.3f}" for x in every]
-        lines.append(f"| {point[0]} (its own values) | {point[1]:g} | {len(every[0])} | {' | '.join(cells)} |")
-    for point, _ in compared:
-        if point not in columns["area"]:
-            continue
-        cells = [_cell(columns[score][point]) for score in SCORES]
-        cells += [f"{mean(values(study, task, point, score).values()):.3f}" for score in others]
-        lines.append(f"| {point[0]} | {point[1]:g} | {columns['area'][point].seeds} | {' | '.join(cells)} |")
+    shown = [reference for _, reference in compared if compare != "control"] if compared else points(study, task)
+    for point in dict.fromkeys(shown):
+        seeds, cells = len(values(study, task, point, "area")), own(point, (*SCORES, *OTHERS))
+        lines.append(f"| {point[0]} (its own values) | {point[1]:g} | {seeds} | {' | '.join(cells)} |")
+    for point, d in columns["area"].items():
+        cells = [_cell(columns[score][point]) for score in SCORES] + own(point, OTHERS)
+        lines.append(f"| {point[0]} | {point[1]:g} | {d.seeds} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _cell(d: Difference) -> str:
-    star = "*" if d.holm < SIGNIFICANT and d.seeds >= MIN_SEEDS else ""
+    star = "*" if d.verdict in ("ahead", "behind") else ""
     return f"{d.value:+.3f} ± {d.high - d.value:.3f}{star}" if d.seeds > 1 else f"{d.value:+.3f}"
 
 
 def _verdict(study: Study, task: str, compare: str) -> str:
-    found = differences(study, task, "area", compare)
+    found, baseline = differences(study, task, "area", compare), study.arms[0]
     if not found:
-        return f"Only {study.arms[0]} was trained: there is nothing to compare."
-    at = " at its best rate" if compare == "best" else ""
-    kinds: dict[str, list[Difference]] = {}
+        return f"Nothing to compare: no other arm was trained with the seeds of {baseline}, the baseline, on {task}."
+    kinds: defaultdict[str, list[Difference]] = defaultdict(list)
     for d in found:
         entropy = difference(study, task, d.arm, d.reference, "entropy")
-        equal = d.low == d.high == 0 and entropy is not None and entropy.low == entropy.high == 0
-        kinds.setdefault("equal" if equal else d.verdict if d.seeds >= MIN_SEEDS else "few", []).append(d)
+        if d.low == d.high == 0 and entropy is not None and entropy.low == entropy.high == 0:
+            kinds["equal"].append(d)
+        else:
+            kinds["few seeds" if d.seeds < MIN_SEEDS else d.verdict].append(d)
     names = {kind: ", ".join(dict.fromkeys(d.arm[0] for d in group)) for kind, group in kinds.items()}
     words = []
-    for d in [*kinds.get("ahead", []), *kinds.get("behind", [])]:
+    for d in kinds["ahead"] + kinds["behind"]:
         rate = f" ({d.arm[1]:g})" if compare == "best" or d.arm[1] != d.reference[1] else ""
         words.append(f"{d.arm[0]}{rate} is {d.verdict} by {abs(d.value):.3f} (p = {d.holm:.2g})")
-    if noise := kinds.get("within noise"):
+    if noise := kinds["within noise"]:
         limit = max(d.high - d.value for d in noise)
         words.append(f"within noise: {names['within noise']} (differences above about {limit:.3f} would show)")
-    if "equal" in kinds:
+    if kinds["equal"]:
         why = "its credit is the same, or differs by a constant factor, which Adam cancels"
-        words.append(f"every run of {names['equal']} is identical to that of {study.arms[0]}: {why}")
-    if few := kinds.get("few"):
+        words.append(f"every run of {names['equal']} is identical to that of {baseline}: {why}")
+    if few := kinds["few seeds"]:
         seeds = min(d.seeds for d in few)
-        words.append(f"too few seeds ({seeds}) to judge {names['few']}: train with --seeds {MIN_SEEDS} or more")
-    return f"**Verdict** on mean accuracy during training, compared with {study.arms[0]}{at}: {'; '.join(words)}."
+        words.append(f"too few seeds ({seeds}) to judge {names['few seeds']}: train with --seeds {MIN_SEEDS} or more")
+    at = " at its best rate" if compare == "best" else ""
+    return f"**Verdict** on mean accuracy during training, compared with {baseline}{at}: {'; '.join(words)}."

@@ -1,7 +1,7 @@
 """Generated problems whose answers are written out in steps, with problems and verdicts computed for all rows at once.
 
-    countdown-4, -6, -8   reach a target with some of the numbers: 03,07,02,11:36> 7+2=9;11-3=8;...
-    addition-8, -14       sum the numbers one after the other: 47,85,12,...> 47+85=132;132+12=144;...
+    countdown-3, -4, -6, -8   reach a target with some of the numbers: 03,07,02,11:36> 7+2=9;11-3=8;...
+    addition-8, -14           sum the numbers one after the other: 47,85,12,...> 47+85=132;132+12=144;...
 
 A problem is a function of uniform random numbers, so a seed gives the same problems whatever else runs beside it.
 Countdown is hard to plan. Addition is hard to carry through: demonstrations contain slips, which a warm start copies,
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, unknown
 
 CHARACTERS = "0123456789+-*=,:>;"
 PLUS, MINUS, TIMES, EQUALS, COMMA, COLON, ASK, NEXT = range(10, len(CHARACTERS))
@@ -74,13 +74,12 @@ def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generat
 
 def get_task(name: str) -> Task:
     if name not in TASKS:
-        remedy = f"{did_you_mean(name, TASKS)} Choose one of: {', '.join(TASKS)}.".lstrip()
-        raise ConfigError(Problem(f"task {name!r} is not known.", remedy=remedy))
+        raise ConfigError(unknown(f"task {name!r} is not known.", name, TASKS))
     return TASKS[name]
 
 
 class Writer:
-    """Rows of tokens of different lengths, written side by side."""
+    """Rows of tokens of different lengths, all written at the same time."""
 
     def __init__(self, like: Tensor, width: int) -> None:
         """As many rows as `like`, on its device."""
@@ -88,6 +87,7 @@ class Writer:
         self.tokens = torch.full((len(like), width + 1), PAD, device=like.device)  # the last column: what does not fit
 
     def put(self, token: Tensor | int, where: Tensor | None = None) -> None:
+        """A token in each row, or in the rows `where` it is True."""
         where = torch.ones_like(self.at, dtype=torch.bool) if where is None else where
         to = torch.where(where, self.at, self.width).clamp_max(self.width)
         token = token if isinstance(token, Tensor) else torch.full_like(self.at, token)
@@ -100,21 +100,28 @@ class Writer:
             digit = value // 10**place
             self.put(digit % 10, (digit > 0) | (place < padded))
 
+    def step(self, a: Tensor, op: Tensor | int, b: Tensor, result: Tensor, end: int) -> None:
+        """`a∘b=result`, and NEXT or EOS."""
+        self.number(a)
+        self.put(op)
+        self.number(b)
+        self.put(EQUALS)
+        self.number(result)
+        self.put(end)
+
     def rows(self) -> tuple[Tensor, Tensor]:
         """The tokens, and which rows were not cut off."""
         return self.tokens[:, : self.width], self.at <= self.width
 
 
-def _prompt(numbers: Tensor, target: Tensor | None = None) -> Tensor:
-    writer = Writer(numbers, 1 + 3 * numbers.shape[1] + (0 if target is None else 3))
+def _prompt(numbers: Tensor, *last: int) -> Tensor:
+    """BOS and (N, k) numbers in two digits each, with commas between them and the `last` tokens after the others."""
+    k = numbers.shape[1]
+    writer = Writer(numbers, 1 + 3 * k)
     writer.put(BOS)
-    for i, column in enumerate(numbers.T):
-        writer.number(column, padded=2)
-        last = COLON if target is not None else ASK
-        writer.put(COMMA if i < numbers.shape[1] - 1 else last)
-    if target is not None:
-        writer.number(target, padded=2)
-        writer.put(ASK)
+    for number, separator in zip(numbers.T, [COMMA] * (k - len(last)) + [*last], strict=True):
+        writer.number(number, padded=2)
+        writer.put(separator)
     return writer.rows()[0]
 
 
@@ -138,15 +145,11 @@ def _countdown(k: int, largest: int, tokens: int) -> Task:
             pool.scatter_(1, j, value)
             value = value[:, 0]
             valid &= value < 1000
-            writer.number(a[:, 0])
-            writer.put(op[:, 0])
-            writer.number(b[:, 0])
-            writer.put(EQUALS)
-            writer.number(value)
-            writer.put(NEXT if left > 2 else EOS)
+            writer.step(a[:, 0], op[:, 0], b[:, 0], value, NEXT if left > 2 else EOS)
         answer, whole = writer.rows()
         valid &= whole & (value > 0) & (value < 100)
-        return Problems(_prompt(numbers, value), answer, torch.cat([numbers, value[:, None]], 1)), valid
+        facts = torch.cat([numbers, value[:, None]], 1)
+        return Problems(_prompt(facts, COLON, ASK), answer, facts), valid
 
     return Task(f"countdown-{k}", 3 * k + 4, tokens, k + 3 * (k - 1), build, _countdown_verdict)
 
@@ -206,16 +209,12 @@ def _addition(n: int, tokens: int) -> Task:
         numbers = 1 + (u[:, :n] * 99).long()
         writer, total = Writer(u, tokens), numbers[:, 0]
         for i, (slips, size) in enumerate(u[:, n:].T.split(2), start=1):
-            writer.number(total)
-            writer.put(PLUS)
-            writer.number(numbers[:, i])
-            writer.put(EQUALS)
             wrong = torch.tensor([1, -1, 10, -10], device=u.device)[(size * 4).long()]
-            total = (total + numbers[:, i] + torch.where(slips < slip, wrong, 0)).clamp_min(0)
-            writer.number(total)
-            writer.put(NEXT if i < n - 1 else EOS)
+            result = (total + numbers[:, i] + torch.where(slips < slip, wrong, 0)).clamp_min(0)
+            writer.step(total, PLUS, numbers[:, i], result, NEXT if i < n - 1 else EOS)
+            total = result
         answer, whole = writer.rows()
-        return Problems(_prompt(numbers), answer, numbers.sum(1, keepdim=True)), whole
+        return Problems(_prompt(numbers, ASK), answer, numbers.sum(1, keepdim=True)), whole
 
     return Task(f"addition-{n}", 3 * n + 1, tokens, n + 2 * (n - 1), build, _last_number_verdict)
 
@@ -233,14 +232,6 @@ def _last_number_verdict(answers: Tensor, facts: Tensor) -> Tensor:
     return plain & (torch.where(inside, answers * power, 0).sum(1) == facts[:, 0])
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        _countdown(3, 13, 20),
-        _countdown(4, 13, 28),
-        _countdown(6, 13, 46),
-        _countdown(8, 9, 58),
-        _addition(8, 76),
-        _addition(14, 146),
-    )
-}
+COUNTDOWN = [_countdown(3, 13, 20), _countdown(4, 13, 28), _countdown(6, 13, 46), _countdown(8, 9, 58)]
+ADDITION = [_addition(8, 76), _addition(14, 146)]
+TASKS = {task.name: task for task in COUNTDOWN + ADDITION}

@@ -20,25 +20,14 @@ from dew.algorithms.base import Part, advantages_of
 from dew.credit.learned import OutcomeHead, prediction_quality, spaced
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.lab.arms import Arm
-from dew.lab.policy import (
-    SIGNALS,
-    Adam,
-    Answers,
-    Parameters,
-    Replayed,
-    deterministic,
-    entropy,
-    forward,
-    log_probabilities,
-    sample,
-)
+from dew.lab.policy import Adam, Answers, Parameters, Replayed, deterministic, entropy, forward, sample, token_logp
 from dew.lab.tasks import Problems, Task, generator
 from dew.rollouts import Rollouts
 
 MAX_GRADIENT_NORM = 1.0
 
 Answer = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-"""(R, P, L) prompts, (R, P, F) facts and (R, P·G, T) uniforms -> tokens, signals, hidden states if kept, verdicts."""
+"""(R, P, L) prompts, (R, P, F) facts and (R, P·G, T) uniforms -> the fields of `Answers`, and (R, P·G) verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,24 +106,23 @@ class Team:
         """
         given = {name: given[name] for name in ("mask", "reward", *self.algorithm.signals)}  # as in an engine
         whole = Rollouts(**{name: x.flatten(0, 1) for name, x in given.items()})
-        signal, runs = self.algorithm.signal(whole), len(given["mask"])
-        kept = signal.view(runs, -1)
+        signal = self.algorithm.signal(whole).view(given["mask"].shape[:2])
         if self.stacked:
-            found = torch.where(signal[:, None, None], self._credit(whole), 0)
-            return self._finite(found.unflatten(1, kept.shape).transpose(0, 1)), kept
-        apart = torch.zeros(runs, 1 + self.algorithm.penalises, *given["mask"].shape[1:], device=kept.device)
-        for i, (found, keep) in enumerate(zip(apart, kept, strict=True)):
-            if keep.any():
-                groups = Rollouts(**{name: x[i, keep] for name, x in given.items()})
-                found[:, keep] = self._credit(groups).to(found.dtype)
-        return self._finite(apart), kept
-
-    def _finite(self, credit: Tensor) -> Tensor:
-        if not (bad := ~credit.isfinite()).any():
-            return credit
-        what = f"{self.algorithm.name}: {int(bad.sum())} of {bad.numel()} advantages or penalties are NaN or infinite."
-        remedy = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
-        raise ShapeError(Problem(what, "Such a run would not learn.", remedy))
+            found = self._credit(whole).unflatten(1, signal.shape).transpose(0, 1)
+            found = torch.where(signal[:, None, :, None, None], found, 0)
+        else:
+            runs, *shape = given["mask"].shape
+            found = torch.zeros(runs, 1 + self.algorithm.penalises, *shape, device=signal.device)
+            for i, keep in enumerate(signal):
+                if keep.any():
+                    groups = Rollouts(**{name: x[i, keep] for name, x in given.items()})
+                    found[i][:, keep] = self._credit(groups).to(found.dtype)
+        if (bad := ~found.isfinite()).any():
+            share = f"{int(bad.sum())} of {bad.numel()}"
+            what = f"{self.algorithm.name}: {share} advantages or penalties are NaN or infinite."
+            remedy = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
+            raise ShapeError(Problem(what, "Such a run would not learn.", remedy))
+        return found, signal
 
     def _credit(self, rollouts: Rollouts) -> Tensor:
         """(c, P, G, T): advantages, and penalties if the algorithm has them."""
@@ -147,23 +135,23 @@ class Team:
         """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
 
         def one(logp: Tensor, advantages: Tensor, count: Tensor, given: dict[str, Tensor]) -> Tensor:
-            return self.algorithm.loss(logp, Part(**given), advantages, count=count)[0]
+            found = self.algorithm.loss(logp, Part(**given), advantages, count=count)
+            if not (isinstance(found, tuple) and found[0].ndim == 0):
+                what = f"{self.algorithm.name}: loss(...) did not return a single number and statistics."
+                raise ShapeError(Problem(what, remedy="Return a pair such as (loss, {}), with a loss of shape ()."))
+            return found[0]
 
-        together = None
-        if self.vectorised is not False:
+        if self.vectorised:
+            return torch.func.vmap(one)(logp, advantages, count, given)
+        rows = [{name: x[i] for name, x in given.items()} for i in range(len(logp))]
+        losses = torch.stack(list(map(one, logp, advantages, count, rows)))
+        if self.vectorised is None:
             try:
                 together = torch.func.vmap(one)(logp, advantages, count, given)
-            except Exception:  # whatever a rule does that vmap cannot: it is called for each replica instead
+                self.vectorised = torch.allclose(together, losses, rtol=1e-4, atol=1e-6)
+            except Exception:  # whatever a rule does that vmap cannot
                 self.vectorised = False
-        if self.vectorised:
-            assert together is not None
-            return together
-        apart = torch.stack(
-            [one(logp[i], advantages[i], count[i], {k: x[i] for k, x in given.items()}) for i in range(len(logp))]
-        )
-        if together is not None:
-            self.vectorised = torch.allclose(together, apart, rtol=1e-4, atol=1e-6)
-        return apart
+        return losses
 
 
 def _random_rollouts(G: int, T: int) -> dict[str, Tensor]:
@@ -189,12 +177,9 @@ class Stack:
         device: str,
         cuda_graphs: bool = False,
     ) -> None:
-        self.task, self.settings, self.device = task, settings, device
-        self.replicas = replicas
+        self.task, self.settings, self.device, self.replicas = task, settings, device, replicas
         R = len(replicas)
-        self.parameters = {
-            name: p.to(device).expand(R, *p.shape[1:]).clone().requires_grad_() for name, p in start.items()
-        }
+        self.parameters = {name: p.to(device).repeat(R, 1, 1).requires_grad_() for name, p in start.items()}
         rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
         self.adam = Adam(self.parameters, rates)
         self.teams = _teams(replicas, settings.group_size, task.tokens)
@@ -216,36 +201,34 @@ class Stack:
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
         uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
-        tokens, *found, correct = self.answer(problems.prompt, problems.facts, uniforms)
-        hidden = found.pop() if self.learning is not None else None
-        answers = Answers(tokens, dict(zip(SIGNALS, found, strict=True)), hidden)
+        *sampled, correct = self.answer(problems.prompt, problems.facts, uniforms)
+        answers = Answers(*sampled)
         mask, G = answers.mask, s.group_size
-        self._predict(answers, correct)
-        rows = {"mask": mask, "reward": correct.float(), **answers.signals}
+        signals = {"logp": answers.logp, "entropy": answers.entropy, "sum_sq": answers.sum_sq}
+        rows = {"mask": mask, "reward": correct.float(), **signals}
+        if self.learning is not None:
+            rows["value"] = self._predict(answers, correct, self.learning)
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
-        given = [team.credit({name: x[team.rows] for name, x in grouped.items()}) for team in self.teams]
-        signal = torch.cat([kept for _, kept in given])
-        advantages = torch.cat([credit[:, 0] for credit, _ in given]).flatten(1, 2)
-        penalties = [credit[:, 1].flatten(1, 2) if credit.shape[1] > 1 else None for credit, _ in given]
+        credited = [team.credit({name: x[team.rows] for name, x in grouped.items()}) for team in self.teams]
+        signal = torch.cat([kept for _, kept in credited])
+        credits = [credit.flatten(2, 3) for credit, _ in credited]
         live = mask & signal.repeat_interleave(G, 1)[..., None]
-        norm = self._update(problems, answers, advantages, penalties, live, self._uniforms("order", number, s.answers))
+        norm = self._update(problems, answers, credits, live, self._uniforms("order", number, s.answers))
+        advantages = torch.cat([credit[:, 0] for credit in credits])
         wrong = (advantages * (2 * correct.float() - 1)[..., None] < 0) & live
         self._record(
             accuracy=correct.float().mean(1),
-            entropy=(answers.signals["entropy"] * mask).sum((1, 2)) / mask.sum((1, 2)),
+            entropy=(answers.entropy * mask).sum((1, 2)) / mask.sum((1, 2)),
             length=mask.sum((1, 2)) / s.answers,
             flipped=wrong.sum((1, 2)) / live.sum((1, 2)).clamp_min(1),
             signal=signal.float().mean(1),
             gradient=norm,
         )
 
-    def _predict(self, answers: Answers, correct: Tensor) -> None:
-        """Add the predicted outcomes to the signals, and only then train the head on the answers."""
-        if self.learning is None or answers.hidden is None:
-            return
-        value, at = torch.zeros_like(answers.signals["logp"]), self.learning
+    def _predict(self, answers: Answers, correct: Tensor, at: Tensor) -> Tensor:
+        """(R, B, T) predicted outcomes, for the replicas `at`; only then is the head trained on the answers."""
+        value = torch.zeros_like(answers.logp)
         value[at] = V = self.head.predict(answers.hidden)
-        answers.signals["value"] = value
         mask, won = answers.mask[at], correct[at].float()
         groups = won.unflatten(1, (self.settings.prompts, -1))
         side = (groups - groups.mean(-1, keepdim=True)).sign().flatten(1)
@@ -253,17 +236,12 @@ class Stack:
             self._record(**{name: torch.full_like(value[:, 0, 0], torch.nan).index_copy(0, at, x)})
         points = spaced(mask)[..., None].expand(-1, -1, -1, answers.hidden.shape[-1])
         self.head.fit(answers.hidden.gather(2, points), side)
+        return value
 
     def _update(
-        self,
-        problems: Problems,
-        answers: Answers,
-        advantages: Tensor,
-        penalties: Sequence[Tensor | None],
-        live: Tensor,
-        noise: Tensor,
+        self, problems: Problems, answers: Answers, credits: Sequence[Tensor], live: Tensor, noise: Tensor
     ) -> Tensor:
-        """The optimizer steps of a generation; (R,) mean gradient norm."""
+        """The optimizer steps of a generation; (R,) mean gradient norm. `credits` are each team's (r, c, B, T)."""
         steps, G = self.settings.optimizer_steps, self.settings.group_size
         trains = live.any(-1)
         order = (noise + ~trains).argsort(1)  # rows that train come first, and are dealt out to the steps in turn
@@ -271,25 +249,22 @@ class Stack:
         most, longest = int(trains.sum(1).max()), int(live.sum(-1).max())
         divisors = torch.stack([self._divisors(tokens[:, i::steps]) for i in range(steps)])
         norms = []
-        for i in range(steps):
+        for i in range(min(steps, most)):
             rows = order[:, i:most:steps]
-            if rows.shape[1] == 0:
-                continue
             prompt = _take(problems.prompt, rows // G)
-            token, old, mask, A = (
-                _take(x, rows)[..., :longest] for x in (answers.tokens, answers.signals["logp"], live, advantages)
-            )
+            token, old, mask = (_take(x, rows)[..., :longest] for x in (answers.tokens, answers.logp, live))
             logits = forward(self.parameters, torch.cat([prompt, token[..., :-1]], -1), last=longest)
-            logp = log_probabilities(logits, token)
+            logp = token_logp(logits, token)
             total = torch.zeros((), device=live.device)
-            for team, penalty in zip(self.teams, penalties, strict=True):
+            for team, credit in zip(self.teams, credits, strict=True):
                 at = team.rows
                 given = {"mask": mask[at], "old_logp": old[at]}
                 if team.algorithm.needs_entropy == "current":
                     given["entropy"] = entropy(logits[at].detach())
-                if penalty is not None:
-                    given["penalty"] = _take(penalty, rows[at])[..., :longest]
-                total = total + team.loss(logp[at], given, A[at], divisors[i, at]).sum()
+                A, *penalty = (_take(x, rows[at])[..., :longest] for x in credit.unbind(1))
+                if penalty:
+                    given["penalty"] = penalty[0]
+                total = total + team.loss(logp[at], given, A, divisors[i, at]).sum()
             with deterministic():
                 total.backward()
             norms.append(self.adam.step(MAX_GRADIENT_NORM))
@@ -298,9 +273,7 @@ class Stack:
     def _divisors(self, tokens: Tensor) -> Tensor:
         """(R,) what the loss is divided by, from (R, b) live tokens of the rows of a step."""
         sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
-        by_run = [
-            team.algorithm.divisor(*sizes[r]) for team in self.teams for r in range(team.rows.start, team.rows.stop)
-        ]
+        by_run = [team.algorithm.divisor(*size) for team in self.teams for size in sizes[team.rows]]
         return torch.tensor(by_run, device=tokens.device).clamp_min(1)
 
     def evaluate(self, number: int) -> None:
@@ -313,18 +286,15 @@ class Stack:
         """The curves of each replica: one number per generation or evaluation, None where it is not defined."""
         curves = {name: torch.stack(values).T.tolist() for name, values in self.history.items()}
         found = [
-            {name: [None if math.isnan(x) else round(x, 6) for x in curve[i]] for name, curve in curves.items()}
+            {name: [round(x, 6) if math.isfinite(x) else None for x in curve[i]] for name, curve in curves.items()}
             for i in range(len(self.replicas))
         ]
         return [{name: curve for name, curve in run.items() if set(curve) != {None}} for run in found]
 
     def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
         """(R, *shape) uniform numbers: those of the replica's seed."""
-        drawn = [
-            torch.rand(shape, generator=generator(seed, purpose, number, device=self.device), device=self.device)
-            for seed in self.seeds
-        ]
-        return torch.stack(drawn)[self.seed_of]
+        random = [generator(seed, purpose, number, device=self.device) for seed in self.seeds]
+        return torch.stack([torch.rand(shape, generator=g, device=self.device) for g in random])[self.seed_of]
 
     def _record(self, **values: Tensor) -> None:
         for name, value in values.items():
@@ -332,19 +302,11 @@ class Stack:
 
 
 def answer(
-    task: Task,
-    parameters: Parameters,
-    prompt: Tensor,
-    facts: Tensor,
-    uniforms: Tensor,
-    *,
-    hidden_of: Tensor | None = None,
-    all_tokens: bool = False,
+    task: Task, parameters: Parameters, prompt: Tensor, facts: Tensor, uniforms: Tensor, **options: Any
 ) -> tuple[Tensor, ...]:
-    """Sample and judge: an `Answer`."""
-    found = sample(parameters, prompt, uniforms, hidden_of=hidden_of, all_tokens=all_tokens)
-    hidden = () if found.hidden is None else (found.hidden,)
-    return found.tokens, *found.signals.values(), *hidden, judge(task, found.tokens, facts)
+    """Sample and judge: an `Answer`. `options` are those of `sample`."""
+    found = sample(parameters, prompt, uniforms, **options)
+    return *found, judge(task, found.tokens, facts)
 
 
 def judge(task: Task, tokens: Tensor, facts: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ def warm_start(task: Task, width: int, depth: int, device: str, folder: Path, sa
         if found is not None:
             return found
         say(f"{path} is damaged (its checksum differs); the warm start is trained again.")
+    folder.mkdir(parents=True, exist_ok=True)  # now, not after training
     say(f"{task.name}: training the policy that all runs start from, once for each task and size; kept in {folder}.")
     found = _train(task, width, depth, device, say)
     content = io.BytesIO()
@@ -79,7 +80,6 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
     order = generator(task.name, "order", device=device)
     probe, test = task.problems(PROBED, generator("probe"), device=device)[0], held_out(task, TESTED, device)
-
     answers = partial(answer, task, parameters)
 
     def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
