@@ -7,8 +7,9 @@ from dew.rewards import Verdict
 
 
 def scores(*problems, prompt="p{}"):
-    """Each problem as a string: + correct, - wrong, and in capitals (C, W) cut off at the maximum length."""
-    kinds = {"+": ("correct", False), "-": ("wrong", False), "C": ("correct", True), "W": ("wrong", True)}
+    """Each problem as a string: + correct, - wrong, t timed out, and C, W cut off at the maximum length."""
+    kinds = {"+": ("correct", False), "-": ("wrong", False), "t": ("timeout", False),
+             "C": ("correct", True), "W": ("wrong", True)}  # fmt: skip
     rows = []
     for i, answers in enumerate(problems):
         made = [
@@ -26,8 +27,8 @@ def test_a_correct_answer_against_a_wrong_one_of_the_same_problem():
     assert all(row["chosen"][0] == row["rejected"][0] == row["prompt"][1] for row in found)
 
 
-def test_answers_that_were_cut_off_are_left_out():
-    assert preference_pairs(scores("C--", "+WW")) == []
+def test_answers_that_were_cut_off_or_timed_out_are_left_out():
+    assert preference_pairs(scores("C--", "+WW", "+tt")) == []
 
 
 def test_no_answer_is_used_twice():

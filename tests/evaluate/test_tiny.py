@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from dew.errors import ConfigError
+from dew.errors import ConfigError, RewardError
 from dew.evaluate import Sampling, compare, evaluate, sample
 from dew.rewards import verifier
 from dew.tasks import TINY, Chain, Countdown, model_folder
@@ -148,11 +148,40 @@ def test_scores_contain_every_answer(tiny):
     assert compare(scores, again)["mean@2"].difference.value == 0
 
 
+def test_rows_may_come_from_anything_that_yields_them(tiny):
+    """Such as a `datasets.Dataset`, which is no sequence."""
+    rows = Chain(steps=(2, 3)).rows(3)
+    scores = evaluate(*tiny, iter(rows), verifier("chain"), n_problems=2, k=1, max_new_tokens=2)
+    assert [problem.prompt for problem in scores.problems] == [row["prompt"] for row in rows[:2]]
+
+
+# A reward function in place of a verifier
+
+
+def scored(tiny, *values):
+    """Scores of three answers to one problem with these rewards."""
+    return evaluate(*tiny, Chain().rows(1), lambda completions, **_: list(values), k=3, max_new_tokens=2)
+
+
+def test_answers_without_a_finite_reward_count_as_zero(tiny, caplog):
+    scores = scored(tiny, 0.6, None, float("nan"))
+    assert scores.statuses == {"correct": 1, "unparsable": 2} and scores["reward"].value == pytest.approx(0.2)
+    assert "an infinity or a NaN for 1 of 3 answers" in caplog.text
+
+
+@pytest.mark.parametrize("values", [(None, None, None), (None, float("nan"), float("-inf"))])
+def test_an_evaluation_without_any_reward_is_an_error(tiny, values):
+    """As when the function's process was killed: None for every answer."""
+    with pytest.raises(RewardError, match="scored none of the 3 answers"):
+        scored(tiny, *values)
+
+
 # Edges
 
 
-def test_rows_need_a_verifier(tiny):
+def test_rows_need_prompts_and_a_verifier(tiny):
     with pytest.raises(ConfigError, match="Rows need a verifier"):
         evaluate(*tiny, Countdown().rows(1))
-    with pytest.raises(ConfigError, match="empty"):
-        evaluate(*tiny, [], verifier("chain"))
+    for rows in ([], [{"problem": "1+1"}]):
+        with pytest.raises(ConfigError, match="rows are empty or have no column `prompt`"):
+            evaluate(*tiny, rows, verifier("chain"))

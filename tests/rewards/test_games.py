@@ -69,6 +69,16 @@ def test_chain_checks_only_the_last_value():
     assert chain.check("46", answer="46") == Verdict("unparsable", None)
 
 
+def test_gold_columns_may_be_numbers_or_text():
+    """A file with ready-made prompts keeps the types of its columns."""
+    for numbers, answer in (([2, 3, 5], 16), (["2", "3", "5"], "16"), ([2.0, 3.0, 5.0], 16.0)):
+        assert countdown.check("3+5=8;8*2=16", numbers=numbers, answer=answer).correct
+        assert chain.check("3+5=8;8*2=16", answer=answer).correct
+        assert equation.check("<answer>(3+5)*2</answer>", numbers=numbers, answer=answer).correct
+    with pytest.raises(RewardError, match="cannot check an answer against numbers='2,3,5'"):
+        countdown.verdicts(["3+5=8;8*2=16"], [{"numbers": "2,3,5", "answer": "16"}])
+
+
 def test_a_verifier_is_a_reward_function_for_trl():
     rewards = countdown(
         prompts=["?", "?", "?"],

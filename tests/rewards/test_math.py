@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,23 @@ SAME = [
     (r"\boxed{∛8}", "2"), ("∜16", "2"), ("√16", "4"),
     # choices
     ("It is D, not A.", "D"), ("The answer isn't A but C.", "C"), ("A, because B, C and D are wrong", "A"),
+    # decoration
+    (r"\boxed{0.\overline{3}}", r"\frac13"),
+    (r"\boxed{2.1\overline{6}}", r"\frac{13}{6}"),  # (216 - 21) / 90 = 195 / 90
+    (r"\boxed{-1.\dot{3}}", r"-\frac43"),
+    (r"\boxed{\overline{AB}}", r"\overline{AB}"),
+    (r"\boxed{\text{Answer: } 12}", "12"),
+    (r"\boxed{\text{The probability is }\frac12}", "0.5"),
+    ("= 12.", "12"),
+    (r"\boxed{12~\text{km}}", "12"),
+    (r"\boxed{Rs. 12}", "12"),
+    (r"\boxed{\color{red}{12}}", "12"),
+    (r"\boxed{\underline{12}}", "12"),
+    (r"\boxed{\large 12}", "12"),
+    (r"\boxed{\cos 60^\circ}", r"\frac12"),
+    (r"\boxed{\frac{1}{\sin 30^\circ}}", "2"),
+    (r"\boxed{\sin^2 {45^{\circ}}}", r"\frac12"),
+    (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
@@ -76,6 +94,9 @@ DIFFERENT = [
     ("We get $6-2t$ here", "4"), (r"\boxed{2\mathrm{e}}", "2"), (r"\boxed{1-2i}", "1+2i"), (r"\boxed{x+i}", "x-i"),
     (r"\boxed{0.0}", "10^{-7}"), (r"\boxed{1.0}", "1-2^{-40}"), (r"\boxed{10_{2}}", "10_{3}"), ("101_2", "101_{10}"),
     (r"\boxed{0.0000002}", "0.0000001"), (r"\boxed{1} no wait no no \boxed{2}", r"\{1,2\}"),
+    (r"\boxed{0.\overline{3}}", "0.3"),
+    (r"\boxed{\cos 60}", r"\frac12"),
+    (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5"),
 ]  # fmt: skip
 NOTHING = [
     "",
@@ -176,15 +197,18 @@ def test_choices_and_words():
 # Oracle: labels from other projects' test suites
 
 
-def test_agreement_with_labels_is_that_of_math_verify_or_better():
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_agreement_with_labels_is_better_than_that_of_math_verify(every):
+    """docs/rewards.md names the four labels that dew misses."""
     if not CASES.exists():
         pytest.skip(f"no labelled cases at {CASES}")
     rows = [json.loads(line) for line in CASES.read_text().splitlines()]
     rows = [r for r in rows if r["kind"] == "verify" and not r.get("policy") and not r.get("label_suspect")]
+    rows = rows[::every]
     verdicts = math_verdicts([r["pred"] for r in rows], [r["gold"] for r in rows], timeout=PATIENT)
     ours = sum(v.correct == r["expected"] for v, r in zip(verdicts, rows, strict=True))
     plain = sum(r.get("math_verify_0_9_0") == r["expected"] for r in rows)
-    assert ours > plain and ours >= 0.98 * len(rows)
+    assert ours > plain and ours >= len(rows) - 4
 
 
 # Properties
@@ -237,7 +261,7 @@ def test_an_answer_is_a_part_of_its_text(text: str):
 
 def test_math_is_a_reward_function_for_trl():
     logged: dict[str, Any] = {}
-    rewards = math(
+    rewards = replace(math, timeout=PATIENT)(
         prompts=["?"] * 4,
         completions=[r"\boxed{4}", [{"role": "assistant", "content": "The answer is 5."}], "", r"\boxed{2^2}"],
         answer=["4", "4", "4", "4"],
@@ -307,31 +331,3 @@ def test_a_missing_completion_counts_as_empty():
 def test_invalid_arguments_are_rejected(call, error, message: str):
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    "completion, gold, correct",
-    [
-        (r"\boxed{0.\overline{3}}", r"\frac13", True),
-        (r"\boxed{2.1\overline{6}}", r"\frac{13}{6}", True),  # (216 - 21) / 90 = 195 / 90
-        (r"\boxed{-1.\dot{3}}", r"-\frac43", True),
-        (r"\boxed{0.\overline{3}}", "0.3", False),
-        (r"\boxed{\overline{AB}}", r"\overline{AB}", True),
-        (r"\boxed{\text{Answer: } 12}", "12", True),
-        (r"\boxed{\text{The probability is }\frac12}", "0.5", True),
-        ("= 12.", "12", True),
-        (r"\boxed{12~\text{km}}", "12", True),
-        (r"\boxed{Rs. 12}", "12", True),
-        (r"\boxed{\color{red}{12}}", "12", True),
-        (r"\boxed{\underline{12}}", "12", True),
-        (r"\boxed{\large 12}", "12", True),
-        (r"\boxed{\cos 60^\circ}", r"\frac12", True),
-        (r"\boxed{\cos 60}", r"\frac12", False),
-        (r"\boxed{\frac{1}{\sin 30^\circ}}", "2", True),
-        (r"\boxed{\sin^2 {45^{\circ}}}", r"\frac12", True),
-        (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5", False),
-        (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3", True),
-    ],
-)
-def test_decoration_around_answers(completion, gold, correct):
-    assert math_verdict(completion, gold) is correct

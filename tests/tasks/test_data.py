@@ -96,6 +96,10 @@ def test_any_folder_with_or_without_a_dot(tmp_path, monkeypatch):
     write(tmp_path / "both" / "train.jsonl", rows[:60])
     write(tmp_path / "both" / "test.jsonl", rows[60:])
     assert [len(task("both").rows(64, split=split)) for split in ("train", "held_out")] == [60, 4]
+    for name in ("mine_train.jsonl", "mine_test.jsonl"):
+        write(tmp_path / "suffixes" / name, rows)
+    with pytest.raises(ConfigError, match=r"no train split; it has mine_test.jsonl, mine_train"):
+        task("suffixes").rows(64)
     write(tmp_path / "problems" / "train.jsonl", [{"problem": "1+1", "answer": "2"}])
     assert task("problems").rows(1)[0]["problem"] == "1+1"
     found = [row for split in ("train", "held_out") for row in task("problems/train.jsonl").rows(1, split=split)]
@@ -219,6 +223,8 @@ def test_training_and_held_out_problems_are_disjoint(tmp_path):
     train, held_out = sums.rows(1000), sums.rows(1000, split="held_out")
     assert len(train) + len(held_out) == 100 and 0 < len(held_out) < 40
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
+    assert task("gsm8k", path=tmp_path / "a.parquet.jsonl", template="plain").rows(1000) == train
+    assert len(task("aime25", path=str(tmp_path / "a.parquet.jsonl")).rows(1000, split="held_out")) == 100
     assert sums.rows(1000, seed=1) != train and sorted(r["prompt"] for r in sums.rows(1000, seed=1)) == sorted(
         r["prompt"] for r in train
     )
@@ -255,13 +261,15 @@ def test_overlap_ignores_spelling_but_not_numbers():
             lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1),
             "empty: 0 problems, 1 unusable rows",
         ),
-        (lambda p: read_table(p / "a.csv", columns()), "neither a folder, nor a file"),
+        (lambda p: task(str(p / "empty.jsonl"), held_out="test"), "is one file, without splits"),
+        (lambda p: task("a.csv").rows(1), r"a.csv: neither a folder, nor a file \(.jsonl"),
         (lambda p: task("nobody/nothing-at-all").rows(1), "'nobody/nothing-at-all' cannot be loaded"),
     ],
 )
 def test_invalid_sources_and_settings(tmp_path, monkeypatch, call, message: str):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("text.parquet", "text.json", "text.jsonl.gz"):
+    monkeypatch.chdir(tmp_path)
+    for name in ("text.parquet", "text.json", "text.jsonl.gz", "a.csv"):
         (tmp_path / name).write_text("something else")
     write(tmp_path / "empty.jsonl", [{}])
     with pytest.raises(ConfigError, match=message):

@@ -1,7 +1,8 @@
 """`dew eval`: mean@k, pass@k and maj@k of one model or two. `dew pairs`: preference pairs from a model's answers."""
 
 import json as json_
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,6 @@ from dew.records import MODEL_FILES, RunFolder
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
-    from dew.evaluate.scores import Difference
     from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
@@ -27,13 +27,14 @@ ENGINES = ("transformers", "vllm")
 
 @app.command("eval")
 def evaluate_(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
     task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
     threshold: Annotated[float, typer.Option(help="Answers with a --reward above this count as correct.")] = 0.5,
-    k: Annotated[int | None, typer.Option("-k", help="Answers per problem (default 16).")] = None,
+    k: Annotated[int, typer.Option("-k", help="Answers per problem.")] = 16,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
@@ -49,7 +50,8 @@ def evaluate_(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
-    if sum(given is not None for given in (reward, verifier, suite)) > 1:
+    typed = _typed(context)
+    if len(typed.keys() & {"reward", "verifier", "suite"}) > 1:
         what = "More than one of --reward, --verifier and --suite:"
         raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
     if keep is not None and keep.is_dir():
@@ -57,59 +59,84 @@ def evaluate_(
     from dew import evaluate as ev
     from dew.evaluate import suites
 
-    run = _run_in(model)
-    if not (task or run.task or suite) and (data := run.settings.get("dataset_name")):
-        remedy = "Name problems to evaluate it on with --task, and with --reward how to score your own data."
-        raise ConfigError(Problem(f"{model}: trained on {data}, which is not a task.", remedy=remedy))
-    of_the_run = not suite and (task is None or _trained_on(task, model))
-    own = mapping(settings) or (run.task_settings if of_the_run else {})
-    if of_the_run and not reward:
-        verifier = verifier or run.verifier
-    task, limit = task or run.task or "countdown", run.settings.get("max_completion_length") or 128
-    scorer = rewards.load_reward(reward) if reward else rewards.verifier(verifier) if verifier else None
-    given = {"k": k, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed, "threshold": threshold}
-    given = {name: value for name, value in given.items() if value is not None}
-
-    def score(loaded: tuple[Any, Any], name: str, n: int | None, **sampling: Any) -> "Scores":
-        return ev.evaluate(*loaded, tasks.task(name, **own), scorer, n_problems=n, **{**sampling, **given})
-
+    sampling = {field.name: typed[field.name] for field in fields(ev.Sampling) if field.name in typed}
     if suite is not None:
-        chosen, loaded = suites.suite(suite), load_model(model, engine, float32)
-        counts = {name: min(problems or n, n) for name, n in chosen.tasks.items()}
-        by_task = {name: score(loaded, name, n, **chosen.sampling) for name, n in counts.items()}
+        _refuse(typed.keys() & {"task", "vs"}, "--suite evaluates one model on its own data sets")
+        chosen = suites.suite(suite)
+        sources = {name: tasks.task(name, **mapping(settings)) for name in chosen.tasks}
+        loaded, by_task = load_model(model, engine, float32), {}
+        for name, n in chosen.tasks.items():
+            count = n if problems is None else min(problems, n)
+            by_task[name] = ev.evaluate(*loaded, sources[name], n_problems=count, **{**chosen.sampling, **sampling})
         _show_suite(suite, chosen, model, by_task, keep, json)
         return
-    typed = {"-k": k, "-n": problems, "--max-new-tokens": max_new_tokens, "--verifier": verifier, "--reward": reward}
+
     names = [name for name in (model, vs) if name is not None]
-    kept = [ev.Scores.read(n) if n.endswith(".json") and Path(n).is_file() else None for n in names]
-    if all(kept) and (unused := ", ".join(flag for flag, value in typed.items() if value is not None)):
-        raise ConfigError(Problem(f"{unused}: no effect on answers read from a file.", remedy="Leave it out."))
-    sampling = {"k": 16, "max_new_tokens": limit, "temperature": temperature, "top_p": top_p, "greedy": greedy}
-    scores = [
-        scored or score(load_model(name, engine, float32), task, problems, **sampling)
-        for name, scored in zip(names, kept, strict=True)
-    ]
+    kept = [ev.Scores.read(name) if name.endswith(".json") and Path(name).is_file() else None for name in names]
+    if all(kept):
+        _refuse(typed.keys() - {"model", "vs", "keep", "json"}, "no effect on answers read from a file")
+    task, source, own_verifier = _problems(model, task, settings)
+    scorer: Any = None
+    if reward:
+        scorer = rewards.load_reward(reward)
+    elif chosen_verifier := verifier or own_verifier:
+        scorer = rewards.verifier(chosen_verifier)
+    sampling = {"max_new_tokens": _max_length(model), **sampling}
+
+    def score(name: str) -> "Scores":
+        loaded = load_model(name, engine, float32)
+        return ev.evaluate(*loaded, source, scorer, n_problems=problems, threshold=threshold, **sampling)
+
+    scores = [found or score(name) for name, found in zip(names, kept, strict=True)]
     if keep is not None:
         for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
             scored.write(path)
-    differences = ev.compare(*scores) if len(scores) == 2 else {}
-    if json:
-        first, *others = [scored.summary() for scored in scores]
-        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
-        print_json({"model": first, "vs": others[0], "differences": found} if others else first)
-    else:
-        _show(scores, names, differences, not scores[0].of_train or all(_trained_on(task, name) for name in names))
+    _show(scores, names, not scores[0].of_train or all(_trained_on(task, name) for name in names), json)
 
 
-def _run_in(model: str) -> Run:
-    """The config of a run's folder; an empty one for any other model."""
-    file = Path(model) / "config.yaml"
+def _typed(context: typer.Context) -> dict[str, Any]:
+    """The arguments and options that were given on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _refuse(flags: Iterable[str], why: str) -> None:
+    """Raise an error if flags were given that would be ignored."""
+    if unused := ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in sorted(flags)):
+        raise ConfigError(Problem(f"{unused}: {why}.", remedy="Leave it out."))
+
+
+def _problems(model: str, task: str | None, settings: str | None) -> tuple[str, tasks.Task, str | None]:
+    """(the task's name, the task, the verifier that the run of this model uses for it).
+
+    As typed, else that of the run, else countdown.
+    """
+    run = _run_of(model)
+    if not (task or run.task) and (data := run.settings.get("dataset_name")):
+        remedy = "Name the problems with --task; for your own data, --reward names the function that scores answers."
+        raise ConfigError(Problem(f"{model}: trained on {data}, which is not a task.", remedy=remedy))
+    of_the_run = task is None or _trained_on(task, model)
+    chosen, own = task or run.task or "countdown", mapping(settings) or (run.task_settings if of_the_run else {})
+    return chosen, tasks.task(chosen, **own), run.verifier if of_the_run else None
+
+
+def _run_of(model: str) -> Run:
+    """The config of the run in this folder, or of the run that it is a checkpoint or the final model of; else none."""
+    folder = Path(model)
+    home = next((place for place in (folder, folder.parent) if (place / "run.json").is_file()), None)
+    if home is None or not folder.is_dir():
+        return Run()
+    file = home / ("verl.yaml" if RunFolder(home).run().get("engine") == "verl" else "config.yaml")
     return read_run(file) if file.is_file() else Run()
 
 
+def _max_length(model: str) -> int:
+    return _run_of(model).settings.get("max_completion_length") or 128
+
+
 def _trained_on(task: str, model: str) -> bool:
-    """Whether this is the folder of a run with this task, which trained on none of the task's held-out problems."""
-    trained = _run_in(model).task
+    """Whether the model is of a run with this task, which trained on none of the task's held-out problems."""
+    trained = _run_of(model).task
     return trained is not None and Path(trained).resolve() == Path(task).resolve()
 
 
@@ -138,14 +165,14 @@ def _show_suite(
 def pairs(
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
     to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
-    task: Annotated[str, typer.Option(help="countdown, chain, a named data set, a file or a folder.")] = "countdown",
+    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
     k: Annotated[int, typer.Option("-k", min=2, help="Answers to sample per problem.")] = 8,
     problems: Annotated[int, typer.Option("-n", "--problems", min=1, help="Training problems.")] = 1024,
     per_problem: Annotated[int, typer.Option(help="Maximum number of pairs per problem.", min=1)] = 1,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum new tokens per answer.")] = 128,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
 ) -> None:
@@ -155,10 +182,11 @@ def pairs(
         raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new .jsonl file."))
     from dew import evaluate as ev
 
-    source = tasks.task(task, **mapping(settings))
-    sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
-    loaded, scorer = load_model(model, engine), rewards.verifier(verifier or source.name)
-    scores = ev.evaluate(*loaded, source.rows(problems), scorer, name=source.name, **sampling)
+    _, source, own_verifier = _problems(model, task, settings)
+    scorer, rows = rewards.verifier(verifier or own_verifier or source.name), source.rows(problems)
+    length = _max_length(model) if max_new_tokens is None else max_new_tokens
+    sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": length, "seed": seed}
+    scores = ev.evaluate(*load_model(model, engine), rows, scorer, name=source.name, **sampling)
     found = ev.preference_pairs(scores, per_problem=per_problem, seed=seed)
     share = f"{scores['pass@1'].value:.1%} of {len(scores.problems)} x {k} answers are correct"
     if not found:
@@ -176,6 +204,7 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     if engine not in ENGINES:
         raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dew.decoding import SamplingCopy
@@ -197,7 +226,7 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
         if engine == "vllm":
             return load_vllm(str(path)), tokenizer
         model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
     if not torch.cuda.is_available():
         return model, tokenizer
@@ -219,7 +248,16 @@ def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
     return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
 
 
-def _show(scores: list["Scores"], names: list[str], differences: dict[str, "Difference"], held_out: bool) -> None:
+def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: bool) -> None:
+    """The scores of one model, or of two with their differences."""
+    from dew.evaluate import compare
+
+    differences = compare(*scores) if len(scores) == 2 else {}
+    if as_json:
+        both = {key: scored.summary() for key, scored in zip(("model", "vs"), scores, strict=False)}
+        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+        print_json({**both, "differences": found} if differences else both["model"])
+        return
     first, kind = scores[0], "held-out problems" if held_out else "problems"
     title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95 % intervals by problem"
     out.print(f"{title}\n")

@@ -79,7 +79,7 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def mean_interval(values: Sequence[float], *, span: tuple[float, float] = (0.0, 1.0), seed: int = 0) -> Interval:
+def mean_interval(values: Sequence[float], *, span: tuple[float, float] = (0.0, 1.0)) -> Interval:
     """The mean of one value per problem with its percentile bootstrap interval.
 
     Problems are resampled, not answers: answers to one problem are not independent. If all n problems agree, a
@@ -93,12 +93,12 @@ def mean_interval(values: Sequence[float], *, span: tuple[float, float] = (0.0, 
     if np.ptp(x) == 0:
         p = 1 - ((1 - CONFIDENCE) / 2) ** (1 / len(x))
         return Interval(value, value - p * (value - minimum), value + p * (maximum - value))
-    settings = {"confidence_level": CONFIDENCE, "method": "percentile", "batch": 500, "rng": seed}
+    settings = {"confidence_level": CONFIDENCE, "method": "percentile", "batch": 500, "rng": 0}
     bounds = bootstrap((x,), np.mean, n_resamples=RESAMPLES, **settings).confidence_interval
     return Interval(value, float(bounds.low), float(bounds.high))
 
 
-def paired_interval(differences: Float[np.ndarray, "S P"], *, seed: int = 0) -> Interval:
+def paired_interval(differences: Float[np.ndarray, "S P"]) -> Interval:
     """The mean of paired differences of S seeds on P problems, with its bootstrap interval.
 
     Seeds and problems are both resampled with replacement. Use P = 1 if there are no problems, as for the area under
@@ -115,7 +115,7 @@ def paired_interval(differences: Float[np.ndarray, "S P"], *, seed: int = 0) -> 
     value = float(D.mean())
     if S == 1:  # a single seed says nothing about the variance between seeds
         return Interval(value, -1.0, 1.0)
-    by_seed, by_problem = _drawn(S, P, seed)
+    by_seed, by_problem = _drawn(S, P)
     means = (by_problem.astype(float) @ D.T * by_seed).sum(axis=1) / (S * P)
     tail = norm.cdf(-np.sqrt(S / (S - 1)) * t.ppf((1 + CONFIDENCE) / 2, S - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
@@ -145,9 +145,9 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-@lru_cache(maxsize=1)  # tables have many differences of the same shape
-def _drawn(S: int, P: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+@lru_cache(maxsize=2)  # tables have many differences of two shapes: areas (P = 1) and scores
+def _drawn(S: int, P: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each seed and each problem is drawn, in every resample."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     by_seed, by_problem = (rng.multinomial(n, np.full(n, 1 / n), size=PAIRED_RESAMPLES) for n in (S, P))
     return by_seed.astype(np.uint16), by_problem.astype(np.uint16)

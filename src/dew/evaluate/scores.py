@@ -1,26 +1,28 @@
 """Evaluate a model on held-out problems: scores with intervals, and every answer."""
 
 import json
-from asyncio import run
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from inspect import iscoroutine
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from dew import rewards
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, RewardError
 from dew.evaluate.metrics import Interval, mean_interval, score_problem
 from dew.evaluate.sampling import Sampled, Sampling, is_vllm, sample
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
-from dew.rewards.calls import as_rewards, reported
+from dew.rewards.calls import NOT_FINITE, call_reward
 from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
 from dew.tasks.datasets import Dataset
+
+log = logging.getLogger("dew.evaluate")
 
 N_PROBLEMS = 256
 SET_BY_TRL = ("prompt", "completion", "completion_ids")
@@ -30,7 +32,7 @@ SET_BY_TRL = ("prompt", "completion", "completion_ids")
 def evaluate(
     model: Any,
     tokenizer: Any,
-    problems: Task | Sequence[Row],
+    problems: Task | Iterable[Row],
     verifier: Verifier | Callable[..., Any] | None = None,
     *,
     n_problems: int | None = None,
@@ -41,20 +43,21 @@ def evaluate(
     """Sample answers to held-out problems and score them with the verifier that training uses.
 
     `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
-    `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones) or a list of rows
-    (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`, which may also be a reward
-    function as TRL calls it: an answer is correct if its reward is above `threshold`.
+    `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones), or a list or data set of
+    rows with a `prompt` (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`, which
+    may also be a reward function as TRL calls it: an answer is correct if its reward is above `threshold`.
     Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
     """
     if n_problems is not None and n_problems < 1:
         raise ConfigError(f"{n_problems} problems: evaluate at least one.")
-    if isinstance(problems, Sequence):
-        if not problems:
-            raise ConfigError("No problems to evaluate: the list of rows is empty.")
+    if isinstance(problems, Iterable):
+        rows = list(islice(problems, n_problems))
+        if not rows or "prompt" not in rows[0]:
+            raise ConfigError("No problems to evaluate: the rows are empty or have no column `prompt`.")
         if verifier is None:
             remedy = "Write evaluate(..., verifier=dew.rewards.verifier(NAME))."
             raise ConfigError(Problem("Rows need a verifier to score the answers.", remedy=remedy))
-        rows, task_name = problems[:n_problems], name or reward_name(verifier)
+        task_name = name or reward_name(verifier)
     else:
         rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
         if verifier is None and problems.name not in VERIFIERS:
@@ -66,12 +69,12 @@ def evaluate(
     answers = sample(model, tokenizer, [row["prompt"] for row in rows], settings)
     seconds, k = perf_counter() - start, settings.answers
     texts = [answer.text for group in answers for answer in group]
-    each = [row for row in rows for _ in range(k)]
+    row_of_each = [row for row in rows for _ in range(k)]
     if isinstance(verifier, Verifier):
-        verdicts = verifier.verdicts(texts, each)
+        verdicts = verifier.verdicts(texts, row_of_each)
     else:
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        verdicts = _judge(verifier, texts, ids, each, threshold)
+        verdicts = _score_by_reward(verifier, texts, ids, row_of_each, threshold)
     scored = [
         ScoredProblem(row["prompt"], row.get("answer"), answers[i], verdicts[i * k : (i + 1) * k])
         for i, row in enumerate(rows)
@@ -85,18 +88,24 @@ def reward_name(reward: Any) -> str:
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 
-def _judge(
+def _score_by_reward(
     reward: Callable[..., Any], texts: list[str], ids: list[list[int]], rows: Sequence[Row], threshold: float
 ) -> list[Verdict]:
-    """Call a reward function as TRL does. `unparsable`: it returned None."""
+    """Call a reward function as TRL does. An answer without a finite reward is `unparsable` and counts as 0."""
+    name, n = reward_name(reward), len(texts)
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in SET_BY_TRL}
     prompts = [row["prompt"] for row in rows]
     completions = [as_completion(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    with reported(reward_name(reward), completions, prompts):
-        returned = reward(completions=completions, prompts=prompts, completion_ids=ids, **columns)
-        values = as_rewards(reward_name(reward), run(returned) if iscoroutine(returned) else returned, len(texts))
+    values = call_reward(name, reward, completions, prompts=prompts, completion_ids=ids, **columns)
+    if not_finite := values.count(NOT_FINITE):
+        log.warning("The reward %s returned an infinity or a NaN for %d of %d answers.", name, not_finite, n)
+    if values.count(None) + not_finite == n:
+        remedy = "Evaluate fewer answers at a time if it ran out of time or memory."
+        raise RewardError(Problem(f"The reward {name} scored none of the {n} answers.", remedy=remedy))
     return [
-        Verdict("unparsable", value=0.0) if x is None else Verdict("correct" if x > threshold else "wrong", value=x)
+        Verdict("unparsable", value=0.0)
+        if x is None or x == NOT_FINITE
+        else Verdict("correct" if x > threshold else "wrong", value=x)
         for x in values
     ]
 

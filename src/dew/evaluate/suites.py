@@ -1,7 +1,7 @@
 """Evaluation suites of papers: data sets, sampling settings and published results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dew.errors import ConfigError, unknown
@@ -17,7 +17,7 @@ class Suite:
     sampling: Mapping[str, Any]
     columns: tuple[tuple[str, str], ...]
     """(task, score) of each column of the table."""
-    published: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    published: Mapping[str, tuple[float, ...]]
     """Row -> scores in percent, in column order."""
 
     def table(self, model: str, scores: Mapping[str, Scores]) -> list[list[str]]:

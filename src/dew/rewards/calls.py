@@ -7,11 +7,12 @@ process exits GRACE seconds later with a traceback of every thread. A function g
 """
 
 import faulthandler
+import inspect
 import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -81,6 +82,18 @@ def reported(name: str, completions: Sequence[Any], prompts: Sequence[Any] | Non
         what = f"The reward {name} failed: {describe(error)}{user_line(error)}."
         remedy = "Catch what can go wrong, and return None for an answer that cannot be scored."
         raise RewardError(Problem(what, batch, remedy)) from error
+
+
+def call_reward(name: str, function: Callable[..., Any], completions: Sequence[Any], /, **columns: Any) -> Rewards:
+    """The rewards that a function returns, called as TRL calls it; a coroutine is awaited."""
+    n = len(completions)  # before the function can change the list
+    with reported(name, completions, columns.get("prompts")):
+        values = function(completions=completions, **columns)
+        if inspect.iscoroutine(values):
+            import asyncio
+
+            values = asyncio.run(values)
+        return as_rewards(name, values, n)
 
 
 def describe(error: BaseException) -> str:

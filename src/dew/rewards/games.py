@@ -22,18 +22,14 @@ _TOKEN = re.compile(r"\d{1,9}|[-+*/()]")
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
-Step = tuple[int, str, int, int]
-"""(left, operator, right, result)"""
-
-
-def parse_steps(text: str) -> list[Step] | None:
-    """The steps of an answer, or None if any part is not a step. Surrounding white space is ignored."""
+def parse_steps(text: str) -> list[tuple[int, str, int, int]] | None:
+    """The steps of an answer, each (left, operator, right, result); None if any part is not a step."""
     matches = [_STEP.fullmatch(part) for part in text.strip().split(";")]
     steps = [(int(m[1]), m[2], int(m[3]), int(m[4])) for m in matches if m]
     return steps if len(steps) == len(matches) else None
 
 
-def check_countdown(text: str, *, numbers: Sequence[int], answer: str) -> Verdict:
+def check_countdown(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict:
     """Correct if every step holds and uses two available numbers, and only `answer` is left at the end.
 
     A step's result can be used once by a later step, like a given number.
@@ -41,7 +37,7 @@ def check_countdown(text: str, *, numbers: Sequence[int], answer: str) -> Verdic
     steps = parse_steps(text)
     if steps is None:
         return Verdict("unparsable")
-    available = Counter(numbers)
+    available = Counter(int(n) for n in numbers)
     for left, op, right, result in steps:
         available.subtract((left, right))
         if _APPLY[op](left, right) != result or min(available.values()) < 0:
@@ -51,16 +47,16 @@ def check_countdown(text: str, *, numbers: Sequence[int], answer: str) -> Verdic
     return Verdict("correct" if reached else "wrong", text.strip())
 
 
-def check_chain(text: str, *, answer: str) -> Verdict:
+def check_chain(text: str, *, answer: Any) -> Verdict:
     """Correct if the last step's result is `answer`; the steps before it are not checked."""
     steps = parse_steps(text)
     if steps is None:
         return Verdict("unparsable")
-    result = str(steps[-1][3])
-    return Verdict("correct" if result == answer else "wrong", result)
+    result = steps[-1][3]
+    return Verdict("correct" if result == int(answer) else "wrong", str(result))
 
 
-def check_equation(text: str, *, numbers: Sequence[int], answer: Any) -> Verdict:
+def check_equation(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict:
     """Correct if the expression uses exactly `numbers` and equals `answer`. A trailing `= 98` is ignored."""
     found = find_answer(text)
     if found is None or not found.marked or len(found.text) > 200:

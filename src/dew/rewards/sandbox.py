@@ -19,14 +19,9 @@ BLOCKED = {
     "code.__new__", "function.__new__",
 }  # fmt: skip
 """Audit events (docs.python.org/3/library/audit_events.html) that are blocked whatever their arguments."""
-AUDITED = BLOCKED | {"open", "compile", "exec"}
 
 GENERATED = os.path.join("sympy", "polys", "monomials.py")
 """The one place where sympy needs `exec` to compare answers: it generates functions of integers."""
-
-
-class SandboxViolation(RuntimeError):
-    """The text of an answer was about to have an effect."""
 
 
 def enter_sandbox() -> None:
@@ -37,8 +32,8 @@ def enter_sandbox() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in AUDITED and violates(event, arguments):
-        raise SandboxViolation(f"{event} {arguments!r:.80}")
+    if violates(event, arguments):
+        raise RuntimeError(f"{event} {arguments!r:.80} is blocked: no answer needs it")
 
 
 def violates(event: str, arguments: tuple[Any, ...]) -> bool:

@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
-from dew.rewards.calls import Rewards, as_rewards, describe, describe_batch, reported
+from dew.rewards.calls import Rewards, call_reward, describe, describe_batch
 from dew.rewards.process import INHERITED, Process, ProcessFailed
 from dew.rewards.verifiers import Completion
 from dew.rewards.worker import answer_requests, encode
@@ -85,12 +85,12 @@ class UserFunction:
         self._where = _find_file(where, self.folders) if where.endswith(".py") else where
         self._failures = 0
         self.forget()
-        self._start()
+        self._process: Process | None = self._start()
         INHERITED.add(self)
 
     def forget(self) -> None:
         self._lock = threading.Lock()
-        self._process: Process | None = None
+        self._process = None
 
     @property
     def __name__(self) -> str:  # the name under which TRL logs the reward
@@ -100,14 +100,14 @@ class UserFunction:
         request = self._request(completions, columns)
         with self._lock:
             process = self._process or self._start()
+            self._process = None  # after Ctrl-C its late reply would be taken for the reply to the next request
             try:
                 reply = process.ask(request, self.timeout)
             except ProcessFailed as failure:
-                self._process = None
                 batch = describe_batch(completions, columns.get("prompts"))
                 self._count_failure(f"The reward {self.name}: its process {failure}. {batch}")
                 return [None] * len(completions)
-            self._failures = 0
+            self._process, self._failures = process, 0
         if "problem" in reply:
             raise RewardError(Problem(**reply["problem"]))
         for function, name, value in reply["logged"]:
@@ -124,7 +124,6 @@ class UserFunction:
             process.kill()
             raise ConfigError(Problem(**process.hello["problem"]))
         self.columns: list[str] = process.hello["columns"]
-        self._process = process
         return process
 
     def _request(self, completions: Sequence[Completion], columns: Mapping[str, Any]) -> bytes:
@@ -132,13 +131,14 @@ class UserFunction:
         if (state := columns.get("trainer_state")) is not None:
             sent["trainer_state"] = {k: v for k, v in vars(state).items() if isinstance(v, int | float | str)}
         logs = [name for name in ("log_extra", "log_metric") if callable(columns.get(name))]
-        request = {"completions": completions, "columns": sent, "logs": logs}
-        try:
-            return encode(request, _as_text)
-        except (TypeError, ValueError) as error:
-            problem = f"A column cannot be sent to the process of the reward {self.name}: {error}."
-            remedy = "Remove that column from the data, or pass the function itself to DewTrainer in Python."
-            raise RewardError(Problem(problem, remedy=remedy)) from None
+        for name, value in sent.items():
+            try:
+                encode(value, _as_text)
+            except (TypeError, ValueError) as error:
+                problem = f"The column {name!r} cannot be sent to the process of the reward {self.name}: {error}."
+                remedy = "Remove that column from the data, or pass the function itself to DewTrainer in Python."
+                raise RewardError(Problem(problem, remedy=remedy)) from None
+        return encode({"completions": completions, "columns": sent, "logs": logs}, _as_text)
 
     def _count_failure(self, message: str) -> None:
         self._failures += 1
@@ -210,8 +210,7 @@ def _load(where: str, name: str, folders: list[str]) -> Callable[..., Any]:
 
 def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> dict[str, Any]:
     """Rewards and the values to log, or a problem."""
-    completions, columns = request["completions"], request["columns"]
-    n, logged = len(completions), []
+    columns, logged = request["columns"], []
 
     def record(log: str, key: str, value: Any) -> None:  # a value that cannot be sent is an error where it is logged
         logged.append(json.loads(json.dumps([log, key, value], default=float)))
@@ -220,12 +219,6 @@ def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> d
     if columns.get("trainer_state") is not None:
         columns["trainer_state"] = SimpleNamespace(**columns["trainer_state"])
     try:
-        with reported(name, completions, columns.get("prompts")):
-            values = function(completions=completions, **columns)
-            if inspect.iscoroutine(values):
-                import asyncio
-
-                values = asyncio.run(values)
-            return {"rewards": as_rewards(name, values, n), "logged": logged}
+        return {"rewards": call_reward(name, function, request["completions"], **columns), "logged": logged}
     except RewardError as error:
         return {"problem": asdict(error.problems[0])}

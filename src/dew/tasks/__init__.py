@@ -1,11 +1,11 @@
 """Problems with gold answers: two generated games, well-known data sets by name, and files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from dew.errors import ConfigError, unknown
+from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.base import Row, Task
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, has_prompts
@@ -27,7 +27,7 @@ def task(name: str, **settings: Any) -> Task:
         return _build(GAMES[name], name, settings)
     if name in PRESETS:
         return _build(named, name, settings, name=name)
-    if name.endswith(SUFFIXES) or "/" in name or Path(name).is_dir():
+    if name.endswith(SUFFIXES) or "/" in name or Path(name).exists():
         changed = {"problem", "template", "without", "keep"} & settings.keys()
         if not changed and has_prompts(name, settings.get("train") or "train"):
             settings = {"prompt": "prompt", **settings}
@@ -35,9 +35,24 @@ def task(name: str, **settings: Any) -> Task:
     raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))
 
 
+KINDS = {int: "a whole number", tuple[int, int]: "a list of two whole numbers", Sequence[str]: "a list of text"}
+"""Types of settings in words; the others are text."""
+
+
 def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
-    known = [key for key in signature(kind).parameters if key not in given]
-    wrong = [key for key in settings if key not in known]
+    types = {key: p.annotation for key, p in signature(kind).parameters.items() if key not in given}
+    wrong = []
+    for key, value in settings.items():
+        if key not in types:
+            wrong.append(unknown(f"Task {name} has no setting {key!r}.", key, types))
+        elif not _fits(value, types[key]):
+            wrong.append(Problem(f"Task {name}: {key} must be {KINDS.get(types[key], 'text')}, not {value!r}."))
     if wrong:
-        raise ConfigError([unknown(f"Task {name} has no setting {key!r}.", key, known) for key in wrong])
+        raise ConfigError(wrong)
     return kind(**given, **settings)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if wanted in (tuple[int, int], Sequence[str]):
+        return isinstance(value, list | tuple) and all(isinstance(x, get_args(wanted)) for x in value)
+    return isinstance(value, wanted) and not isinstance(value, bool)

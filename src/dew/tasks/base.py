@@ -24,6 +24,13 @@ class Task(Protocol):
         ...
 
 
+def text_of(value: Any) -> Any:
+    """The text of the last message of a chat; any other value unchanged."""
+    if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
+        return value[-1]["content"]
+    return value
+
+
 def split_of(key: Hashable) -> Split:
     """The split of a problem, by a hash of what identifies it: independent of any seed."""
     digest = blake2b(repr(key).encode(), digest_size=8).digest()

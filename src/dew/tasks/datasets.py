@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.base import Row, Split, check_split, split_of
-from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files, text_of
+from dew.tasks.base import Row, Split, check_split, split_of, text_of
+from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files
 from dew.tasks.overlap import without_overlap
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -58,7 +58,8 @@ def _first(raw: Row, *names: str) -> Any:
 
 
 def _plain(raw: Row) -> Row:
-    return {"problem": _first(raw, "problem", "question", "Problem"), "answer": _first(raw, "answer", "Answer")}
+    problem, answer = ("problem", "question", "Problem", "prompt"), ("answer", "Answer", "solution")
+    return {"problem": _first(raw, *problem), "answer": _first(raw, *answer)}
 
 
 def _gsm8k(raw: Row) -> Row:
@@ -70,10 +71,6 @@ def _gsm8k(raw: Row) -> Row:
 def _math(raw: Row) -> Row:
     """The hub has only the worked solution, with the answer in its last box."""
     return _plain({**raw, "answer": raw.get("answer") or _last_box(str(_first(raw, "solution")))})
-
-
-def _dapo(raw: Row) -> Row:
-    return {"problem": _first(raw, "problem", "prompt"), "answer": _first(raw, "answer", "solution")}
 
 
 def _tinyzero(raw: Row) -> Row:
@@ -107,8 +104,6 @@ class Dataset:
     name: str
     source: str | Path
     read: Read
-    column: str = "problem"
-    """What identifies a row: "problem", rendered with the template, or a ready-made "prompt"."""
     train: str | None = "train"
     """Training split; None: evaluation only."""
     held_out: str | None = "test"
@@ -117,8 +112,14 @@ class Dataset:
     """Another set whose problems are held out instead. It is also in `without`."""
     config: str | None = None
     template: str | None = "chat"
+    """Turns problems into prompts; None: the rows have ready-made prompts."""
     without: Sequence[str] = ()
     """Sets or files whose test problems are removed from training."""
+
+    @property
+    def column(self) -> str:
+        """The column that identifies a row."""
+        return "problem" if self.template else "prompt"
 
     def table(self, split: Split) -> Table:
         """The rows of a split before filter and template, with an account of the skipped ones."""
@@ -130,8 +131,8 @@ class Dataset:
         table = read_table(self.source, self.read, split=wanted, config=self.config, name=self.name, column=self.column)
         if self.held_out:
             return table
-        prompts = self.column == "prompt"
-        rows = [row for row in table.rows if split_of(row["prompt"] if prompts else row_key(row, "problem")) == split]
+        keys = [row_key(row, "problem") if self.template else row["prompt"] for row in table.rows]
+        rows = [row for row, key in zip(table.rows, keys, strict=True) if split_of(key) == split]
         return replace(table, rows=rows)
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
@@ -146,9 +147,9 @@ class Dataset:
             return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
         rows = sorted(rows, key=position)[: max(0, n)]
-        if self.column == "prompt":
+        if self.template is None:
             return rows
-        return [{"prompt": render(self.template or "chat", row["problem"]), **row} for row in rows]
+        return [{"prompt": render(self.template, row["problem"]), **row} for row in rows]
 
 
 def _test_rows(name: str) -> list[Row]:
@@ -158,7 +159,9 @@ def _test_rows(name: str) -> list[Row]:
     return read_table(name, columns(), name=name).rows
 
 
-def named(name: str, *, path: str | None = None, template: str | None = None, without: Sequence[str] = ()) -> Dataset:
+def named(
+    name: str, *, path: str | Path | None = None, template: str | None = None, without: Sequence[str] = ()
+) -> Dataset:
     """One of `PRESETS`, from a local `path` instead of DEW_DATA and the hub, with another template.
 
     `without`: sets or files whose test problems are removed from training.
@@ -167,9 +170,12 @@ def named(name: str, *, path: str | None = None, template: str | None = None, wi
     folder = Path(data).expanduser() / name.removesuffix("-tinyzero") if data else None
     local = path or (folder if folder and folder.is_dir() else None)
     template = template or preset.template or "chat"
-    render(template, "")
+    render(template, "")  # raises if it is unknown
     changed = replace(preset, template=template, without=tuple(dict.fromkeys([*without, *preset.without])))
-    return replace(changed, source=local, held_out="test") if local else changed
+    if local is None:
+        return changed
+    one_file = Path(local).expanduser().is_file() and preset.train is not None and preset.tested_on is None
+    return replace(changed, source=local, held_out=None if one_file else "test")
 
 
 def custom(
@@ -187,14 +193,18 @@ def custom(
         what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
         raise ConfigError(Problem(what, remedy="Set one of the two."))
     folder = Path(path).expanduser()
+    if held_out and folder.is_file():
+        what = f"held_out={held_out!r}: {path} is one file, without splits."
+        remedy = "Leave held_out out to hold out an eighth of its problems, or give a folder with a file per split."
+        raise ConfigError(Problem(what, remedy=remedy))
     if held_out is None and folder.is_dir() and split_files(folder, "test"):
         held_out = "test"
     template = template or (None if prompt else "chat")
-    render(template or "chat", "")
+    render(template or "chat", "")  # raises if it is unknown
     name = Path(path).name
     name = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
-    read, column = columns(problem, answer, keep, prompt), "prompt" if prompt else "problem"
-    return Dataset(name, path, read, column, train, held_out, None, config, template, without)
+    read = columns(problem, answer, keep, prompt)
+    return Dataset(name, path, read, train=train, held_out=held_out, config=config, template=template, without=without)
 
 
 _SETS = (
@@ -205,7 +215,7 @@ _SETS = (
     Dataset("aime25", "math-ai/aime25", _plain, train=None),
     Dataset("amc23", "math-ai/amc23", _plain, train=None),
     Dataset(
-        "dapo17k", "open-r1/DAPO-Math-17k-Processed", _dapo, config="all", tested_on="math500", without=("math500",)
+        "dapo17k", "open-r1/DAPO-Math-17k-Processed", _plain, config="all", tested_on="math500", without=("math500",)
     ),
     Dataset("countdown-tinyzero", "Jiayi-Pan/Countdown-Tasks-3to4", _tinyzero, held_out=None, template="r1"),
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain
-from dew.tasks.base import Row
+from dew.tasks.base import Row, text_of
 from dew.tasks.overlap import identity
 
 MAX_SHOWN = 5
@@ -140,13 +140,6 @@ def _cell(raw: Row, name: str) -> Any:
     return value
 
 
-def text_of(value: Any) -> Any:
-    """The text of the last message of a chat; any other value unchanged."""
-    if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
-        return value[-1]["content"]
-    return value
-
-
 # ── files, folders, the hub ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -177,19 +170,21 @@ def has_prompts(source: str, split: str = "train") -> bool:
 
 
 def split_files(folder: Path, split: str) -> list[Path]:
-    """The files of one split: `train.jsonl`, `data/train-00000-of-00002.parquet`. Where no file is named after a split
-    and all are of one kind, they are the training split."""
+    """The files of one split: `train.jsonl`, `data/train-00000-of-00002.parquet`.
+
+    If all files are of one kind and none is named after a test split (`mine_test.jsonl`), they are the training split.
+    """
     for place, suffix in product((folder, folder / "data"), SUFFIXES):
         if files := sorted([*place.glob(f"{split}{suffix}"), *place.glob(f"{split}-*{suffix}")]):
             return files
     kinds = [sorted([*folder.glob(f"*{suffix}"), *(folder / "data").glob(f"*{suffix}")]) for suffix in SUFFIXES]
     found = [files for files in kinds if files]
-    if split != "train" or len(found) != 1 or any(SPLIT_NAME.match(file.name) for file in found[0]):
+    if split != "train" or len(found) != 1 or any(NOT_TRAIN.search(file.name) for file in found[0]):
         return []
     return found[0]
 
 
-SPLIT_NAME = re.compile(r"(train|test|validation|dev|dataset_info|dataset_dict)\b")
+NOT_TRAIN = re.compile(r"(?i)(?<![a-z])(test|validation|valid|val|dev|eval|dataset_info|dataset_dict)(?![a-z])")
 
 
 def _folder(folder: Path, split: str) -> RawRows:

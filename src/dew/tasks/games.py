@@ -105,9 +105,8 @@ class Chain(_Game):
     name = "chain"
 
     def __post_init__(self) -> None:
-        fewest, most = self.steps
-        object.__setattr__(self, "steps", (fewest, most))  # YAML gives a list
-        if not 1 <= fewest <= most:
+        object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
+        if len(self.steps) != 2 or not 1 <= self.steps[0] <= self.steps[1]:
             what = f"chain steps={self.steps}: expected (minimum, maximum), at least 1."
             raise ConfigError(Problem(what, remedy="The default is (8, 16)."))
         if self.ceiling < 2:

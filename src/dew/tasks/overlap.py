@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from unicodedata import normalize
 
-from dew.tasks.base import Row
+from dew.tasks.base import Row, text_of
 
 MIN_LENGTH = 16
 """Shorter texts (in letters and digits) are too generic to count as the same problem: `1+1=?`."""
@@ -40,5 +40,4 @@ def without_overlap(train: Sequence[Row], *tests: Iterable[Row]) -> tuple[list[R
 
 def _problem(row: Row) -> str:
     """The problem without its template, if the row has both."""
-    text = row.get("problem", row.get("prompt", ""))
-    return text if isinstance(text, str) else str(text[-1].get("content", "")) if text else ""
+    return str(text_of(row.get("problem", row.get("prompt", ""))))
