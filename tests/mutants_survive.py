@@ -35,14 +35,16 @@ MUTANTS = [
     ("rotation by date", "engines/trl/recorded.py", "best_model_checkpoint)  # by step", "best_model_checkpoint, use_mtime=True)  # by step", "trl/test_resume.py -k rotated"),
     ("failed reward loses steps", "engines/trl/trainer.py", "            self._save_checkpoint(self.model, None)\n", "", "trl/test_resume.py -k loses_no_step"),
     ("no lock", "cli/runs.py", "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "            pass\n", "cli/test_trials.py -k in_use"),
-    ("weights not checked", "engines/trl/launch.py", "    if not all(bool(weights.isfinite().all())", "    if not all(True", "cli/test_trials.py -k weights_that"),
-    ("generation forgotten", "engines/trl/trainer.py", "\"generation\": self._buffered_inputs if self._step % every else None", "\"generation\": None", "trl/test_resume.py -k 'killed_and_resumed'"),
+    ("weights not checked", "engines/trl/launch.py", "    if not _weights_are_finite(trainer):", "    if False:", "cli/test_trials.py -k weights_that"),
+    ("generation forgotten", "engines/trl/trainer.py", "\"generation\": self._buffered_inputs if self._step % every else None", "\"generation\": None", "trl/test_resume.py -k last_good"),
+    ("stops alone", "engines/trl/launch.py", "any(gather_object([self._requested]))", "self._requested", "trl/test_failures.py -k stop_together"),
+    ("micro-batches kept", "engines/trl/trainer.py", "        self._waiting, self._statistics = [], metrics", "        self._statistics = metrics", "trl/test_resume.py -k inside_a_step"),
     ("skipped steps forgotten", "engines/trl/recorded.py", "        self._nonfinite.restore(state[\"health\"])\n", "", "trl/test_nonfinite.py -k remembers"),
     ("gradient kept", "engines/trl/recorded.py", "            self.optimizer.zero_grad()\n", "", "trl/test_nonfinite.py -k 'skipped_and_counted and gradient'"),
     ("never stops", "engines/trl/nonfinite.py", "len(self._row) >= PATIENCE", "False", "trl/test_nonfinite.py -k 'three_in and gradient'"),
-    ("rows not checked", "engines/trl/nonfinite.py", "    if not count:\n", "    if True:\n", "trl/test_nonfinite.py -k 'skipped_and_counted and reward'"),
+    ("rows not checked", "engines/trl/nonfinite.py", "    if not found:\n", "    if True:\n", "trl/test_nonfinite.py -k 'skipped_and_counted and reward'"),
     ("scored tokens not checked", "engines/trl/nonfinite.py", "            places[(~x.isfinite() & mask).any(-1)] = place\n", "            pass\n", "trl/test_nonfinite.py -k 'three_in and scored'"),
-    ("trained tokens not checked", "engines/trl/nonfinite.py", "return {place: (~x.detach().isfinite() & mask).sum()", "return {place: (x.detach().isnan() & False).sum()", "trl/test_nonfinite.py -k 'skipped_and_counted and trained'"),
+    ("trained tokens not checked", "engines/trl/metrics.py", "count = (~x.isfinite() & loss_mask(inputs)).sum()", "count = (x.isnan() & False).sum()", "trl/test_nonfinite.py -k 'skipped_and_counted and trained'"),
     ("norm not checked", "engines/trl/nonfinite.py", "None if math.isfinite(norm) else", "None if True else", "trl/test_nonfinite.py -k 'skipped_and_counted and gradient'"),
     ("masked read", "engines/trl/nonfinite.py", "(~x.isfinite() & mask).any(-1)", "(~x.isfinite()).any(-1)", "trl/test_nonfinite.py -k padding"),
     ("counts each step", "engines/trl/nonfinite.py", "if not again and not", "if not", "trl/test_nonfinite.py -k counts_once"),
@@ -68,7 +70,7 @@ MUTANTS = [
 def survives(file, old, new, tests):
     with tempfile.TemporaryDirectory() as home:
         copy = Path(home) / "copy"
-        for part in ("src", "tests", "recipes"):
+        for part in ("src", "tests", "recipes", "locks"):
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         path = copy / "src/dew" / file

@@ -94,7 +94,7 @@ def policy_loss(
     if penalty is not None:
         token_loss = token_loss + torch.where(mask, penalty, 0) * log_w.abs()
     if weight is not None:
-        token_loss = token_loss * weight
+        token_loss = token_loss * torch.where(mask, weight, 0)
     stats = _statistics(w.detach(), log_w.detach(), A, mask, clip_low, clip_high)
     if ref_logp is not None:
         k3 = _k3(torch.where(mask, ref_logp, 0) - logp)

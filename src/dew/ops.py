@@ -18,19 +18,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.detach().to(torch.promote_types(x.dtype, torch.float32))
 
 
-def masked_sum(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: Dims, keepdim: bool = True
-) -> Float[Tensor, "..."]:
-    """Σ x over the True entries of `mask`."""
-    return torch.where(mask, x, 0).sum(dim, keepdim=keepdim)
+def masked_sum(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: Dims) -> Float[Tensor, "..."]:
+    """Σ x over the True entries of `mask`; `dim` stays, with one entry."""
+    return torch.where(mask, x, 0).sum(dim, keepdim=True)
 
 
-def masked_mean(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: Dims, keepdim: bool = True
-) -> Float[Tensor, "..."]:
-    """Mean of x over the True entries of `mask`; 0 where there are none."""
-    count = mask.sum(dim, keepdim=keepdim).clamp_min(1)
-    return masked_sum(x, mask, dim, keepdim) / count
+def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: Dims) -> Float[Tensor, "..."]:
+    """Mean of x over the True entries of `mask`, 0 where there are none; `dim` stays, with one entry."""
+    return masked_sum(x, mask, dim) / mask.sum(dim, keepdim=True).clamp_min(1)
 
 
 def masked_mean_by(

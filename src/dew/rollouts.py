@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dew.checks import check_by_token
-from dew.errors import ShapeError
+from dew.errors import Problem, ShapeError
 
 PADDING = -1
 BY_TOKEN = ("tokens", "logp", "entropy", "sum_sq", "value")
@@ -95,16 +95,22 @@ class Rollouts:
         given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy}
         given |= {"sum_sq": sum_sq, "value": value}
         _check_shapes(mask, given, "(B, T)", "(B,)")
-        ids = _dense_ids(group, mask.device)
+        names = group.tolist() if isinstance(group, Tensor) else list(group)
+        ids = _dense_ids(names, mask.device)
         if len(ids) != len(mask):
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
-        _check_every_group_lives(group, ids, mask)
+        if len(ids) == 0:
+            raise ShapeError("no rows: a batch of rollouts needs at least one answer.")
         rows = _rows_by_group(ids)
         grouped = {}
         for name, x in {"mask": mask, **given}.items():
             if x is not None:
                 grouped[name] = x[rows.clamp_min(0)]
                 grouped[name][rows == PADDING] = 0
+        if len(dead := rows[~grouped["mask"].flatten(1).any(-1), 0]):
+            what = f"group {names[int(dead[0])]!r} has no live token in any row ({len(dead)} such groups)."
+            remedy = "Drop padding rows before building Rollouts, or check for a mask that is all False."
+            raise ShapeError(Problem(what, "There is nothing to train on.", remedy))
         return cls(**grouped, rows=rows)
 
     def to_rows(self, x: Tensor) -> Tensor:
@@ -134,28 +140,10 @@ def _check_shapes(mask: Tensor, tensors: Mapping[str, Tensor | None], by_token: 
         raise ShapeError("\n".join(problems))
 
 
-def _dense_ids(group: Tensor | Sequence[Hashable], device: torch.device) -> Tensor:
+def _dense_ids(ids: Sequence[Hashable], device: torch.device) -> Tensor:
     """0, 1, 2, ... in the order in which the ids first appear."""
-    ids = group.tolist() if isinstance(group, Tensor) else list(group)
     seen: dict[Hashable, int] = {}
     return torch.tensor([seen.setdefault(i, len(seen)) for i in ids], dtype=torch.long, device=device)
-
-
-def _check_every_group_lives(group: Tensor | Sequence[Hashable], ids: Tensor, mask: Tensor) -> None:
-    if ids.numel() == 0:
-        raise ShapeError("no rows: a batch of rollouts needs at least one answer.")
-    alive = torch.zeros(int(ids.max()) + 1, dtype=torch.bool, device=ids.device).index_put(
-        (ids,), mask.any(-1), accumulate=True
-    )
-    if alive.all():
-        return
-    dead = (~alive).nonzero()[:, 0]
-    first = group[int((ids == dead[0]).nonzero()[0, 0])]
-    name = first.item() if isinstance(first, Tensor) else first
-    raise ShapeError(
-        f"group {name!r} has no live token in any row ({len(dead)} such groups): there is nothing to train on. "
-        "Drop padding rows before building Rollouts, or check for a mask that is all False."
-    )
 
 
 def _rows_by_group(ids: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
 from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm
+from dew.algorithms.own import source_digest
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
 from groups import batches, pad
@@ -220,14 +221,12 @@ def test_every_field_has_a_docstring():
     import ast
     import inspect
 
-    for cls in (_BY_NAME[n] for n in _BY_NAME):
-        for ancestor in cls.__mro__:
-            if not issubclass(ancestor, Algorithm):
-                continue
-            body = ast.parse(inspect.getsource(ancestor)).body[0].body
-            for node, below in zip(body, [*body[1:], None], strict=True):
-                if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
-                    assert isinstance(below, ast.Expr), f"{ancestor.__name__}.{node.target.id} has no docstring"
+    classes = {ancestor for cls in _BY_NAME.values() for ancestor in cls.__mro__ if issubclass(ancestor, Algorithm)}
+    for cls in classes:
+        body = ast.parse(inspect.getsource(cls)).body[0].body
+        for node, below in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+                assert isinstance(below, ast.Expr), f"{cls.__name__}.{node.target.id} has no docstring"
 
 
 def test_all_problems_are_listed():
@@ -257,6 +256,8 @@ def test_all_problems_are_listed():
         ("gtpo", {"average": "median"}, "arithmetic, geometric"),
         ("gtpo", {"alpha1": 0, "alpha2": 0}, "every advantage would be 0"),
         ("gtpo", {"entropy_clip": [0.3, 0.2]}, "low <= high"),
+        ("gtpo", {"entropy_clip": 0.3}, "low <= high"),
+        ("gtpo", {"entropy_clip": [0.3, "high"]}, "low <= high"),
         ("grpo_s", {"beta2": -1}, "beta2=-1"),
         ("grpo", {"clip_high": -1}, "clip_high=-1"),
         ("grpo", {"kl_coef": -1}, "kl_coef=-1"),
@@ -272,6 +273,17 @@ def test_all_problems_are_listed():
 def test_invalid_settings(name, settings, says):
     with pytest.raises(ConfigError, match=says):
         get_algorithm(name, **settings)
+
+
+def test_own_rules_in_files_of_the_same_name_keep_their_source(tmp_path):
+    code = "from dew.algorithms import DAPO\n\nclass Rule(DAPO):\n    name = '{}'\n"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rule.py").write_text(code.format(name))
+    first = type(get_algorithm(f"{tmp_path}/a/rule.py:Rule"))
+    digest = source_digest(first)
+    get_algorithm(f"{tmp_path}/b/rule.py:Rule")
+    assert source_digest(first) == digest
 
 
 def test_lists_become_tuples():

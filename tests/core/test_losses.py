@@ -121,7 +121,9 @@ def test_micro_batches_sum_to_the_batch(batch, ratio, reduce):
 def test_padding_is_never_read(batch, ratio, reduce):
     logp, old, A, mask = tensors(batch)  # NaN under the mask, in all of them
     leaf = logp.clone().requires_grad_()
-    value, stats = policy_loss(leaf, old, A, mask, ratio=ratio, reduce=reduce, ref_logp=old, kl_coef=0.1)
+    weight = torch.where(mask, 1.0, torch.nan)
+    settings = {"ratio": ratio, "reduce": reduce, "ref_logp": old, "kl_coef": 0.1, "weight": weight, "penalty": weight}
+    value, stats = policy_loss(leaf, old, A, mask, **settings)
     value.backward()
     assert value.isfinite() and all(s.isfinite() for s in stats.values())
     assert leaf.grad.isfinite().all() and not leaf.grad[~mask].any()

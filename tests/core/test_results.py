@@ -34,6 +34,11 @@ def published(title):
     return rows
 
 
+def pass_at(j, k):
+    """pass@j of a problem with 0, 1, ..., k correct answers of k."""
+    return np.array([1 - math.comb(k - c, j) / math.comb(k, j) for c in range(k + 1)])
+
+
 @pytest.mark.parametrize("name, title, problems", [("gsm8k", "GSM8K test", 1319), ("math500", "MATH-500", 500)])
 def test_table_of_the_real_model(name, title, problems):
     counts, table = correct_counts(name), published(title)
@@ -41,7 +46,7 @@ def test_table_of_the_real_model(name, title, problems):
     for model, correct in counts.items():
         assert len(correct) == problems
         mean = sum(correct) / K / problems
-        pass4, pass8 = (sum(1 - math.comb(K - c, k) / math.comb(K, k) for c in correct) / problems for k in (4, 8))
+        pass4, pass8 = (pass_at(k, K)[correct].mean() for k in (4, 8))
         shown = [float(cell.split()[0]) for cell in table[model][:3]]
         assert shown == pytest.approx([mean, pass4, pass8], abs=5.1e-4)
 
@@ -66,11 +71,10 @@ def test_table_of_preference_pairs(part):
         runs[arm, run["seed"]] = np.array(run["correct"])
     for arm in {arm for arm, _ in runs}:
         for j, column in ((1, 0), (k, 1)):
-            score = np.vectorize(lambda c, j=j: 1 - math.comb(k - c, j) / math.comb(k, j))
-            own = np.stack([score(runs[arm, seed]) for seed in PAIRS[part]])
+            own = np.stack([pass_at(j, k)[runs[arm, seed]] for seed in PAIRS[part]])
             assert float(table[arm][column]) == pytest.approx(own.mean(), abs=5.1e-4)
             if part != "select" and arm != "0":
-                found = paired_interval(own - np.stack([score(runs["0", seed]) for seed in PAIRS[part]]))
+                found = paired_interval(own - np.stack([pass_at(j, k)[runs["0", seed]] for seed in PAIRS[part]]))
                 numbers = [float(x.replace("−", "-")) for x in re.findall(r"[+−-]\d\.\d+", table[arm][column + 2])]
                 assert numbers == pytest.approx([found.value, found.low, found.high], abs=5.1e-4)
 
@@ -81,8 +85,7 @@ def test_table_of_preference_pairs_over_beta():
     for beta, cells in table.items():
         runs = {(run["alpha"], run["seed"]): np.array(run["correct"]) for run in stored[f"beta {beta}, sweep"]}
         for j, (plain, weighted, difference) in ((16, cells[4:]), (1, cells[:3])):
-            score = np.vectorize(lambda c, j=j: 1 - math.comb(16 - c, j) / math.comb(16, j))
-            a, b = (np.stack([score(runs[alpha, seed]) for seed in range(400, 408)]) for alpha in (0, 0.25))
+            a, b = (np.stack([pass_at(j, 16)[runs[alpha, seed]] for seed in range(400, 408)]) for alpha in (0, 0.25))
             assert [float(plain), float(weighted)] == pytest.approx([a.mean(), b.mean()], abs=5.1e-4)
             found, numbers = paired_interval(b - a), re.findall(r"[+−]\d\.\d+", difference)
             assert [float(x.replace("−", "-")) for x in numbers] == pytest.approx(

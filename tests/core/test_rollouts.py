@@ -88,8 +88,8 @@ MASK, REWARD = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
         (lambda: Rollouts.from_rows([0, 0], mask=MASK[0], reward=REWARD), "rows by tokens"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=torch.zeros(3)), r"reward has shape \(3,\), expected"),
         (
-            lambda: Rollouts.from_rows([0, 9], mask=torch.tensor([[True], [False]]), reward=REWARD),
-            "group 9 has no live",
+            lambda: Rollouts.from_rows(["a", "b", "a"], mask=torch.eye(3)[[0, 1, 2], :1].bool(), reward=torch.zeros(3)),
+            r"group 'b' has no live token in any row \(1 such groups\)",
         ),
         (
             lambda: Rollouts.from_rows(torch.tensor([4, 4]), mask=torch.zeros(2, 1).bool(), reward=REWARD),

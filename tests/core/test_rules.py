@@ -382,7 +382,7 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         ("sapo", {"tau_neg": 0}, "numbers > 0"),
         ("dapo", {"credit": "rloo"}, "grpo, maxrl, qae, w_reinforce, reinforce_pp"),
         ("qae", {"quantile": 1.0}, "0 < quantile < 1"),
-        ("w_reinforce", {"positive": -0.1}, "correct answers would be penalised"),
+        ("w_reinforce", {"positive": -0.1}, "penalises correct answers"),
         ("maxrl", {"overlong": "group"}, "Leave overlong out"),
         ("clip_cov", {"cov_share": 0}, "0 < cov_share <= 1"),
         ("clip_cov", {"cov_low": 5}, "low < high"),

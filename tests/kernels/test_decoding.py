@@ -37,7 +37,7 @@ def greedy(model, **kwargs):
 @pytest.mark.parametrize("heads", [{}, GROUPED])
 def test_greedy_answers_match_generate(heads):
     lengths = []
-    for seed in range(6):
+    for seed in range(3):
         model = trl_tiny.model(seed, **heads).double()
         ours = greedy(model)
         expected = generated(model, PROMPTS, 20)
@@ -60,32 +60,37 @@ def test_prefill_in_several_parts(monkeypatch):
     assert greedy(model).answers(PROMPTS, 12) == generated(model, PROMPTS, 12)
 
 
+MANY = [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def all_at_once(request):
+    """A model, what it answers to MANY, and the scores of a decoder that has room for all of them."""
+    model = trl_tiny.model(request.param, **GROUPED).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "FEWEST", 1000)
+        ids, logp, entropy = greedy(model).scored(MANY, 14)
+    assert ids == generated(model, MANY, 14) and len(set(map(len, ids))) > 1
+    return model, ids, logp, entropy
+
+
 @pytest.mark.parametrize("fewest", [1, 1000])
 @pytest.mark.parametrize("at_once", [2, 7, 19])
-def test_ended_answers_make_room(monkeypatch, at_once, fewest):
+def test_ended_answers_make_room(monkeypatch, all_at_once, at_once, fewest):
     """Waiting prompts take their places, so that slots are used several times over, and in the end there are fewer
     rows; every answer is that of `generate`, with its own scores."""
     monkeypatch.setattr(decoder, "FEWEST", fewest)
     monkeypatch.setattr(decoder, "VISIBLE", 4)
     monkeypatch.setattr(decoder, "LOOK", 3)
     monkeypatch.setattr(decoder, "PREFILL", 12)
-    sizes = set()
-    for seed in (2, 3):
-        model = trl_tiny.model(seed, **GROUPED).double()
-        many = [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
-        ours = greedy(model)
-        ids, logp, entropy = ours.scored(many, 14, at_once)
-        assert ids == generated(model, many, 14) == ours.answers(many, 14, at_once)
-        assert len(set(map(len, ids))) > 1
-        sizes |= set(ours._kept)
-        monkeypatch.setattr(decoder, "FEWEST", 1000)
-        all_ids, all_logp, all_entropy = greedy(model).scored(many, 14)
-        monkeypatch.setattr(decoder, "FEWEST", fewest)
-        live = torch.tensor([[i < len(row) for i in range(14)] for row in ids])
-        assert all_ids == ids
-        torch.testing.assert_close(logp[live], all_logp[live])
-        torch.testing.assert_close(entropy[live], all_entropy[live])
-    assert (len(sizes) > 1) == (fewest == 1)
+    model, expected, all_logp, all_entropy = all_at_once
+    ours = greedy(model)
+    ids, logp, entropy = ours.scored(MANY, 14, at_once)
+    assert ids == expected == ours.answers(MANY, 14, at_once)
+    live = torch.tensor([[i < len(row) for i in range(14)] for row in ids])
+    torch.testing.assert_close(logp[live], all_logp[live])
+    torch.testing.assert_close(entropy[live], all_entropy[live])
+    assert (len(ours._kept) > 1) == (fewest == 1)
 
 
 def test_fewer_rows_do_not_overwrite_what_they_continue(monkeypatch):
@@ -94,7 +99,7 @@ def test_fewer_rows_do_not_overwrite_what_they_continue(monkeypatch):
     monkeypatch.setattr(decoder, "VISIBLE", 4)
     monkeypatch.setattr(decoder, "LOOK", 3)
     model = trl_tiny.model(5, **GROUPED).double()
-    ours, many = greedy(model), [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
+    ours, many = greedy(model), MANY
     ours.answers(many[:12], 100)
     slots = ours._kept[12].slots
     assert ours.answers(many, 24) == generated(model, many, 24)
@@ -404,10 +409,6 @@ def test_buffers_are_reused_for_similar_sizes():
     assert all(rows <= decoder._capacity(rows) < 2 * rows for rows in range(2, 2000))
 
 
-def test_no_prompts():
-    assert greedy(trl_tiny.model()).answers([], 5) == []
-
-
 def test_single_token():
     model = trl_tiny.model(2).double()
     assert greedy(model).answers(PROMPTS, 1) == generated(model, PROMPTS, 1)
@@ -477,7 +478,6 @@ def test_cpu_decoder_matches_generate(build, settings):
     model.load_state_dict(build(1, **settings).state_dict())
     assert ours.answers(PROMPTS, 30) == generated(model, PROMPTS, 30) != expected[:5]
     assert on_cpu(model).answers(PROMPTS, 1) == [row[:1] for row in generated(model, PROMPTS, 1)]
-    assert on_cpu(model).answers([], 5) == []
 
 
 def test_answers_to_the_same_prompt_form_blocks():

@@ -146,10 +146,8 @@ class Algorithm:
             if self.overlong_buffer is None:
                 found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of the completion length.")
             elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
-                found.append(
-                    f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}: the buffer ends "
-                    "at the limit, so 0 < overlong_buffer <= max_tokens."
-                )
+                what = f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}, where it ends."
+                found.append(f"{what} Give 0 < overlong_buffer <= max_tokens.")
         if not 0.5 <= self.overlong_gamma <= 1:
             found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
         return found

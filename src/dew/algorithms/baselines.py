@@ -65,9 +65,7 @@ class GRPO(Algorithm):
         if not 0 < self.quantile < 1:
             found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
         if not 0 <= self.positive < float("inf"):
-            found.append(
-                f"positive={self.positive}: correct answers would be penalised. Give >= 0; the paper uses 0.1."
-            )
+            found.append(f"positive={self.positive}: penalises correct answers. Give >= 0; the paper uses 0.1.")
         if not 0 < self.learned_share <= 1:
             found.append(f"learned_share={self.learned_share}: give 0 < learned_share <= 1, e.g. 0.5.")
         if self.token_weight == "learned" and self.ratio != "token":

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from dew.credit import (
     gtpo_rewards,
 )
 from dew.credit.gtpo import Compare
-from dew.credit.weighting import weight_problems
+from dew.credit.weighting import clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -26,6 +26,8 @@ class EntropyWeighted(Algorithm):
     """What GTPO and GRPO-S have in common. arXiv:2508.04349."""
 
     needs_entropy: ClassVar[Whose] = "old"
+    weight_names: ClassVar[tuple[str, str]]
+    """The settings that weight the plain outcome, and the part that is distributed by entropy."""
     paper: ClassVar[Mapping[str, str] | None] = {
         "title": "GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy",
         "id": "2508.04349",
@@ -51,10 +53,10 @@ class EntropyWeighted(Algorithm):
     """Clamps H to (low, high) before anything else. Off in the equations."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        clip = self.entropy_clip
-        if clip is not None and not (len(clip) == 2 and 0 <= clip[0] <= clip[1]):
-            found.append(f"entropy_clip={clip}: give (low, high) in nats with 0 <= low <= high, or leave it out.")
+        weights = {name: getattr(self, name) for name in self.weight_names}
+        found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
+        if not any(weights.values()):
+            found.append(f"{' and '.join(weights)} are both 0: every advantage would be 0.")
         return found
 
     @property
@@ -62,13 +64,16 @@ class EntropyWeighted(Algorithm):
         return self.pool != "outcome" or self.overlong == "group"
 
     def warnings(self) -> list[str]:
-        if self.average == "arithmetic" or self.entropy_clip is not None:
-            return super().warnings()
-        return [
-            *super().warnings(),
-            "average='geometric' without entropy_clip: one token's weight can reach 10,000 and break learning. "
-            "Set entropy_clip, e.g. (0.01, 5).",
-        ]
+        found = super().warnings()
+        if self.average == "geometric" and self.entropy_clip is None:
+            what = "average='geometric' without entropy_clip: one token's weight can reach 10,000 and break learning."
+            found.append(f"{what} Set entropy_clip, e.g. (0.01, 5).")
+        return found
+
+    def control(self) -> "EntropyWeighted":
+        outcome, by_entropy = self.weight_names
+        changed: Any = {outcome: self._total_weight(), by_entropy: 0.0}
+        return replace(self, **changed)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
         """(P,) with pool="outcome": groups with answers of different reward, whether or not one is correct."""
@@ -85,7 +90,7 @@ class EntropyWeighted(Algorithm):
         scoped = self._scoped(rollouts)
         shaped = self._shaped(scoped)
         if self.pool == "outcome":
-            weight = self._to_tokens(shaped, scoped).abs() / self._weights()
+            weight = self._to_tokens(shaped, scoped).abs() / self._total_weight()
             return scoped.reward.unsqueeze(-1).mul(weight).reshape(rollouts.mask.shape)
         advantages = self._to_tokens(self._standardised(shaped, scoped), scoped)
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
@@ -111,9 +116,9 @@ class EntropyWeighted(Algorithm):
         """(P, G) the polarity of each answer: O⁺."""
         return scoped.correct(0.0) if self.pool == "outcome" else self.correct(scoped)
 
-    def _weights(self) -> float:
+    def _total_weight(self) -> float:
         """α₁ + α₂, the mean of |r̃|."""
-        raise NotImplementedError
+        return sum(getattr(self, name) for name in self.weight_names)
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
@@ -131,6 +136,7 @@ class GTPO(EntropyWeighted):
     low-entropy tokens get more penalty. arXiv:2508.04349 (not the GTPO of arXiv:2508.03772)."""
 
     name: ClassVar[str] = "gtpo"
+    weight_names: ClassVar[tuple[str, str]] = ("alpha1", "alpha2")
 
     alpha1: float = 1.0
     """α₁: weight of the plain outcome."""
@@ -141,15 +147,6 @@ class GTPO(EntropyWeighted):
     compare: Compare = "column"
     """A token is compared with the same position across answers (published), with its own answer, with all tokens, or
     with the same turn of each answer (for tools and agents)."""
-
-    def problems(self) -> list[str]:
-        return super().problems() + weights(alpha1=self.alpha1, alpha2=self.alpha2)
-
-    def control(self) -> "GTPO":
-        return replace(self, alpha1=self.alpha1 + self.alpha2, alpha2=0.0)
-
-    def _weights(self) -> float:
-        return self.alpha1 + self.alpha2
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         return gtpo_rewards(
@@ -196,6 +193,7 @@ class GRPOS(EntropyWeighted):
     """Sequence-level entropy weighting with an arithmetic sequence ratio. arXiv:2508.04349."""
 
     name: ClassVar[str] = "grpo_s"
+    weight_names: ClassVar[tuple[str, str]] = ("beta1", "beta2")
     reduce: ClassVar[Reduce] = "sequences"
 
     beta1: float = 1.0
@@ -208,15 +206,6 @@ class GRPOS(EntropyWeighted):
     def ratio(self) -> Ratio:  # type: ignore[override]
         """ŵᵢ is the arithmetic mean of the token ratios, or their geometric mean with average="geometric"."""
         return "sequence_mean" if self.average == "arithmetic" else "sequence_geometric"
-
-    def problems(self) -> list[str]:
-        return super().problems() + weights(beta1=self.beta1, beta2=self.beta2)
-
-    def control(self) -> "GRPOS":
-        return replace(self, beta1=self.beta1 + self.beta2, beta2=0.0)
-
-    def _weights(self) -> float:
-        return self.beta1 + self.beta2
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         return grpo_s_rewards(
@@ -237,11 +226,3 @@ class GRPOS(EntropyWeighted):
 
     def _to_tokens(self, x: Tensor, rollouts: Rollouts) -> Tensor:
         return spread(x, rollouts)
-
-
-def weights(**settings: float) -> list[str]:
-    """Problems with α₁, α₂ (β₁, β₂)."""
-    found = weight_problems(**settings)
-    if not any(settings.values()):
-        found.append(f"{' and '.join(settings)} are both 0: every advantage would be 0.")
-    return found

@@ -79,7 +79,7 @@ def source_digest(cls: type[Algorithm]) -> str:
 @cache
 def _of_file(path: str, content: bytes) -> ModuleType:
     """The same module until the content of the file changes."""
-    name = f"dew_own_{Path(path).stem}"
+    name = f"dew_own_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"  # stems may be equal
     spec = spec_from_file_location(name, path)
     assert spec and spec.loader, path
     if str(Path(path).parent) not in sys.path:

@@ -24,10 +24,7 @@ def entropy_advantages(
     """
     check_live_entropy(entropy, mask)
     if not (alpha >= 0 and kappa > 1):
-        raise ConfigError(
-            f"alpha={alpha}, kappa={kappa}: expected alpha >= 0 and kappa > 1, so that the bonus stays smaller "
-            "than the advantage. The paper uses 0.4 and 2."
-        )
+        raise ConfigError(f"alpha={alpha}, kappa={kappa}: give alpha >= 0 and kappa > 1; the paper uses 0.4 and 2.")
     A = at_least_float32(advantages)
     if A.shape == entropy.shape[:-1]:
         A = A.unsqueeze(-1).expand(entropy.shape)

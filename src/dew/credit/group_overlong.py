@@ -32,10 +32,8 @@ def group_overlong(
     present = check_answers(correct, present)
     check_shape("lengths", lengths, correct.shape, "answer (*P, G)")
     if not 0.5 <= gamma <= 1:
-        raise ConfigError(
-            f"gamma={gamma}: a group is easy if at least this share of its answers is correct. Give 0.5 to 1 "
-            "(the paper uses 0.75); below 0.5 a group would be easy and hard at once."
-        )
+        what = f"gamma={gamma}: below 0.5 a group would be easy and hard at once."
+        raise ConfigError(f"{what} Give 0.5 to 1; the paper uses 0.75.")
     won, lost = correct & present, ~correct & present
     n, m = won.sum(-1, keepdim=True), lost.sum(-1, keepdim=True)
     share = n.double() / (n + m).clamp_min(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dew.checks import check_by_token
 from dew.errors import ConfigError
-from dew.ops import at_least_float32, masked_mean, masked_sum
+from dew.ops import at_least_float32, masked_mean
 
 POINTS = 32
 """Positions of each answer that the head is trained on, evenly spaced: neighbouring states hardly differ."""
@@ -126,7 +126,7 @@ def prediction_quality(
     answers. Over the live tokens of answers with a side; NaN where there are none of one kind. No skill: ¼ and ½."""
     live, better = mask & (side != 0)[..., None], (side > 0)[..., None].expand_as(mask)
     V = torch.where(live, at_least_float32(value), 0.5)
-    error = masked_sum((V - better.to(V.dtype)).square(), live, (-2, -1), keepdim=False)
+    error = torch.where(live, (V - better.to(V.dtype)).square(), 0).sum((-2, -1))
     third = 3 * (mask.cumsum(-1) - 1) // mask.sum(-1, keepdim=True).clamp_min(1)
     found = {"brier": error / live.sum((-2, -1))}
     for i, name in enumerate(("first", "middle", "last")):
@@ -140,4 +140,4 @@ def _auc(x: Tensor, better: Tensor, worse: Tensor) -> Tensor:
     others = torch.where(worse, x, torch.inf).sort(-1).values
     x = x.contiguous()
     below = (torch.searchsorted(others, x) + torch.searchsorted(others, x, right=True)) / 2
-    return masked_sum(below, better, -1, keepdim=False) / (better.sum(-1) * worse.sum(-1))
+    return torch.where(better, below, 0).sum(-1) / (better.sum(-1) * worse.sum(-1))

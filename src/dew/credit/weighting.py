@@ -5,7 +5,7 @@ H on O⁺ (correct answers) and 1/H on O⁻ (wrong ones), so the weight is large
 uncertain and where a wrong answer was confident.
 """
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,11 +25,18 @@ H_FLOOR = 1e-6
 
 def floored(entropy: Float[Tensor, "*shape"], clip: tuple[float, float] | None) -> Float[Tensor, "*shape"]:
     """H clamped to `clip` if set, and at least 1e-6, so that 1/H is finite even if `clip` starts at 0. Detached."""
-    if clip is not None and not (len(clip) == 2 and 0 <= clip[0] <= clip[1]):
-        what = f"entropy_clip={clip}: expected (low, high) with 0 <= low <= high, in nats, or None to disable it."
-        raise ConfigError(what)
+    if problems := clip_problems(clip):
+        raise ConfigError(problems)
     H = at_least_float32(entropy)
     return (H if clip is None else H.clamp(*clip)).clamp_min(H_FLOOR)
+
+
+def clip_problems(clip: Any) -> list[str]:
+    """What is wrong with entropy_clip."""
+    numbers = isinstance(clip, tuple | list) and all(isinstance(x, int | float) for x in clip)
+    if clip is None or (numbers and len(clip) == 2 and 0 <= clip[0] <= clip[1]):
+        return []
+    return [f"entropy_clip={clip}: give (low, high) in nats with 0 <= low <= high, or leave it out."]
 
 
 def weight_problems(**weights: float) -> list[str]:

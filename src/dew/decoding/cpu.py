@@ -131,8 +131,6 @@ class CpuDecoder:
 
         Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
         """
-        if not prompts:
-            return [], *torch.zeros(2, 0, max_new_tokens)
         training = self.model.training
         self.model.eval()
         try:

@@ -169,8 +169,6 @@ class Decoder:
 
         Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
         """
-        if not prompts:
-            return [], *torch.zeros(2, 0, max_new_tokens)
         training = self.model.training
         self.model.eval()
         try:
@@ -393,7 +391,8 @@ class _Buffers:
         bias = torch.zeros(len(self.hidden), visible, dtype=self.dtype, device=self.slot.device)
         bias.masked_fill_(self.hidden[:, :visible], -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
-        with _attention(decoder.model, decoder.attention), _replaced(decoder.parts):
+        attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", decoder.attention)
+        with _replaced([*decoder.parts, attention]):  # prompts and training use the model's own
             logits = decoder.logits(**inputs, past_key_values=self.cache)
         tokens, logp, entropy = decoder.draw.scored(logits)
         tokens, live = tokens.masked_fill(self.ended, self.pad), ~self.ended[:, None]
@@ -422,31 +421,18 @@ def _restored_on_failure() -> Iterator[None]:
 
 
 @contextmanager
-def _attention(model: Any, name: str) -> Iterator[None]:
-    """The attention of single tokens; prompts and training use the model's own."""
-    config = model.config.get_text_config()
-    own = config._attn_implementation
-    config._attn_implementation_internal = name
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = own
-
-
-@contextmanager
 def _replaced(parts: list[Any]) -> Iterator[None]:
-    """Set the attributes of `fused_parts`, and restore them."""
-    own = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
+    """Set attributes, given as (object, name, value), and restore them."""
+    own = [(owner, name, vars(owner)[name]) for owner, name, _ in parts if name in vars(owner)]
     for part in parts:
         setattr(*part)
     try:
         yield
     finally:
-        for owner, name, value in own:
-            if value is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        for owner, name, _ in parts:
+            delattr(owner, name)
+        for saved in own:
+            setattr(*saved)
 
 
 def _capacity(rows: int) -> int:

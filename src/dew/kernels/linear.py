@@ -61,15 +61,16 @@ def linear_logprob_entropy(
     """
     hidden, weight, bias = _autocast(hidden, weight, bias)
     _check(hidden, weight, targets, bias, temperature, softcap, impl)
+    given = (hidden, weight, bias, targets, temperature, softcap)
     if group is not None:
-        found = _sharded(hidden, weight, bias, targets, temperature, softcap, impl, group)
-        return (found[0], found[1] if entropy_grad else found[1].detach(), found[2])[: 3 if sum_sq else 2]
-    if impl == "reference":
-        head = Head(weight, bias, temperature, softcap)
+        logp, entropy, squares = _sharded(*given, impl, group)
+    elif impl == "reference":
         with torch.autocast(hidden.device.type, enabled=False):
-            return reference.logprob_entropy(hidden, head, targets, entropy_grad=entropy_grad)[: 3 if sum_sq else 2]
-    save = _what_to_save(hidden, weight, bias, entropy_grad)
-    logp, entropy, _, _, _, squares = _forward(hidden, weight, bias, targets, temperature, softcap, save, impl, sum_sq)
+            head = Head(weight, bias, temperature, softcap)
+            logp, entropy, squares = reference.logprob_entropy(hidden, head, targets)
+    else:
+        save = _what_to_save(hidden, weight, bias, entropy_grad)
+        logp, entropy, _, _, _, squares = _forward(*given, save, impl, sum_sq)
     entropy = entropy if entropy_grad else entropy.detach()
     return (logp, entropy, squares.detach()) if sum_sq else (logp, entropy)
 

@@ -25,7 +25,7 @@ def logits(hidden: Float[Tensor, "N D"], head: Head) -> Float[Tensor, "N V"]:
 
 
 def logprob_entropy(
-    hidden: Float[Tensor, "N D"], head: Head, targets: Int[Tensor, " N"], *, entropy_grad: bool = False
+    hidden: Float[Tensor, "N D"], head: Head, targets: Int[Tensor, " N"]
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Log-probability of each target; entropy and sum of squares of each row's distribution."""
     live = targets != IGNORE
@@ -33,7 +33,5 @@ def logprob_entropy(
     logp = logq.gather(-1, torch.where(live, targets, 0)[:, None]).squeeze(-1)
     p = logq.exp()
     entropy = -(p * logq.masked_fill(p == 0, 0)).sum(-1)  # 0 · log 0 = 0
-    if not entropy_grad:
-        entropy = entropy.detach()
-    squares = p.detach().square().sum(-1)
+    squares = p.square().sum(-1)
     return torch.where(live, logp, 0), torch.where(live, entropy, 0), torch.where(live, squares, 0)

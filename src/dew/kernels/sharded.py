@@ -20,11 +20,8 @@ from dew.kernels import passes
 from dew.kernels.chunked import LOWEST, Statistics
 from dew.kernels.head import Head
 
-Group = Any
-"""A `torch.distributed.ProcessGroup`."""
 
-
-def place(rows: int, device: torch.device, group: Group) -> tuple[int, int]:
+def place(rows: int, device: torch.device, group: Any) -> tuple[int, int]:
     """Where this rank's rows start, and the size of the whole vocabulary."""
     sizes = _gather(torch.tensor(rows, device=device), group)
     first = int(sizes[: dist.get_rank(group)].sum())
@@ -46,7 +43,7 @@ class LogprobEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, backend: ModuleType, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
-        temperature: float, softcap: float | None, group: Group,
+        temperature: float, softcap: float | None, group: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         head = Head(weight, bias, temperature, softcap)
         mine = (targets >= 0) & (targets < weight.shape[0])
@@ -75,7 +72,7 @@ class LogprobEntropy(torch.autograd.Function):
         return None, dh, dw, db, None, None, None, None
 
 
-def _gather(x: Tensor, group: Group) -> Tensor:
+def _gather(x: Tensor, group: Any) -> Tensor:
     """(K, ...) the tensor of every rank."""
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x.contiguous(), group=group)
