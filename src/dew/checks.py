@@ -59,19 +59,14 @@ def check_live_entropy(entropy: Tensor, mask: Tensor) -> None:
     if not entropy.is_floating_point():
         raise ShapeError(f"entropy has dtype {entropy.dtype}, expected a float: nats per token.")
     bad = mask & ~((entropy >= -ROUNDING) & (entropy < float("inf")))  # NaN fails both comparisons
-    if bad.any():
-        raise ShapeError(_describe_bad_entropy(entropy, bad))
-
-
-def _describe_bad_entropy(entropy: Tensor, bad: Tensor) -> str:
+    if not bad.any():
+        return
     where = tuple(bad.nonzero()[0].tolist())
     value = entropy[where].item()
-    cause = (
-        "an entropy is never negative; log-probabilities may have been passed instead"
-        if value < 0
-        else "look for inf or NaN in the logits, or mask the token out"
-    )
-    return f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}."
+    cause = "look for inf or NaN in the logits, or mask the token out"
+    if value < 0:
+        cause = "an entropy is never negative; log-probabilities may have been passed instead"
+    raise ShapeError(f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}.")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -141,9 +141,14 @@ def _scoring(value: Any) -> Scoring | None:
         example = "Write true, false or settings such as {problems: 128, k: 16}."
         raise ConfigError(Problem(f"scores: {value!r} is not understood.", remedy=example))
     check_keys([f"scores.{key}" for key in value], [f"scores.{f.name}" for f in fields(Scoring)])
-    counts = {key: x for key, x in value.items() if key != "temperature" and x is not None}
-    if bad := [f"scores.{key}: {x!r}." for key, x in counts.items() if not isinstance(x, int) or x < 1]:
-        raise ConfigError([Problem(what, remedy="Give a whole number of at least 1.") for what in bad])
+    problems = []
+    for key, x in value.items():
+        if key == "temperature" and (type(x) not in (int, float) or not x > 0):
+            problems.append(Problem(f"scores.temperature: {x!r}.", remedy="Give a number above 0."))
+        elif key != "temperature" and x is not None and (type(x) is not int or x < 1):
+            problems.append(Problem(f"scores.{key}: {x!r}.", remedy="Give a whole number of at least 1."))
+    if problems:
+        raise ConfigError(problems)
     return Scoring(**value)
 
 
@@ -250,6 +255,10 @@ class _Representer(SafeRepresenter):
 PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w./-]*", re.ASCII | re.IGNORECASE)
 _Representer.add_representer(str, _Representer.represent_str)
 _Representer.add_representer(float, _Representer.represent_float)
+
+
+RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
+"""The first line of the config.yaml in a run folder."""
 
 
 def to_yaml(run: Run, header: Iterable[str] = ()) -> str:

@@ -1,6 +1,7 @@
 """Write files atomically, and read files of untrusted origin safely: bounded, no pipes or devices, no links outside."""
 
 import os
+import shutil
 from pathlib import Path
 
 from dew.errors import Problem, RecordError
@@ -38,6 +39,14 @@ def sweep(folder: Path) -> None:
     """Delete temporary files that `write_atomically` left when it was killed."""
     for path in [*folder.glob(".*.tmp"), *(folder / "records").glob(".*.tmp")]:
         path.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with its content; of a link, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def read_whole(path: Path, most: int) -> bytes:

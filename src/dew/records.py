@@ -12,7 +12,6 @@ import gzip
 import json
 import math
 import os
-import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from dew.errors import Problem, RecordError, ShapeError
-from dew.files import is_plain, read_whole, sync, write_atomically
+from dew.files import is_plain, read_whole, remove, sync, write_atomically
 
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
@@ -313,8 +312,10 @@ class RunFolder:
         written = ["metrics.jsonl", "alarms.jsonl", "records", "checkpoint-*"]
         if whole:
             written += ["run.json", "config.yaml", "scores.json", "answers-*.json", "report.*", "model"]
+        if whole and (self.path / "verl.yaml").is_file():
+            written += ["verl.yaml", "train.sh", "data", "checkpoints"]
         for path in [path for pattern in written for path in self.path.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            remove(path)
 
     def finished(self) -> bool:
         """Whether the run is trained, its model saved and, if it is evaluated at all, evaluated after training."""

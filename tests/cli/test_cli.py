@@ -139,6 +139,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["pairs", "tiny", "pairs.txt"], 1, "pairs.txt does not end in .jsonl"),
         (["demo", "--out", "a_run"], 1, "Choose another folder.\n"),
         (["report"], 1, "dew report runs/NAME"),
+        (["report", ".", "--records", "x.jsonl"], 1, "run folders or --records, not both"),
         (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
         (["train", "tiny/countdown", "--algorithm", "gtop"], 1, "Did you mean 'gtpo'"),
         (["train", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
@@ -324,7 +325,7 @@ def test_explain_lists_what_was_recorded(dew, tmp_path, words, says):
 
 # ---- the live view -----------------------------------------------------------------------------
 def test_a_view_follows_a_run_as_it_grows(tmp_path):
-    folder, view = RunFolder(tmp_path), runs.RunView(tmp_path, "gtpo")
+    folder, view = RunFolder(tmp_path), runs.RunView(tmp_path)
     assert view.poll() == [] and view.seconds_left is None
     folder.write_run({"steps": 10})
     for step in (1, 2):
@@ -338,6 +339,10 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line: not yet
     assert view.poll() == []
+    folder.clear(whole=False)
+    folder.append_metrics({"step": 1, "reward": 0.7})  # resumed without a checkpoint: it starts again
+    view.poll()
+    assert "step 1/10  reward 0.700" in view.line()
 
 
 def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path, capsys):
@@ -346,9 +351,9 @@ def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path, capsys):
     folder.append_metrics({"step": 1, "time": 1.0, "reward": 0.5})
     folder.append_alarm({"step": 1, "alarm": "x", "message": "Entropy fell.", "remedy": "Lower the rate."})
     write_records(tmp_path, 1, [group(step=1)])
-    console.out.print(runs.screen([runs.RunView(tmp_path, "mine")]))
+    console.out.print(runs.screen([runs.RunView(tmp_path)]))
     text = capsys.readouterr().out
-    for word in ("mine", "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
+    for word in (tmp_path.name[:20], "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
         assert word in text
 
 
@@ -361,7 +366,8 @@ def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.write_run({"steps": 5})
     folder.append_metrics({"step": 2, "reward": 0.1})  # before the run was killed and resumed from step 1
-    view = runs.RunView(tmp_path, "mine")
+    view = runs.RunView(tmp_path)
+    view.label = "mine"
     with runs.live(lambda: [view], every=2):
         assert view.step == 2 and view.seconds_left is None
         folder.append_metrics({"step": 2, "reward": 0.5})

@@ -56,7 +56,7 @@ def test_names_are_spelled_as_dew_does_and_own_classes_as_typed(tmp_path):
     code = "from dew.algorithms import GRPO\n\nclass Rule(GRPO):\n    name = 'rule_to_compare'\n"
     (tmp_path / "compared_rules.py").write_text(code)
     own = f"{tmp_path}/compared_rules.py:Rule"
-    assert command._algorithms(f"GTPO, grpo-s,gtpo, {own}") == {
+    assert command._algorithms(f"GTPO, grpo-s, {own}") == {
         "gtpo": "gtpo",
         "grpo_s": "grpo_s",
         "rule_to_compare": own,
@@ -65,6 +65,13 @@ def test_names_are_spelled_as_dew_does_and_own_classes_as_typed(tmp_path):
         command._algorithms("gtop")
     with pytest.raises(ConfigError, match="''"):
         command._algorithms(" ,")
+    (tmp_path / "others.py").write_text(code)
+    with pytest.raises(ConfigError, match="have the same name, 'rule_to_compare'"):
+        command._algorithms(f"{own},{tmp_path}/others.py:Rule")
+    with pytest.raises(ConfigError, match="gtpo and gtpo have the same name"):
+        command._algorithms("gtpo,GTPO")
+    with pytest.raises(ConfigError, match="grpo has no setting 'alpha2'"):  # before the first run starts
+        command._algorithms("gtpo,grpo", {"alpha2": 0.2})
 
 
 def test_settings_that_the_comparison_chooses_are_refused(tmp_path):
@@ -75,6 +82,8 @@ def test_settings_that_the_comparison_chooses_are_refused(tmp_path):
         command._without_per_run(*load_run(tmp_path / "r.yaml", ["--seed", "1"]))
     with pytest.raises(ConfigError, match="dew train --engine verl"):
         command._without_per_run(*load_run(tmp_path / "r.yaml", ["--engine", "verl"]))
+    with pytest.raises(ConfigError, match="no algorithms to compare"):
+        command._without_per_run(make_run({"trainer": "dpo", "pairs": "pairs.jsonl"}), {})
 
 
 def test_a_folder_holds_one_comparison(tmp_path):
@@ -92,6 +101,22 @@ def test_a_folder_holds_one_comparison(tmp_path):
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="not empty"):
         command._write_config(first, tmp_path / "full")
+
+
+def test_runs_of_a_rule_that_was_edited_are_not_mixed_with_new_ones(tmp_path):
+    rules, code = (
+        tmp_path / "edited_rules.py",
+        "from dew.algorithms import GRPO\nclass Rule(GRPO):\n    name = 'edited'\n",
+    )
+    names = {"gtpo": "gtpo", "edited": f"{rules}:Rule"}
+    for text in (code, code + "    scale = False\n"):  # no run has started
+        rules.write_text(text)
+        command._check_rules(names, tmp_path)
+    (tmp_path / "edited-seed0").mkdir()
+    command._check_rules(names, tmp_path)
+    rules.write_text(code)
+    with pytest.raises(ConfigError, match=r"The code of edited has changed.* Delete .*edited-seed\* to train"):
+        command._check_rules(names, tmp_path)
 
 
 def test_finished_runs_are_kept_interrupted_ones_resumed_and_others_started_again(tmp_path):

@@ -89,6 +89,17 @@ def test_a_tilde_in_output_dir_is_the_home_folder(tmp_path):
     assert load_run(tmp_path / "my.yaml", [])[0].settings == {"output_dir": str(Path.home() / "runs")}
 
 
+def test_a_folder_may_be_a_number_but_not_missing(tmp_path):
+    (tmp_path / "my.yaml").write_text("output_dir: 7\n")
+    assert load_run(tmp_path / "my.yaml", [])[0].settings == {"output_dir": "7"}
+    for text, name in (("007", "007"), ("'8'", "8")):
+        assert load_run(tmp_path / "my.yaml", ["-o", text])[0].settings == {"output_dir": name}
+    for words in (["-o"], ["--algorithm"], ["--algorithm", "gtpo", "grpo"]):  # as with a shell variable that is empty
+        with pytest.raises(ConfigError, match=r"is not a name\. Write --") as error:
+            load_run(tmp_path / "my.yaml", words)
+        assert error.value.source == "command line"
+
+
 def test_reward_functions_beside_the_file_are_found_from_anywhere(tmp_path, monkeypatch):
     for name in ("here", "theirs"):
         (tmp_path / name).mkdir()

@@ -12,7 +12,7 @@ import pytest
 
 from dew.cli import app
 from dew.cli.runs import claim, lock
-from dew.config import make_run, parse_yaml, read_run, to_yaml
+from dew.config import RUN_AGAIN, make_run, parse_yaml, read_run, to_yaml
 from dew.engines.permission import check_permission, remember, remembered
 from dew.engines.problems import training_rows
 from dew.engines.trl import launch
@@ -108,6 +108,15 @@ def test_a_config_that_does_not_fit_the_weights_is_refused_before_loading():
     launch.check_width(TINY, {"hidden_size": None, "text_config": {"hidden_size": 128}})
 
 
+@pytest.mark.parametrize("damaged", ["config.json", "model.safetensors"])
+def test_a_damaged_model_is_refused(damaged, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((TINY / name).read_bytes()[: 100 if name == damaged else None])
+    run = make_run({**SMALL, "model_name_or_path": str(tmp_path), "output_dir": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        launch.build_trainer(parse(run))
+
+
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     settings = {**SMALL, "learning_rate": 1e39, "weight_decay": 0.5, "output_dir": str(tmp_path), "save_strategy": "no"}
     with pytest.raises(EngineError, match="not finite"):
@@ -122,12 +131,27 @@ def test_a_folder_in_use_is_refused(dew, tmp_path):
     (tmp_path / "r.yaml").write_text(json.dumps({**SMALL, "output_dir": str(tmp_path / "run")}))
     with lock(tmp_path / "run"):
         (tmp_path / "run/config.yaml").write_text(json.dumps(SMALL))
+        (tmp_path / "run/run.json").write_text("{}")
         for words in (["train", tmp_path / "r.yaml", "--overwrite"], ["resume", tmp_path / "run"]):
             code, _, err = dew(*words)
             assert code == 1 and "in use by another command" in err
         claim(tmp_path / "run", overwrite=True)
         with pytest.raises(ConfigError, match="in use"), lock(tmp_path / "run"):
             pass
+
+
+def test_overwrite_deletes_a_run_and_nothing_else(tmp_path):
+    for name in ("config.yaml", "notes.txt", "model/weights", "records/step-1", "checkpoints/latest", "data/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("task: countdown\n")
+    with pytest.raises(ConfigError, match="does not hold a run, but checkpoints, config"):
+        claim(tmp_path, overwrite=True)  # a project of the user's that has a config.yaml
+    (tmp_path / "config.yaml").write_text(to_yaml(make_run(SMALL), [RUN_AGAIN]))  # stopped before its first step
+    claim(tmp_path, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "data", "notes.txt"]
+    (tmp_path / "verl.yaml").touch()  # on verl, these two are the run's
+    claim(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_only_the_first_of_several_processes_prints():

@@ -11,8 +11,7 @@ from dew.preflight.plan import plan
 
 
 def planned(name, **changed):
-    typed = {key: str(value) for key, value in changed.items()}
-    return plan(parse(read_run(get(name), typed), dry=True))
+    return plan(parse(read_run(get(name), changed), dry=True))
 
 
 def test_a_recipe_for_a_gpu():
@@ -21,6 +20,13 @@ def test_a_recipe_for_a_gpu():
     # 200 steps, two on every generation of 8 x 64 completions
     assert found["length"] == "200 optimizer steps on 100 generations: 51,200 completions of at most 512 tokens"
     assert found["memory"].startswith("about ") and " h on 80 GB (H100)" in found["time"]
+
+
+def test_the_length_is_not_invented():
+    """4096 problems in three epochs are the maximum; a data set of the hub has as many rows as it has."""
+    epochs = {"max_steps": -1, "num_train_epochs": 3}
+    assert planned("tiny/countdown", **epochs)["length"].startswith("at most ")
+    assert "length" not in planned("tiny/countdown", **epochs, task=None, scores=None, dataset_name="some/data")
 
 
 def test_lora_takes_less_memory_than_full_training():

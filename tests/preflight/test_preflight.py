@@ -15,6 +15,7 @@ from dew.cli.app import app
 from dew.config import make_run
 from dew.engines.credit import give_credit
 from dew.engines.trl.settings import parse
+from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
 from dew.preflight import answers, memory, passed, preflight
 from dew.preflight.check import attempt, failed, guarded, ok, skipped, warning
@@ -79,8 +80,12 @@ def problem_file(folder, rows):
 
 
 # ---- a valid run, and the same run with one thing wrong --------------------------
-def test_a_good_run_passes_and_reports_what_the_first_step_will_see(settings, tmp_path):
+def test_a_good_run_passes_and_reports_what_the_first_step_will_see(settings, tmp_path, monkeypatch):
+    sampled, inner = [], DewTrainer.sample
+    monkeypatch.setattr(DewTrainer, "sample", lambda self, rows: sampled.append(len(rows)) or inner(self, rows))
     found = look(settings, answers=32)
+    assert sampled == [16, 16], "no more at once than in training"
+    assert found["entropy"].facts["tokens"] > 32 and found["truncated"].facts["answers"] == 32
     assert passed(list(found.values())), found
     assert found["gold"].facts["correct"] == 32
     assert found["groups"].facts == {"groups": 8, "mixed": found["groups"].facts["mixed"], "answers_per_group": 4}
@@ -124,19 +129,13 @@ def test_a_gold_that_makes_the_verifier_raise_is_found():
     assert "'five'" in said.remedy
 
 
-@pytest.mark.parametrize(("name", "value"), [("never", "0"), ("always", "1")])
-def test_a_format_reward_that_never_changes_is_named(settings, name, value):
-    rewards = {"reward_funcs": [f"preflight_rewards.{name}"], "outcome_reward": "countdown"}
-    found = look({**settings, **rewards}, answers=8)
-    assert found[f"reward {name}"].status == "failed"
-    assert f"always {value}" in found[f"reward {name}"].says
+def test_format_rewards_that_never_change_or_that_the_model_never_earns(settings):
+    names = [f"preflight_rewards.{name}" for name in ("never", "always", "thinks")]
+    found = look({**settings, "reward_funcs": names, "outcome_reward": "countdown"}, answers=8)
+    for name, value in (("never", 0), ("always", 1)):
+        assert found[f"reward {name}"].status == "failed" and f"always {value}" in found[f"reward {name}"].says
+    assert found["reward thinks"].status == "warning" and "0 for every answer" in found["reward thinks"].says
     assert found["reward countdown"].status == "ok"
-
-
-def test_a_format_that_the_model_never_writes_is_a_warning(settings):
-    rewards = {"reward_funcs": ["preflight_rewards.thinks"], "outcome_reward": "countdown"}
-    found = look({**settings, **rewards}, answers=8)["reward thinks"]
-    assert found.status == "warning" and "0 for every answer" in found.says
 
 
 def test_an_indivisible_batch_fails_with_the_nearest_that_fit(settings):
@@ -152,11 +151,16 @@ def test_a_filter_on_a_shaped_reward_fails(settings):
     found = look({**settings, **shaped}, answers=16)["filter"]
     assert found.status == "failed" and "different values (0.45, " in found.says
     assert all(word in found.remedy for word in ("outcome_reward", "threshold", 'pool="outcome"'))
-    alone = look({**settings, **shaped, "algorithm": "gtpo"})["filter"]
+
+    def filtered(**changes):
+        args = parse(make_run({**settings, **shaped, **changes})).args
+        return answers.check_filter(args, 0, Data([{"prompt": "?"}], ["not probed"]), drawn([0.45, 0.5, 0.6, 0.7]))
+
+    alone = filtered(algorithm="gtpo")
     assert alone.status == "warning", "without dynamic sampling nothing is filtered"
-    chosen = look({**settings, **shaped, "algorithm_kwargs": {"threshold": 0.6}})["filter"]
+    chosen = filtered(algorithm_kwargs={"threshold": 0.6})
     assert chosen.status == "warning" and "Nothing to change if" in chosen.remedy
-    graded = look({**settings, **shaped, "algorithm_kwargs": {"pool": "outcome"}, "algorithm": "gtpo"})["filter"]
+    graded = filtered(algorithm="gtpo", algorithm_kwargs={"pool": "outcome"})
     assert graded.status == "ok" and "every group whose rewards differ" in graded.says
 
 
@@ -180,6 +184,25 @@ def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):
     assert found["answers"].status == "skipped"
 
 
+def test_code_that_comes_with_the_model_is_read_where_it_is_allowed(settings, tmp_path, monkeypatch):
+    folder = tmp_path / "custom"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyModel"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mine", "auto_map": names}))
+    (folder / "mine.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class MyConfig(LlamaConfig):\n    model_type = 'mine'\n"
+        "class MyModel(LlamaForCausalLM):\n    config_class = MyConfig\n"
+    )
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    found = memory.read_shape(
+        parse(make_run({**settings, "model_name_or_path": str(folder), "trust_remote_code": True}))
+    )
+    assert found.layers == config["num_hidden_layers"]
+
+
 def test_a_missing_column_fails(settings, tmp_path):
     path = problem_file(tmp_path, [{"prompt": f"{i},2>3:", "answer": "3"} for i in range(24)])
     found = look({**settings, "task": path, "verifier": "countdown", "problems": 8}, answers=8)
@@ -187,18 +210,11 @@ def test_a_missing_column_fails(settings, tmp_path):
     assert found["the rest"].status == "skipped" and len([c for c in found.values() if c.status == "failed"]) == 1
 
 
-def test_a_folder_that_cannot_be_written_fails(settings, tmp_path):
-    (tmp_path / "file").write_text("")
+def test_a_folder_that_cannot_be_written_and_a_full_disk_fail(settings, monkeypatch):
+    monkeypatch.setattr("dew.preflight.memory.free_disk", lambda _: 1_000_000)
     found = look({**settings, "output_dir": "/proc/dew/run"})
     assert found["folder"].status == "failed" and "/proc" in found["folder"].says
-    assert look({**settings, "output_dir": str(tmp_path / "file" / "run")})["folder"].status == "failed"
-    assert look({**settings, "output_dir": str(tmp_path)})["folder"].status == "warning"
-
-
-def test_a_full_disk_fails(settings, monkeypatch):
-    monkeypatch.setattr("dew.preflight.memory.free_disk", lambda _: 1_000_000)
-    found = look(settings)["disk"]
-    assert found.status == "failed" and "1 MB free" in found.says
+    assert found["disk"].status == "failed" and "1 MB free" in found["disk"].says
 
 
 def test_an_empty_answer_that_counts_as_correct_fails(settings):
@@ -298,7 +314,7 @@ def test_memory_golden():
         "head": 4 * 50 * 8 + 4 * 20 * 8 + 4 * 20 * 50,
     }
     assert found.generation["cache"] == 6 * 10 * 2 * 4 * 3 * 4  # six answers at once, keys and values, three layers
-    assert found.phase == "training" and found.largest == "activations"
+    assert found.terms is found.training and found.largest == "activations"
 
 
 def test_memory_grows_with_each_setting():

@@ -6,8 +6,11 @@ import html
 import json
 import multiprocessing
 import re
+import socket
+import struct
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +207,7 @@ def test_several_runs_are_written_to_out(run: Path, tmp_path: Path) -> None:
     assert [r["name"] for r in head["runs"]] == ["synthetic-gtpo-seed0", "synthetic-gtpo-seed1"]
     assert len(groups) == sum(len(r["groups"]) for r in head["runs"])
     assert build([run], tmp_path) == tmp_path / "report.html"
+    assert build([run], tmp_path / "lr0.5") == tmp_path / "lr0.5.html"
 
 
 def test_large_runs_are_sampled(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -399,6 +403,7 @@ def trl_run(folder: Path, *, chat: bool = False) -> Path:
         "completion": [text(c) for c in ("2", "3", "four", "5")],
         "accuracy": [1.0, 0.0, 1.0, 0.0],
         "format": [0.5, 0.5, 0.0, 0.0],
+        "other_task": [float("nan")] * 4,
         "advantage": [0.7, -0.7, 0.7, -0.7],
     }
     parquet.write_table(arrow.table(table), folder / "completions" / "completions_00001.parquet")
@@ -508,6 +513,23 @@ def test_runs_that_differ_only_in_their_seed_form_an_arm() -> None:
         "algorithm": ["grpo", "grpo", "gtpo", "gtpo"],
         "seed": ["0", "1", "0", "1"],
     }  # grpo has no alpha2: that is not a difference
+
+
+def test_runs_on_verl_have_their_own_paths_and_still_form_an_arm() -> None:
+    def run(name: str, seed: int, mode: str) -> Run:
+        config = f"""
+            algorithm: {{dew_run: {{folder: /runs/{name}}}}}
+            actor: {{data_loader_seed: {seed}, fsdp_config: {{seed: {seed}}}}}
+            data: {{train_files: /runs/{name}/data/train.parquet, seed: {seed}}}
+            trainer: {{experiment_name: {name}, v1: {{trainer_mode: {mode}}}}}
+        """
+        return Run(name, "dew", {"algorithm": "gtpo", "seed": seed}, config=config)
+
+    arms, _ = arms_of([run("a", 0, "dew_sync"), run("b", 1, "dew_sync"), run("c", 0, "dew_colocate_async")])
+    assert [(arm["label"], arm["runs"]) for arm in arms] == [
+        ("gtpo trainer_mode=dew_sync", [0, 1]),
+        ("gtpo trainer_mode=dew_colocate_async", [2]),
+    ]
 
 
 def test_runs_with_other_settings_are_not_averaged() -> None:
@@ -713,8 +735,9 @@ def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
 # ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_server_answers_only_with_its_token(run: Path) -> None:
+def test_server_answers_only_with_its_token(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     server, address = make_server([run])
+    server.daemon_threads = False  # closing it waits for its answers
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         assert server.server_address[0] == "127.0.0.1" and address.startswith("http://127.0.0.1:")
@@ -733,9 +756,14 @@ def test_server_answers_only_with_its_token(run: Path) -> None:
             with pytest.raises(HTTPError) as error:
                 urlopen(root + path)
             assert error.value.code == 404
+        with closing(socket.create_connection(("127.0.0.1", server.server_port))) as closed:  # a page closed at once
+            closed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            closed.sendall(f"GET {address.removeprefix(root)}data HTTP/1.1\r\n\r\n".encode())
+        urlopen(f"{address}stamp").close()  # the server has accepted both
     finally:
         server.shutdown()
         server.server_close()
+    assert capfd.readouterr().err == ""
 
 
 def test_view_is_rebuilt_when_the_run_grows_and_kept_when_it_breaks(tmp_path: Path) -> None:

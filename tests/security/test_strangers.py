@@ -158,6 +158,9 @@ def test_remote_code_and_pickles_are_off_unless_the_file_turns_them_on(here):
         ({"data": {"custom_cls": {"path": "pkg://x"}}}, "verl.data.custom_cls.path"),
         ({"actor_rollout_ref.model.external_lib": "x"}, "verl.actor_rollout_ref.model.external_lib"),
         ({"trainer": {"rollout_data_dir": "/etc"}}, "verl.trainer.rollout_data_dir"),
+        ({"hydra.run.dir": "/etc"}, "verl.hydra.run.dir"),
+        ({"trainer": {"logger": ["console", "wandb"]}}, "verl.trainer.logger"),
+        ({"actor_rollout_ref.actor._target_": "os.system"}, "verl.actor_rollout_ref.actor._target_"),
     ],
 )
 def test_an_untrusted_file_for_verl_needs_approval_too(here, verl, name):
@@ -170,6 +173,7 @@ def test_an_untrusted_file_for_verl_needs_approval_too(here, verl, name):
     run, typed = load_run(here / "r.yaml", [f"{name.removeprefix('verl.')}=~/x.py"])
     check_permission(run, typed, untrusted=True)
     harmless = {"actor_rollout_ref.model.path": "folder", "trainer.default_local_dir": "runs/x/checkpoints"}
+    harmless["trainer.logger"] = ["console"]
     check_permission(make_run({**SMALL, "verl": harmless}, source=str(here / "r.yaml")), (), untrusted=True)
 
 

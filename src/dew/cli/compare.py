@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,7 +52,7 @@ def compare(
     run = _without_per_run(run, typed)
     check_settings(run, typed)
     check_permission(run, typed, untrusted)
-    names = _algorithms(algorithms)
+    names = _algorithms(algorithms, run.settings.get("algorithm_kwargs"))
     baseline = next(iter(_algorithms(baseline) if baseline else names))
     if baseline not in names:
         advice = f"Choose one of: {', '.join(names)}."
@@ -66,6 +66,7 @@ def compare(
     homes = {(name, seed): folder / f"{name}-seed{seed}" for name, seed in pairs}
     with lock(folder):
         config = _write_config(run, folder)
+        _check_rules(names, folder)
         children = [child for pair in pairs if (child := _child(config, homes[pair], names[pair[0]], pair[1]))]
         at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
         _train(children, len(pairs), at_once, quiet=as_json)
@@ -81,12 +82,19 @@ def compare(
     out.print("The page shows the verdicts, the curves of all arms, and the credit of every recorded token.")
 
 
-def _algorithms(text: str) -> dict[str, str]:
-    """Name -> what `--algorithm` takes: the name as dew spells it, or file.py:Class for your own."""
+def _algorithms(text: str, settings: Any = None) -> dict[str, str]:
+    """Name -> what `--algorithm` takes: the name as dew spells it, or file.py:Class. `settings`: algorithm_kwargs."""
     from dew.algorithms import get_algorithm
 
-    words = {word: get_algorithm(word).name for word in map(str.strip, text.split(","))}
-    return {name: word if ":" in word else name for word, name in words.items()}
+    found: dict[str, str] = {}
+    for word in map(str.strip, text.split(",")):
+        name = get_algorithm(word, **(settings if isinstance(settings, dict) else {})).name
+        value = word if ":" in word else name
+        if name in found:
+            what = f"algorithms: {found[name]} and {value} have the same name, {name!r}."
+            raise ConfigError(Problem(what, remedy="Give each algorithm once, and each class a name of its own."))
+        found[name] = value
+    return found
 
 
 def _without_per_run(run: Run, typed: Typed) -> Run:
@@ -94,6 +102,9 @@ def _without_per_run(run: Run, typed: Typed) -> Run:
     if run.engine == "verl":
         advice = "On a cluster, start each run with `dew train --engine verl`, then `dew report RUN RUN`."
         raise ConfigError(Problem("engine: verl. `dew compare` trains on TRL.", remedy=advice))
+    if run.trainer == "dpo":
+        advice = "Start each run with `dew train`, then `dew report RUN RUN`."
+        raise ConfigError(Problem("trainer: dpo. It has no algorithms to compare.", remedy=advice))
     if given := ", ".join(key for key in PER_RUN if key in typed):
         advice = "Use --algorithms, --seeds and --out."
         raise ConfigError(Problem(f"{given}: `dew compare` sets this for each run.", remedy=advice))
@@ -111,6 +122,22 @@ def _write_config(run: Run, folder: Path) -> Path:
         raise ConfigError(Problem(f"{folder} holds a comparison with other settings ({changed}).", remedy=remedy))
     write_atomically(path, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())
     return path
+
+
+def _check_rules(names: Mapping[str, str], folder: Path) -> None:
+    """Keep a digest of each of your own rules; refuse a rule whose code has changed since its runs were trained."""
+    from dew.algorithms import get_algorithm
+    from dew.algorithms.own import source_digest
+
+    path = folder / "rules.json"
+    old = json.loads(path.read_bytes()) if path.exists() else {}
+    new = {name: source_digest(type(get_algorithm(word))) for name, word in names.items() if ":" in word}
+    changed = [name for name in new if old.get(name, new[name]) != new[name] and any(folder.glob(f"{name}-seed*"))]
+    if changed:
+        folders = ", ".join(str(folder / f"{name}-seed*") for name in changed)
+        remedy = f"Delete {folders} to train them again, or choose another folder with --out."
+        raise ConfigError(Problem(f"The code of {', '.join(changed)} has changed since its runs.", remedy=remedy))
+    write_atomically(path, json.dumps(old | new).encode())
 
 
 def _child(config: Path, home: Path, algorithm: str, seed: int) -> Child | None:

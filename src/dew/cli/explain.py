@@ -245,17 +245,17 @@ def _show_answer(group: GroupRecord, i: int, credit: GroupCredit) -> None:
 
 
 def _formula(rule: Any, correct: bool) -> str:
-    side, value, sign = ("O⁺", "H", "+") if correct else ("O⁻", "1/H", "−")
+    side, value, sign = ("correct", "H", "+") if correct else ("wrong", "1/H", "−")
     over = {
-        "column": "with a token there",
-        "row": "this answer alone",
-        "matrix": "all their tokens",
-        "turn": "their tokens of the same turn",
+        "column": f"the {side} answers that have a token at that position",
+        "row": "this answer",
+        "matrix": f"all tokens of the {side} answers",
+        "turn": f"the {side} answers' tokens of the same turn",
     }[rule.compare]
     if rule.spread not in ("both", "correct" if correct else "wrong"):
         shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2}) on every token: entropy weights the other side alone"
     else:
-        shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2} · x / mean(x)), x = {value}, mean over {side}: {over}"
+        shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2} · x / mean(x)), x = {value}, mean over {over}"
     pools = {
         "group": "A = (r̃ − mean)/(std + 1e-4) over the group's tokens, tokens of the other outcome counting as 0",
         "joint": "A = (r̃ − mean)/(std + 1e-4) over the group's tokens",

@@ -39,13 +39,18 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
 
         keys["verl"] = merged(flat(run.verl), flat(settings["verl"]))
         if keys["engine"] != "verl":
-            problem = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
-            raise ConfigError(Problem(problem, remedy="Add --engine verl, or remove it."), source="command line")
+            what = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
+            raise ConfigError(Problem(what, remedy="Add --engine verl, or remove it."), source="command line")
+    for name in ("algorithm", "output_dir"):
+        if isinstance(keys.get(name), bool | list | dict):
+            problem = Problem(f"{name}: {keys[name]!r} is not a name.", remedy=f"Write --{name} NAME.")
+            raise ConfigError(problem, source="command line" if name in typed else run.source)
     for name in ("reward_funcs", "algorithm"):
         if name in keys:
             keys[name] = _located(keys[name], Path("." if name in typed else run.source or ".").parent)
-    if isinstance(folder := keys.get("output_dir"), str):
-        keys["output_dir"] = os.path.expanduser(folder)
+    if (folder := keys.get("output_dir")) is not None:
+        text = folder if isinstance(folder, str) else typed.get("output_dir", str(folder))  # `-o 007` is not 7
+        keys["output_dir"] = os.path.expanduser(text)
     return make_run(keys, source=run.source), typed
 
 

@@ -22,9 +22,9 @@ def report(
     """Write an HTML report on one or more runs. It shows curves and the credit of every recorded token."""
     from dew.report import build, build_from_records
 
-    if not folders and records is None:
-        usage = "Write `dew report runs/NAME`, or `dew report --records FILE.jsonl`."
-        raise ConfigError(Problem("No run given.", remedy=usage))
+    if bool(folders) == bool(records):
+        what = "Give run folders or --records, not both." if folders else "No run given."
+        raise ConfigError(Problem(what, remedy="Write `dew report runs/NAME`, or `dew report --records FILE.jsonl`."))
     path = build(folders or [], output) if records is None else build_from_records(records, output)
     out.print(f"{path}\nOpen it in a browser. The same content as JSON is beside it.")
 

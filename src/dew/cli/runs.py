@@ -5,7 +5,6 @@ The view reads the files that runs write: a table and coloured answers on a term
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,8 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dew.cli.console import by_credit, is_main_process, out
+from dew.config import RUN_AGAIN
 from dew.errors import ConfigError, DewError, EngineError, Problem
-from dew.files import sweep
+from dew.files import remove, sweep
 from dew.records import GroupRecord, RunFolder, read_records, try_json
 
 POLL = 0.5
@@ -93,9 +93,9 @@ def _print_progress(views: Callable[[], Sequence["RunView"]], every: int, stop: 
 class RunView:
     """A run's folder, read as it grows."""
 
-    def __init__(self, folder: Path | str, label: str | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = RunFolder(folder)
-        self.label = label or self.folder.path.name
+        self.label = folder.resolve().name
         self.latest: dict[str, Any] = {}
         self.steps: int | None = None
         self.alarms: list[str] = []
@@ -127,11 +127,11 @@ class RunView:
 
     def _new_lines(self, name: str) -> list[dict[str, Any]]:
         """The complete lines written since the last call."""
-        path, start = self.folder.path / name, self._ends.get(name, 0)
+        path, end = self.folder.path / name, self._ends.get(name, 0)
         if not path.exists():
             return []
         with path.open("rb") as file:
-            file.seek(start)
+            file.seek(end if path.stat().st_size >= end else 0)  # without a checkpoint, a resumed run starts again
             *whole, rest = file.read().split(b"\n")
             self._ends[name] = file.tell() - len(rest)
         return [line for text in whole if isinstance(line := try_json(text), dict)]
@@ -201,22 +201,32 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
-    """Make sure that `folder` is empty. `overwrite` deletes a run there, or with `demo` an earlier demo."""
+    """Make sure that `folder` holds no run. `overwrite` deletes one, or with `demo` an earlier demo; others stay."""
     make_folder(folder)
     sweep(folder)
     content = {path.name: path for path in folder.iterdir() if path.name != ".lock"}
     if not content:
         return
     kind = "a demo" if demo else "a run"
-    if not (content.keys() <= DEMO_FILES if demo else content.keys() & {"config.yaml", "verl.yaml"}):
+    if not (content.keys() <= DEMO_FILES if demo else _holds_run(folder)):
         what = f"{folder} is not empty and does not hold {kind}, but {', '.join(sorted(content)[:3])}."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
     if not overwrite:
         resume = "Choose" if demo else f"Resume the run (dew resume {folder}), choose"
         remedy = f"{resume} another folder, or add --overwrite."
         raise ConfigError(Problem(f"{folder} is not empty: it holds {kind}.", remedy=remedy))
-    for path in content.values():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    if demo:
+        for path in content.values():
+            remove(path)
+    else:
+        RunFolder(folder).clear()
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run was started there: a config.yaml that dew did not write belongs to a project of the user's."""
+    config = folder / "config.yaml"
+    by_dew = config.is_file() and config.read_bytes().startswith(f"# {RUN_AGAIN}".encode())
+    return by_dew or any((folder / name).is_file() for name in ("run.json", "verl.yaml"))
 
 
 def make_folder(folder: Path) -> None:

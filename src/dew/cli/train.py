@@ -12,7 +12,7 @@ from dew.cli.app import app
 from dew.cli.console import out
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
 from dew.cli.runs import make_folder
-from dew.config import read_run
+from dew.config import read_run, read_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
 from dew.records import RunFolder
@@ -74,11 +74,11 @@ def resume(
 
         verl.resume(folder, untrusted)
         return
-    changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
-    run = read_run(config, changed)
-    if "actor_rollout_ref" in run.settings:
+    if "actor_rollout_ref" in read_yaml(config):
         advice = "Resume with the command that started it and trainer.resume_mode=auto."
         raise ConfigError(Problem(f"{folder}: this run was started with verl itself, not `dew train`.", remedy=advice))
+    changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
+    run = read_run(config, changed)
     from dew.cli import trl
 
     trl.resume(run, folder, changed, untrusted)
@@ -98,10 +98,10 @@ def _resume_script(folder: Path, untrusted: bool) -> None:
         how = "a notebook" if not command else f"a script ({' '.join(map(str, command[1:]))})"
         many = f" on {processes} processes" * (processes != 1)
         raise ConfigError(Problem(f"{folder}: this run was started from {how}{many}.", remedy=by_hand))
-    out.print(f"Running again: {' '.join(map(str, command))}")
+    words = [str(word) for word in command]
+    out.print(f"Running again: {' '.join(words)}")
     environment = {**os.environ, RESUME: str(folder.resolve())}
     try:
-        words = [str(word) for word in command]
         code = subprocess.run(words, cwd=facts.get("cwd"), env=environment, check=False).returncode
     except OSError as error:
         raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None

@@ -13,6 +13,7 @@ import torch
 
 from dew.algorithms import Algorithm
 from dew.engines.credit import Rows, give_credit, outcomes
+from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import build_trainer
 from dew.engines.trl.settings import Parsed
@@ -59,29 +60,38 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
 
 
 def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
-    """About `count` answers: whole groups, to prompts spread over the data. Does not change the trainer."""
+    """About `count` answers: whole groups, to prompts spread over the data. Does not change the trainer.
+
+    No more answers at once than in training, so that they take no more memory.
+    """
     size, args, training = trainer.num_generations, trainer.args, trainer.model.training
     groups = min(max(1, math.ceil(count / size)), len(data.rows))
     chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
+    at_once = max(1, args.batches.per_device * args.batches.micro_batches // size)
+    batches = []
     every, args.records_every = args.records_every, 1  # keeps the entropy
     trainer.model.train()
     began = perf_counter()
     try:
         with torch.random.fork_rng():
-            batch = trainer.sample([dict(row) for row in chosen for _ in range(size)])
+            for start in range(0, groups, at_once):
+                rows = chosen[start : start + at_once]
+                batches.append(trainer.sample([dict(row) for row in rows for _ in range(size)]))
     finally:
         args.records_every = every
         trainer.model.train(training)
         trainer._metrics["train"].clear()
     seconds = perf_counter() - began
-    assert batch.entropy is not None
+    columns = join_columns([batch.columns for batch in batches], {})
+    signal = torch.cat([outcomes(trainer.algorithm, batch).signal for batch in batches])
+    entropies = columns["entropy"][columns["mask"]]
     return Answers(
-        outcome=batch.outcome.double().view(-1, size).cpu().numpy(),
-        parts=batch.parts.double().cpu().numpy(),
-        signal=outcomes(trainer.algorithm, batch).signal[::size].tolist(),
-        truncated=batch.truncated.tolist(),
-        lengths=batch.length.tolist(),
-        entropy=float(batch.entropy[batch.mask].mean()) if batch.mask.any() else 0.0,
+        outcome=columns["outcome"].double().view(-1, size).cpu().numpy(),
+        parts=columns["parts"].double().cpu().numpy(),
+        signal=signal[::size].tolist(),
+        truncated=columns["truncated"].tolist(),
+        lengths=columns["length"].tolist(),
+        entropy=float(entropies.mean()) if entropies.numel() else 0.0,
         seconds=seconds,
     )
 
@@ -118,8 +128,8 @@ def check_mean(answers: Answers) -> Check:
     n, scored = answers.outcome.size, not_nan(answers.outcome)
     missing = n - scored.size
     if not scored.size:
-        says = f"The reward returned None for all {n} answers."
-        return failed("mean reward", says, "Return a number instead of None.", n=n)
+        says = f"The reward returned None, NaN or infinity for all {n} answers."
+        return failed("mean reward", says, "Return a number.", n=n)
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
     interval = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
     facts = {"mean": interval.value, "low": interval.low, "high": interval.high, "answers": n, "not_judged": missing}
@@ -134,11 +144,10 @@ def check_mean(answers: Answers) -> Check:
 
 
 def check_entropy(answers: Answers) -> Check:
-    H = answers.entropy
-    says = f"Mean {H:.3f} nats per token; {len(answers.lengths)} answers took {answers.seconds:.1f} s."
-    facts: dict[str, Any] = {"nats": H, "seconds": answers.seconds, "tokens": sum(answers.lengths)}
+    H, seconds, tokens = answers.entropy, answers.seconds, sum(answers.lengths)
+    says = f"Mean {H:.3f} nats per token; {len(answers.lengths)} answers took {seconds:.1f} s."
     remedy = "Raise temperature, or start from a model with more varied answers: identical answers train nothing."
-    return graded("entropy", says, remedy, warn=H < 0.01, **facts)
+    return graded("entropy", says, remedy, warn=H < 0.01, nats=H, seconds=seconds, tokens=tokens)
 
 
 def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:

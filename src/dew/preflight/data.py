@@ -18,6 +18,7 @@ from dew.engines.trl.settings import Parsed
 from dew.preflight.check import Check, failed, graded, ok, warning
 from dew.rewards import Verifier
 from dew.rewards.verifiers import text_of
+from dew.tasks import Row
 
 STREAMED_ROWS = 1000
 """Rows to read from a streamed data set."""
@@ -25,8 +26,6 @@ TOLERATED = 0.01
 """Share of gold answers that may be rejected before the check fails; fewer are a warning."""
 BEST_FIRST = ("correct", "raised", "wrong", "timeout", "unparsable", "none")
 """Results of a gold answer. Of several formats the first in this list counts; none: the row has no gold answer."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -112,13 +112,9 @@ class Estimate:
     generation: Terms
 
     @property
-    def phase(self) -> str:
-        """The phase that takes more."""
-        return "training" if sum(self.training.values()) >= sum(self.generation.values()) else "generation"
-
-    @property
     def terms(self) -> Terms:
-        return self.training if self.phase == "training" else self.generation
+        """Of the phase that takes more."""
+        return max(self.training, self.generation, key=lambda terms: sum(terms.values()))
 
     @property
     def largest(self) -> str:
@@ -172,8 +168,9 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
 
     from dew.engines.trl.launch import local_model
 
-    shape, folder = read_shape(parsed), local_model(parsed.model.model_name_or_path)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=parsed.args.trust_remote_code)
+    shape, wanted, trusted = read_shape(parsed), parsed.model, parsed.args.trust_remote_code
+    folder = local_model(wanted.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     return _check_shape(shape, parsed.args, longest_prompt(tokenizer, rows), len(rows))
 
 
@@ -212,7 +209,7 @@ def read_shape(parsed: "Parsed") -> Shape:
         raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
     lora = get_peft_config(wanted)
     with torch.device("meta"):  # takes no memory
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
         if lora is not None:
             from peft import get_peft_model
 
@@ -290,10 +287,10 @@ def _sampling(shape: Shape, args: "DewConfig", tokens: int, device_total: float)
 
 def check_memory(found: Estimate, shape: Shape, args: "DewConfig", device: str, free: float) -> Check:
     total, name = found.total, found.largest
-    facts: dict[str, Any] = {"bytes": round(total), "free": round(free), "device": device, "phase": found.phase}
+    phase, doing = ("training", "training") if found.terms is found.training else ("generation", "sampling answers")
+    facts: dict[str, Any] = {"bytes": round(total), "free": round(free), "device": device, "phase": phase}
     facts |= {"largest": name, "terms": {key: round(value) for key, value in found.terms.items()}}
     facts |= {"parameters": shape.parameters, "trained": shape.trained}
-    doing = "training" if found.phase == "training" else "sampling answers"
     says = f"About {size(total)} at full length while {doing}, {found.terms[name] / total:.0%} of it {name}; "
     says += f"{device} has {size(free)} free."
     sharded = bool(args.deepspeed or args.fsdp)

@@ -21,11 +21,12 @@ def plan(parsed: Parsed) -> dict[str, str]:
     }
     if parsed.run.trainer == "dpo":
         return found
-    steps = optimizer_steps(args, parsed.run.problems or 0)
+    steps = optimizer_steps(args, parsed.run.problems if parsed.run.task else 0)
     generations = math.ceil(steps * args.batches.accumulation / (args.batches.micro_batches * args.num_iterations))
     limit, answers = int(args.max_completion_length or 0), generations * args.batches.completions
     if steps:  # else the number of problems is known only when the data are read
-        found["length"] = f"{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions"
+        most = "" if args.max_steps > 0 else "at most "  # a file may have fewer problems than the run asks for
+        found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: {answers:,} completions"
         found["length"] += f" of at most {limit} tokens"
     try:
         shape = _shape(parsed)

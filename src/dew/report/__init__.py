@@ -54,4 +54,6 @@ def _write(content: Json, out: Path | None, folder: Path) -> Path:
     for notice in (notice for run in content["runs"] for notice in run["notices"]):
         log.warning(notice)
     out = Path(out or folder)
-    return write_report(content, out / "report.html" if out.is_dir() else out.with_suffix(".html"))
+    if out.is_dir():
+        out = out / "report.html"
+    return write_report(content, out if out.suffix == ".html" else out.with_name(f"{out.name}.html"))

@@ -10,8 +10,11 @@ from dew.errors import DewError
 from dew.records import Json
 from dew.report.readers import Run
 
-NOT_COMPARED = ("seed", "data_seed", "output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint")
-"""Settings that do not tell arms apart."""
+NOT_COMPARED = {
+    *("seed", "data_seed", "output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint"),
+    *("experiment_name", "data_loader_seed"),  # verl's
+}
+"""Settings that do not tell arms apart, by the last part of their dotted names."""
 MAX_SETTINGS = 1000
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist = 3, 20
@@ -27,6 +30,8 @@ def settings_of(run: Run) -> tuple[dict[str, str], set[str]]:
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
     facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
     flat = _flatten(config) | _flatten({k: v for k, v in facts.items() if v is not None}) | _flatten(own)
+    if folder := flat.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
+        flat = {name: value.replace(folder, ".") for name, value in flat.items()}
     return flat, set(_flatten(own))
 
 
@@ -62,7 +67,7 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
         return missing or len(set(has)) > 1
 
     names = [name for name in dict.fromkeys(name for settings in known for name in settings) if differs(name)]
-    compared = [name for name in names if name not in NOT_COMPARED]
+    compared = [name for name in names if name.rsplit(".", 1)[-1] not in NOT_COMPARED]
     members: dict[tuple[Any, ...], list[int]] = {}
     for i, settings in enumerate(known):
         key = tuple(settings.get(name) for name in compared) if "algorithm" in settings else (i,)

@@ -1,6 +1,6 @@
 """Read the folder of a run of dew, plain TRL or prime-rl, or a file of token records."""
 
-import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -81,9 +81,8 @@ def read_run(folder: Path, share: int = 1, tokenizer: str | None = None) -> Run:
     if kind:
         return _dew_run(folder, share) if kind == "dew" else _trl_run(folder, share)
     if (folder / STUDY).exists():
-        raise ConfigError(
-            Problem(f"{folder}: a study of `dew lab`.", remedy="Report it by itself, without other folders.")
-        )
+        remedy = "Report it by itself, without other folders."
+        raise ConfigError(Problem(f"{folder}: a study of `dew lab`.", remedy=remedy))
     what = f"{folder}: not the folder of a run."
     why = (
         "It has no run.json or metrics.jsonl (dew), no trainer_state.json or completions/*.parquet (TRL), and no "
@@ -233,10 +232,7 @@ def _trl_completions(folder: Path) -> list[Path]:
 
 def _trl_run(folder: Path, share: int) -> Run:
     path = _trl_state(folder)
-    try:
-        state = json.loads(read_whole(path, MAX_FILE)) if path else {}
-    except (ValueError, RecursionError):
-        state = None
+    state = try_json(read_whole(path, MAX_FILE)) if path else {}
     if not isinstance(state, dict):
         what = f"{path}: not the JSON that TRL writes; it is truncated or damaged."
         raise RecordError(Problem(what, remedy="Copy it again."))
@@ -286,7 +282,8 @@ def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
 
 
 def _trl_answer(row: Json) -> AnswerRecord:
-    reward = float(sum(v for k, v in row.items() if k not in NOT_REWARDS and isinstance(v, int | float)))
+    rewards = [v for k, v in row.items() if k not in NOT_REWARDS and isinstance(v, int | float)]
+    reward = float(sum(v for v in rewards if not math.isnan(v)))  # NaN: a function gave this answer no reward
     advantage = row.get("advantage")
     advantages = [float(advantage)] if isinstance(advantage, int | float) else None
     return AnswerRecord([_chat_text(row.get("completion"))], reward > 0.5, reward, advantage=advantages)

@@ -104,12 +104,8 @@ def _metric_rows(runs: Sequence[Run]) -> list[Json]:
 
 def _row(runs: Sequence[Run], name: str, note: str) -> Json:
     link = f"#{'curves' if note else 'overview'}&chart={quote(name, safe='', errors='replace')}"
-    return {
-        "name": name,
-        "note": note,
-        "link": link,
-        **{key: [None] * len(runs) for key in ("before", "after", "low", "high")},
-    }
+    values = {key: [None] * len(runs) for key in ("before", "after", "low", "high")}
+    return {"name": name, "note": note, "link": link, **values}
 
 
 def _number(x: Any) -> float | None:

@@ -23,6 +23,14 @@ from dew.report.write import blobs, page
 
 PAUSE = 4.0
 """Rebuilding takes at most one part in this many of the time."""
+FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*", "completions/*", "token_exports/*/*")
+"""What the page is made of, in the folder of a run."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
 class View:
@@ -37,11 +45,10 @@ class View:
     def _files(self) -> str:
         """The names, sizes and times of the files that the page is made of."""
         inner = [run for folder in self.folders for run in (folder, *run_folders(folder))]
-        logs, tokens = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json"), ("records/*", "completions/*")
-        kinds = (*logs, *tokens, "token_exports/*/*")
-        paths = {path for folder in inner for kind in kinds for path in folder.glob(kind) if path.name != "report.json"}
         found = []
-        for path in paths:
+        for path in {path for folder in inner for kind in FILES for path in folder.glob(kind)}:
+            if path.name == "report.json":
+                continue
             try:
                 stat = path.stat()
             except OSError:  # not there, or just removed
@@ -65,32 +72,31 @@ def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPSe
     view, token = View(folders), secrets.token_urlsafe(24)
 
     class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # the browser has closed the page
+                super().handle()
+
         def do_GET(self) -> None:
-            _, given, *rest = self.path.split("?", maxsplit=1)[0].split("/", maxsplit=2)
+            given, slash, name = self.path.partition("?")[0].removeprefix("/").partition("/")
             known = secrets.compare_digest(given.encode(errors="replace"), token.encode())
-            name = rest[0] if rest else None
-            if not known or name not in ("", "stamp", "data"):
+            if known and slash and name in ("", "stamp", "data"):
+                self._send(name, *view.update())
+            else:
                 self.send_error(404)
-                return
-            stamp, content = view.update()
-            kind, body = {
-                "": lambda: ("text/html; charset=utf-8", page(content, live=stamp)),
-                "stamp": lambda: ("application/json", json.dumps({"stamp": stamp})),
-                "data": lambda: ("text/plain", "\n".join(blobs(content))),
-            }[name]()
-            sent = body.encode(errors="replace")
+
+        def _send(self, name: str, stamp: str, content: Json) -> None:
+            if name == "stamp":
+                kind, text = "application/json", json.dumps({"stamp": stamp})
+            elif name == "data":
+                kind, text = "text/plain", "\n".join(blobs(content))
+            else:
+                kind, text = "text/html; charset=utf-8", page(content, live=stamp)
+            body = text.encode(errors="replace")
             self.send_response(200)
-            for header, value in (
-                ("Content-Type", kind),
-                ("Content-Length", str(len(sent))),
-                ("Cache-Control", "no-store"),
-                ("Referrer-Policy", "no-referrer"),
-                ("X-Content-Type-Options", "nosniff"),
-                ("X-Frame-Options", "DENY"),
-            ):
+            for header, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
                 self.send_header(header, value)
             self.end_headers()
-            self.wfile.write(sent)
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: the terminal belongs to the user, and addresses contain the token."""
