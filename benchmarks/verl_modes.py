@@ -9,8 +9,7 @@ Each run of `RUNS` trains the same recipe for the same number of steps, one afte
 compares seconds per step, peak memory and entropy. Complete runs are not repeated. `key=value` are verl's own keys.
 
 With --alternate all runs start at once and take turns, step by step, so that a machine that gets faster or slower does
-not matter. verl 0.9.1 names the socket that carries weights to vLLM by Ray's job id, which is the same in all of them:
-put RAY_TMPDIR into the name first, or the runs load each other's weights.
+not matter (verl_turns.py; verl_one_gpu.py lets them share a GPU).
 """
 
 import argparse
@@ -102,7 +101,7 @@ def start(args: argparse.Namespace, name: str) -> subprocess.Popen[bytes] | None
     print(f"{name}: {launch.batches}\n  {log}", flush=True)
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(args.out / f"{name}.jsonl")}
     if args.alternate:
-        modules = [word for word in (os.environ.get(EXTERNAL), verl_turns.__name__) if word]
+        modules = [word for word in (os.environ.get(EXTERNAL), "verl_one_gpu", "verl_turns") if word]
         paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         environment |= {EXTERNAL: ",".join(modules), "PYTHONPATH": os.pathsep.join(paths)}
         environment["VERL_TURNS"] = str(args.out / name)

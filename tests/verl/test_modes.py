@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -67,3 +68,41 @@ def test_a_run_over_its_limit_is_stopped(tmp_path, monkeypatch, capsys, flags):
     verl_modes.main()
     shown = capsys.readouterr().out
     assert "gtpo: stopped after 0.5 s" in shown and "begins" in shown
+
+
+def test_changes_for_several_runs_on_one_gpu(monkeypatch):
+    """Log-probabilities in chunks, sockets of their own, shorter waits. vLLM's worker is a stand-in."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("verl", reason="verl is not installed: this runs with `make test-verl`")
+    worker = ModuleType("vllm.v1.worker.gpu_worker")
+
+    class Worker:
+        def sleep(self, level=1):
+            raise AssertionError(f"Memory usage increased after sleeping. {level}" if level < 3 else "unknown level")
+
+    worker.Worker = Worker
+    monkeypatch.setitem(sys.modules, worker.__name__, worker)
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker", ModuleType("vllm.v1.worker"))
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/ray-of-this-run")
+    import verl_one_gpu
+    from verl.trainer.ppo.v1 import replay_buffer
+    from verl.utils import torch_functional
+
+    logits, labels = torch.randn(2, 700, 11), torch.randint(11, (2, 700))
+    expected = logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    torch.testing.assert_close(torch_functional.logprobs_from_logits(logits, labels), expected)
+
+    class Socket:
+        @verl_one_gpu.own_socket
+        def __init__(self, zmq_handle, device):
+            self.handle, self.device = zmq_handle, device
+
+    assert Socket(zmq_handle="ipc:///tmp/a.sock", device=1).handle == "ipc:///tmp/ray-of-this-run/a.sock"
+    waited = []
+    monkeypatch.setattr(replay_buffer.time, "sleep", waited.append)
+    buffer = object.__new__(replay_buffer.ReplayBuffer)
+    buffer._wait_for_next_poll("train", replay_buffer.time.time())
+    assert waited == [0.05]
+    worker.Worker().sleep(level=2)
+    with pytest.raises(AssertionError, match="unknown level"):
+        worker.Worker().sleep(level=3)
