@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from dew.algorithms import algorithm_classes
 from dew.cli.flags import known_settings
 from dew.config import make_run, read_run, to_yaml
+from dew.engines import compat
 from dew.engines.verl import data, launch
 from dew.engines.verl.launch import hydra_text, hydra_words, prepare
 from dew.engines.verl.recipe import OWN_REWARD, PLAIN_TEMPLATE, SHARED, Batches, flat, merged
 from dew.errors import ConfigError, EngineError, did_you_mean
+from dew.preflight.verl import preflight_verl
 from dew.records import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -493,6 +495,19 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
     assert "dew.engines.verl.main" in (folder.path / "train.sh").read_text()
     with pytest.raises(ConfigError, match="is not empty"):
         fake_run()
+
+
+def test_trl_beside_verl_is_one_clear_error_before_anything_starts(fake_run, tmp_path, monkeypatch):
+    """verl 0.9.1 imports a class that TRL removed before 1.15, in its workers, minutes after the start."""
+    there = {"verl": "0.9.1", "trl": "1.16.0"}
+    monkeypatch.setattr(compat, "version", lambda name: there[name])
+    with pytest.raises(EngineError, match="environment without TRL"):
+        fake_run()
+    assert not (tmp_path / "run").exists()
+    first, *_ = preflight_verl(small())
+    assert (first.name, first.status) == ("versions", "failed") and "TRL 1.16.0" in first.says
+    there["trl"] = "1.14.0"
+    assert fake_run().run()["status"] == "done"
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

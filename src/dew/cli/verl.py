@@ -8,7 +8,7 @@ from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
 from dew.cli.runs import Child, claim, live, lock, run_all
 from dew.config import Run, read_run, to_yaml
-from dew.engines.compat import require
+from dew.engines.compat import require, trl_beside_verl
 from dew.engines.permission import check_permission, remember, remembered
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
@@ -31,7 +31,7 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     if dry:
         _show(launch, checked, as_json)
         return
-    require("verl")
+    _require_verl()
     folder = Path(launch["algorithm.dew_run.folder"])
     problems = data.prepare_data(launch, data.load_tokenizer(launch))
     with lock(folder):
@@ -56,9 +56,15 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     if not (_checkpoints(launch) / LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
-    require("verl")
+    _require_verl()
     with lock(folder):
         _train(launch, folder)
+
+
+def _require_verl() -> None:
+    require("verl")
+    if problem := trl_beside_verl():
+        raise EngineError(problem)
 
 
 def _show(launch: Launch, checked: bool, as_json: bool) -> None:

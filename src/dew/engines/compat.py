@@ -43,3 +43,12 @@ def require(package: str) -> None:
     if not supported(package, found):
         what = f"{package} {found} is installed; dew works with {package}{releases} (tried with {tried(package)})."
         raise EngineError(Problem(what, why, f"Run: pip install '{package}=={newest}'."))
+
+
+def trl_beside_verl() -> Problem | None:
+    """verl's FSDP workers import a class from TRL if TRL is installed, and stop if TRL no longer has it."""
+    trl = installed("trl")
+    if trl is None or installed("verl") is None or Version(trl) < Version("1.15"):
+        return None
+    what = f"TRL {trl} is installed beside verl, whose workers would stop with an ImportError."
+    return Problem(what, remedy="Train on verl in an environment without TRL, or run: pip uninstall trl.")

@@ -30,6 +30,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dew.config import Run
+from dew.engines.compat import trl_beside_verl
 from dew.engines.permission import check_permission
 from dew.engines.problems import verifier_of
 from dew.engines.verl.data import Data, load_tokenizer, prepare_data, write_data
@@ -224,7 +225,8 @@ def local_shape(model: str) -> Shape | None:
 
 def preflight_verl(run: Run, typed: Collection[str] = (), untrusted: bool = False) -> list[Check]:
     """Versions, settings, batches, GPUs, memory, folder, data, verifier."""
-    checks = [check_versions("verl")]
+    conflict = trl_beside_verl()
+    checks = [check_versions("verl") if conflict is None else from_problem("versions", conflict)]
     try:
         check_permission(run, typed, untrusted)
         launch = prepare(run)
