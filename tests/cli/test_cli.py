@@ -134,7 +134,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),
         (["eval", "a_folder"], 1, "a_folder is not a model folder. It has no config.json"),
         (["eval", "a_file.json"], 1, "not a file that `dew eval --keep` wrote"),
-        (["eval", "tiny", "--keep", "a_folder"], 1, "--keep a_folder is a folder"),
+        (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder cannot be written: it is a folder"),
         (["eval", "tiny", "--task", "empty.jsonl"], 1, "empty.jsonl: no rows."),
         (["pairs", "tiny", "pairs.txt"], 1, "pairs.txt does not end in .jsonl"),
         (["demo", "--out", "a_run"], 1, "Choose another folder.\n"),

@@ -51,6 +51,17 @@ def test_a_model_that_was_not_copied_completely_is_an_error(dew, tmp_path):
     assert code == 1 and "cut' cannot be loaded" in err
 
 
+def test_a_file_that_cannot_be_written_is_an_error_before_sampling(dew, asked, tmp_path):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for words in (["eval", "tiny", "--keep"], ["eval", "tiny", "--suite", "paper", "--keep"], ["pairs", "tiny"]):
+        code, _, err = dew(*words, tmp_path / "file" / "folder" / "kept.jsonl")
+        assert code == 1 and "kept.jsonl cannot be written: Not a directory." in err
+    code, _, err = dew("eval", "tiny", "--keep", tmp_path / "pipe.jsonl")
+    assert code == 1 and "pipe.jsonl cannot be written: it is a folder, a pipe or a device." in err
+    assert not asked and dew("eval", "tiny", "--keep", tmp_path / "new" / "kept.json")[0] == 0
+
+
 def test_typed_settings_replace_those_of_a_suite(dew, asked):
     dew("eval", "tiny", "--suite", "paper", "--temperature", 0.6, "-n", 20, "--json")
     assert [(call["k"], call["temperature"], call["n_problems"]) for call in asked] == [(32, 0.6, 20)] * 3

@@ -15,7 +15,7 @@ from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
 from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem, not_loaded
-from dew.files import write_atomically
+from dew.files import is_plain, try_writing, write_atomically
 from dew.records import MODEL_FILES, RunFolder
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def evaluate_(
     if len(typed.keys() & {"reward", "verifier", "suite"}) > 1:
         what = "More than one of --reward, --verifier and --suite:"
         raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
-    if keep is not None and keep.is_dir():
-        raise ConfigError(Problem(f"--keep {keep} is a folder.", remedy="Name a JSON file to write."))
+    if keep is not None:
+        _check_writable(keep)
     from dew import evaluate as ev
     from dew.evaluate import suites
 
@@ -98,6 +98,18 @@ def _typed(context: typer.Context) -> dict[str, Any]:
     """The arguments and options that were given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _check_writable(file: Path) -> None:
+    """Before sampling, which may take hours."""
+    try:
+        try_writing(file.parent)
+        why = "" if is_plain(file) else "it is a folder, a pipe or a device"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        remedy = "Name a file in a folder that you can write to."
+        raise ConfigError(Problem(f"{file} cannot be written: {why}.", remedy=remedy))
 
 
 def _refuse(flags: Iterable[str], why: str) -> None:
@@ -180,6 +192,7 @@ def pairs(
     if to.exists() or to.suffix != ".jsonl":
         wrong = "already exists" if to.exists() else "does not end in .jsonl"
         raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new .jsonl file."))
+    _check_writable(to)
     from dew import evaluate as ev
 
     _, source, own_verifier = _problems(model, task, settings)

@@ -4,13 +4,13 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from dew.engines.compat import installed, supported, tried
+from dew.files import existing, try_writing
 from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
@@ -72,12 +72,6 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
-def existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
 def free_disk(path: Path) -> int:
     return shutil.disk_usage(existing(path)).free
 
@@ -86,8 +80,7 @@ def check_folder(folder: Path) -> Check:
     """Whether a run's folder can be created and written to."""
     parent = existing(folder)
     try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
+        try_writing(parent)
     except OSError as error:
         says = f"output_dir={str(folder)!r}: cannot write to {parent} ({error.strerror})."
         return failed("folder", says, "Choose another output_dir, or fix the permissions.")
