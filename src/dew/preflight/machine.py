@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dew.engines.compat import installed, supported, tried
 from dew.files import existing, try_writing
+from dew.memory import free_memory
 from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
@@ -48,17 +47,6 @@ def size(nbytes: float) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"
     return f"{nbytes / 1e3:.3g} kB"
-
-
-def free_host_memory() -> int:
-    """Bytes that a process can still allocate, within the container's limit if there is one."""
-    available = int(psutil.virtual_memory().available)
-    cgroup = Path("/sys/fs/cgroup")
-    try:
-        limit, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup, or its limit is "max"
-        return available
-    return min(available, limit - used)
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -202,7 +190,7 @@ def _kernel_error() -> float:
 
 
 def check_memory() -> Check:
-    free = free_host_memory()
+    free = free_memory()
     remedy = "Close other programs: training the tiny model takes about 1 GB."
     return graded("memory", f"{size(free)} of memory free.", remedy, warn=free < 1.5 * GB, free=free)
 
