@@ -71,8 +71,16 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     kept = tmp_path / "kept.json"
     evaluate.evaluate(None, None, []).write(kept)
     assert dew("eval", kept)[0] == 0
-    for flag, value in (("--task", "chain"), ("--temperature", 0.5), ("--threshold", 0.1), ("-k", 16)):
+    for flag, value in (("--task", "chain"), ("--temperature", 0.5), ("--seed", 1), ("-k", 16)):
         assert f"error: {flag}: no effect on answers read from a file" in dew("eval", kept, flag, value)[2]
     for flag in ("--task", "--vs"):
         assert f"error: {flag}: --suite evaluates one model" in dew("eval", "tiny", "--suite", "paper", flag, "x")[2]
+    for flag, value in (("-k", 4), ("--temperature", 0.5), ("--top-p", 0.9), ("--seed", 1)):
+        assert f"error: {flag}: no effect with --greedy" in dew("eval", "tiny", "--greedy", flag, value)[2]
+    assert "error: --threshold: no effect without --reward" in dew("eval", "tiny", "--threshold", 0.9)[2]
     assert len(asked) == 1
+
+
+def test_a_second_model_that_does_not_exist_is_an_error_before_sampling(dew, asked):
+    code, _, err = dew("eval", "tiny", "--vs", "nowhere")
+    assert code == 1 and "'nowhere' cannot be loaded" in err and not asked

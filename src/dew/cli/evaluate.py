@@ -56,6 +56,10 @@ def evaluate_(
         raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
     if keep is not None:
         _check_writable(keep)
+    if greedy:
+        _refuse(typed.keys() & {"k", "temperature", "top_p", "seed"}, "no effect with --greedy")
+    if reward is None:
+        _refuse(typed.keys() & {"threshold"}, "no effect without --reward")
     from dew import evaluate as ev
     from dew.evaluate import suites
 
@@ -82,6 +86,8 @@ def evaluate_(
     elif chosen_verifier := verifier or own_verifier:
         scorer = rewards.verifier(chosen_verifier)
     sampling = {"max_new_tokens": _max_length(model), **sampling}
+    if vs is not None and kept[1] is None:
+        load_tokenizer(vs, engine)  # if there is no such model, fail before the first one is sampled from
 
     def score(name: str) -> "Scores":
         loaded = load_model(name, engine, float32)
@@ -214,14 +220,32 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
 
     Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
     """
-    if engine not in ENGINES:
-        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    path, tokenizer = load_tokenizer(name, engine)
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
+
+    try:
+        if engine == "vllm":
+            return load_vllm(str(path)), tokenizer
+        lora = (path / "adapter_config.json").is_file()
+        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(not_loaded("model", name, error)) from None
+    if not torch.cuda.is_available():
+        return model, tokenizer
+    cast = model.dtype == torch.float32 and not float32
+    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
+
+
+def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
+    """(where the model is: a folder or a hub name, its tokenizer)."""
+    if engine not in ENGINES:
+        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    from transformers import AutoTokenizer
 
     path = Path(tasks.model_folder(name))
     path = RunFolder(path).model() or path
@@ -230,21 +254,13 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
             what = f"{name}: this run has saved no model and no checkpoint."
             raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
         raise ConfigError(Problem(f"{name} is not a model folder.", "It has no config.json.", "Give another folder."))
-    lora = (path / "adapter_config.json").is_file()
-    if lora and engine == "vllm":
+    if engine == "vllm" and (path / "adapter_config.json").is_file():
         what = f"{name}: LoRA weights, which have to be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-        if engine == "vllm":
-            return load_vllm(str(path)), tokenizer
-        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
-    except (OSError, ValueError, SafetensorError) as error:
+        return path, AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
-    if not torch.cuda.is_available():
-        return model, tokenizer
-    cast = model.dtype == torch.float32 and not float32
-    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
 
 
 def load_lora(folder: Path) -> Any:
