@@ -137,6 +137,8 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["eval", "a_file.json"], 1, "not a file that `dew eval --keep` wrote"),
         (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder cannot be written: it is a folder"),
         (["eval", "tiny", "--task", "empty.jsonl"], 1, "empty.jsonl: no rows."),
+        (["eval", "tiny", "--task", "one.jsonl", "--verifier", "math"], 1, "one: too few problems (1) to hold out"),
+        (["pairs", "tiny", "pairs.jsonl", "--task", "one.jsonl"], 1, "The task one has no verifier of its own"),
         (["pairs", "tiny", "pairs.txt"], 1, "pairs.txt does not end in .jsonl"),
         (["demo", "--out", "a_run"], 1, "Choose another folder.\n"),
         (["report"], 1, "dew report runs/NAME"),
@@ -162,6 +164,7 @@ def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkey
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "no_data.yaml").write_text("model_name_or_path: tiny\n")
+    (tmp_path / "one.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
     got, out, err = dew(*words)
     assert got == code and says in err and "Traceback" not in err + out and "None" not in out
     assert len(err.splitlines()) <= console.MAX_ERROR_LINES + 1

@@ -17,6 +17,7 @@ from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain, try_writing, write_atomically
 from dew.records import MODEL_FILES, RunFolder
+from dew.rewards.verifiers import VERIFIERS
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
@@ -202,7 +203,10 @@ def pairs(
     from dew import evaluate as ev
 
     _, source, own_verifier = _problems(model, task, settings)
-    scorer, rows = rewards.verifier(verifier or own_verifier or source.name), source.rows(problems)
+    chosen = verifier or own_verifier or source.name
+    if not verifier and chosen not in VERIFIERS:
+        raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy="Add --verifier math."))
+    scorer, rows = rewards.verifier(chosen), source.rows(problems)
     length = _max_length(model) if max_new_tokens is None else max_new_tokens
     sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": length, "seed": seed}
     scores = ev.evaluate(*load_model(model, engine), rows, scorer, name=source.name, **sampling)
