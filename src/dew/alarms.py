@@ -94,10 +94,11 @@ def _one_token_takes_all(history: History) -> Crossed:
 
 
 def _pass_falls(history: History) -> Crossed:
-    """The pass@k with the largest k on held-out problems, more than ten points below its first value."""
-    found = {int(m[1]): name for name in history.names() if (m := re.fullmatch(r"eval/pass@(\d{1,6})", name))}
-    series = history.series(found[max(found)]) if found and max(found) > 1 else []
-    return (series[-1], series[0]) if series and series[-1] < series[0] - 0.1 else None
+    """The pass@k with the largest k on an evaluation set, more than ten points below its first value."""
+    found = [m for name in history.names() if (m := re.fullmatch(r"(eval/(?:.+_)?pass@)(\d{1,6})", name))]
+    largest = {m[1]: m[0] for m in sorted(found, key=lambda m: int(m[2])) if int(m[2]) > 1}
+    all_series = [history.series(name) for name in largest.values()]
+    return next(((x[-1], x[0]) for x in all_series if x[-1] < x[0] - 0.1), None)
 
 
 def _sampler_mismatch(history: History) -> Crossed:

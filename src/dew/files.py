@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from dew.errors import Problem, RecordError
@@ -21,6 +22,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def existing(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def try_writing(folder: Path) -> None:
+    """Raise an OSError if no file can be created in the folder, or in its nearest parent that exists."""
+    with tempfile.TemporaryFile(dir=existing(folder)):
+        pass
 
 
 def sync(path: Path) -> None:

@@ -130,12 +130,15 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["train", "tiny/countdown", "--model_name_or_path", "nowhere"], 1, "model_name_or_path: 'nowhere' cannot be"),
         (["train", "tiny/countdown", "--model_name_or_path", "a_run"], 1, "'a_run' is not a model folder"),
         (["train", "no_data.yaml", "--use_cpu"], 1, "nothing to train on"),
+        (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
         (["resume", "nowhere"], 1, "output_dir of a run"),
         (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),
         (["eval", "a_folder"], 1, "a_folder is not a model folder. It has no config.json"),
         (["eval", "a_file.json"], 1, "not a file that `dew eval --keep` wrote"),
-        (["eval", "tiny", "--keep", "a_folder"], 1, "--keep a_folder is a folder"),
+        (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder cannot be written: it is a folder"),
         (["eval", "tiny", "--task", "empty.jsonl"], 1, "empty.jsonl: no rows."),
+        (["eval", "tiny", "--task", "one.jsonl", "--verifier", "math"], 1, "one: too few problems (1) to hold out"),
+        (["pairs", "tiny", "pairs.jsonl", "--task", "one.jsonl"], 1, "The task one has no verifier of its own"),
         (["pairs", "tiny", "pairs.txt"], 1, "pairs.txt does not end in .jsonl"),
         (["demo", "--out", "a_run"], 1, "Choose another folder.\n"),
         (["report"], 1, "dew report runs/NAME"),
@@ -161,6 +164,7 @@ def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkey
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "no_data.yaml").write_text("model_name_or_path: tiny\n")
+    (tmp_path / "one.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
     got, out, err = dew(*words)
     assert got == code and says in err and "Traceback" not in err + out and "None" not in out
     assert len(err.splitlines()) <= console.MAX_ERROR_LINES + 1

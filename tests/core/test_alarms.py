@@ -93,6 +93,12 @@ def test_alarm_has_a_message_and_a_remedy(name):
     assert alarm["remedy"].endswith(".")
 
 
+def test_pass_falls_on_one_of_several_evaluation_sets():
+    alarms = Alarms()
+    assert fired(alarms, 1, **{"eval/a_pass@8": 0.9, "eval/b_pass@1": 0.4, "eval/b_pass@8": 0.8}) == []
+    assert fired(alarms, 2, **{"eval/a_pass@8": 0.9, "eval/b_pass@1": 0.4, "eval/b_pass@8": 0.6}) == ["pass_falls"]
+
+
 def test_equal_shares_of_short_answers_are_no_alarm():
     """Four tokens with a quarter each: more than a fifth, and perfectly even."""
     assert fired(Alarms(), 1, **{"credit/top1_share": 0.25, "credit/tokens": 4.0}) == []

@@ -51,6 +51,17 @@ def test_a_model_that_was_not_copied_completely_is_an_error(dew, tmp_path):
     assert code == 1 and "cut' cannot be loaded" in err
 
 
+def test_a_file_that_cannot_be_written_is_an_error_before_sampling(dew, asked, tmp_path):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for words in (["eval", "tiny", "--keep"], ["eval", "tiny", "--suite", "paper", "--keep"], ["pairs", "tiny"]):
+        code, _, err = dew(*words, tmp_path / "file" / "folder" / "kept.jsonl")
+        assert code == 1 and "kept.jsonl cannot be written: Not a directory." in err
+    code, _, err = dew("eval", "tiny", "--keep", tmp_path / "pipe.jsonl")
+    assert code == 1 and "pipe.jsonl cannot be written: it is a folder, a pipe or a device." in err
+    assert not asked and dew("eval", "tiny", "--keep", tmp_path / "new" / "kept.json")[0] == 0
+
+
 def test_typed_settings_replace_those_of_a_suite(dew, asked):
     dew("eval", "tiny", "--suite", "paper", "--temperature", 0.6, "-n", 20, "--json")
     assert [(call["k"], call["temperature"], call["n_problems"]) for call in asked] == [(32, 0.6, 20)] * 3
@@ -60,8 +71,16 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     kept = tmp_path / "kept.json"
     evaluate.evaluate(None, None, []).write(kept)
     assert dew("eval", kept)[0] == 0
-    for flag, value in (("--task", "chain"), ("--temperature", 0.5), ("--threshold", 0.1), ("-k", 16)):
+    for flag, value in (("--task", "chain"), ("--temperature", 0.5), ("--seed", 1), ("-k", 16)):
         assert f"error: {flag}: no effect on answers read from a file" in dew("eval", kept, flag, value)[2]
     for flag in ("--task", "--vs"):
         assert f"error: {flag}: --suite evaluates one model" in dew("eval", "tiny", "--suite", "paper", flag, "x")[2]
+    for flag, value in (("-k", 4), ("--temperature", 0.5), ("--top-p", 0.9), ("--seed", 1)):
+        assert f"error: {flag}: no effect with --greedy" in dew("eval", "tiny", "--greedy", flag, value)[2]
+    assert "error: --threshold: no effect without --reward" in dew("eval", "tiny", "--threshold", 0.9)[2]
     assert len(asked) == 1
+
+
+def test_a_second_model_that_does_not_exist_is_an_error_before_sampling(dew, asked):
+    code, _, err = dew("eval", "tiny", "--vs", "nowhere")
+    assert code == 1 and "'nowhere' cannot be loaded" in err and not asked

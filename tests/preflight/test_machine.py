@@ -85,7 +85,7 @@ def test_advice_about_threads(monkeypatch):
 
 
 def test_little_memory_and_disk_are_warnings(monkeypatch):
-    monkeypatch.setattr(machine, "free_host_memory", lambda: 10**9)
+    monkeypatch.setattr(machine, "free_memory", lambda: 10**9)
     monkeypatch.setattr(machine, "free_disk", lambda _: 10**8)
     assert machine.check_memory().status == machine.check_disk().status == "warning"
     assert "100 MB" in machine.check_disk().says
@@ -102,8 +102,6 @@ def test_a_kernel_with_a_wrong_result_fails(monkeypatch):
 
 def test_machine():
     assert machine.size(1.5e9) == "1.5 GB" and machine.size(2e6) == "2 MB" and machine.size(10) == "0.01 kB"
-    assert machine.free_host_memory() > 0
-    assert machine.existing(ROOT / "no" / "such" / "folder") == ROOT
     assert machine.free_disk(ROOT / "no" / "such" / "folder") > 0
 
 

@@ -558,6 +558,12 @@ def test_differences_are_paired_by_seed() -> None:
     assert found["verdict"] == "too few seeds (2 of at least 5)"
 
 
+def test_every_evaluation_set_has_rows_of_its_own() -> None:
+    metrics = {f"eval/{of}_pass@{k}": 1 / k for of in ("b", "a_b") for k in (1, 2, 8)}
+    rows = rows_of([Run("x", "dew", metrics=[{"step": 1, **metrics}])], [])
+    assert [row["name"] for row in rows] == ["eval/a_b_pass@1", "eval/a_b_pass@8", "eval/b_pass@1", "eval/b_pass@8"]
+
+
 def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
     """Worked by hand from scipy: ttest_rel of the areas, times 2 for the smaller p of two comparisons."""
     from scipy.stats import ttest_rel

@@ -81,6 +81,18 @@ SAME = [
     (r"\boxed{\frac{1}{\sin 30^\circ}}", "2"),
     (r"\boxed{\sin^2 {45^{\circ}}}", r"\frac12"),
     (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3"),
+    (r"\boxed{\bigl(1,2\bigr]}", "(1,2]"), (r"\boxed{\langle 1,-2\rangle}", "(1,-2)"),
+    (r"\boxed{\begin{pmatrix}1\\[4pt]2\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\boxed{90\degree}", "90"), (r"\boxed{\emptyset}", r"\varnothing"), (r"\boxed{\text{\$}18}", "18"),
+    (r"\boxed{\approx 18}", "18"), ("The answer is 64 years old.", "64"), ("#### 18 dollars per day", "18"),
+    ("The answer is $11,\\! 111$.", "11111"), (r"\boxed{(52)_8}", "52_8"), (r"\boxed{-50\%}", "-50"),
+    # times and ratios, mixed numbers, sums of decimals, lists of quantities
+    (r"\boxed{7{:}30}", "7:30"), ("7:30", "7{:}30"),
+    ("The answer is 2 1/2 hours.", "2.5"), (r"\boxed{2\frac12\text{ hours}}", "2.5"),
+    (r"\boxed{(2 1/2, 3)}", "(5/2, 3)"),
+    (r"\boxed{0.1+0.2}", "0.3"), (r"\boxed{2 \cdot 3.14}", "6.28"), (r"\boxed{3/10}", "0.1+0.2"),
+    (r"\boxed{5 apples, 3 pears}", "5,3"), (r"\boxed{5\text{ apples}, 3\text{ pears}}", "5, 3"),
+    (r"\boxed{1,200 cm and 0.5 cm}", "1200, 1/2"), (r"\boxed{1, 2}", "1 cm, 2 cm"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
@@ -97,6 +109,13 @@ DIFFERENT = [
     (r"\boxed{0.\overline{3}}", "0.3"),
     (r"\boxed{\cos 60}", r"\frac12"),
     (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5"),
+    (r"\boxed{5\text{ cm}, 3\text{ cm}}", "5"), (r"\boxed{3\text{ hours }20\text{ minutes}}", "3"),
+    (r"\boxed{3\text{ apples and }5\text{ oranges}}", "5, 3"), (r"\boxed{5 apples, 3 pears}", "5, 4"),
+    (r"\boxed{5 apples, 3 pears}", "53"), (r"\boxed{5 apples, 3 pears}", "5, 3, 1"),
+    (r"\boxed{1234,567 m, 1 m}", "1235,678, 1"),
+    (r"\boxed{7{:}30}", "7:31"), (r"\boxed{(2 1/2, 3)}", "(3/2, 3)"), (r"\boxed{0.1+0.2}", "0.31"),
+    ("The answer is \\(40_8\\).", "40_9"), (r"\boxed{52_{\text{eight}}}", "52_9"), (r"\boxed{-50\%}", "50"),
+    (r"\boxed{(52)_8}", "52_9"), (r"\boxed{\Big(1,2\Big)}", "(1,2]"),
 ]  # fmt: skip
 NOTHING = [
     "",

@@ -196,6 +196,18 @@ def test_evaluation_computes_credit_too(tmp_path):
     assert {"eval_accuracy", "eval_entropy", "eval_reward", "eval_loss"} <= set(numbers)
 
 
+def test_every_evaluation_set_has_metrics_of_its_own(tmp_path):
+    sets = {"few": tiny.prompts(2), "many": tiny.prompts(4)}
+    trainer = tiny.trainer(
+        tmp_path, others={"eval_dataset": sets}, per_device_eval_batch_size=4, num_generations_eval=2
+    )
+    numbers = trainer.evaluate()
+    for name in ("reward", "accuracy", "pass@2", "loss", "samples_per_second"):
+        assert {f"eval_few_{name}", f"eval_many_{name}"} <= set(numbers) and f"eval_{name}" not in numbers
+    recorded = set().union(*trainer._recorder.folder.metrics())
+    assert {"eval/few_pass@2", "eval/many_pass@2"} <= recorded and "eval/pass@2" not in recorded
+
+
 # groups in any order
 
 

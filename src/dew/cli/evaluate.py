@@ -15,8 +15,9 @@ from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
 from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem, not_loaded
-from dew.files import write_atomically
+from dew.files import is_plain, try_writing, write_atomically
 from dew.records import MODEL_FILES, RunFolder
+from dew.rewards.verifiers import VERIFIERS
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
@@ -54,8 +55,12 @@ def evaluate_(
     if len(typed.keys() & {"reward", "verifier", "suite"}) > 1:
         what = "More than one of --reward, --verifier and --suite:"
         raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
-    if keep is not None and keep.is_dir():
-        raise ConfigError(Problem(f"--keep {keep} is a folder.", remedy="Name a JSON file to write."))
+    if keep is not None:
+        _check_writable(keep)
+    if greedy:
+        _refuse(typed.keys() & {"k", "temperature", "top_p", "seed"}, "no effect with --greedy")
+    if reward is None:
+        _refuse(typed.keys() & {"threshold"}, "no effect without --reward")
     from dew import evaluate as ev
     from dew.evaluate import suites
 
@@ -82,6 +87,8 @@ def evaluate_(
     elif chosen_verifier := verifier or own_verifier:
         scorer = rewards.verifier(chosen_verifier)
     sampling = {"max_new_tokens": _max_length(model), **sampling}
+    if vs is not None and kept[1] is None:
+        load_tokenizer(vs, engine)  # if there is no such model, fail before the first one is sampled from
 
     def score(name: str) -> "Scores":
         loaded = load_model(name, engine, float32)
@@ -98,6 +105,18 @@ def _typed(context: typer.Context) -> dict[str, Any]:
     """The arguments and options that were given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _check_writable(file: Path) -> None:
+    """Before sampling, which may take hours."""
+    try:
+        try_writing(file.parent)
+        why = "" if is_plain(file) else "it is a folder, a pipe or a device"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        remedy = "Name a file in a folder that you can write to."
+        raise ConfigError(Problem(f"{file} cannot be written: {why}.", remedy=remedy))
 
 
 def _refuse(flags: Iterable[str], why: str) -> None:
@@ -180,10 +199,14 @@ def pairs(
     if to.exists() or to.suffix != ".jsonl":
         wrong = "already exists" if to.exists() else "does not end in .jsonl"
         raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new .jsonl file."))
+    _check_writable(to)
     from dew import evaluate as ev
 
     _, source, own_verifier = _problems(model, task, settings)
-    scorer, rows = rewards.verifier(verifier or own_verifier or source.name), source.rows(problems)
+    chosen = verifier or own_verifier or source.name
+    if not verifier and chosen not in VERIFIERS:
+        raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy="Add --verifier math."))
+    scorer, rows = rewards.verifier(chosen), source.rows(problems)
     length = _max_length(model) if max_new_tokens is None else max_new_tokens
     sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": length, "seed": seed}
     scores = ev.evaluate(*load_model(model, engine), rows, scorer, name=source.name, **sampling)
@@ -201,14 +224,32 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
 
     Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
     """
-    if engine not in ENGINES:
-        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    path, tokenizer = load_tokenizer(name, engine)
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from dew.decoding import SamplingCopy
     from dew.evaluate import load_vllm
+
+    try:
+        if engine == "vllm":
+            return load_vllm(str(path)), tokenizer
+        lora = (path / "adapter_config.json").is_file()
+        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(not_loaded("model", name, error)) from None
+    if not torch.cuda.is_available():
+        return model, tokenizer
+    cast = model.dtype == torch.float32 and not float32
+    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
+
+
+def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
+    """(where the model is: a folder or a hub name, its tokenizer)."""
+    if engine not in ENGINES:
+        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    from transformers import AutoTokenizer
 
     path = Path(tasks.model_folder(name))
     path = RunFolder(path).model() or path
@@ -217,21 +258,13 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
             what = f"{name}: this run has saved no model and no checkpoint."
             raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
         raise ConfigError(Problem(f"{name} is not a model folder.", "It has no config.json.", "Give another folder."))
-    lora = (path / "adapter_config.json").is_file()
-    if lora and engine == "vllm":
+    if engine == "vllm" and (path / "adapter_config.json").is_file():
         what = f"{name}: LoRA weights, which have to be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-        if engine == "vllm":
-            return load_vllm(str(path)), tokenizer
-        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
-    except (OSError, ValueError, SafetensorError) as error:
+        return path, AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
-    if not torch.cuda.is_available():
-        return model, tokenizer
-    cast = model.dtype == torch.float32 and not float32
-    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
 
 
 def load_lora(folder: Path) -> Any:

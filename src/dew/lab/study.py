@@ -33,7 +33,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from dew import __version__
@@ -44,6 +43,7 @@ from dew.lab.policy import numerics
 from dew.lab.tasks import VOCABULARY, Task, get_task
 from dew.lab.train import Replica, Settings, Stack
 from dew.lab.warm_start import WarmStart, cache_folder, warm_start
+from dew.memory import free_memory
 
 FORMAT = 1
 FILE = "study.json"
@@ -320,8 +320,8 @@ def memory(task: Task, settings: Settings, cuda_graphs: bool = False) -> float:
     return 4.0 * (6 * weights + (cache + update if cuda_graphs else max(cache, update)))
 
 
-def _free(device: str) -> float:
-    return float(torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else psutil.virtual_memory().available)
+def _free(device: str) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else free_memory()
 
 
 def _duration(seconds: float) -> str:

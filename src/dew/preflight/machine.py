@@ -4,13 +4,12 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dew.engines.compat import installed, supported, tried
+from dew.files import existing, try_writing
+from dew.memory import free_memory
 from dew.preflight.check import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
@@ -50,17 +49,6 @@ def size(nbytes: float) -> str:
     return f"{nbytes / 1e3:.3g} kB"
 
 
-def free_host_memory() -> int:
-    """Bytes that a process can still allocate, within the container's limit if there is one."""
-    available = int(psutil.virtual_memory().available)
-    cgroup = Path("/sys/fs/cgroup")
-    try:
-        limit, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup, or its limit is "max"
-        return available
-    return min(available, limit - used)
-
-
 def gpus() -> list[dict[str, Any]]:
     import torch
 
@@ -72,12 +60,6 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
-def existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
 def free_disk(path: Path) -> int:
     return shutil.disk_usage(existing(path)).free
 
@@ -86,8 +68,7 @@ def check_folder(folder: Path) -> Check:
     """Whether a run's folder can be created and written to."""
     parent = existing(folder)
     try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
+        try_writing(parent)
     except OSError as error:
         says = f"output_dir={str(folder)!r}: cannot write to {parent} ({error.strerror})."
         return failed("folder", says, "Choose another output_dir, or fix the permissions.")
@@ -209,7 +190,7 @@ def _kernel_error() -> float:
 
 
 def check_memory() -> Check:
-    free = free_host_memory()
+    free = free_memory()
     remedy = "Close other programs: training the tiny model takes about 1 GB."
     return graded("memory", f"{size(free)} of memory free.", remedy, warn=free < 1.5 * GB, free=free)
 

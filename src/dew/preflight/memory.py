@@ -33,8 +33,9 @@ import torch
 
 from dew.errors import ConfigError, not_loaded
 from dew.evaluate.sampling import prompt_text
+from dew.memory import free_memory
 from dew.preflight.check import Check, graded
-from dew.preflight.machine import free_disk, free_host_memory, gpus, size
+from dew.preflight.machine import free_disk, gpus, size
 
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
@@ -185,7 +186,7 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
 
 def _check_shape(shape: Shape, args: "DewConfig", prompt: int, rows: int, loaded: bool = False) -> list[Check]:
     gpu = None if args.use_cpu else next(iter(gpus()), None)
-    device, free = (gpu["name"], gpu["free"]) if gpu else ("this machine", free_host_memory())
+    device, free = (gpu["name"], gpu["free"]) if gpu else ("this machine", free_memory())
     free += loaded * shape.weight_bytes * shape.parameters
     return [
         check_context(shape, prompt, int(args.max_completion_length or 0)),

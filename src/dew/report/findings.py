@@ -15,7 +15,7 @@ from dew.evaluate.comparison import MIN_SEEDS
 from dew.evaluate.metrics import Interval, paired_interval
 from dew.records import Json
 from dew.report.readers import Run
-from dew.report.results import by_problem
+from dew.report.results import EVAL_PASS, by_problem
 from dew.report.statistics import SURE
 
 MIN_STEPS = 20
@@ -197,7 +197,7 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
     """How each score changed during training; several arms in which it moved the same way share a sentence."""
     scored = [row for row in rows if "task" in row and any(x is not None for x in row["before"])]
-    scored = scored or [row for row in rows if row["name"].startswith("eval/pass@")]
+    scored = scored or [row for row in rows if EVAL_PASS.match(row["name"])]
     tasks = {row.get("task") for row in scored}
     found: list[Json] = []
     for row in scored:

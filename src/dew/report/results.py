@@ -33,6 +33,8 @@ METRICS = {
     "rewards/margins": "mean reward of the chosen minus the rejected answer",
 }
 """Metrics with a row of their own, after the scores."""
+EVAL_PASS = re.compile(r"(eval/(?:.+_)?)pass@\d")
+"""pass@k during training; the group is the same for all k of an evaluation set, `eval/` or `eval/<set>_`."""
 OF_CURVE = {"area": "mean accuracy over training", "final": "mean accuracy in the last sixth of training"}
 """Scores that a study computes from the training accuracy."""
 
@@ -84,10 +86,11 @@ def _ends_of_pass(scores: Mapping[str, Any]) -> list[str]:
 
 def _metric_rows(runs: Sequence[Run]) -> list[Json]:
     names = {name for run in runs for line in (*run.metrics[:1], *run.metrics[-1:]) for name in line}
-    evals = {name for run in runs for line in run.metrics for name in line if name.startswith("eval/pass@")}
+    evals = {name for run in runs for line in run.metrics for name in line if EVAL_PASS.match(name)}
     if runs[0].kind == "study":  # has them among its scores
         names, evals = names - {"accuracy"}, set()
-    picked = [f"eval/{n}" for n in _ends_of_pass({n.removeprefix("eval/"): 0 for n in evals})] if evals else []
+    sets = sorted({match[1] for name in evals if (match := EVAL_PASS.match(name))})
+    picked = [of + n for of in sets for n in _ends_of_pass({n.removeprefix(of): 0 for n in evals})]
     rows = []
     for name in [*picked, *(name for name in METRICS if name in names)]:
         row = _row(runs, name, METRICS.get(name, "held-out problems, during training"))

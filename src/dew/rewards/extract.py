@@ -22,7 +22,7 @@ _LABEL = re.compile(r"\A\\(?:text(?:bf|rm)?|mathrm)\s*\{[^{}]*(?::|=|\bis|\bare)
 """`\\text{Answer: }` before the answer, inside its box."""
 _ANSWER_IS = re.compile(r"(?im)\banswer\b\W{0,4}(?:(?:is|are)\b[ \t]*:?|:|=)[ \t*]*|^A:[ \t]*")
 _FINAL_ANSWER_IS = re.compile(r"(?i)\bfinal answer\b\W{0,4}(?:is\b[ \t]*:?|:)[ \t*]*")
-_SENTENCE_ENDS = re.compile(r"\n|[.!?](?:\s|\**$)|。|\bI hope\b")
+_SENTENCE_ENDS = re.compile(r"\n|(?<!\\)[.!?](?:\s|\**$)|。|\bI hope\b")
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
 _MATH_WORD = re.compile(

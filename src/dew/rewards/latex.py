@@ -7,6 +7,7 @@ replaced: by the LaTeX parser for arithmetic in prose, by `_parse_atom` for the 
 import logging
 import re
 import socket
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from sympy.parsing import sympy_parser
 
 from dew.rewards.extract import find_gold, too_complex
-from dew.rewards.normalize import DECIMALS, read_number, write_number
+from dew.rewards.normalize import DECIMALS, read_number, same_number, write_number
 from dew.rewards.verifiers import Status
 from dew.rewards.worker import fork_workers
 
@@ -37,13 +38,13 @@ _UNITS = (
     r"(?:[mcdkn]m|ft|yd|mi|in|[mk]g|gm|lb|oz|[mcdk][lL]|min|sec|hr|ms|mph|km/?h|kmph|rpm|[kM]Wh?|[kMG]?Hz|k?Pa|eV|cc|sq"
     r"|cu|rad|deg|mol|pt|yr|men|day|(?:kilo|centi|milli|deci)?(?:met(?:er|re)|lit(?:er|re)|gram)|feet|foot|inch|yard|mile"
     r"|degree|radian|unit|square|cubic|cent|dollar|pound|ounce|gallon|acre|hectare|hour|minute|second|week|month|year"
-    r"|point|rupee|student|people|digit|integer|way|time)(?:e?s)?(?![a-zA-Z])"
+    r"|point|rupee|student|people|digit|integer|way|time|old|per)(?:e?s)?(?![a-zA-Z])"
 )
 """Words that are units wherever they stand; a single letter, `ab` or `xyz` may be variables."""
 _UNIT_LETTER = "[mgshtdlLNJWVAKCFT]"
 _UNIT = re.compile(
-    r"(?:\\?\$|[€£¥~≈\s]|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR)\b)*"
-    r"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|-?\\[dt]?frac\{\d+\}\{\d+\})\s*"
+    r"(?:\\?\$|[€£¥~≈\s]|\\approx|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR)\b)*"
+    r"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?|[-+]?\d{0,9}\s*\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d))\s*"
     r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
     rf"(?:\\(?:text|mathrm|mbox|textbf)\s*\{{(?![\s~]*(?!{_UNIT_LETTER})[a-zA-Z]\s*\}})[^{{}}]*\}}"
     rf"|{_UNITS}|(?<=\s)[^\W\d_]{{4,}}+|[^\x00-\x7f\W\d_]{{2,}}+|(?:USD|EUR|GBP|INR)\b"
@@ -54,16 +55,23 @@ _LONE_UNIT = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?)\s+[mgshLNJWV](?:\^\{?[23]\}?
 """`16 m`: only an answer may be read so, because in a gold answer the letter may be a variable."""
 math_normalization.units_regex = re.compile(rf"(\d|\}}|\)|\s)\s*{_UNITS}(?:\^\{{?[23]\}}?)?\s*$")
 """math-verify's own removes `t` from 6-2t and `ab` from 2ab."""
+math_normalization.unit_superscript_regex = re.compile(r"(\\(?:text|mbox)\{[^{}]*\})(\^\d|\{\^\d\})?$")
+"""math-verify's own removes `\\text{ cm}, 3\\text{ cm}` as one unit, so that 5 and 3 were 5."""
 
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
 _DECORATION = re.compile(
     r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|bm|boldsymbol|displaystyle|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
+    r"|\\[bB]igg?[lr]?(?![a-zA-Z])|(?<=\\\\)\[[\d.]+(?:pt|em|ex|[cm]m)\]|\\text\s*\{\s*\\\$\s*\}"
 )
+"""Colour, size, the space between the rows of a matrix, `\\text{\\$}`."""
 _DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*(?:\d|\{\d\})\s*)?[({]?\s*)"
     r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
 )
-_LISTED = re.compile(r"(?<=\d)\s*\\text\s*\{[^{}]*\b(?:and|or)\s*\}\s*(?=[-\d$])")
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
+"""Between the quantities of a list; not between thousands."""
+_MIXED = re.compile(r"(?<![\d/^_.,])(\d{1,9})\s+(\d{1,9})/(\d{1,9})(?![\d/])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _LETTER_UNIT = re.compile(
     rf"(?<=[\d)}}i])(?:\\[ ,;:]|\s)*+\\(?:mathrm|text)\s*\{{\s*{_UNIT_LETTER}\s*\}}(?:\^\s*\{{?[23]\}}?)?\s*\Z"
@@ -82,6 +90,7 @@ _SIGNS = str.maketrans(
      "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "θ": r"\theta ", "％": r"\%",
      "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", "~": " "}
 )  # fmt: skip
+_SYNONYMS = {r"\degree": r"^\circ ", r"\varnothing": r"\emptyset", r"\langle": "(", r"\rangle": ")", "{:}": ":"}
 _SPACE_AROUND_CJK = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
 """Chinese and Japanese put no spaces around numbers, but math-verify's search for numbers needs them."""
 
@@ -139,12 +148,26 @@ def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
     same = _same(wanted, found)
     if not same and any(_is_complex(r) for r in (*wanted, *found)):
         same = _same(*([_complex(r) for r in parsed] for parsed in (wanted, found)))
-    same = same and _precise(answer, wanted) and _precise(gold, found)
+    same = (same and _precise(answer, wanted) and _precise(gold, found)) or (marked and _same_list(answer, gold))
     return ("correct" if same else "wrong"), extracted
 
 
 def _same(wanted: list[Any], found: list[Any]) -> bool:
     return bool(verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _same_list(answer: str, gold: str) -> bool:
+    """`5 apples, 3 pears` and `5, 3`. The order counts: as a set, 3 apples and 5 pears would be the same."""
+    a, b = _quantities(answer), _quantities(gold)
+    return len(a) == len(b) > 1 and all(map(same_number, a, b))
+
+
+def _quantities(text: str) -> list[tuple[Fraction, int]]:
+    """The numbers in a list of numbers with or without units; empty if it is not one."""
+    units = [_UNIT.fullmatch(part) for part in _NEXT.split(_TEXT.sub(r"\1", text))]
+    numbers = [read_number(unit["number"]) for unit in units if unit and not unit["percent"]]
+    found = [number for number in numbers if number]
+    return found if len(found) == len(units) else []
 
 
 def _is_complex(value: Any) -> bool:
@@ -180,10 +203,21 @@ def _parse_answer(text: str, marked: bool) -> list[Any]:
         return []
     if not marked:
         return parse(_SPACE_AROUND_CJK.sub(" ", text), [LATEX, PROSE], parsing_timeout=None)
-    parsed = []
+    parsed, text = [], _MIXED.sub(r"\1\\frac{\2}{\3}", text)  # to the parser, 2 1/2 is 3/2
     for form in dict.fromkeys((clean(text), *_alternatives(text))):
         parsed += parse(rf"\boxed{{{form}}}", [LATEX], parsing_timeout=None)
-    return parsed
+    return [_exact(value) for value in parsed]
+
+
+def _exact(value: Any) -> Any:
+    """0.1 + 0.2 as 3/10, since a sum of floats is not 0.3; −50 % as (−50) %, which math-verify compares with −50."""
+    if not isinstance(value, sympy.Add | sympy.Mul) or not value.is_number:
+        return value
+    if value.has(sympy.UnevaluatedExpr):  # a percentage
+        sign, *rest = value.args
+        return sympy.Mul(-rest[0], rest[1], evaluate=False) if sign == -1 and len(rest) == 2 else value
+    decimals = {x: sympy.Rational(str(x)) for x in value.atoms(sympy.Float)}
+    return value.xreplace(decimals).doit() if decimals else value
 
 
 def _alternatives(text: str) -> list[str]:
@@ -203,7 +237,9 @@ def clean(text: str) -> str:
     """A marked answer as LaTeX for math-verify: without delimiters and decoration, Unicode signs as commands."""
     text = _ROOT.sub(lambda root: rf"\sqrt{_DEGREE[root[1]]}{{{root[2]}}}", text)
     text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
-    text = _LISTED.sub(", ", _DEGREES.sub(r"\1{\2 \\pi / 180}", text))  # 5 apples and 3 oranges: two values
+    for command, same in _SYNONYMS.items():
+        text = text.replace(command, same)
+    text = _DEGREES.sub(r"\1{\2 \\pi / 180}", text)
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
             inner = text[len(left) : -len(right)]

@@ -133,6 +133,9 @@ class Dataset:
             return table
         keys = [row_key(row, "problem") if self.template else row["prompt"] for row in table.rows]
         rows = [row for row, key in zip(table.rows, keys, strict=True) if split_of(key) == split]
+        if not rows:
+            what = f"{self.name}: too few problems ({len(table.rows)}) to hold out an eighth, chosen by a hash."
+            raise ConfigError(Problem(what, remedy="Add problems, or give a folder with a train and a test file."))
         return replace(table, rows=rows)
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:

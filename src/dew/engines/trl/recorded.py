@@ -149,6 +149,15 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
             self._recorder.put({"grad_norm": value})
         return norm
 
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """TRL gives its metrics the same names on every evaluation set: `eval_reward` becomes `eval_<set>_reward`."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if metric_key_prefix.startswith("eval_"):
+            metrics = self._metrics["eval"]
+            for name in list(metrics):
+                metrics[f"{metric_key_prefix.removeprefix('eval_')}_{name}"] = metrics.pop(name)
+        return output
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for metrics in self._metrics.values():
             for name in list(metrics):
