@@ -12,8 +12,8 @@ OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/dew/tasks/data
 
 
 def on_files(files: Files, config: Any) -> Files:
-    measured, examples = (ROOT / "benchmarks/results").glob("*.md"), (ROOT / "examples").glob("*.py")
-    for path in [*map(ROOT.joinpath, OUTSIDE), *sorted(measured), *sorted(examples)]:
+    found = [ROOT.glob(pattern) for pattern in ("benchmarks/results/*.md", "benchmarks/*.*", "examples/*.py")]
+    for path in [*map(ROOT.joinpath, OUTSIDE), *sorted(path for paths in found for path in paths)]:
         uri = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, uri, content=path.read_text()))
     return files
