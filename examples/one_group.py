@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dew import Rollouts, get_algorithm
 
-PROBLEM = "Reach 16 from 3, 5 and 2."
+PROBLEM = "Reach 16 with 3, 5 and 2, each as often as you like."
 ANSWERS = [  # correct?, (token, entropy) ...
     (True, [("3+5", 1.9), ("=8;", 0.02), ("8*2", 0.8), ("=16", 0.01)]),
     (True, [("5+3", 1.9), ("=8;", 0.02), ("8*2", 0.1), ("=16", 0.01)]),

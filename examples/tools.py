@@ -4,8 +4,9 @@
 
 A digit is hidden. Where the policy writes "?", the tool `peek` is called when the turn ends, and its output shows the
 digit. An answer is correct if the turn after the last peek begins with the digit: guessing there solves half of the
-problems and copying solves all of them. Metrics are printed every 10 steps, 100 steps take a minute or two. Accuracy
-was 0.02 at the first step, 0.94 at step 31 and at least 0.98 from step 61 on. `dew report OUT` shows the credit.
+problems and copying solves all of them. Metrics are printed every 10 steps, 150 steps take a minute or two. Accuracy
+was 0.02 at the first step, 0.86 at step 61 and 0.98 at step 101. Of five other seeds, four learned to copy too; the
+fifth kept guessing one digit, which leaves no group with both outcomes. `dew report OUT` shows the credit.
 
 With a real model only `tokenizer` and `policy` differ: its own chat template says how tools are called. docs/trl.md has
 more under "Tools and agents".
@@ -106,7 +107,7 @@ def trainer(folder: str, steps: int, **settings: Any) -> DewTrainer:
         "max_completion_length": 12,
         "max_tool_calling_iterations": 2,
         "max_steps": steps,
-        "learning_rate": 2e-3,
+        "learning_rate": 5e-4,
         "lr_scheduler_type": "constant",
         "bf16": False,
         "use_cpu": True,
@@ -129,5 +130,5 @@ def trainer(folder: str, steps: int, **settings: Any) -> DewTrainer:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="OUT", help="the run folder")
-    parser.add_argument("steps", metavar="STEPS", type=int, nargs="?", default=100, help="optimizer steps (100)")
+    parser.add_argument("steps", metavar="STEPS", type=int, nargs="?", default=150, help="optimizer steps (150)")
     trainer(**vars(parser.parse_args())).train()

@@ -61,7 +61,7 @@ MUTANTS = [
     ("status hides it", "engines/trl/recorded.py", "            with suppress(OSError):", "            with suppress(KeyError):", "trl/test_survive_disk.py"),
     ("model in place", "engines/trl/launch.py", "part = folder.with_name(f\".{folder.name}.part\")", "part = folder", "trl/test_survive_kills.py -m slow -k 'half_the_model or half and model'"),
     ("no beginning again", "engines/trl/launch.py", "    if resume and checkpoint is None:\n", "    if resume and checkpoint is None:\n        raise SystemExit(3)\n", "trl/test_survive_kills.py -m slow -k 'once and run.json or once and before and scoring'"),
-    ("no sweep", "files.py", "        path.unlink(missing_ok=True)\n\n\ndef read_whole", "        pass\n\n\ndef read_whole", "trl/test_survive_kills.py -m slow -k 'once and config'"),
+    ("no sweep", "files.py", "        path.unlink(missing_ok=True)\n\n\ndef remove", "        pass\n\n\ndef remove", "trl/test_survive_kills.py -m slow -k 'once and config'"),
     ("scores not asked", "records.py", "is_dir() and scored", "is_dir()", "trl/test_survive_kills.py -m slow -k 'once and scoring and after'"),
     ("report strict", "report/readers.py", "        except SchemaError:\n            raise\n        except RecordError as error:", "        except ZeroDivisionError as error:", "report/test_report.py -k damaged_file"),
 ]  # fmt: skip

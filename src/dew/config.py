@@ -76,6 +76,8 @@ class Run:
         own = {key: value for key, value in asdict(self).items() if key in OWN_KEYS and value not in (None, {})}
         if self.trainer == TRAINERS[0]:
             del own["trainer"]
+        if self.task is None:
+            del own["problems"]
         return {**own, **self.settings}
 
 

@@ -374,6 +374,7 @@ def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
     view.label = "mine"
     with runs.live(lambda: [view], every=2):
         assert view.step == 2 and view.seconds_left is None
+        folder.write_run({"steps": 6})  # resumed with a larger max_steps
         folder.append_metrics({"step": 2, "reward": 0.5})
         folder.append_alarm({"step": 2, "message": "Entropy fell.", "remedy": "Lower the rate."})
         while view.latest["reward"] < 0.5:
@@ -381,4 +382,4 @@ def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
         folder.append_metrics({"step": 2, "seconds": 9.0})  # more about the same step
         folder.append_metrics({"step": 3, "reward": 0.6})
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["mine: step 2/5  reward 0.500", "⚠ mine step 2: Entropy fell. Lower the rate."]
+    assert lines == ["mine: step 2/6  reward 0.500", "⚠ mine step 2: Entropy fell. Lower the rate."]

@@ -194,13 +194,15 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     folder = RunFolder(tmp_path / "run")
     assert [m["step"] for m in folder.metrics()] == [1, 2] and folder.run()["status"] == "done"
     assert [entry["when"] for entry in folder.scores()] == ["before", "after"]
-    assert next(iter(folder.records())).algorithm == "gtpo"
+    assert next(iter(folder.records())).algorithm == "gtpo" and folder.run()["data"] == "countdown"
     assert read_run(folder.path / "config.yaml").to_dict() == read_run(path).to_dict()  # re-runnable as it is
     assert (folder.path / "report.html").is_file()
     assert "step 2/2" in said and "after training: pass@1" in said
 
     code, _, err = dew("train", path)
     assert code == 1 and "is not empty" in err and "--overwrite" in err
+    code, _, err = dew("train", path, "--overwrite", "--model_name_or_path", "./absent")
+    assert code == 1 and "there is no folder" in err and folder.finished()  # deleted only once the new run can start
     code, _, err = dew("export", folder.path, tmp_path / "model")
     assert code == 0 and (tmp_path / "model" / "config.json").is_file(), err
     _, scored, _ = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
@@ -274,11 +276,11 @@ def test_a_run_that_fails_says_how_to_resume(monkeypatch, capsys, tmp_path, save
     from dew.cli import trl
 
     def fails(*_, **__):
+        if saved:
+            (tmp_path / "checkpoint-5").mkdir()
         raise RuntimeError("CUDA error")
 
     monkeypatch.setattr(launch, "launch", fails)
-    if saved:
-        (tmp_path / "checkpoint-5").mkdir()
     with pytest.raises(RuntimeError, match="CUDA error"):
         trl._train(parse(make_run({**SMALL, "output_dir": str(tmp_path)})), resume=False)
     assert ("dew resume" in capsys.readouterr().out) == saved

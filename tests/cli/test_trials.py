@@ -120,7 +120,8 @@ def test_a_damaged_model_is_refused(damaged, tmp_path):
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     settings = {**SMALL, "learning_rate": 1e39, "weight_decay": 0.5, "output_dir": str(tmp_path), "save_strategy": "no"}
     with pytest.raises(EngineError, match="not finite"):
-        launch.launch(parse(make_run(settings)), say=lambda text: None)
+        parsed = parse(make_run(settings))
+        launch.launch(parsed, launch.build_trainer(parsed), say=lambda text: None)
     assert not (tmp_path / "model").exists()
 
 

@@ -69,6 +69,7 @@ def test_keys_are_split_into_dews_own_and_the_engines():
     assert run == Run(task="countdown", problems=8, scores=Scoring(k=4), settings={"learning_rate": 1e-4})
     assert make_run({"task": "countdown", "scores": True}).scores == Scoring()
     assert make_run({"scores": False}).scores is None
+    assert "problems" not in make_run({"dataset_name": "some/data"}).to_dict()  # all of the data set is used
 
 
 def test_a_written_run_reads_back_the_same(tmp_path):

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from dew.alarms import RULES
+from dew.algorithms import list_algorithms
 from dew.cli.app import COMMANDS, app
+from dew.config import OWN_KEYS
 
 ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "dew"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
@@ -61,10 +65,14 @@ def test_samples_are_valid(page):
                     check_command(command.group(1).split())
 
 
-def check_command(words):
+def every_command():
     for module in COMMANDS:
         __import__(f"dew.cli.{module}")
-    known = typer.main.get_command(app).commands
+    return typer.main.get_command(app).commands
+
+
+def check_command(words):
+    known = every_command()
     if words[0].startswith("-"):
         return
     assert words[0] in known, f"there is no command dew {words[0]}"
@@ -75,6 +83,40 @@ def check_command(words):
     for word in words[1:]:
         if word.startswith("--"):
             assert word.partition("=")[0] in options, f"dew {words[0]} has no option {word}"
+
+
+def in_table(page, heading):
+    """The names in code in the first column of the tables under a heading."""
+    text = without_code((ROOT / page).read_text()).partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    return {name for row in re.findall(r"^\| (`[^|]*)\|", text, re.M) for name in re.findall(r"`([^`]+)`", row)}
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "names"),
+    [
+        ("README.md", "## Algorithms", list_algorithms()),
+        ("docs/trl.md", "## Choose an algorithm", list_algorithms()),
+        ("docs/trl.md", "## Run a TRL YAML file", set(OWN_KEYS) - {"env"}),  # which TRL has too
+        ("docs/metrics.md", "## Alarms", [rule.name for rule in RULES]),
+    ],
+)
+def test_tables_list_every_name(page, heading, names):
+    assert in_table(page, heading) == set(names)
+
+
+def test_every_command_is_in_the_readme():
+    words = {name.split()[1].rstrip("`") for name in in_table("README.md", "## Commands")}
+    assert words - {"--version"} == set(every_command())
+
+
+def test_metrics_that_are_described_exist():
+    files = [path for folder in ("engines", "algorithms", "rewards") for path in (SRC / folder).rglob("*.py")]
+    source = "".join(path.read_text() for path in (SRC / "losses.py", *files))
+    written = [re.escape(x) for x in set(re.findall(r'"(\w+(?:/[\w{}]+)?)"', source))]
+    exists = re.compile("|".join(re.sub(r"\\{\w+\\}", r"\\w+", x) for x in written))
+    for heading in ("Rewards", "Entropy", "Credit", "Predicted outcomes", "Groups", "The update", "Lengths", "Time"):
+        for metric in in_table("docs/metrics.md", f"## {heading}") - {"reward/<part>"}:
+            assert exists.fullmatch(metric), f"nothing in src/dew writes {metric}"
 
 
 @pytest.mark.slow

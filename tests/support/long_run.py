@@ -65,8 +65,10 @@ def main(folder, steps):
     torch.set_num_threads(1)
     launch.quiet()
     watcher = watch(max(1, steps // 40))
-    run = make_run({**SETTINGS, "max_steps": steps, "output_dir": str(folder)})
-    launch.launch(parse(run), callbacks=[watcher])
+    parsed = parse(make_run({**SETTINGS, "max_steps": steps, "output_dir": str(folder)}))
+    trainer = launch.build_trainer(parsed)
+    trainer.add_callback(watcher)
+    launch.launch(parsed, trainer)
     (folder / "watched.json").write_text(json.dumps(watcher.seen))
 
 

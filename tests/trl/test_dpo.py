@@ -197,7 +197,7 @@ def recipe(tmp_path):
 
 def test_a_recipe_trains_on_a_file_of_pairs(recipe, tmp_path):
     from dew.config import make_run, read_run
-    from dew.engines.trl.launch import launch
+    from dew.engines.trl.launch import build_trainer, launch
     from dew.engines.trl.settings import parse
     from dew.preflight import preflight
     from dew.preflight.plan import plan
@@ -207,7 +207,7 @@ def test_a_recipe_trains_on_a_file_of_pairs(recipe, tmp_path):
     assert checks["pairs"].status == "warning" and checks["pairs"].facts == {"rows": 6, "same": 2}
     parsed = parse(run)
     assert plan(parsed)["algorithm"] == "dpo(alpha=0.25, beta=0.3, loss_type=sigmoid)"
-    assert launch(parsed, say=lambda _: None) == "done"
+    assert launch(parsed, build_trainer(parsed), say=lambda _: None) == "done"
     folder = RunFolder(tmp_path / "run")
     assert folder.finished() and [entry["when"] for entry in folder.scores()] == ["before", "after"]
     assert folder.run()["algorithm"]["name"] == "dpo" and len(list(folder.records())) == 6  # of 2 steps

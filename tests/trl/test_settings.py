@@ -1,12 +1,15 @@
 """Settings that users combine: LoRA, accumulation, mini-batches, gradient checkpointing, bf16, the hook of the docs."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
+from trl import GRPOConfig
 
 import trl_tiny as tiny
+from dew.engines.trl import DewConfig
 from dew.records import RunFolder
 
 
@@ -102,6 +105,17 @@ def test_the_final_folder_loads_with_from_pretrained(tmp_path):
     assert "2508.04349" in (tmp_path / "README.md").read_text()
 
 
+def test_the_docs_list_every_setting_with_its_default():
+    table = (Path(__file__).parents[2] / "docs" / "trl.md").read_text().partition("### Settings")[2].partition("###")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.M))
+    inherited = {f.name for f in fields(GRPOConfig)}
+    defaults = {f.name: f.default for f in fields(DewConfig) if f.name not in inherited}
+    assert documented.keys() == defaults.keys()
+    for name, default in defaults.items():
+        if default is not None:
+            assert documented[name] == (str(default).lower() if isinstance(default, bool) else f"{default:g}"), name
+
+
 @tiny.runs_trls_loss
 def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
     """docs/trl.md shows a subclass that shapes advantages with dew.credit; it is run as printed."""
@@ -109,8 +123,6 @@ def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "class Shaped" in block]
     names = {}
     exec(code, names)
-    from trl import GRPOConfig
-
     trainer = names["ShapedTrainer"](
         tiny.model(),
         tiny.has_a,

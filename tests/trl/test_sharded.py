@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import trl_tiny as tiny
 from dew.algorithms import list_algorithms
 from dew.config import Run, Scoring
-from dew.engines.trl.launch import _weights_are_finite, launch
+from dew.engines.trl.launch import _weights_are_finite, build_trainer, launch
 from dew.engines.trl.settings import parse
 from dew.records import RunFolder
 from dew.tasks import model_folder
@@ -143,8 +143,8 @@ def run_config(folder, resume=False):
         "report_to": "none",
         "disable_tqdm": True,
     }
-    run = Run(task="countdown", problems=16, scores=Scoring(problems=4, k=2), settings=settings)
-    assert launch(parse(run), resume=resume, say=lambda _: None) == "done"
+    parsed = parse(Run(task="countdown", problems=16, scores=Scoring(problems=4, k=2), settings=settings))
+    assert launch(parsed, build_trainer(parsed), resume=resume, say=lambda _: None) == "done"
 
 
 def test_a_sharded_run_is_evaluated_and_leaves_a_whole_model(tmp_path):

@@ -109,6 +109,7 @@ class RunView:
     def skip(self) -> None:
         """Show nothing again that a resumed run wrote before; it also repeats the steps after its checkpoint."""
         self.poll()
+        self.steps = None
         self.alarms.clear()
         self._times.clear()
 
@@ -200,8 +201,9 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
 # ── folders and child processes ───────────────────────────────────────────────────────────────────────────────
 
 
-def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
-    """Make sure that `folder` holds no run. `overwrite` deletes one, or with `demo` an earlier demo; others stay."""
+def claim(folder: Path, overwrite: bool, *, demo: bool = False, delete: bool = True) -> None:
+    """Make sure that `folder` holds no run. `overwrite` deletes one, or with `demo` an earlier demo; others stay.
+    With `delete=False` the caller does that later."""
     make_folder(folder)
     sweep(folder)
     content = {path.name: path for path in folder.iterdir() if path.name != ".lock"}
@@ -218,7 +220,7 @@ def claim(folder: Path, overwrite: bool, *, demo: bool = False) -> None:
     if demo:
         for path in content.values():
             remove(path)
-    else:
+    elif delete:
         RunFolder(folder).clear()
 
 

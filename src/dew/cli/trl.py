@@ -31,7 +31,7 @@ def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, 
     folder = Path(parsed.args.output_dir)
     with lock(folder):
         if is_main_process:
-            claim(folder, overwrite or parsed.args.overwrite_output_dir)
+            claim(folder, overwrite or parsed.args.overwrite_output_dir, delete=False)
             if untrusted:
                 remember(parsed.run, typed, folder)
         _train(parsed, resume=False)
@@ -62,10 +62,13 @@ def _train(parsed: Parsed, *, resume: bool) -> None:
     args, folder = parsed.args, Path(parsed.args.output_dir)
     args.disable_tqdm = True
     out.print(f"{os.path.basename(str(args.algorithm))} on {parsed.data}: {args.batches}")
+    trainer = launch.build_trainer(parsed)
+    if is_main_process and not resume:  # with --overwrite: only now that the new run can start
+        RunFolder(folder).clear()
     view = RunView(folder)
     try:
         with live(lambda: [view], every=max(int(args.logging_steps), 1)):
-            status = launch.launch(parsed, resume=resume, say=out.print)
+            status = launch.launch(parsed, trainer, resume=resume, say=out.print)
     except Exception as error:
         if full := disk_full(error, folder):
             raise full from None

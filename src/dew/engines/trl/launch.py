@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
-from datasets import Dataset, disable_progress_bars, load_dataset
+from datasets import Dataset, DatasetInfo, disable_progress_bars, load_dataset
 from safetensors import SafetensorError, safe_open
 from torch.nn import Module
 from transformers import PrinterCallback, TrainerCallback
@@ -52,7 +52,8 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
             return Dataset.from_list(read_pairs(run.pairs)), None
     elif run.task is not None:
         source, rows = training_rows(run)
-        return Dataset.from_list(rows), Dataset.from_list(held_out_rows(run, source)) if evaluates else None
+        train = Dataset.from_list(rows, info=DatasetInfo(dataset_name=run.task))
+        return train, Dataset.from_list(held_out_rows(run, source)) if evaluates else None
     try:
         if parsed.mixture.datasets:
             data = get_dataset(parsed.mixture)
@@ -124,7 +125,7 @@ def check_outcome(parsed: Parsed) -> None:
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
+def build_trainer(parsed: Parsed) -> Any:
     """A DewTrainer, or a DewDPOTrainer for preference pairs."""
     args, model = parsed.args, parsed.model
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
@@ -133,7 +134,7 @@ def build_trainer(parsed: Parsed, callbacks: Sequence[Any] = ()) -> Any:
     folder = local_model(model.model_name_or_path)
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
-    others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
+    others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}
     pairs = parsed.run.trainer == "dpo"
     build = partial(DewDPOTrainer, folder) if pairs else partial(DewTrainer, folder, rewards_of(parsed))
     try:
@@ -171,7 +172,7 @@ def check_width(folder: Path, changed: Mapping[str, Any]) -> None:
         raise ConfigError(Problem(what, remedy=remedy))
 
 
-def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = False, say: Say = print) -> str:
+def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:
     """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped".
 
     Ctrl-C and SIGTERM end the run after the current step, with a checkpoint to resume from.
@@ -180,7 +181,6 @@ def launch(parsed: Parsed, *, callbacks: Sequence[Any] = (), resume: bool = Fals
     from dew.rewards.math import versions as verifier_versions
 
     folder, stop = Path(parsed.args.output_dir), StopAtSignal()
-    trainer = build_trainer(parsed, callbacks)
     trainer.remove_callback(PrinterCallback)
     scored = parsed.run.scores is not None
     if scored and not (resume and RunFolder(folder).scores()):
