@@ -198,7 +198,7 @@ def test_float32_recipes_are_float32_on_verl():
 def test_shared_settings_are_trls_and_no_other_setting_is_taken_for_a_typing_error():
     known = known_settings()
     if known is None:
-        pytest.skip("TRL is not installed")
+        pytest.skip("TRL's settings are known only where TRL is installed: make test")
     assert set(SHARED) <= known
     assert [name for name in known - set(SHARED) if did_you_mean(name, SHARED, cutoff=0.92)] == []
 

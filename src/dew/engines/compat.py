@@ -50,5 +50,5 @@ def trl_beside_verl() -> Problem | None:
     trl = installed("trl")
     if trl is None or installed("verl") is None or Version(trl) < Version("1.15"):
         return None
-    what = f"TRL {trl} is installed beside verl, whose workers would stop with an ImportError."
+    what = f"TRL {trl} and verl are in one environment: verl's workers would stop with an ImportError."
     return Problem(what, remedy="Train on verl in an environment without TRL, or run: pip uninstall trl.")
