@@ -22,7 +22,7 @@ import tempfile
 import time
 from math import expm1, inf, log
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import verl_turns
 import yaml
@@ -155,18 +155,24 @@ def table(out: Path) -> str:
     text = [f"| run | steps | {' | '.join(COLUMNS)} | time against {BASELINE} |", "|---" * (len(COLUMNS) + 3) + "|"]
     for name, found in rows.items():
         shown = " | ".join("" if (x := value(found, column)) is None else f"{x:.3f}" for column in COLUMNS)
-        cost = "" if name == BASELINE else against(found, rows.get(BASELINE, []))
+        cost = "" if name == BASELINE or BASELINE not in rows else against([found], [rows[BASELINE]])
         text.append(f"| {name} | {len(found)} | {shown} | {cost} |")
+    ours, theirs = ([rows[name] for name in rows if RUNS[name][1] == mode] for mode in ("dew_sync", None))
+    if ours and theirs:
+        text += ["", f"All runs in `dew_sync` against all of verl's GRPO: {against(ours, theirs)}"]
     return "\n".join(text) + "\n"
 
 
-def against(found: list[dict[str, float]], base: list[dict[str, float]]) -> str:
+def against(ours: list[list[dict[str, float]]], theirs: list[list[dict[str, float]]]) -> str:
     """The mean ratio of step times, paired by step because a step has the same problems in every run; 95 % interval."""
-    seconds = COLUMNS["s/step"]
-    ratios = [log(ours[seconds] / theirs[seconds]) for ours, theirs in zip(found, base, strict=False)]
-    if len(ratios) < 2:
+    steps = min(map(len, [*ours, *theirs]))
+
+    def logs(runs: list[list[dict[str, float]]], step: int) -> float:
+        return fmean(log(run[step][COLUMNS["s/step"]]) for run in runs)
+
+    if steps < 2:
         return ""
-    interval, _ = t_test(ratios)
+    interval, _ = t_test([logs(ours, step) - logs(theirs, step) for step in range(steps)])
     value, low, high = (f"{expm1(x):+.1%}" for x in (interval.value, interval.low, interval.high))
     return f"{value} [{low}, {high}]"
 
