@@ -139,6 +139,8 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["eval", "nowhere.json"], 1, "nowhere.json: cannot be read (No such file or directory)."),
         (["eval", "nowhere/"], 1, "there is no folder 'nowhere/'"),
         (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder cannot be written: it is a folder"),
+        (["eval", "tiny", "--keep", ""], 1, ". cannot be written: it is a folder"),
+        (["eval", "tiny", "--reward", "maths"], 1, "Did you mean 'math'? Or name your own: module:function"),
         (["eval", "tiny", "--task", "empty.jsonl", "--verifier", "math"], 1, "empty.jsonl: no rows."),
         (["eval", "tiny", "--task", "one.jsonl", "--verifier", "math"], 1, "one: too few problems (1) to hold out"),
         (["pairs", "tiny", "pairs.jsonl", "--task", "one.jsonl"], 1, "The task one has no verifier of its own"),

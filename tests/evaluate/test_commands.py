@@ -82,7 +82,8 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
         assert f"error: {flag}: --suite evaluates one model" in dew("eval", "tiny", "--suite", "paper", flag, "x")[2]
     for flag, value in (("-k", 4), ("--temperature", 0.5), ("--top-p", 0.9), ("--seed", 1)):
         assert f"error: {flag}: no effect with --greedy" in dew("eval", "tiny", "--greedy", flag, value)[2]
-    assert "error: --threshold: no effect without --reward" in dew("eval", "tiny", "--threshold", 0.9)[2]
+    for words in (["eval", "tiny"], ["pairs", "tiny", tmp_path / "p.jsonl"]):
+        assert "error: --threshold: no effect without --reward" in dew(*words, "--threshold", 0.9)[2]
     assert len(asked) == 1
 
 
@@ -139,6 +140,9 @@ def test_code_that_a_run_names_is_not_run_but_the_flags_to_do_so_are_shown(dew, 
     assert not asked
     assert dew("eval", run("built-in", f"task: {data}\nreward_funcs: [math]"))[0] == 0
     assert asked[-1]["verifier"].name == "math" and asked[-1]["problems"].name == "own"
+    (tmp_path / "mine.py").write_text("def score(completions, **_): ...")
+    dew("pairs", own, tmp_path / "p.jsonl", "--reward", f"{tmp_path}/mine.py:score", "--threshold", 0.3)
+    assert asked[-1]["verifier"].name == "score" and asked[-1]["threshold"] == 0.3
 
 
 def test_a_model_is_compared_with_kept_answers_under_the_same_conditions(dew, asked, tmp_path):

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 ENGINES = ("transformers", "vllm")
 
-TaskFlag = Annotated[list[str] | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")]
+TaskFlag = Annotated[
+    list[str] | None, typer.Option(metavar="<str>", help="Game, data set or file (default: the run's, or countdown).")
+]
 SettingsFlag = Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")]
 VerifierFlag = Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")]
 RewardFlag = Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")]
@@ -118,7 +120,7 @@ def _refuse(flags: Iterable[str], why: str) -> None:
 
 def _new_files(keep: Path | None, endings: Iterable[str]) -> list[Path]:
     """The files for the answers, which can be written. Checked before sampling, which may take hours."""
-    files = [] if keep is None else [keep.with_stem(keep.stem + ending) for ending in endings]
+    files = [] if keep is None else [Path(f"{keep.parent / keep.stem}{ending}{keep.suffix}") for ending in endings]
     for file in files:
         try:
             try_writing(file.parent)
@@ -210,7 +212,7 @@ def _judge(source: tasks.Task, run: Run, verifier: str | None, reward: str | Non
     A run's folder may be somebody else's, so code that its config names only runs if it is typed.
     """
     if reward:
-        return rewards.load_reward(reward)
+        return rewards.load_reward(reward) if is_user_function(reward) else rewards.reward(reward)
     flags, own = _judge_flags(run), source.name if source.name in VERIFIERS else None
     if name := verifier or run.verifier or own or flags.get("--verifier"):
         return rewards.verifier(name)
@@ -227,7 +229,7 @@ def _judge_flags(run: Run) -> dict[str, str]:
     name = run.verifier or next((name for name in names if wanted in (None, re.split("[:.]", name)[-1])), None)
     if name is None or name in VERIFIERS:
         return {"--verifier": name} if name else {}
-    path = name if is_user_function(name) else FORMATS.get(name, f"trl.rewards:{name}")
+    path = name if is_user_function(name) or name in FORMATS else f"trl.rewards:{name}"
     kwargs = run.settings.get("algorithm_kwargs")
     threshold = kwargs.get("threshold", 0.5) if isinstance(kwargs, dict) else 0.5
     return {"--reward": path, **({"--threshold": str(threshold)} if threshold != 0.5 else {})}
@@ -270,6 +272,7 @@ def _evaluate_suite(
 
 @app.command()
 def pairs(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
     to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
     task: TaskFlag = None,
@@ -286,6 +289,7 @@ def pairs(
     engine: EngineFlag = "transformers",
 ) -> None:
     """Make preference pairs for `trainer: dpo`. Each pairs a correct and a wrong answer to one training problem."""
+    _check_flags(_typed(context))
     if to.suffix != ".jsonl":
         raise ConfigError(Problem(f"{to} does not end in .jsonl.", remedy="Name a new .jsonl file."))
     _new_files(to, [""])
