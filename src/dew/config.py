@@ -20,6 +20,8 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from dew.errors import ConfigError, Problem, RecordError, did_you_mean
 from dew.files import read_whole
+from dew.records import MODEL_FILES
+from dew.tasks import model_folder
 
 Settings = dict[str, Any]
 ENGINES = ("trl", "verl")
@@ -172,6 +174,18 @@ def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None 
     problems = {key: RENAMED.get(key) or did_you_mean(key, known, cutoff=0.8) or advice for key in unknown}
     if problems:
         raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
+
+
+def find_model(name: str, setting: str = "model_name_or_path") -> str:
+    """The argument for `from_pretrained`: the folder of a bundled model, a folder that holds a model, a hub name."""
+    path = Path(model_folder(name)).expanduser()
+    looks_like_a_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    if looks_like_a_path and not path.exists():
+        raise ConfigError(f"{setting}: there is no folder {name!r}.")
+    if path.exists() and not any((path / file).is_file() for file in MODEL_FILES):
+        what = f"{setting}: {name!r} is not a model folder. It has no config.json."
+        raise ConfigError(Problem(what, remedy="Give a model's own folder; that of a run is RUN/model."))
+    return str(path) if path.exists() else name
 
 
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -133,10 +133,15 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
         (["resume", "nowhere"], 1, "output_dir of a run"),
         (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),
-        (["eval", "a_folder"], 1, "a_folder is not a model folder. It has no config.json"),
+        (["eval", "a_folder"], 1, "a_folder' is not a model folder. It has no config.json"),
         (["eval", "a_file.json"], 1, "not a file that `dew eval --keep` wrote"),
+        (["eval", "one.jsonl"], 1, "not a file that `dew eval --keep` wrote.\n→ To evaluate a model, give its folder"),
+        (["eval", "nowhere.json"], 1, "nowhere.json: cannot be read (No such file or directory)."),
+        (["eval", "nowhere/"], 1, "there is no folder 'nowhere/'"),
         (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder cannot be written: it is a folder"),
-        (["eval", "tiny", "--task", "empty.jsonl"], 1, "empty.jsonl: no rows."),
+        (["eval", "tiny", "--keep", ""], 1, ". cannot be written: it is a folder"),
+        (["eval", "tiny", "--reward", "maths"], 1, "Did you mean 'math'? Or name your own: module:function"),
+        (["eval", "tiny", "--task", "empty.jsonl", "--verifier", "math"], 1, "empty.jsonl: no rows."),
         (["eval", "tiny", "--task", "one.jsonl", "--verifier", "math"], 1, "one: too few problems (1) to hold out"),
         (["pairs", "tiny", "pairs.jsonl", "--task", "one.jsonl"], 1, "The task one has no verifier of its own"),
         (["pairs", "tiny", "pairs.txt"], 1, "pairs.txt does not end in .jsonl"),
@@ -201,7 +206,7 @@ def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
             )
             for n, one in enumerate(correct)
         ]
-        Scores("sums", name, Sampling(k=2), problems, seconds=1.0).write(tmp_path / f"{name}.json")
+        Scores("sums", name, Sampling(k=2), problems, 1.0, scored_by="math").write(tmp_path / f"{name}.json")
     code, out, err = dew("eval", tmp_path / "a.json", "--vs", tmp_path / "b.json", "--json")
     found = json.loads(out)
     assert code == 0 and not err

@@ -234,19 +234,23 @@ def test_own_data_and_rewards_are_scored_on_problems_that_the_run_left_out(dew, 
     def prompts(file):
         return {problem["prompt"] for problem in json.loads(file.read_text())["problems"]}
 
-    few = ["-n", 8, "-k", 1, "--max-new-tokens", 4, "--keep", tmp_path / "kept.json", "--task", task, "--reward"]
+    few = ["-n", 8, "-k", 1, "--max-new-tokens", 4, "--task", task, "--reward"]
     warning = "data has no test split: these problems are an eighth of its training data"
-    _, said, _ = dew("eval", tmp_path / "run", *few, f"{tmp_path}/mine.py:same")
+    mine, kept = f"{tmp_path}/mine.py:same", tmp_path / "kept.json"
+    _, said, _ = dew("eval", tmp_path / "run", *few, mine, "--keep", kept)
     trained = {row["prompt"] for row in launch.training_rows(read_run(path))[1]}
     assert "held-out problems" in said and warning not in said
-    assert trained and not trained & prompts(tmp_path / "kept.json")
-    _, said, _ = dew("eval", "tiny", *few, f"{tmp_path}/mine.py:same")
-    assert "held-out problems" not in said and warning in said and warning in dew("eval", tmp_path / "kept.json")[1]
+    assert trained and not trained & prompts(kept)
+    assert f"add --reward {mine} --threshold 0.3" in dew("eval", tmp_path / "run")[2]
+    assert json.loads(kept.read_text())["scored_by"] == "mine.same > 0.5" and entry["scored_by"] == "mine.same > 0.3"
+    _, said, _ = dew("eval", "tiny", *few, mine)
+    assert "held-out problems" not in said and warning in said and warning in dew("eval", kept)[1]
+    kept.unlink()
 
     file = tmp_path / "run" / "config.yaml"  # a run with a split of its own
     file.write_text(file.read_text() + "task_settings: {held_out: validation}\nverifier: countdown\n")
-    _, said, _ = dew("eval", tmp_path / "run", *few, f"{tmp_path}/mine.py:same")
-    assert warning not in said and all(prompt.endswith(">v:") for prompt in prompts(tmp_path / "kept.json"))
+    _, said, _ = dew("eval", tmp_path / "run", *few, mine, "--keep", kept)
+    assert warning not in said and all(prompt.endswith(">v:") for prompt in prompts(kept))
     assert "numbers" in dew("eval", tmp_path / "run", *few[:-1])[2]  # the run's verifier, which needs that column
 
 

@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from dew import evaluate
+from dew import evaluate, tasks
 from dew.cli import evaluate as command
 from dew.evaluate.sampling import Sampled, Sampling
 from dew.evaluate.scores import ScoredProblem, Scores
@@ -25,7 +26,7 @@ def asked(monkeypatch):
         return Scores("sums", "none", Sampling(k=1), [problem], 1.0)
 
     monkeypatch.setattr(evaluate, "evaluate", record)
-    monkeypatch.setattr(command, "load_model", lambda *_: (None, None))
+    monkeypatch.setattr(command, "load_model", lambda *_, **__: (None, None))
     return calls
 
 
@@ -56,10 +57,14 @@ def test_a_file_that_cannot_be_written_is_an_error_before_sampling(dew, asked, t
     os.mkfifo(tmp_path / "pipe.jsonl")
     for words in (["eval", "tiny", "--keep"], ["eval", "tiny", "--suite", "paper", "--keep"], ["pairs", "tiny"]):
         code, _, err = dew(*words, tmp_path / "file" / "folder" / "kept.jsonl")
-        assert code == 1 and "kept.jsonl cannot be written: Not a directory." in err
+        assert code == 1 and ".jsonl cannot be written: Not a directory." in err
     code, _, err = dew("eval", "tiny", "--keep", tmp_path / "pipe.jsonl")
     assert code == 1 and "pipe.jsonl cannot be written: it is a folder, a pipe or a device." in err
     assert not asked and dew("eval", "tiny", "--keep", tmp_path / "new" / "kept.json")[0] == 0
+    code, _, err = dew("eval", "tiny", "--keep", tmp_path / "new" / "kept.json")
+    assert code == 1 and "kept.json cannot be written: it already exists." in err and len(asked) == 1
+    (tmp_path / "a-vs.json").touch()
+    assert "a-vs.json cannot be written" in dew("eval", "tiny", "--vs", "tiny6", "--keep", tmp_path / "a.json")[2]
 
 
 def test_typed_settings_replace_those_of_a_suite(dew, asked):
@@ -77,10 +82,89 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
         assert f"error: {flag}: --suite evaluates one model" in dew("eval", "tiny", "--suite", "paper", flag, "x")[2]
     for flag, value in (("-k", 4), ("--temperature", 0.5), ("--top-p", 0.9), ("--seed", 1)):
         assert f"error: {flag}: no effect with --greedy" in dew("eval", "tiny", "--greedy", flag, value)[2]
-    assert "error: --threshold: no effect without --reward" in dew("eval", "tiny", "--threshold", 0.9)[2]
+    for words in (["eval", "tiny"], ["pairs", "tiny", tmp_path / "p.jsonl"]):
+        assert "error: --threshold: no effect without --reward" in dew(*words, "--threshold", 0.9)[2]
     assert len(asked) == 1
 
 
 def test_a_second_model_that_does_not_exist_is_an_error_before_sampling(dew, asked):
     code, _, err = dew("eval", "tiny", "--vs", "nowhere")
     assert code == 1 and "'nowhere' cannot be loaded" in err and not asked
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Makes the folder of a run with this config."""
+
+    def make(name, config):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+        (tmp_path / name / "config.yaml").write_text(config)
+        return tmp_path / name
+
+    return make
+
+
+def own_data(folder):
+    rows = [{"prompt": f"{i}+{i}?", "answer": str(2 * i)} for i in range(64)]
+    (folder / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "own.jsonl"
+
+
+def test_two_models_are_evaluated_on_the_task_of_either_run(dew, asked, run, monkeypatch):
+    monkeypatch.setattr(command, "load_tokenizer", lambda *_: None)
+    a, b = run("a", "task: chain"), run("b", "task: countdown")
+    c = run("c", "task: chain\ntask_settings: {ceiling: 50}")
+    assert dew("eval", "tiny", "--vs", a)[0] == 0 and [call["problems"].name for call in asked] == ["chain"] * 2
+    code, _, err = dew("eval", a, "--vs", b)
+    assert code == 1 and f"different problems: {a} on chain, {b} on countdown.\n→ Choose with --task." in err
+    assert f"{c} on chain {{'ceiling': 50}}" in dew("eval", a, "--vs", c)[2] and len(asked) == 2
+    assert dew("eval", a, "--vs", b, "--task", "chain")[0] == 0
+    code, _, err = dew("eval", "tiny", "--task", "chain", "--task", "countdown")
+    assert code == 1 and "2 tasks: chain, countdown" in err
+
+
+def test_code_that_a_run_names_is_not_run_but_the_flags_to_do_so_are_shown(dew, asked, run, tmp_path):
+    data = own_data(tmp_path)
+    rule = f"reward_funcs: [{tmp_path}/mine.py:short, '{tmp_path}/mine.py:score']\noutcome_reward: score\n"
+    own = run("own", f"task: {data}\n{rule}algorithm_kwargs: {{threshold: 0.3}}")
+    flags = f"--reward {tmp_path}/mine.py:score --threshold 0.3"
+    for words in (["eval", own], ["pairs", own, tmp_path / "p.jsonl"], ["eval", own, "--task", data]):
+        code, _, err = dew(*words)
+        assert code == 1 and "own has no verifier of its own" in err and f"add {flags}, which runs that code." in err
+    elsewhere = run("elsewhere", "dataset_name: some/data\nreward_funcs: accuracy_reward")
+    flags = "--task some/data --settings '{prompt: prompt}' --reward trl.rewards:accuracy_reward"
+    assert f"trained on some/data, which is not a task.\n→ Add {flags}." in dew("eval", elsewhere)[2]
+    pairs = run("pairs", "trainer: dpo\npairs: pairs.jsonl")
+    assert "trained on pairs.jsonl, which is not a task.\n→ Name a task with --task." in dew("eval", pairs)[2]
+    assert not asked
+    assert dew("eval", run("built-in", f"task: {data}\nreward_funcs: [math]"))[0] == 0
+    assert asked[-1]["verifier"].name == "math" and asked[-1]["problems"].name == "own"
+    (tmp_path / "mine.py").write_text("def score(completions, **_): ...")
+    dew("pairs", own, tmp_path / "p.jsonl", "--reward", f"{tmp_path}/mine.py:score", "--threshold", 0.3)
+    assert asked[-1]["verifier"].name == "score" and asked[-1]["threshold"] == 0.3
+
+
+def test_a_model_is_compared_with_kept_answers_under_the_same_conditions(dew, asked, tmp_path):
+    rows = tasks.task("chain").rows(3, split="held_out")
+    answers = {"answers": [Sampled("3", 1, False)] * 2, "verdicts": [Verdict("wrong", "3")] * 2}
+    problems = [ScoredProblem(row["prompt"], row["answer"], **answers) for row in rows]
+    kept, sampling = tmp_path / "kept.json", Sampling(k=2, temperature=0.5, max_new_tokens=9)
+    Scores("chain", "m", sampling, problems, 1.0, scored_by="chain").write(kept)
+    dew("eval", kept, "--vs", "tiny", "--temperature", 0.7)
+    how = asked.pop()
+    assert (how["k"], how["temperature"], how["max_new_tokens"], how["n_problems"]) == (2, 0.7, 9, 3)
+    assert how["problems"].name == "chain" and how["verifier"].name == "chain"
+    assert "4 of chain, 3 in common" in dew("eval", kept, "--vs", "tiny", "-n", 4)[2]
+    assert "reward or verifier: chain and countdown" in dew("eval", kept, "--vs", "tiny", "--task", "countdown")[2]
+    Scores("own", "m", sampling, problems, 1.0, scored_by="chain").write(kept)
+    assert "holds answers to 'own', which is not a built-in task" in dew("eval", kept, "--vs", "tiny")[2] and not asked
+
+
+def test_different_sampling_settings_are_shown(dew, asked, tmp_path):
+    scores = evaluate.evaluate(None, None, [])
+    for name, temperature in (("a", 1.0), ("b", 0.5)):
+        replace(scores, sampling=Sampling(k=1, temperature=temperature)).write(tmp_path / f"{name}.json")
+    _, said, _ = dew("eval", tmp_path / "a.json", "--vs", tmp_path / "b.json")
+    assert "sampled with different settings: temperature 1.0 and 0.5." in said
+    assert "different settings" not in dew("eval", tmp_path / "a.json", "--vs", tmp_path / "a.json")[1]

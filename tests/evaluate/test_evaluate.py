@@ -1,7 +1,9 @@
 """Scores and their intervals, from hand-made verdicts."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError
-from dew.evaluate import Sampling, Scores, compare
+from dew.evaluate import Sampling, Scores, compare, evaluate
 from dew.evaluate.metrics import maj_at_k, mean_interval, pass_at_k
 from dew.evaluate.sampling import Sampled
-from dew.evaluate.scores import ScoredProblem
-from dew.rewards import Verdict
+from dew.evaluate.scores import ScoredProblem, judge_name
+from dew.rewards import Verdict, load_reward, verifier
 
 RIGHT, WRONG, NOTHING = Verdict("correct", "7"), Verdict("wrong", "8"), Verdict("unparsable", None)
 
@@ -141,8 +143,52 @@ def test_equal_scores_are_within_noise():
 
 
 def test_different_problems_are_not_compared():
-    with pytest.raises(ConfigError, match="2 and 1, 1 in common"):
+    with pytest.raises(ConfigError, match="2 of sums and 1 of sums, 1 in common"):
         compare(scores_of([[RIGHT], [WRONG]]), scores_of([[RIGHT]]))
+    other_gold = replace(scores_of([[RIGHT]]).problems[0], gold="8")
+    with pytest.raises(ConfigError, match="1 of sums and 1 of other, 0 in common"):
+        compare(scores_of([[RIGHT]]), replace(scores_of([[RIGHT]]), task="other", problems=[other_gold]))
+
+
+def test_answers_that_were_scored_differently_are_not_compared(tmp_path, caplog):
+    old, kept = scores_of([[RIGHT], [WRONG]]), tmp_path / "kept.json"
+    replace(old, scored_by="rewards.score > 0.5").write(kept)
+    by_reward = Scores.read(kept)
+    assert compare(by_reward, by_reward)["pass@1"].difference.value == 0 and not caplog.text
+    for other in ("math", "rewards.score > 0.2"):
+        with pytest.raises(ConfigError, match=f"same reward or verifier: rewards.score > 0.5 and {other}"):
+            compare(by_reward, replace(old, scored_by=other))
+    assert compare(old, by_reward) and "do not say what scored them" in caplog.text
+
+
+def test_what_scored_the_answers_has_the_same_name_in_every_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def score(completions, **_):\n    return [1.0 for _ in completions]\n")
+    monkeypatch.chdir(tmp_path)
+    paths = ("mine.py:score", f"{tmp_path}/mine.py:score", "mine:score", "mine.score")
+    assert {judge_name(load_reward(path), 0.25) for path in paths} == {"mine.score > 0.25"}
+    in_a_trainer = SimpleNamespace(__wrapped__=load_reward("mine.py:score"))
+    assert judge_name(in_a_trainer, 0.5) == "mine.score > 0.5" and judge_name(len, 1) == "len > 1"
+    assert judge_name(SimpleNamespace(__wrapped__=verifier("gsm8k")), 0.5) == "math"
+
+
+def test_a_file_without_answers_is_not_read(tmp_path):
+    content, file = scores_of([[RIGHT]]).to_json(), tmp_path / "kept.json"
+    nothing = {"prompt": "1?", "gold": "7", "answers": []}
+    for problems in ([], [nothing], [*content["problems"], nothing]):
+        file.write_text(json.dumps({**content, "problems": problems}))
+        with pytest.raises(ConfigError, match="not a file that `dew eval --keep` wrote"):
+            Scores.read(file)
+
+
+def test_a_column_that_the_reward_needs_is_missed_before_sampling():
+    def score(completions, gold, **_):
+        return [1.0 for _ in completions]
+
+    rows = [{"prompt": "1+1?", "golds": "2"}]
+    with pytest.raises(ConfigError, match=r"score needs the column 'gold'; .* prompt, golds\. Did you mean"):
+        evaluate(None, None, rows, score)
+    with pytest.raises(ConfigError, match="countdown needs the column 'numbers'; the data has prompt, golds"):
+        evaluate(None, None, rows, verifier("countdown"))
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)])

@@ -1,6 +1,8 @@
 """Areas under curves, paired differences over seeds and problems, and their verdicts."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from dew.evaluate.metrics import area, paired_interval
 from dew.evaluate.sampling import Sampled, Sampling
 from dew.evaluate.scores import ScoredProblem, Scores
 from dew.records import RunFolder
+from dew.report.results import by_problem
 from dew.rewards import Verdict
 
 
@@ -64,6 +67,17 @@ def test_read_result_from_a_run_folder(tmp_path):
     result = read_result(tmp_path, "gtpo", 3)
     assert (result["area"], result["pass@1"], result["pass@2"], result.groups) == pytest.approx((0.3, 0.25, 0.5, 48))
     assert json.loads(json.dumps(compare_runs([result], "gtpo").to_json()))["runs"][0]["seed"] == 3
+
+
+def test_the_report_pairs_no_runs_that_were_scored_by_different_rewards(tmp_path):
+    problem = ScoredProblem("1?", "1", [Sampled("1", 1, False)], [Verdict("correct", "1")])
+    scores, folders = Scores("sums", "by hand", Sampling(k=1), [problem], 1.0), {}
+    for name, judge in (("a", "math"), ("b", "math"), ("c", "mine.score > 0.5")):
+        folders[name] = (SimpleNamespace(folder=tmp_path / name), "after")
+        (tmp_path / name).mkdir()
+        replace(scores, scored_by=judge).write(tmp_path / name / "answers-after.json")
+    assert by_problem(folders["a"], folders["b"], "pass@1").value == 0
+    assert by_problem(folders["a"], folders["c"], "pass@1") is None
 
 
 # Oracle

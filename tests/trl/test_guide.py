@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import trl_tiny as tiny
 from dew import DAPO
@@ -16,6 +17,7 @@ from dew.engines.trl.guide import GuideAnswer, ModelGuide, RecordedGuide, Server
 from dew.engines.trl.loss import divisor, micro_batches, row_weights
 from dew.errors import ConfigError, EngineError
 from dew.records import RunFolder
+from dew.tasks import TINY
 
 A, B, EOS = 3 + tiny.LETTERS.index("a"), 3 + tiny.LETTERS.index("b"), 1
 
@@ -239,11 +241,19 @@ def test_a_bad_file_is_rejected(line, advice, tmp_path):
         RecordedGuide(str(tmp_path / "g.jsonl"), tiny.tokenizer(), limit=6)
 
 
+def test_a_bundled_model_is_a_guide_by_its_name():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    (answer,) = ModelGuide("tiny", tokenizer, 8, 1.0, "cpu").answer("1,2>3:", tokenizer("1,2>3:")["input_ids"], 1, 0)
+    assert answer.logps is not None and len(answer.ids) == len(answer.logps) <= 8
+
+
 def test_a_guide_that_does_not_exist_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         tiny.trainer(tmp_path, guide=str(tmp_path / "none.jsonl"))
-    with pytest.raises(ConfigError, match="neither a server"):
+    with pytest.raises(ConfigError, match="guide: there is no folder"):
         tiny.trainer(tmp_path, guide=str(tmp_path / "no model"))
+    with pytest.raises(ConfigError, match="neither a server"):
+        tiny.trainer(tmp_path, guide="owner/no-such-model")
     with pytest.raises(EngineError, match="did not answer"):
         tiny.trainer(tmp_path, guide="http://127.0.0.1:9")
 

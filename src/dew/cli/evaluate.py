@@ -1,8 +1,11 @@
 """`dew eval`: mean@k, pass@k and maj@k of one model or two. `dew pairs`: preference pairs from a model's answers."""
 
 import json as json_
-from collections.abc import Iterable
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,92 +16,81 @@ from dew import rewards, tasks
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
-from dew.config import Run, read_run
+from dew.config import Run, find_model, read_run
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain, try_writing, write_atomically
-from dew.records import MODEL_FILES, RunFolder
-from dew.rewards.verifiers import VERIFIERS
+from dew.records import RunFolder
+from dew.rewards.user_function import is_user_function
+from dew.rewards.verifiers import FORMATS, VERIFIERS
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
-    from dew.evaluate.suites import Suite
 
 ENGINES = ("transformers", "vllm")
+
+TaskFlag = Annotated[
+    list[str] | None, typer.Option(metavar="<str>", help="Game, data set or file (default: the run's, or countdown).")
+]
+SettingsFlag = Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")]
+VerifierFlag = Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")]
+RewardFlag = Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")]
+ThresholdFlag = Annotated[float, typer.Option(help="Answers with a --reward above this count as correct.")]
+TemperatureFlag = Annotated[float, typer.Option(help="Sampling temperature.")]
+LengthFlag = Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")]
+SeedFlag = Annotated[int, typer.Option(help="Sampling seed.")]
+EngineFlag = Annotated[str, typer.Option(help="transformers or vllm.")]
 
 
 @app.command("eval")
 def evaluate_(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
-    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
-    reward: Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")] = None,
-    threshold: Annotated[float, typer.Option(help="Answers with a --reward above this count as correct.")] = 0.5,
+    task: TaskFlag = None,
+    settings: SettingsFlag = None,
+    verifier: VerifierFlag = None,
+    reward: RewardFlag = None,
+    threshold: ThresholdFlag = 0.5,
     k: Annotated[int, typer.Option("-k", help="Answers per problem.")] = 16,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    temperature: TemperatureFlag = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
+    max_new_tokens: LengthFlag = None,
     batch_size: Annotated[int | None, typer.Option(help="Answers per batch (default 256; on a GPU 1,024).")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding, one answer per problem.")] = False,
-    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
-    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    seed: SeedFlag = 0,
+    engine: EngineFlag = "transformers",
     float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
-    vs: Annotated[str | None, typer.Option(help="A second model to compare on the same problems.")] = None,
+    vs: Annotated[str | None, typer.Option(help="A second model, or file, to compare on the same problems.")] = None,
     suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings; choose: paper.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Write all answers to this JSON file.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Write all answers to this new JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
     typed = _typed(context)
-    if len(typed.keys() & {"reward", "verifier", "suite"}) > 1:
-        what = "More than one of --reward, --verifier and --suite:"
-        raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
-    if keep is not None:
-        _check_writable(keep)
-    if greedy:
-        _refuse(typed.keys() & {"k", "temperature", "top_p", "seed"}, "no effect with --greedy")
-    if reward is None:
-        _refuse(typed.keys() & {"threshold"}, "no effect without --reward")
+    _check_flags(typed)
     from dew import evaluate as ev
-    from dew.evaluate import suites
 
     sampling = {field.name: typed[field.name] for field in fields(ev.Sampling) if field.name in typed}
+    load = partial(load_model, engine=engine, float32=float32)
     if suite is not None:
-        _refuse(typed.keys() & {"task", "vs"}, "--suite evaluates one model on its own data sets")
-        chosen = suites.suite(suite)
-        sources = {name: tasks.task(name, **mapping(settings)) for name in chosen.tasks}
-        loaded, by_task = load_model(model, engine, float32), {}
-        for name, n in chosen.tasks.items():
-            count = n if problems is None else min(problems, n)
-            by_task[name] = ev.evaluate(*loaded, sources[name], n_problems=count, **{**chosen.sampling, **sampling})
-        _show_suite(suite, chosen, model, by_task, keep, json)
+        _evaluate_suite(suite, model, load, settings, problems, sampling, keep, json)
         return
-
     names = [name for name in (model, vs) if name is not None]
-    kept = [ev.Scores.read(name) if name.endswith(".json") and Path(name).is_file() else None for name in names]
-    if all(kept):
-        _refuse(typed.keys() - {"model", "vs", "keep", "json"}, "no effect on answers read from a file")
-    task, source, own_verifier = _problems(model, task, settings)
-    scorer: Any = None
-    if reward:
-        scorer = rewards.load_reward(reward)
-    elif chosen_verifier := verifier or own_verifier:
-        scorer = rewards.verifier(chosen_verifier)
-    sampling = {"max_new_tokens": _max_length(model), **sampling}
-    if vs is not None and kept[1] is None:
-        load_tokenizer(vs, engine)  # if there is no such model, fail before the first one is sampled from
-
-    def score(name: str) -> "Scores":
-        loaded = load_model(name, engine, float32)
-        return ev.evaluate(*loaded, source, scorer, n_problems=problems, threshold=threshold, **sampling)
-
-    scores = [found or score(name) for name, found in zip(names, kept, strict=True)]
-    if keep is not None:
-        for scored, path in zip(scores, (keep, keep.with_stem(f"{keep.stem}-vs")), strict=False):
-            scored.write(path)
-    _show(scores, names, not scores[0].of_train or all(_trained_on(task, name) for name in names), json)
+    kept = {name: ev.Scores.read(name) for name in names if name.endswith(".json") or Path(name).is_file()}
+    models = [name for name in names if name not in kept]
+    left_out, how = False, dict[str, Any]()
+    if models:
+        like = next(iter(kept.values()), None)
+        left_out, how = _plan(models, task, settings, verifier, reward, threshold, problems, sampling, like)
+    else:
+        _refuse(typed.keys() - {"model", "vs", "json"}, "no effect on answers read from a file")
+    files = _new_files(keep, ("", "-vs")[: len(names)])
+    for name in models[1:]:
+        load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
+    scores = [kept.get(name) or ev.evaluate(*load(name), **how) for name in names]
+    for scored, file in zip(scores, files, strict=False):
+        scored.write(file)
+    _show(scores, names, left_out or not scores[0].of_train, json)
 
 
 def _typed(context: typer.Context) -> dict[str, Any]:
@@ -107,16 +99,17 @@ def _typed(context: typer.Context) -> dict[str, Any]:
     return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def _check_writable(file: Path) -> None:
-    """Before sampling, which may take hours."""
-    try:
-        try_writing(file.parent)
-        why = "" if is_plain(file) else "it is a folder, a pipe or a device"
-    except OSError as error:
-        why = str(error.strerror)
-    if why:
-        remedy = "Name a file in a folder that you can write to."
-        raise ConfigError(Problem(f"{file} cannot be written: {why}.", remedy=remedy))
+def _check_flags(typed: dict[str, Any]) -> None:
+    """Refuse flags that contradict others or would be ignored."""
+    if len(typed.keys() & {"reward", "verifier", "suite"}) > 1:
+        what = "More than one of --reward, --verifier and --suite:"
+        raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
+    if "suite" in typed:
+        _refuse(typed.keys() & {"task", "vs"}, "--suite evaluates one model on its own data sets")
+    if "greedy" in typed:
+        _refuse(typed.keys() & {"k", "temperature", "top_p", "seed"}, "no effect with --greedy")
+    if "reward" not in typed:
+        _refuse(typed.keys() & {"threshold"}, "no effect without --reward")
 
 
 def _refuse(flags: Iterable[str], why: str) -> None:
@@ -125,18 +118,78 @@ def _refuse(flags: Iterable[str], why: str) -> None:
         raise ConfigError(Problem(f"{unused}: {why}.", remedy="Leave it out."))
 
 
-def _problems(model: str, task: str | None, settings: str | None) -> tuple[str, tasks.Task, str | None]:
-    """(the task's name, the task, the verifier that the run of this model uses for it).
+def _new_files(keep: Path | None, endings: Iterable[str]) -> list[Path]:
+    """The files for the answers, which can be written. Checked before sampling, which may take hours."""
+    files = [] if keep is None else [Path(f"{keep.parent / keep.stem}{ending}{keep.suffix}") for ending in endings]
+    for file in files:
+        try:
+            try_writing(file.parent)
+            why = "it already exists" if file.is_file() else "it is a folder, a pipe or a device" * (not is_plain(file))
+        except OSError as error:
+            why = str(error.strerror)
+        if why:
+            remedy = "Name a new file in a folder that you can write to."
+            raise ConfigError(Problem(f"{file} cannot be written: {why}.", remedy=remedy))
+    return files
 
-    As typed, else that of the run, else countdown.
+
+def _plan(
+    models: Sequence[str], task: list[str] | None, settings: str | None, verifier: str | None, reward: str | None,
+    threshold: float, problems: int | None, sampling: dict[str, Any], like: "Scores | None",
+) -> tuple[bool, dict[str, Any]]:  # fmt: skip
+    """(whether all models are of runs that left these problems out, the arguments of `evaluate`).
+
+    What was not typed is as in the file to compare with (`like`), or as in the runs.
     """
-    run = _run_of(model)
-    if not (task or run.task) and (data := run.settings.get("dataset_name")):
-        remedy = "Name the problems with --task; for your own data, --reward names the function that scores answers."
-        raise ConfigError(Problem(f"{model}: trained on {data}, which is not a task.", remedy=remedy))
-    of_the_run = task is None or _trained_on(task, model)
-    chosen, own = task or run.task or "countdown", mapping(settings) or (run.task_settings if of_the_run else {})
-    return chosen, tasks.task(chosen, **own), run.verifier if of_the_run else None
+    from dew.evaluate.scores import check_comparable, judge_name, problem_key
+
+    chosen, source, run = _problems(models, task, settings, like.task if like else "countdown")
+    judge = _judge(source, run, verifier, reward)
+    sampling = {"max_new_tokens": _max_length(models), **(asdict(like.sampling) if like else {}), **sampling}
+    if like is not None:
+        problems = len(like.problems) if problems is None else problems
+        keys = [problem_key(row["prompt"], row.get("answer")) for row in source.rows(problems, split="held_out")]
+        check_comparable(like, source.name, judge_name(judge, threshold), keys)
+    left_out = like is None and all(_same(chosen, _run_of(name).task) for name in models)
+    return left_out, {"problems": source, "verifier": judge, "n_problems": problems, "threshold": threshold, **sampling}
+
+
+def _problems(
+    models: Sequence[str], task: list[str] | None, settings: str | None, default: str = "countdown"
+) -> tuple[str, tasks.Task, Run]:
+    """(the task's name, the task, the run that trained on it): as typed, else those of the runs, else the default."""
+    if task and len(task) > 1:
+        raise ConfigError(Problem(f"{len(task)} tasks: {', '.join(task)}.", remedy="Give one at a time."))
+    name, run = _run_on(task[0] if task else None, models)
+    chosen = task[0] if task else run.task
+    if not chosen and (data := _data(run)):
+        flags = _words({"--task": data, "--settings": "{prompt: prompt}", **_judge_flags(run)})
+        remedy = f"Add {flags}." if data == run.settings.get("dataset_name") else "Name a task with --task."
+        raise ConfigError(Problem(f"{name}: trained on {data}, which is not a task.", remedy=remedy))
+    if not chosen and default not in VERIFIERS:
+        what = f"The file to compare with holds answers to {default!r}, which is not a built-in task."
+        raise ConfigError(Problem(what, remedy="Name the same data with --task."))
+    chosen = chosen or default
+    return chosen, tasks.task(chosen, **(mapping(settings) or run.task_settings)), run
+
+
+def _run_on(task: str | None, models: Sequence[str]) -> tuple[str, Run]:
+    """The first model whose run trained on this task, and its run; without a task, all runs must have the same."""
+    runs = {name: run for name in models if _data(run := _run_of(name)) and (not task or _same(task, _data(run)))}
+    if not task and len({repr((Path(_data(run)).resolve(), run.task_settings)) for run in runs.values()}) > 1:
+        each = [f"{name} on {_data(run)} {run.task_settings or ''}".rstrip() for name, run in runs.items()]
+        raise ConfigError(Problem(f"Trained on different problems: {', '.join(each)}.", remedy="Choose with --task."))
+    return next(iter(runs.items()), ("", Run()))
+
+
+def _data(run: Run) -> str:
+    """What the run trained on."""
+    mixture = "several data sets" if run.settings.get("datasets") else ""
+    return str(run.task or run.pairs or run.settings.get("dataset_name") or mixture)
+
+
+def _same(task: str, other: str | None) -> bool:
+    return bool(other) and Path(task).resolve() == Path(str(other)).resolve()
 
 
 def _run_of(model: str) -> Run:
@@ -149,23 +202,60 @@ def _run_of(model: str) -> Run:
     return read_run(file) if file.is_file() else Run()
 
 
-def _max_length(model: str) -> int:
-    return _run_of(model).settings.get("max_completion_length") or 128
+def _max_length(models: Iterable[str]) -> int:
+    return max(_run_of(model).settings.get("max_completion_length") or 0 for model in models) or 128
 
 
-def _trained_on(task: str, model: str) -> bool:
-    """Whether the model is of a run with this task, which trained on none of the task's held-out problems."""
-    trained = _run_of(model).task
-    return trained is not None and Path(trained).resolve() == Path(task).resolve()
+def _judge(source: tasks.Task, run: Run, verifier: str | None, reward: str | None) -> Any:
+    """What decides which answers are correct: as typed, else the run's verifier, else the task's own.
+
+    A run's folder may be somebody else's, so code that its config names only runs if it is typed.
+    """
+    if reward:
+        return rewards.load_reward(reward) if is_user_function(reward) else rewards.reward(reward)
+    flags, own = _judge_flags(run), source.name if source.name in VERIFIERS else None
+    if name := verifier or run.verifier or own or flags.get("--verifier"):
+        return rewards.verifier(name)
+    remedy = "Name a verifier (--verifier math) or your own reward function (--reward file.py:function)."
+    if flags:
+        remedy = f"To score as in the run, add {_words(flags)}, which runs that code."
+    raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
 
 
-def _show_suite(
-    name: str, chosen: "Suite", model: str, scores: dict[str, "Scores"], keep: Path | None, as_json: bool
-) -> None:
+def _judge_flags(run: Run) -> dict[str, str]:
+    """The flags for the verifier or reward function that decides in this run which answers are correct."""
+    names, wanted = run.settings.get("reward_funcs") or [], run.settings.get("outcome_reward")
+    names = [str(name) for name in (names if isinstance(names, list) else [names])]
+    name = run.verifier or next((name for name in names if wanted in (None, re.split("[:.]", name)[-1])), None)
+    if name is None or name in VERIFIERS:
+        return {"--verifier": name} if name else {}
+    path = name if is_user_function(name) or name in FORMATS else f"trl.rewards:{name}"
+    kwargs = run.settings.get("algorithm_kwargs")
+    threshold = kwargs.get("threshold", 0.5) if isinstance(kwargs, dict) else 0.5
+    return {"--reward": path, **({"--threshold": str(threshold)} if threshold != 0.5 else {})}
+
+
+def _words(flags: Mapping[str, str]) -> str:
+    return shlex.join(word for flag in flags.items() for word in flag)
+
+
+def _evaluate_suite(
+    name: str, model: str, load: Callable[[str], tuple[Any, Any]], settings: str | None, problems: int | None,
+    sampling: dict[str, Any], keep: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Every data set of a suite, in a table with the published results."""
-    for task, found in scores.items():
-        if keep is not None:
-            found.write(keep.with_stem(f"{keep.stem}-{task}"))
+    from dew import evaluate as ev
+    from dew.evaluate import suites
+
+    chosen, scores = suites.suite(name), {}
+    sources = {task: tasks.task(task, **mapping(settings)) for task in chosen.tasks}
+    files = _new_files(keep, [f"-{task}" for task in sources])
+    loaded = load(model)
+    for task, source in sources.items():
+        count = min(chosen.tasks[task] if problems is None else problems, chosen.tasks[task])
+        scores[task] = ev.evaluate(*loaded, source, n_problems=count, **{**chosen.sampling, **sampling})
+    for scored, file in zip(scores.values(), files, strict=False):
+        scored.write(file)
     if as_json:
         print_json({"suite": name, **{task: found.summary() for task, found in scores.items()}})
         return
@@ -182,34 +272,35 @@ def _show_suite(
 
 @app.command()
 def pairs(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
     to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
-    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
-    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")] = None,
+    task: TaskFlag = None,
+    settings: SettingsFlag = None,
+    verifier: VerifierFlag = None,
+    reward: RewardFlag = None,
+    threshold: ThresholdFlag = 0.5,
     k: Annotated[int, typer.Option("-k", min=2, help="Answers to sample per problem.")] = 8,
     problems: Annotated[int, typer.Option("-n", "--problems", min=1, help="Training problems.")] = 1024,
     per_problem: Annotated[int, typer.Option(help="Maximum number of pairs per problem.", min=1)] = 1,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
-    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
-    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    temperature: TemperatureFlag = 1.0,
+    max_new_tokens: LengthFlag = None,
+    seed: SeedFlag = 0,
+    engine: EngineFlag = "transformers",
 ) -> None:
     """Make preference pairs for `trainer: dpo`. Each pairs a correct and a wrong answer to one training problem."""
-    if to.exists() or to.suffix != ".jsonl":
-        wrong = "already exists" if to.exists() else "does not end in .jsonl"
-        raise ConfigError(Problem(f"{to} {wrong}.", remedy="Name a new .jsonl file."))
-    _check_writable(to)
+    _check_flags(_typed(context))
+    if to.suffix != ".jsonl":
+        raise ConfigError(Problem(f"{to} does not end in .jsonl.", remedy="Name a new .jsonl file."))
+    _new_files(to, [""])
     from dew import evaluate as ev
 
-    _, source, own_verifier = _problems(model, task, settings)
-    chosen = verifier or own_verifier or source.name
-    if not verifier and chosen not in VERIFIERS:
-        raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy="Add --verifier math."))
-    scorer, rows = rewards.verifier(chosen), source.rows(problems)
-    length = _max_length(model) if max_new_tokens is None else max_new_tokens
+    _, source, run = _problems([model], task, settings)
+    judge, rows = _judge(source, run, verifier, reward), source.rows(problems)
+    length = _max_length([model]) if max_new_tokens is None else max_new_tokens
     sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": length, "seed": seed}
-    scores = ev.evaluate(*load_model(model, engine), rows, scorer, name=source.name, **sampling)
+    loaded = load_model(model, engine)
+    scores = ev.evaluate(*loaded, rows, judge, name=source.name, threshold=threshold, **sampling)
     found = ev.preference_pairs(scores, per_problem=per_problem, seed=seed)
     share = f"{scores['pass@1'].value:.1%} of {len(scores.problems)} x {k} answers are correct"
     if not found:
@@ -251,13 +342,11 @@ def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
         raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
     from transformers import AutoTokenizer
 
-    path = Path(tasks.model_folder(name))
-    path = RunFolder(path).model() or path
-    if path.exists() and not any((path / file).is_file() for file in MODEL_FILES):
-        if (path / "run.json").is_file():
-            what = f"{name}: this run has saved no model and no checkpoint."
-            raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
-        raise ConfigError(Problem(f"{name} is not a model folder.", "It has no config.json.", "Give another folder."))
+    found = RunFolder(tasks.model_folder(name)).model()
+    if found is None and Path(name, "run.json").is_file():
+        what = f"{name}: this run has saved no model and no checkpoint."
+        raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
+    path = found or Path(find_model(name, "model"))
     if engine == "vllm" and (path / "adapter_config.json").is_file():
         what = f"{name}: LoRA weights, which have to be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
@@ -306,6 +395,10 @@ def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: boo
     for name, score in zip(names, scores, strict=True):
         counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
         out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")
+    one, other = asdict(first.sampling), asdict(scores[-1].sampling)
+    if changed := [key for key in one if one[key] != other[key] and key not in ("seed", "batch_size")]:
+        values = ", ".join(f"{key} {one[key]} and {other[key]}" for key in changed)
+        out.print(f"The answers were sampled with different settings: {values}.")
     if not held_out:
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")

@@ -3,7 +3,7 @@
 from dataclasses import asdict, fields, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,32 +51,32 @@ def lab(
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
     """
-    from dew.lab import QUICK, QUICK_TASK, Settings, study
+    from dew.lab import study
 
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
-    given = {f.name: value for f in fields(Settings) if (value := context.params[f.name]) is not None}
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     try:
         with lock(folder):
             found = study(
-                arms or ["dapo", "gtpo"],
-                output=folder,
-                tasks=task or [QUICK_TASK if quick else "countdown-4"],
-                seeds=seeds or (2 if quick else 8),
-                first_seed=first_seed,
-                learning_rates=learning_rate or [1e-4 if quick else 5e-5],
-                settings=replace(QUICK if quick else Settings(), **given),
-                controls=bool(arms) and not no_controls,
-                device=device,
-                cuda_graphs=cuda_graphs,
-                warm_starts=warm_starts,
+                arms or ["dapo", "gtpo"], output=folder, first_seed=first_seed, device=device, cuda_graphs=cuda_graphs,
+                warm_starts=warm_starts, controls=bool(arms) and not no_controls, **_size(context.params, quick),
                 say=(lambda _: None) if as_json else out.print,
                 progress=(lambda _: None) if as_json else _show_progress,
-            )
+            )  # fmt: skip
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
     _report(found, folder, as_json)
+
+
+def _size(typed: dict[str, Any], quick: bool) -> dict[str, Any]:
+    """Tasks, seeds, learning rates and settings: as typed, else the defaults, which are small with --quick."""
+    from dew.lab import QUICK, QUICK_TASK, Settings
+
+    task, seeds, rate, settings = (QUICK_TASK, 2, 1e-4, QUICK) if quick else ("countdown-4", 8, 5e-5, Settings())
+    given = {f.name: value for f in fields(Settings) if (value := typed[f.name]) is not None}
+    size = {"tasks": typed["task"] or [task], "seeds": typed["seeds"] or seeds}
+    return size | {"learning_rates": typed["learning_rate"] or [rate], "settings": replace(settings, **given)}
 
 
 def _report(found: "Study", folder: Path, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,12 +13,13 @@ from time import perf_counter
 from typing import Any
 
 from dew import rewards
-from dew.errors import ConfigError, Problem, RewardError
+from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.evaluate.metrics import Interval, mean_interval, score_problem
 from dew.evaluate.sampling import Sampled, Sampling, is_vllm, sample
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
 from dew.rewards.calls import NOT_FINITE, call_reward
+from dew.rewards.user_function import UserFunction, required_columns
 from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
 from dew.tasks.datasets import Dataset
@@ -25,6 +27,8 @@ from dew.tasks.datasets import Dataset
 log = logging.getLogger("dew.evaluate")
 
 N_PROBLEMS = 256
+GIVEN = ("prompts", "completions", "completion_ids")
+"""What a reward function is called with, besides columns of the data."""
 SET_BY_TRL = ("prompt", "completion", "completion_ids")
 """Columns that a reward function never gets from the data."""
 
@@ -65,6 +69,7 @@ def evaluate(
             raise ConfigError(Problem(f"The task {problems.name} has no verifier of its own.", remedy=remedy))
         verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)
+    _check_columns(verifier, rows[0])
     start = perf_counter()
     answers = sample(model, tokenizer, [row["prompt"] for row in rows], settings)
     seconds, k = perf_counter() - start, settings.answers
@@ -81,11 +86,29 @@ def evaluate(
     ]
     model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
     of_train = isinstance(problems, Dataset) and problems.held_out is None
-    return Scores(task_name, str(model_name), settings, scored, seconds, of_train)
+    return Scores(task_name, str(model_name), settings, scored, seconds, of_train, judge_name(verifier, threshold))
 
 
 def reward_name(reward: Any) -> str:
     return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def judge_name(judge: Any, threshold: float) -> str:
+    """What decides which answers are correct, whatever folder it is in: `math`, `rewards.score > 0.5`."""
+    judge = getattr(judge, "__wrapped__", judge)  # in a trainer
+    if isinstance(judge, Verifier):
+        return judge.name
+    path = judge.path.replace(".py:", ":") if isinstance(judge, UserFunction) else reward_name(judge)
+    return f"{'.'.join(re.split('[/.:]', path)[-2:])} > {threshold:g}"
+
+
+def _check_columns(judge: Any, row: Row) -> None:
+    """Before sampling, which may take hours."""
+    needed = judge.columns if isinstance(judge, Verifier | UserFunction) else required_columns(judge)
+    given = set(row) if isinstance(judge, Verifier) else {*row, *GIVEN} - {"prompt", "completion"}
+    if missing := [column for column in needed if column not in given]:
+        what = f"{reward_name(judge)} needs the column {missing[0]!r}; the data has {', '.join(row)}."
+        raise ConfigError(Problem(what, remedy=did_you_mean(missing[0], row) or "Rename or add the column."))
 
 
 def _score_by_reward(
@@ -140,6 +163,13 @@ class Scores:
     seconds: float
     of_train: bool = False
     """The task has no test split: the problems are the eighth of its training data that `dew train` leaves out."""
+    scored_by: str | None = None
+    """The verifier, or the reward function with its threshold; None: not known."""
+
+    @cached_property
+    def by_problem(self) -> dict[str, ScoredProblem]:
+        """The problems by prompt and gold answer."""
+        return {problem_key(p.prompt, p.gold): p for p in self.problems}
 
     @cached_property
     def scores(self) -> dict[str, Interval]:
@@ -175,6 +205,7 @@ class Scores:
         """The scores without the answers, as in a run's scores.json."""
         return {
             "task": self.task,
+            "scored_by": self.scored_by,
             "model": self.model,
             "n_problems": len(self.problems),
             "of_train": self.of_train,
@@ -216,10 +247,15 @@ class Scores:
                 )
                 for p in data["problems"]
             ]
-            sampling, of_train = Sampling(**data["sampling"]), data.get("of_train", False)
-            return cls(data["task"], data["model"], sampling, problems, data["seconds"], of_train)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError):
-            raise ConfigError(f"{path}: not a file that `dew eval --keep` wrote.") from None
+            if not problems or not all(len(p.answers) == len(problems[0].answers) > 0 for p in problems):
+                raise ValueError("no problems, or problems with different numbers of answers")
+            more = {"of_train": data.get("of_train", False), "scored_by": data.get("scored_by")}  # not in older files
+            return cls(data["task"], data["model"], Sampling(**data["sampling"]), problems, data["seconds"], **more)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            remedy = "To evaluate a model, give its folder; a file of problems is a --task."
+            raise ConfigError(Problem(f"{path}: not a file that `dew eval --keep` wrote.", remedy=remedy)) from None
 
 
 @dataclass(frozen=True)
@@ -237,16 +273,30 @@ class Difference:
         return self.difference.low <= 0 <= self.difference.high
 
 
+def problem_key(prompt: Any, gold: Any) -> str:
+    return json.dumps([prompt, gold])
+
+
+def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iterable[str]) -> None:
+    """Refuse to compare `a` with scores of other problems, or by another judge. `problems`: by `problem_key`."""
+    if None not in (a.scored_by, scored_by) and a.scored_by != scored_by:
+        what = f"The answers are not scored by the same reward or verifier: {a.scored_by} and {scored_by}."
+        remedy = "Evaluate both with the same --verifier, or --reward and --threshold."
+        raise ConfigError(Problem(what, remedy=remedy))
+    first, second = a.by_problem.keys(), set(problems)
+    if first != second:
+        counts = f"{len(first)} of {a.task} and {len(second)} of {task}, {len(first & second)} in common"
+        remedy = "Evaluate both with the same task, settings and number of problems."
+        raise ConfigError(Problem(f"The scores are on different problems: {counts}.", remedy=remedy))
+
+
 def compare(a: Scores, b: Scores) -> dict[str, Difference]:
     """b − a, paired by problem, for every score that both have."""
-    first = {json.dumps(p.prompt): p for p in a.problems}
-    second = {json.dumps(p.prompt): p for p in b.problems}
-    if first.keys() != second.keys():
-        common = len(first.keys() & second.keys())
-        what = f"The scores are on different problems: {len(first)} and {len(second)}, {common} in common."
-        raise ConfigError(Problem(what, remedy="Evaluate both with the same task, settings and number of problems."))
+    check_comparable(a, b.task, b.scored_by, b.by_problem)
+    if None in (a.scored_by, b.scored_by):
+        log.warning("Older files of answers do not say what scored them: compare only what the same reward scored.")
     found = {}
     for name in (name for name in a.scores if name in b.scores):
-        changes = [second[key].scores[name] - first[key].scores[name] for key in first]
+        changes = [b.by_problem[key].scores[name] - p.scores[name] for key, p in a.by_problem.items()]
         found[name] = Difference(a[name].value, b[name].value, mean_interval(changes, span=(-1.0, 1.0)))
     return found

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dew.config import find_model
 from dew.errors import ConfigError, not_loaded
 from dew.evaluate.sampling import prompt_text
 from dew.memory import free_memory
@@ -167,10 +168,8 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     """What follows from the model's config: context, memory, disk."""
     from transformers import AutoTokenizer
 
-    from dew.engines.trl.launch import local_model
-
     shape, wanted, trusted = read_shape(parsed), parsed.model, parsed.args.trust_remote_code
-    folder = local_model(wanted.model_name_or_path)
+    folder = find_model(wanted.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     return _check_shape(shape, parsed.args, longest_prompt(tokenizer, rows), len(rows))
 
@@ -200,10 +199,8 @@ def read_shape(parsed: "Parsed") -> Shape:
     from transformers import AutoConfig, AutoModelForCausalLM
     from trl import get_peft_config
 
-    from dew.engines.trl.launch import local_model
-
     wanted = parsed.model
-    folder, trusted = local_model(wanted.model_name_or_path), parsed.args.trust_remote_code
+    folder, trusted = find_model(wanted.model_name_or_path), parsed.args.trust_remote_code
     try:
         config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     except Exception as error:  # many kinds, from the hub and from the file system

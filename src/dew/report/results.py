@@ -1,6 +1,5 @@
 """One row per metric: every run before and after training, and paired differences between arms with their intervals."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,6 +14,7 @@ from dew.errors import DewError
 from dew.evaluate import Scores
 from dew.evaluate.comparison import MIN_SEEDS
 from dew.evaluate.metrics import Interval, holm, mean_interval, paired_interval, t_test
+from dew.evaluate.scores import check_comparable
 from dew.files import is_plain
 from dew.records import Json
 from dew.report.readers import Run
@@ -172,18 +172,19 @@ def _answers(folder: Path | None, when: str) -> Scores | None:
     if path is None or not path.exists() or not is_plain(path) or path.stat().st_size > MAX_ANSWERS:
         return None
     try:
-        scores = Scores.read(path)
-        return scores if scores.problems else None
+        return Scores.read(path)
     except DewError:
         return None
 
 
 def by_problem(first: tuple[Run, str], second: tuple[Run, str], score: str) -> Interval | None:
-    """The second evaluation minus the first, (run, "before" or "after") each, if both have the same problems."""
-    found = [_answers(run.folder, when) for run, when in (first, second)]
-    if any(scores is None for scores in found):
+    """The second evaluation minus the first, (run, "before" or "after") each, if they can be compared."""
+    a, b = (_answers(run.folder, when) for run, when in (first, second))
+    if a is None or b is None:
         return None
-    a, b = ({json.dumps(p.prompt): p.scores.get(score, nan) for p in scores.problems} for scores in found if scores)
-    if a.keys() != b.keys() or not np.isfinite([*a.values(), *b.values()]).all():
+    try:
+        check_comparable(a, b.task, b.scored_by, b.by_problem)
+    except DewError:
         return None
-    return mean_interval([b[prompt] - a[prompt] for prompt in a], span=(-1.0, 1.0))
+    changes = [b.by_problem[key].scores.get(score, nan) - p.scores.get(score, nan) for key, p in a.by_problem.items()]
+    return mean_interval(changes, span=(-1.0, 1.0)) if np.isfinite(changes).all() else None

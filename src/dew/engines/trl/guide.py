@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 
 import torch
 
+from dew.config import find_model
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.tasks.files import SUFFIXES, raw_rows
 
@@ -164,8 +165,9 @@ class ModelGuide(Guide):
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         if isinstance(model, str):
+            folder = find_model(model, "guide")
             try:
-                model = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, trust_remote_code=False)
+                model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
             except (OSError, ValueError) as error:
                 what = f"guide={model!r} is neither a server (http://...) nor a .jsonl file."
                 raise ConfigError([what, not_loaded("guide", model, error)]) from None

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import get_dataset, get_peft_config, get_quantization_config
 from trl import rewards as trl_rewards
 
-from dew.config import RUN_AGAIN, to_yaml
+from dew.config import RUN_AGAIN, find_model, to_yaml
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recording import git_commit, versions
 from dew.engines.trl.dpo import DewDPOTrainer
@@ -30,10 +30,9 @@ from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
-from dew.records import MODEL_FILES, RunFolder
+from dew.records import RunFolder
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
-from dew.tasks import model_folder
 from dew.tasks.files import raw_rows
 
 Say = Callable[[str], None]
@@ -131,7 +130,7 @@ def build_trainer(parsed: Parsed) -> Any:
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
-    folder = local_model(model.model_name_or_path)
+    folder = find_model(model.model_name_or_path)
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}
@@ -144,18 +143,6 @@ def build_trainer(parsed: Parsed) -> Any:
         if getattr(error, "errno", None) is not None:  # of the file system, not of transformers
             raise
         raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
-
-
-def local_model(name: str) -> str:
-    folder = model_folder(name)
-    path = Path(folder).expanduser()
-    looks_like_a_path = folder.startswith((".", "/", "~")) or folder.count("/") > 1
-    if looks_like_a_path and not path.is_dir():
-        raise ConfigError(f"model_name_or_path: there is no folder {name!r}.")
-    if path.is_dir() and not any((path / file).is_file() for file in MODEL_FILES):
-        what = f"model_name_or_path: {name!r} is not a model folder. It has no config.json."
-        raise ConfigError(Problem(what, remedy="Give a model's own folder; that of a run is RUN/model."))
-    return folder
 
 
 def check_width(folder: Path, changed: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.rewards import Verifier
 from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
+from dew.rewards.math import MathVerifier
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 
 logger = logging.getLogger("dew")
@@ -71,7 +72,7 @@ def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) ->
     if empty := sum(not row.get("prompt") for row in rows):
         found.append(Problem(f"{empty} of the first {len(rows)} prompts are empty.", remedy="Remove those rows."))
     judge = rewards[outcome] if outcome < len(rewards) else None
-    if rows and "answer" in rows[0] and isinstance(judge, Verifier) and judge.columns == ("answer",):
+    if rows and "answer" in rows[0] and isinstance(judge, MathVerifier):  # others may want more than a boxed answer
         texts = [f"\\boxed{{{row['answer']}}}" for row in rows]
         if not any(verdict.correct for verdict in judge.verdicts(texts, rows)):
             what = f"{judge.name} accepts none of the first {len(rows)} gold answers, e.g. {rows[0]['answer']!r:.60}."
