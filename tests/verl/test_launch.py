@@ -226,6 +226,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
     [
         ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
+        ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
+        ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": 5}, "not a whole number of groups of 5"),
@@ -369,8 +371,28 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
 
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
 def test_verl_names_an_unknown_key():
-    with pytest.raises(ConfigError, match=r"trainer\.nnode"):
+    with pytest.raises(ConfigError, match=r"no key 'trainer\.nnode'\. Did you mean 'trainer\.nnodes'\?"):
         launch.check_with_verl(prepare(small(verl={"trainer.nnode": 2})))
+    with pytest.raises(ConfigError, match=r"no key 'algorithm\.dew\.alpha2'\. A key that verl does not have needs a l"):
+        launch.check_with_verl(prepare(small(verl={"algorithm.dew.alpha2": 2})))
+
+
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verl": {"trainer.v1.trainer_mode": "sync"}}, "trainer_mode=sync does not pass on"),
+        ({"verl": {"+algorithm.dew.alpha3": 1}}, "no setting 'alpha3'"),
+        ({"algorithm": "otb"}, "sum of squared probabilities"),
+    ],
+)
+def test_what_a_run_refuses_is_found_before_it_starts(change, message, dew, tmp_path):
+    run = small(**change)
+    with pytest.raises(EngineError, match=message):
+        launch.check_with_verl(prepare(run))
+    (tmp_path / "run.yaml").write_text(to_yaml(run))
+    code, _, errors = dew("train", tmp_path / "run.yaml", "--output_dir", tmp_path / "run")
+    assert code == 1 and message in errors and not (tmp_path / "run").exists()
 
 
 # ---- data --------------------------------------------------------------------------------------
