@@ -13,6 +13,7 @@ from dew import rewards, tasks
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
+from dew.cli.runs import no_model
 from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain, try_writing, write_atomically
@@ -255,8 +256,7 @@ def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
     path = RunFolder(path).model() or path
     if path.exists() and not any((path / file).is_file() for file in MODEL_FILES):
         if (path / "run.json").is_file():
-            what = f"{name}: this run has saved no model and no checkpoint."
-            raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
+            raise ConfigError(no_model(path))
         raise ConfigError(Problem(f"{name} is not a model folder.", "It has no config.json.", "Give another folder."))
     if engine == "vllm" and (path / "adapter_config.json").is_file():
         what = f"{name}: LoRA weights, which have to be merged for vLLM."

@@ -137,7 +137,7 @@ class Recipe:
             value = self.given[key]
             if "." in key:
                 self.problem(f"{key} is a key of verl, not a setting.", f"Write {key}=VALUE, or put it under `verl:`.")
-            elif guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):  # no two of TRL's settings are this close
+            elif guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):  # no two TRL settings are this close
                 self.problem(f"{key} is not a setting.", guess)
             elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
