@@ -238,7 +238,7 @@ def no_model(folder: Path) -> Problem:
 
         remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
         return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
-    remedy = "Finish the run with `dew resume`, or save a model: trainer.save_model()."
+    remedy = "Give the output_dir of a run that has one. `dew resume` finishes a run; in Python: trainer.save_model()."
     return Problem(f"{folder} holds no final model and no checkpoint.", remedy=remedy)
 
 
