@@ -182,7 +182,7 @@ RULES = (
          "The loss or the gradient is {value}: the weights are or will be corrupted.",
          "Resume from the last checkpoint with a lower learning rate; use bf16 instead of fp16."),
     Rule("skipped", partial(_above, "steps/skipped", 0.0),
-         "The step was skipped: a reward, a logit, an entropy or the gradient was infinite or NaN.",
+         "The step was skipped: a reward, an advantage, a logit, an entropy or the gradient was infinite or NaN.",
          "Three in a row stop the run. Check the reward function, lower the learning rate, use bf16 instead of fp16."),
     Rule("batch_not_full", partial(_above, "groups/short", 0.0),
          "Dynamic sampling stopped at max_rounds, {value:.0f} of the groups missing; the step trained on the others.",

@@ -299,7 +299,7 @@ def test_more_steps_need_a_checkpoint(dew, tmp_path):
     RunFolder(tmp_path).append_metrics({"step": 4})
     assert "at step 4 already" in dew("resume", tmp_path, "--max_steps", "4")[2]
     (tmp_path / "verl.yaml").write_text("")
-    assert "Change it in verl.yaml" in dew("resume", tmp_path, "--max_steps", "4")[2]
+    assert "verl.yaml, then resume" in dew("resume", tmp_path, "--max_steps", "4")[2]
 
 
 @pytest.mark.slow

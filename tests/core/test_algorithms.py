@@ -286,6 +286,26 @@ def test_own_rules_in_files_of_the_same_name_keep_their_source(tmp_path):
     assert source_digest(first) == digest
 
 
+def test_comments_and_other_rules_are_not_part_of_a_rules_source(tmp_path):
+    path, rule = tmp_path / "rule.py", "class Rule(DAPO):\n    name = 'mine'\n    x = 1\n"
+
+    def digest(code):
+        path.write_text(f"from dew.algorithms import DAPO\n{code}")
+        return source_digest(type(get_algorithm(f"{path}:Rule")))
+
+    assert digest(rule) == digest(f"# a comment\n\n{rule}  # another\nclass Other(DAPO):\n    name = 'other'\n")
+    assert digest(rule) != digest(rule.replace("x = 1", "x = 2"))
+    assert digest(rule) != digest(f"C = 3\n{rule}")
+
+
+def test_a_rule_that_cannot_be_imported_says_where_it_fails(tmp_path):
+    (tmp_path / "rule.py").write_text("\nimport no_such_module\n")
+    with pytest.raises(ConfigError, match=r"'no_such_module' at rule.py, line 2\)\.$"):
+        get_algorithm(f"{tmp_path}/rule.py:Rule")
+    with pytest.raises(ConfigError, match=r"Write module:Class or file\.py:Class\.$"):
+        get_algorithm(f"{tmp_path}/missing.py:Rule")
+
+
 def test_lists_become_tuples():
     assert get_algorithm("gtpo", entropy_clip=[0.2, 0.28]).entropy_clip == (0.2, 0.28)
 

@@ -607,7 +607,7 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path):
             study(arms, **{**easy, "output": tmp_path / "x", "say": lambda _: None, **changed})
         return str(found.value)
 
-    assert "Did you mean 'countdown-4'?" in error(tasks=["countdown4"])
+    assert "Choose one of: countdown-3, countdown-4" in error(tasks=["countdown"])
     assert "Give at least 1" in error(seeds=0)
     assert "learning rate 2" in error(learning_rates=[2.0])
     assert "no such GPU" in error(device="cuda:99")

@@ -102,6 +102,18 @@ def in_update(place):
     return enter
 
 
+def in_advantages(trainer, steps, value):
+    inner = trainer.algorithm.advantages
+
+    def advantages(rollouts):
+        found = inner(rollouts).clone()
+        if trainer.state.global_step + 1 in steps:
+            found[0, 0, 0] = value
+        return found
+
+    object.__setattr__(trainer.algorithm, "advantages", advantages)
+
+
 def in_gradient(trainer, steps, value):
     def spoil(gradient):
         return gradient * value if trainer.state.global_step + 1 in steps else gradient
@@ -119,6 +131,7 @@ ENTRIES = {
     "logits, scored": in_scoring("logits"),
     "entropy, scored": in_scoring("entropy"),
     "entropy, scored in sampling": in_sampling,
+    "advantages": in_advantages,
     "logits, trained": in_update("logits"),
     "entropy, trained": in_update("entropy"),
     "gradient": in_gradient,
@@ -162,7 +175,7 @@ def test_infinity_counts_as_nan(entry, value, tmp_path):
     assert weights.moved() == [True, False, True, True]
 
 
-@pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "entropy, scored", "gradient"]))
+@pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "entropy, scored", "advantages", "gradient"]))
 def test_three_in_a_row_stop_the_run_and_report_where(entry, tmp_path):
     trainer, weights = broken(tmp_path, entry, {2, 3, 4}, max_steps=8)
     with pytest.raises(EngineError, match=r"3 steps in a row(.|\n)*step 2, (.|\n)*step 4, ") as error:

@@ -152,7 +152,7 @@ def test_the_model_of_a_lora_run_from_python_is_found_and_merged(run):
 
 def test_a_run_without_a_model_is_named(tmp_path):
     tiny.trainer(tmp_path, max_steps=1).train()
-    with pytest.raises(ConfigError, match="saved no model and no checkpoint"):
+    with pytest.raises(ConfigError, match="no final model and no checkpoint"):
         load_model(str(tmp_path))
 
 

@@ -226,6 +226,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
     [
         ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
+        ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
+        ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": 5}, "not a whole number of groups of 5"),
@@ -369,8 +371,28 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
 
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
 def test_verl_names_an_unknown_key():
-    with pytest.raises(ConfigError, match=r"trainer\.nnode"):
+    with pytest.raises(ConfigError, match=r"no key 'trainer\.nnode'\. Did you mean 'trainer\.nnodes'\?"):
         launch.check_with_verl(prepare(small(verl={"trainer.nnode": 2})))
+    with pytest.raises(ConfigError, match=r"no key 'algorithm\.dew\.alpha2'\. A key that verl does not have needs a l"):
+        launch.check_with_verl(prepare(small(verl={"algorithm.dew.alpha2": 2})))
+
+
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verl": {"trainer.v1.trainer_mode": "sync"}}, "trainer_mode=sync does not pass on"),
+        ({"verl": {"+algorithm.dew.alpha3": 1}}, "no setting 'alpha3'"),
+        ({"algorithm": "otb"}, "sum of squared probabilities"),
+    ],
+)
+def test_what_a_run_refuses_is_found_before_it_starts(change, message, dew, tmp_path):
+    run = small(**change)
+    with pytest.raises(EngineError, match=message):
+        launch.check_with_verl(prepare(run))
+    (tmp_path / "run.yaml").write_text(to_yaml(run))
+    code, _, errors = dew("train", tmp_path / "run.yaml", "--output_dir", tmp_path / "run")
+    assert code == 1 and message in errors and not (tmp_path / "run").exists()
 
 
 # ---- data --------------------------------------------------------------------------------------
@@ -453,6 +475,8 @@ folder = words["+algorithm.dew_run.folder"]
 assert os.path.isfile(words["data.train_files"])
 if os.path.exists("fail"):
     print("\\x1b[36m(Runner pid=1)\\x1b[0m CUDA out of memory"); sys.exit(1)
+run = json.load(open(f"{folder}/run.json"))
+json.dump({**run, "steps": int(words["trainer.total_training_steps"])}, open(f"{folder}/run.json", "w"))
 with open(f"{folder}/metrics.jsonl", "a") as file:
     file.write(json.dumps({"step": 1, "accuracy": 0.5, "resume": words["trainer.resume_mode"]}) + "\\n")
 os.makedirs(f"{folder}/checkpoints", exist_ok=True)
@@ -497,6 +521,12 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
         fake_run()
 
 
+def test_without_verl_the_error_says_where_to_install_it(monkeypatch):
+    monkeypatch.setattr(compat, "installed", lambda _: None)
+    with pytest.raises(EngineError, match=r"verl is not installed\. In an environment without TRL"):
+        compat.require("verl")
+
+
 def test_trl_beside_verl_is_one_clear_error_before_anything_starts(fake_run, tmp_path, monkeypatch):
     """verl 0.9.1 imports a class that TRL removed before 1.15, in its workers, minutes after the start."""
     there = {"verl": "0.9.1", "trl": "1.16.0"}
@@ -531,6 +561,25 @@ def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fak
     assert "CUDA out of memory" in (tmp_path / "run.log").read_text()
     verl.resume(folder.path)
     assert "is finished" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_extended_by_a_larger_max_steps(fake_run, capsys):
+    from dew.cli import verl
+
+    folder = fake_run()
+    config = folder.path / verl.CONFIG
+    config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 3"))
+    verl.resume(folder.path)
+    assert folder.metrics()[-1]["resume"] == "auto"
+    verl.resume(folder.path)
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_without_a_merged_model_the_command_that_merges_it_is_shown(fake_run, dew):
+    folder = fake_run()
+    for words in (["export", folder.path, folder.path.parent / "to"], ["eval", folder.path, "--task", "countdown"]):
+        code, _, errors = dew(*words)
+        assert code == 1 and "verl.model_merger" in errors and "global_step_1/actor" in errors
 
 
 def test_a_run_started_with_verl_itself_says_how_to_resume(dew, tmp_path):

@@ -115,12 +115,13 @@ def test_verls_own_estimator_is_recorded_as_it_is():
 def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
-    recorder.start({"data": {"train_files": "train.parquet"}})
+    recorder.start({"data": {"train_files": "train.parquet"}}, steps=7)
     recorder.add(found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
     recorder.end("done")
     run = RunFolder(tmp_path)
     assert (run.run()["engine"], run.run()["status"], run.run()["algorithm"]["name"]) == ("verl", "done", "gtpo")
+    assert run.run()["steps"] == 7
     [line] = run.metrics()
     assert (line["step"], line["loss"], line["accuracy"]) == (1, 0.1, 0.25)
 

@@ -121,9 +121,13 @@ def test_reading_a_missing_key():
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async", "async"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_a_trainer_mode_without_the_entropy(mode):
-    assert "trainer.v1.trainer_mode=dew_sync" in refused(trainer__v1__trainer_mode=mode)
+    assert f"Set trainer.v1.trainer_mode=dew_{mode}." in refused(trainer__v1__trainer_mode=mode)
+
+
+def test_an_unknown_trainer_mode():
+    assert "trainer_mode=async is not known. Choose one of: dew_sync, " in refused(trainer__v1__trainer_mode="async")
 
 
 def test_hidden_states_are_not_handed_out():

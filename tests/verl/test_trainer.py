@@ -212,3 +212,15 @@ def test_main_refuses_before_ray_starts(monkeypatch):
         start(config("algorithm.rollout_correction.bypass_mode=True"))
     with pytest.raises(ConfigError, match="no_such_module cannot be imported"):
         start(config("actor_rollout_ref.model.external_lib=no_such_module"))
+
+
+def test_main_prints_one_line_per_problem():
+    from dew.engines.verl.main import main
+
+    wrong = config("algorithm.rollout_correction.bypass_mode=True", "trainer.v1.trainer_mode=sync")
+    with pytest.raises(SystemExit) as exit:
+        main.__wrapped__(wrong)
+    assert [line.split("=")[0] for line in str(exit.value).splitlines()] == [
+        "dew: trainer.v1.trainer_mode",
+        "dew: algorithm.rollout_correction.bypass_mode",
+    ]

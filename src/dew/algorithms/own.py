@@ -28,8 +28,10 @@ def own_class(name: str) -> type[Algorithm]:
                 sys.path.insert(0, str(Path.cwd()))
             module = import_module(where)
     except Exception as error:  # the module is the user's and may raise anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".") + user_line(error)
-        remedy = "Write module:Class or file.py:Class." if isinstance(error, OSError | ImportError) else ""
+        line = user_line(error)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".") + line
+        not_found = isinstance(error, OSError | ImportError) and not line
+        remedy = "Write module:Class or file.py:Class." if not_found else ""
         what = f"algorithm={name!r} cannot be imported ({reason})."
         raise ConfigError(Problem(what, remedy=DECORATOR if "frozen dataclass" in reason else remedy)) from error
     found = getattr(module, attribute, None)
@@ -63,17 +65,14 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
 
 
 def source_digest(cls: type[Algorithm]) -> str:
-    """Digest of the file that a class was defined in, without blank lines and algorithms that it is not based on."""
+    """Digest of the file that a class was defined in, without comments, layout and algorithms it is not based on."""
     module = sys.modules.get(cls.__module__)
     if not (file := getattr(module, "__file__", None)):
         return ""
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     classes = {name: x for name, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)}
-    for node in ast.parse("\n".join(lines)).body:
-        if isinstance(node, ast.ClassDef) and not issubclass(cls, classes.get(node.name, cls)):
-            first, last = min([node.lineno, *(x.lineno for x in node.decorator_list)]), node.end_lineno or node.lineno
-            lines[first - 1 : last] = [""] * (last - first + 1)
-    return hashlib.sha256("\n".join(line for line in lines if line.strip()).encode()).hexdigest()[:12]
+    tree.body = [x for x in tree.body if not isinstance(x, ast.ClassDef) or issubclass(cls, classes.get(x.name, cls))]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
 
 
 @cache

@@ -16,6 +16,7 @@ from dew import rewards, tasks
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
+from dew.cli.runs import no_model
 from dew.config import Run, find_model, read_run
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain, try_writing, write_atomically
@@ -344,8 +345,7 @@ def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
 
     found = RunFolder(tasks.model_folder(name)).model()
     if found is None and Path(name, "run.json").is_file():
-        what = f"{name}: this run has saved no model and no checkpoint."
-        raise ConfigError(Problem(what, remedy="Finish the run, or save one: trainer.save_model()."))
+        raise ConfigError(no_model(Path(name)))
     path = found or Path(find_model(name, "model"))
     if engine == "vllm" and (path / "adapter_config.json").is_file():
         what = f"{name}: LoRA weights, which have to be merged for vLLM."

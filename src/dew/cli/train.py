@@ -11,7 +11,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
-from dew.cli.runs import make_folder
+from dew.cli.runs import make_folder, no_model
 from dew.config import read_run, read_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
@@ -64,7 +64,7 @@ def resume(
         raise ConfigError(Problem(f"{folder} is not the folder of a run.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
     if max_steps and (from_python or on_verl):
-        remedy = f"Change it in {'the script' if from_python else 'verl.yaml'}."
+        remedy = "Change it in the script." if from_python else f"Change it in {folder / 'verl.yaml'}, then resume."
         raise ConfigError(Problem(f"{folder}: --max_steps is for TRL runs that `dew train` started.", remedy=remedy))
     if from_python:
         _resume_script(folder, untrusted)
@@ -126,8 +126,7 @@ def export(
     """
     source = RunFolder(run).model()
     if source is None:
-        advice = "Give the output_dir of a run that has one; `dew resume` finishes a run."
-        raise ConfigError(Problem(f"{run} holds no final model and no checkpoint.", remedy=advice))
+        raise ConfigError(no_model(run))
     stay_inside(source)
     make_folder(to)
     if any(to.iterdir()):

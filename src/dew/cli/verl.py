@@ -50,7 +50,8 @@ def resume(folder: Path, untrusted: bool = False) -> None:
     check_permission(run, ("output_dir", *(remembered(run, folder) if untrusted else ())), untrusted)
     run.set_environment()
     launch = prepare(run, resume=True)
-    if RunFolder(folder).run().get("status") == "done":
+    facts, steps = RunFolder(folder).run(), launch["trainer.total_training_steps"] or 0
+    if facts.get("status") == "done" and steps <= facts.get("steps", steps):
         out.print(f"{folder} is finished.\n{_next_steps(launch, folder)}")
         return
     if not (_checkpoints(launch) / LATEST).is_file():
@@ -115,9 +116,13 @@ def _checkpoints(launch: Launch) -> Path:
 
 
 def _next_steps(launch: Launch, folder: Path) -> str:
-    """How to see the report, and how to merge verl's shards into a model folder."""
-    latest = _checkpoints(launch) / LATEST
+    """How to see the report, and how to get a model."""
+    return f"Report: dew report {folder}\nModel: {merge_command(_checkpoints(launch), folder)}"
+
+
+def merge_command(checkpoints: Path, folder: Path) -> str:
+    """The command that makes a model of verl's last checkpoint."""
+    latest = checkpoints / LATEST
     step = latest.read_text().strip() if latest.is_file() else "N"
-    shards = _checkpoints(launch) / f"global_step_{step}" / "actor"
-    merge = f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"
-    return f"Report: dew report {folder}\nModel: {merge}"
+    shards = checkpoints / f"global_step_{step}" / "actor"
+    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dew.errors import ConfigError, unknown
+from dew.errors import ConfigError, Problem
 
 CHARACTERS = "0123456789+-*=,:>;"
 PLUS, MINUS, TIMES, EQUALS, COMMA, COLON, ASK, NEXT = range(10, len(CHARACTERS))
@@ -74,7 +74,7 @@ def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generat
 
 def get_task(name: str) -> Task:
     if name not in TASKS:
-        raise ConfigError(unknown(f"task {name!r} is not known.", name, TASKS))
+        raise ConfigError(Problem(f"task {name!r} is not known.", remedy=f"Choose one of: {', '.join(TASKS)}."))
     return TASKS[name]
 
 

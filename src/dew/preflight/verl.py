@@ -260,7 +260,7 @@ def check_memory(launch: Launch, here: Sequence[dict[str, Any]]) -> Check:
     if "on" not in plan:
         return skipped("memory", plan_lines(plan)[0])
     facts: dict[str, Any] = {}
-    says = f"Estimated for each of {plan['gpus']} GPUs:"
+    says = f"Estimated per GPU ({plan['gpus']} in all):"
     for name, on in plan["on"].items():
         training, generation = sum(on["training_bytes"].values()), sum(on["generation_bytes"].values())
         says += f" {name}: training {size(training)}, sampling {size(generation)}"

@@ -4,6 +4,7 @@
     rewards       a generation is scored                              the reward function, the prompt
     logits        the sampling policy is scored; the update           the prompt, if found while scoring
     entropy       the same
+    advantages    credit is computed                                  the prompt
     gradient      the update, after it was reduced over processes
 
 Every process looks at the same gathered numbers, so all of them skip together. A skipped step leaves weights and
@@ -22,7 +23,7 @@ from dew.errors import EngineError, Problem
 PATIENCE = 3
 """Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
 
-LOGITS, ENTROPY, REWARD = 1, 2, 3
+LOGITS, ENTROPY, ADVANTAGES, REWARD = 1, 2, 3, 4
 """What is not finite in an answer; REWARD + i: the reward by function number i."""
 
 
@@ -36,11 +37,12 @@ def nonfinite_rows(logp: Tensor | None, entropy: Tensor | None, mask: Tensor) ->
 
 
 def describe(places: Tensor, names: Sequence[str], table: Sequence[dict[Any, Any]]) -> str | None:
-    """What is not finite in a generation, by (N,) places: 0 (nothing), LOGITS, ENTROPY or REWARD + i."""
+    """What is not finite in a generation, by (N,) places: 0 (nothing), LOGITS, ENTROPY, ADVANTAGES, REWARD + i."""
     found = places.nonzero()[:, 0].tolist()
     if not found:
         return None
-    named = {LOGITS: "logits", ENTROPY: "entropy", **{REWARD + i: f"reward {name!r}" for i, name in enumerate(names)}}
+    named = {LOGITS: "logits", ENTROPY: "entropy", ADVANTAGES: "advantages"}
+    named |= {REWARD + i: f"reward {name!r}" for i, name in enumerate(names)}
     first, prompt = named[int(places[found[0]])], table[found[0]].get(("prompt",))
     return f"{first}: {len(found)} of {len(places)} answers, the first to the prompt {prompt!r:.200}"
 
@@ -80,8 +82,8 @@ class NonFinite:
             listed = "".join(f"\n- {line}" for line in self._row)
             what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
             remedy = (
-                "Rewards: check the reward function. Logits or gradient: resume from an earlier checkpoint, lower the "
-                "learning rate, and train in bf16 rather than fp16. With a rule of your own, check its advantages."
+                "Rewards: check the reward function. Advantages: look for a division by 0 in the rule. Logits or "
+                "gradient: resume from an earlier checkpoint, lower the learning rate, and train in bf16, not fp16."
             )
             raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
         return found

@@ -30,7 +30,7 @@ from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unslot
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, add_authors, generate_with_guide, guide_of
 from dew.engines.trl.loss import exact_head, loss_inputs, micro_batches, uses_exact_head, watched_head
-from dew.engines.trl.nonfinite import describe
+from dew.engines.trl.nonfinite import ADVANTAGES, describe
 from dew.engines.trl.padding import aligned_passes, update_parts
 from dew.engines.trl.recorded import RecordedTrainer, own_config
 from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
@@ -157,14 +157,16 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             batch = self._sample_until_full(self._stream)
         else:
             batch = self.sample(inputs)
-        if self.model.training:
-            trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else was kept: weights may be NaN
-            self._nonfinite.generation = describe(batch.nonfinite * trains, self.reward_func_names, batch.table)
         with self._recorder.phase("credit"):
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
             if self.algorithm.engine_loss:
                 trl_advantages = gather_rows(self.accelerator, batch.inputs["advantages"])[:, None]
                 credit = replace(credit, advantages=torch.where(batch.mask, trl_advantages, 0), flipped=None)
+            if self.model.training:
+                trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left: weights may be NaN
+                fine = (batch.nonfinite != 0) | credit.advantages.isfinite().all(-1)
+                places = torch.where(fine, batch.nonfinite, ADVANTAGES) * trains
+                self._nonfinite.generation = describe(places, self.reward_func_names, batch.table)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
             if self._outcome_head is not None and self.model.training and batch.features is not None:
                 assert credit.side is not None  # predictions came first: the head has not seen these answers

@@ -19,7 +19,8 @@ from typing import Any
 from dew.algorithms import Algorithm
 from dew.config import Run
 from dew.engines.verl.recipe import DEFAULTS, OWN_REWARD, Batches, Overrides, Recipe, flat, merged
-from dew.errors import ConfigError, Problem
+from dew.engines.verl.settings import check
+from dew.errors import ConfigError, Problem, did_you_mean
 
 MAIN = ("-m", "dew.engines.verl.main")
 BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
@@ -90,18 +91,23 @@ def shell_text(words: list[str]) -> str:
 
 
 def check_with_verl(launch: Launch) -> bool:
-    """Compose verl's own configuration with the overrides, which finds unknown keys; False if verl is not installed."""
+    """Check verl's own configuration with the overrides, as at the start of a run; False if verl is not installed."""
     spec = find_spec("verl")
     if spec is None or spec.origin is None:
         return False
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
 
     folder = Path(spec.origin).parent / "trainer" / "config"  # importing verl would take seconds
-    try:
-        with initialize_config_dir(config_dir=str(folder), version_base=None):
-            compose("ppo_trainer", overrides=hydra_words(launch))
-    except HydraException as error:
-        what = f"verl refuses the configuration: {' '.join(str(error).split())}"
-        raise ConfigError(Problem(what, remedy="Add a leading + to keys that are new to verl.")) from None
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        try:
+            config = compose("ppo_trainer", overrides=hydra_words(launch))
+        except HydraException as error:
+            text, new = " ".join(str(error).split()), "A key that verl does not have needs a leading +."
+            if not (key := re.match(r"Could not override '(\S+)'", text)):
+                raise ConfigError(Problem(f"verl refuses the configuration: {text}")) from None
+            near = did_you_mean(key[1], flat(OmegaConf.to_container(compose("ppo_trainer"))), cutoff=0.9)
+            raise ConfigError(Problem(f"verl has no key {key[1]!r}.", remedy=f"{near} {new}".lstrip())) from None
+    check(config)
     return True

@@ -74,7 +74,7 @@ def main(config: Any) -> None:
     try:
         start(config)
     except DewError as error:
-        sys.exit(f"dew: {error}")
+        sys.exit("\n".join(f"dew: {problem}" for problem in error.problems))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from dew.engines.verl.settings import (
     REDUCTIONS,
     ROLLOUT,
     SET_BY_VERL,
+    dew_estimators,
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem, did_you_mean
@@ -134,7 +135,9 @@ class Recipe:
         self.unused = [key for key in self.given if key not in SHARED]
         for key in self.unused:
             value = self.given[key]
-            if guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):  # no two of TRL's settings are this close
+            if "." in key:
+                self.problem(f"{key} is a key of verl, not a setting.", f"Write {key}=VALUE, or put it under `verl:`.")
+            elif guess := did_you_mean(key, (*SHARED, *OWN_KEYS), cutoff=0.92):  # no two TRL settings are this close
                 self.problem(f"{key} is not a setting.", guess)
             elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
@@ -292,7 +295,10 @@ class Recipe:
 
     def objective(self, algorithm: Algorithm) -> Overrides:
         """Estimator, loss and filter: dew's, or verl's own where the class declares that they train the same."""
-        stock = stock_estimator(type(algorithm))
+        stock, own = stock_estimator(type(algorithm)), self.own.get("algorithm.adv_estimator", algorithm.name)
+        if own != algorithm.name and own in dew_estimators():
+            what = f"algorithm.adv_estimator={own}, but the algorithm is {algorithm.name}."
+            self.problem(what, f"Write `algorithm: {own}` instead.")
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
             f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
@@ -308,8 +314,8 @@ class Recipe:
             found |= {f"{ACTOR}.kl_loss_coef": algorithm.kl_coef, f"{ACTOR}.kl_loss_type": "low_var_kl"}
         changed = {f.name: x for f in fields(algorithm) if (x := getattr(algorithm, f.name)) != f.default}
         self.unused += [f"algorithm_kwargs.{name}" for name in ("max_rounds", "oversample") if name in changed]
-        own = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
-        return found | (self.stock(algorithm, own) if stock else {f"+algorithm.dew.{k}": v for k, v in own.items()})
+        other = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
+        return found | (self.stock(algorithm, other) if stock else {f"+algorithm.dew.{k}": v for k, v in other.items()})
 
     def stock(self, algorithm: Algorithm, own: dict[str, Any]) -> Overrides:
         """Further keys of verl's own estimator and loss. Its reward manager has the soft overlong penalty."""

@@ -36,10 +36,11 @@ class Recorder(RunLog):
         self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
 
-    def start(self, config: Any) -> None:
+    def start(self, config: Any, steps: int) -> None:
         gpus = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
         model, data = str(read(config, "actor_rollout_ref.model.path")), str(read(config, "data.train_files"))
-        self.begin(self.algorithm, ["verl", "ray"], gpus, model=model, data=data, seed=read(config, "data.seed"))
+        facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps}
+        self.begin(self.algorithm, ["verl", "ray"], gpus, **facts)
 
     def add(self, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""

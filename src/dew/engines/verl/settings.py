@@ -146,10 +146,15 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
 def _mode_problems(config: Any) -> list[Problem]:
     mode = str(read(config, "trainer.v1.trainer_mode"))
     if not read(config, "trainer.use_v1", True):
-        return [Problem("trainer.use_v1=False: verl's old trainer drops the old policy's entropy.", remedy=SWITCH_ON)]
+        what = "trainer.use_v1=False: verl's old trainer drops the old policy's entropy."
+        return [Problem(what, remedy="Leave it out, and set trainer.v1.trainer_mode=dew_sync.")]
     if mode in MODES:
         return []
-    return [Problem(f"trainer.v1.trainer_mode={mode} does not pass on the old policy's entropy.", remedy=SWITCH_ON)]
+    what, remedy = f"trainer.v1.trainer_mode={mode} is not known.", f"Choose one of: {', '.join(MODES)}."
+    if mode in MODES.values():
+        what = f"trainer.v1.trainer_mode={mode} does not pass on the old policy's entropy and writes no run folder."
+        remedy = f"Set trainer.v1.trainer_mode=dew_{mode}."
+    return [Problem(what, remedy=remedy)]
 
 
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
@@ -204,7 +209,7 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
         found.append(Problem(sum_sq, why, "Set it to False."))
     if squares and in_bf16:
         why = "verl computes it from the logits in bf16: 1 - 2p + sum p^2 of a confident token would be rounding error."
-        found.append(Problem(sum_sq, why, f"Set {FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
+        found.append(Problem(sum_sq, why, f"Set +{FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
     return found
 
 

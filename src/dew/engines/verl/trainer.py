@@ -44,6 +44,7 @@ class CreditMixin:
 
     config: Any
     global_steps: int
+    total_training_steps: int
     actor_rollout_wg: Any
     tokenizer: Any
 
@@ -63,7 +64,7 @@ class CreditMixin:
         recorder, status = self._recorder, "failed"
         if recorder is None:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
-        recorder.start(self.config)
+        recorder.start(self.config, self.total_training_steps)
         write_atomically(recorder.folder.path / "config.yaml", self._resolved.encode())
         recorder.resume(self.global_steps)
         try:
