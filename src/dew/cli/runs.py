@@ -34,6 +34,8 @@ POLL = 0.5
 STOP_TIMEOUT = 60.0
 """Seconds a child may take to write its checkpoint after it was asked to stop."""
 LAST_LINES = 6
+LATEST = "latest_checkpointed_iteration.txt"
+"""The file in which verl names its last complete checkpoint."""
 DEMO_RUNS = ("dapo", "dew")
 """The demo's algorithms: the baseline, then the rule that is compared with it."""
 DEMO_FILES = {"report.html", "report.json", *DEMO_RUNS, *(f"{name}.log" for name in DEMO_RUNS)}
@@ -234,12 +236,18 @@ def _holds_run(folder: Path) -> bool:
 def no_model(folder: Path) -> Problem:
     """A folder without a model to load."""
     if (folder / "checkpoints").is_dir() and RunFolder(folder).run().get("engine") == "verl":
-        from dew.cli.verl import merge_command
-
         remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
         return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
     remedy = "Give the output_dir of a run that has one. `dew resume` finishes a run; in Python: trainer.save_model()."
     return Problem(f"{folder} holds no final model and no checkpoint.", remedy=remedy)
+
+
+def merge_command(checkpoints: Path, folder: Path) -> str:
+    """The command that makes a model of verl's last checkpoint."""
+    latest = checkpoints / LATEST
+    step = latest.read_text().strip() if latest.is_file() else "N"
+    shards = checkpoints / f"global_step_{step}" / "actor"
+    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"
 
 
 def make_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
-from dew.cli.runs import Child, claim, live, lock, run_all
+from dew.cli.runs import LATEST, Child, claim, live, lock, merge_command, run_all
 from dew.config import Run, read_run, to_yaml
 from dew.engines.compat import require, trl_beside_verl
 from dew.engines.permission import check_permission, remember, remembered
@@ -19,8 +19,6 @@ from dew.records import RunFolder
 
 CONFIG = "verl.yaml"
 """The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""
-LATEST = "latest_checkpointed_iteration.txt"
-"""The file in which verl names its last complete checkpoint."""
 
 
 def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool) -> None:
@@ -118,11 +116,3 @@ def _checkpoints(launch: Launch) -> Path:
 def _next_steps(launch: Launch, folder: Path) -> str:
     """How to see the report, and how to get a model."""
     return f"Report: dew report {folder}\nModel: {merge_command(_checkpoints(launch), folder)}"
-
-
-def merge_command(checkpoints: Path, folder: Path) -> str:
-    """The command that makes a model of verl's last checkpoint."""
-    latest = checkpoints / LATEST
-    step = latest.read_text().strip() if latest.is_file() else "N"
-    shards = checkpoints / f"global_step_{step}" / "actor"
-    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"
