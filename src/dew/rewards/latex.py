@@ -76,7 +76,7 @@ _DEGREES = re.compile(
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
 """Between the quantities of a list; not between thousands."""
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!)?\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!\s?)?\d{3})+(?![\d,])")
 _MIXED = re.compile(r"(?<![\d/^_.,])(\d{1,9})\s+(\d{1,9})/(\d{1,9})(?![\d/])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _LETTER_UNIT = re.compile(
@@ -338,7 +338,7 @@ def _alternatives(text: str) -> list[str]:
     found = []
     text = re.sub(r"\A\\text\s*\{([^{}]*)\}\Z", r"\1", text.strip())
     left, equals, right = text.rpartition("=")
-    if unit := _UNIT.fullmatch(right):
+    if (unit := _UNIT.fullmatch(right)) and unit["number"] != right.strip():
         number = clean(left) + equals + unit["number"]
         found.append(number + (r"\%" if unit["percent"] else ""))
         if scale := re.match(r"\W*(?:text\{\s*)?(thousand|million|billion)", right[unit.end("number") :]):
