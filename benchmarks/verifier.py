@@ -1,15 +1,18 @@
 """Agreement of `math_verdict` with the labels of other projects' test suites.
 
-    python benchmarks/verifier.py ../shared/data/verifier_cases.jsonl [--write benchmarks/results/verifier.md]
+    python benchmarks/verifier.py ../shared/data/verifier_cases.jsonl --golds ../shared/data/math500/test.jsonl.gz
+        [--write benchmarks/results/verifier.md]
 
 A case has gold, pred, expected, kind, source, and `math_verify_0_9_0`: the result of plain math-verify (with that
 project's settings, if it has any). Nothing is tuned per case: every case gets one call of `math_verdict(pred, gold)`,
 as in training. Cases marked `policy` (the label is that project's choice, such as rejecting an unreduced fraction) or
-`label_suspect` are counted in a separate table.
+`label_suspect` are counted in a separate table. `--golds` also checks other spellings and near misses of gold answers.
 """
 
 import argparse
+import gzip
 import json
+import re
 from collections import Counter, defaultdict
 from datetime import date
 from pathlib import Path
@@ -48,6 +51,93 @@ def agreement(cases: list[Case]) -> tuple[list[str], list[str]]:
     return lines, apart
 
 
+def spellings(gold: str) -> list[str]:
+    """Completions with the same answer, written differently."""
+    boxed = [gold, f" {gold} .", rf"\displaystyle {gold}", rf"\mathbf{{{gold}}}", f"{{{gold}}}"]
+    boxed += [rf"\text{{The answer is }} {gold}", re.sub(r"\\d?frac", r"\\tfrac", gold), gold.replace(r"\pi", "π")]
+    boxed += [
+        re.sub(r"\\sqrt\{([^{}]*)\}", r"sqrt(\1)", gold),
+        gold.replace("^\\circ", " degrees"),
+        gold.replace("^\\circ", ""),
+    ]
+    if "=" not in gold and r"\in" not in gold and r"\text{" not in gold and "_" not in gold:
+        boxed += [f"x = {gold}"]
+    if re.fullmatch(r"-?\d+(\.\d+)?", gold):
+        boxed += [
+            gold + unit for unit in (r" \text{ cm}^2", " units", r"\,\mathrm{m}", " apples", r"\text{ m}^{3}", " km/h")
+        ]
+        boxed += [
+            f"{float(gold):,.2f}",
+            f"x = {float(gold):,.2f}",
+            rf"\$ {gold}",
+            rf"{gold}\text{{ (approx.)}}",
+            rf"\approx {gold}",
+        ]
+    if elements := elements_of(gold):
+        boxed += [f"({', '.join(elements)})", rf"\langle {', '.join(elements)} \rangle", ", ".join(elements)]
+        boxed += [r"\begin{bmatrix}" + r"\\".join(elements) + r"\end{bmatrix}"]
+    if re.fullmatch(r"-?\d+(?:, ?-?\d)+", gold):
+        values = re.split(", ?", gold)
+        boxed += [", ".join(values[::-1]), rf"\{{{gold}\}}", r" \text{ or } ".join(f"x = {value}" for value in values)]
+    if r"\cup" in gold:
+        ways = [re.sub(r"\((.*), ?(.*)\)", r"\1 < x < \2", way.strip()) for way in gold.split(r"\cup")]
+        ways = [way.replace(r"-\infty < ", "").replace(r" < \infty", "") for way in ways]
+        boxed += [word.join(ways) for word in (r" \text{ or } ", " or ", r" \lor ", ", ")] + [
+            gold.replace(r"\cup", "U")
+        ]
+    return [rf"\boxed{{{text}}}" for text in dict.fromkeys(boxed)] + [
+        f"<answer>{gold}</answer>",
+        rf"Answer: \({gold}\)",
+    ]
+
+
+def near_misses(gold: str) -> list[str]:
+    """Completions with a wrong answer that looks like the gold answer."""
+    if gold.startswith(r"\text{"):
+        word = gold[6:-1].strip("()")
+        return [rf"\boxed{{{text}}}" for text in (rf"\text{{not {word}}}", word[1:] + word[0], "5") if text != word]
+    digits = [m for m in re.finditer(r"(?<![\d.])\d+", gold) if not re.search(r"(inches|cm)\}\^$", gold[: m.start()])]
+    texts = [gold[: m.start()] + str(int(m[0]) + 1) + gold[m.end() :] for m in digits]
+    for sign, other in (("+", "-"), ("-", "+"), ("(", "["), (")", "]"), ("[", "("), ("]", ")"), (r"\cup", r"\cap")):
+        if sign in "+-" or "," in gold:
+            texts += [gold[: m.start()] + other + gold[m.end() :] for m in re.finditer(re.escape(sign), gold)]
+    texts = [text for text in texts if not re.search(r"\[-?\\infty|\\infty ?\]|\+\\infty", text)]  # slips of notation
+    if elements := elements_of(gold):
+        texts += [f"({', '.join(elements[::-1])})", rf"\{{{', '.join(elements)}\}}", f"({', '.join(elements[:-1])})"]
+    if gold != "0" and re.fullmatch(r"-?\d+(\.\d+)?|-?\\d?frac\{\d+\}\{\d+\}", gold):
+        texts += [
+            f"{gold}x",
+            rf"{gold}\pi",
+            f"{gold}i",
+            f"{gold}, 7777",
+            f"7777={gold}",
+            f"x<{gold}",
+            f"({gold},1)",
+            f"{gold}+1",
+        ]
+    return [rf"\boxed{{{text}}}" for text in dict.fromkeys(texts) if text != gold]
+
+
+def elements_of(gold: str) -> list[str]:
+    """The elements of a point or a column vector."""
+    column = re.fullmatch(r"\\begin\{pmatrix\}([^&]*)\\end\{pmatrix\}", gold)
+    point = re.fullmatch(r"(?:\\left)?\(([^()]*,[^()]*?)(?:\\right)?\)", gold)
+    found = column[1].split(r"\\") if column else point[1].split(",") if point and "infty" not in gold else []
+    return [element.strip() for element in found]
+
+
+def generated(golds: list[str]) -> tuple[list[str], list[str]]:
+    """(a table, the wrong verdicts) for other spellings and near misses of gold answers."""
+    lines, wrong = ["| generated answers | number | wrong verdicts |", "|---|---|---|"], []
+    for name, make, right in (("other spellings", spellings, True), ("near misses", near_misses, False)):
+        cases = [(text, gold) for gold in dict.fromkeys(golds) for text in make(gold)]
+        verdicts = math_verdicts([text for text, _ in cases], [gold for _, gold in cases], timeout=PATIENT)
+        apart = [(v.status, *case) for case, v in zip(cases, verdicts, strict=True) if v.correct != right]
+        lines.append(f"| {name} | {len(cases)} | {len(apart)} |")
+        wrong += [f"- {status}: gold `{gold}`, answer `{text}`" for status, text, gold in apart]
+    return lines, wrong
+
+
 def others(cases: list[Case]) -> list[str]:
     """Cases that test something other than a verdict."""
 
@@ -77,9 +167,19 @@ def others(cases: list[Case]) -> list[str]:
     return lines
 
 
+def golds_section(path: Path | None) -> list[str]:
+    if not path:
+        return []
+    with gzip.open(path, "rt", encoding="utf-8") as rows:
+        table, wrong = generated([json.loads(row)["answer"] for row in rows])
+    title = f"Other spellings and near misses of the gold answers of {path.parent.name}, generated by this script:"
+    return ["", title, "", *table, "", *wrong]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("cases", type=Path)
+    arguments.add_argument("--golds", type=Path, help="rows with an answer, .jsonl.gz")
     arguments.add_argument("--write", type=Path)
     given = arguments.parse_args()
     cases = [json.loads(line) for line in given.cases.read_text(encoding="utf-8").splitlines()]
@@ -93,7 +193,7 @@ def main() -> None:
         [
             "# Verdicts against labels",
             "",
-            f"`python benchmarks/verifier.py {given.cases.name} --write FILE`, {date.today()}, {found}.",
+            f"`python benchmarks/verifier.py {given.cases.name} --golds ROWS --write FILE`, {date.today()}, {found}.",
             "",
             *table,
             "",
@@ -112,6 +212,7 @@ def main() -> None:
             *others(cases),
             "",
             "latex_parse: the formula is equal to itself; latex_bad: it is not, and is reported as a bad gold answer.",
+            *golds_section(given.golds),
         ]
     )
     print(text)

@@ -24,6 +24,7 @@ PATIENT = 60.0
 
 # Golden: completion, gold, whether it is correct
 
+UNION = r"(-\infty,-1)\cup(2,\infty)"
 SAME = [
     # numbers
     (r"\boxed{1,000}", "1000"), (r"\boxed{10{,}000}", "10000"), (r"\boxed{10\,000}", "10000"), (r"\boxed{007}", "7"),
@@ -93,6 +94,36 @@ SAME = [
     (r"\boxed{0.1+0.2}", "0.3"), (r"\boxed{2 \cdot 3.14}", "6.28"), (r"\boxed{3/10}", "0.1+0.2"),
     (r"\boxed{5 apples, 3 pears}", "5,3"), (r"\boxed{5\text{ apples}, 3\text{ pears}}", "5, 3"),
     (r"\boxed{1,200 cm and 0.5 cm}", "1200, 1/2"), (r"\boxed{1, 2}", "1 cm, 2 cm"),
+    # inequalities joined by or, and, commas; sets by a condition; unions
+    *((rf"\boxed{{x<-1{word}x>2}}", UNION) for word in
+      (r" \text{ or } ", " or ", r" \lor ", r"\vee ", " ∨ ", ", ", r"\quad\text{or}\quad ", r", \text{ or } ",
+      r"\mbox{ or }")),
+    ("The answer is $x > 2$ or $x < -1$.", UNION), (r"\boxed{x<-1} or \boxed{x>2}", UNION),
+    (r"\boxed{\text{x < -1 or x > 2}}", UNION), (rf"\boxed{{{UNION}}}", "x<-1 or x>2"),
+    (r"\boxed{x>2 \lor -1>x}", "x<-1 or x>2"),
+    (r"\boxed{\left\{x \mid x<-1 \text{ or } x>2\right\}}", UNION), (r"\boxed{\{x\in\mathbb{R} : -1<x<2\}}", "(-1,2)"),
+    (r"\boxed{x\in(-\infty,-1) \text{ or } x\in(2,\infty)}", UNION), (r"\boxed{(-\infty,-1), (2,\infty)}", UNION),
+    (r"\boxed{(-\infty,-1) U (2,\infty)}", UNION), (r"\boxed{0<x<36, x\ne 9}", r"(0,9) \cup (9,36)"),
+    (r"\boxed{x=2 \text{ or } x>5}", r"\{2\}\cup(5,\infty)"), (r"\boxed{x=2 \lor x=-2}", "-2,2"),
+    (r"\boxed{x>-1 \text{ and } x<2}", "(-1,2)"), (r"\boxed{x>-1 \land x<2}", "-1<x<2"), (r"\boxed{-1<x<2}", "(-1,2)"),
+    (r"\boxed{f(4)>f(1)>f(2)}", "f(2)<f(1)<f(4)"), (r"\boxed{x=1, x=2, and x=3}", "1,2,3"),
+    # equations
+    (r"\boxed{x=6}", "6"), (r"\boxed{f(x)=6}", "6"), (r"\boxed{2+4=6}", "6"), (r"\boxed{6=x}", "6"),
+    (r"\boxed{m+n=6}", "6"),
+    (r"\boxed{2/3=0.67}", "0.67"), ("#### 2 + 4 = 6 apples", "6"), (r"\boxed{13 \equiv 6 \pmod{7}}", "6"),
+    # parentheses and braces
+    (r"\boxed{1,2}", "(1,2)"), (r"\boxed{(1,2)}", "1,2"), (r"\boxed{\{2,1\}}", "1,2"),
+    (r"\boxed{\lbrace 2,1\rbrace}", r"\{1,2\}"),
+    (r"\boxed{\langle 1,-2\rangle}", r"\begin{pmatrix}1\\-2\end{pmatrix}"),
+    # thousands, large numbers, percent, units, wrappers
+    (r"\boxed{x=1,200}", "1200"), (r"\boxed{\$1,200 + \$300 = \$1{,}500}", "1500"), (r"\boxed{1,\!200\pi}", r"1200\pi"),
+    (r"\boxed{1.5\text{ million}}", "1500000"), ("The total is **349526**", "349526"), (r"\boxed{12.5\%}", "12.5"),
+    (r"\boxed{5 \text{ cm}^{2}}", "5"), ("#### 25 m/s", "25"), (r"\boxed{20^\circ C}", "20"),
+    (r"\boxed{3:30 PM}", r"3:30\text{ p.m.}"),
+    (r"\boxed{.5 apples}", "0.5"), (r"\boxed{about 6 apples}", "6"), (r"\boxed{cot x}", r"\cot x"),
+    (r"\boxed{{\bf 6}}", "6"),
+    (r"\boxed{\mathbf{6-5i}}", "6-5i"), (r"\boxed{\text{p - q}}", "p-q"), (r"\boxed{{(3,4]}}", "(3,4]"),
+    (r"\boxed{52_{\text{eight}}}", "52_8"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
@@ -116,6 +147,28 @@ DIFFERENT = [
     (r"\boxed{7{:}30}", "7:31"), (r"\boxed{(2 1/2, 3)}", "(3/2, 3)"), (r"\boxed{0.1+0.2}", "0.31"),
     ("The answer is \\(40_8\\).", "40_9"), (r"\boxed{52_{\text{eight}}}", "52_9"), (r"\boxed{-50\%}", "50"),
     (r"\boxed{(52)_8}", "52_9"), (r"\boxed{\Big(1,2\Big)}", "(1,2]"),
+    # inequalities
+    *((rf"\boxed{{{answer}}}", UNION) for answer in
+      (r"x\le-1 \text{ or } x>2", r"x<-1 \text{ or } x\ge2", r"x<1 \text{ or } x>2", r"x<-1 \text{ and } x>2",
+      r"x<-1\land x>2",
+       "x<-1", r"x<-1 \text{ or } y>2", r"x>-1 \text{ or } x>2", r"(-\infty,-1], (2,\infty)", r"x=-1 \text{ or } x>2")),
+    (r"\boxed{x>-1 \text{ or } x<2}", "(-1,2)"), (r"\boxed{x<-1 \text{ and } x>2}", "x<-1 or x>2"),
+    (r"\boxed{1<x<3, 2<x<4}", "(1,4)"), (r"\boxed{(0,6), (5,10)}", "(0,10)"),
+    (r"\boxed{f(4)>f(2)>f(1)}", "f(2)<f(1)<f(4)"),
+    # equations of numbers that do not hold
+    (r"\boxed{5=6}", "6"), ("$5=6$", "6"), ("#### 5=6", "6"), (r"\boxed{2+5=6}", "6"),
+    (r"\boxed{\frac{1}{2}+\frac{1}{3}=\frac{2}{5}}", "2/5"),
+    (r"\boxed{100 \cdot 1.05=115}", "115"), (r"\boxed{5=6=x}", "6"), (r"\boxed{7=x}", "6"), ("#### 5=6 apples", "6"),
+    # parentheses and braces
+    (r"\boxed{\{1,2\}}", "(1,2)"), (r"\boxed{(1,2)}", r"\{1,2\}"), (r"\boxed{(2,1)}", "1,2"), (r"\boxed{2,1}", "(1,2)"),
+    (r"\boxed{x\in\{1,2\}}", "(1,2)"), (r"The set is $\{1,2\}$.", "(1,2)"),
+    (r"\boxed{(-2,1)}", r"\begin{pmatrix}1\\-2\end{pmatrix}"),
+    # words, thousands, percent, times
+    (r"\boxed{seat}", "east"), (r"\boxed{HHT}", "HTH"), (r"\boxed{\text{HHT}}", r"\text{HTH}"),
+    (r"\boxed{(1,200)}", "1200"),
+    (r"\boxed{x=1,200}", "1201"), (r"\boxed{0.5\%}", "0.5"), (r"\boxed{1250\%}", r"12.5\%"),
+    (r"\boxed{3:30\text{ a.m.}}", r"3:30\text{ p.m.}"),
+    (r"\boxed{1.5 million}", "1500"), (r"\boxed{8 \pmod{11}}", "9"), (r"\boxed{52_{\text{nine}}}", "52_8"),
 ]  # fmt: skip
 NOTHING = [
     "",

@@ -33,7 +33,7 @@ _SHORT_ANSWER = re.compile(
     r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?|\w+|\\text\{[^{}]*\}|\([A-J]\)(?:\s[\w ]{0,60})?"
 )
 """A number with its unit, one word, or a choice with its text."""
-_POWER = r"(?:\^|\*\*)[\s{(+-]*"
+_POWER = r"(?:\^|\*\*(?!\d+\*\*))[\s{(+-]*"  # not a number in bold
 _TOO_LARGE = re.compile(
     rf"{_POWER}\d{{6,}}|\d{{5,}}[\s)}}]*!|!\s*!\s*!|\d\s*{_POWER}\d+[\s)}}]*{_POWER}\d|\d{{1000,}}"
     rf"|[eE][+-]?\d{{5,}}|_?(?:sum|prod)\b.{{0,40}}\d{{5,}}"
@@ -94,7 +94,7 @@ def last_boxed(text: str, *, open_end: bool = False) -> str | None:
     boxes: list[str] = []
     next_start = len(text)
     for match in reversed(list(_BOX.finditer(text))[-MAX_BOXES:]):
-        if (box := _box_at(text, match.end(), open_end)) is None:
+        if (box := in_braces(text, match.end(), open_end)) is None:
             break
         content, end = box
         if boxes and (end > next_start or _BETWEEN_BOXES.sub("", text[end:next_start])):
@@ -105,8 +105,8 @@ def last_boxed(text: str, *, open_end: bool = False) -> str | None:
     return _LABEL.sub("", ", ".join(boxes)) if boxes else None
 
 
-def _box_at(text: str, at: int, open_end: bool) -> tuple[str, int] | None:
-    """(content, end position) of a box whose command ends at `at`."""
+def in_braces(text: str, at: int, open_end: bool = False) -> tuple[str, int] | None:
+    """(content, end position) of the argument of a command that ends at `at`."""
     at = len(text) - len(text[at:].lstrip())
     if not text.startswith("{", at):
         bare = re.compile(r"[^\s$\\{}]+").match(text, at)
@@ -146,7 +146,9 @@ def is_formula(text: str) -> bool:
     """True if the only words are names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
     if len(text) > MAX_LENGTH or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
         return False
-    words = re.findall(r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf)\{[^{}]*\}", " ", text)))
+    words = re.findall(
+        r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf|mbox)\{[^{}]*\}", " ", text))
+    )
     return all(_MATH_WORD.fullmatch(word) or (word.isascii() and word.isupper()) for word in words)
 
 

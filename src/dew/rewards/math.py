@@ -67,10 +67,11 @@ def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
     if answer.marked and too_complex(answer.text):  # not parsed, but it may repeat the gold answer verbatim
         same = answer.text.split() == target.text.split()
         return Verdict("correct" if same else "unparsable", answer.text[:500])
-    wanted = words(target.text)
-    if wanted and wanted in (words(answer.text), words(after_thinking(completion)[-MAX_LENGTH:])):
+    wanted, said = words(target.text), words(answer.text)
+    if wanted and wanted in (said, words(after_thinking(completion)[-MAX_LENGTH:])):
         return Verdict("correct", wanted)
-    return answer
+    one_word = wanted and said and wanted.isalpha() and answer.marked
+    return Verdict("wrong", said) if one_word else answer  # to the parser, letters are factors: seat is east
 
 
 @dataclass(frozen=True)

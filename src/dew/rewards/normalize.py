@@ -29,6 +29,7 @@ _NOT = re.compile(
     r"(?:\b(?:not|neither|nor|except)|n['’]t)\W+(?:(?:be|an?|the|option|choice|answer)\W+){0,3}\Z", re.IGNORECASE
 )
 _BASE = re.compile(r"\(?(\d\w*?)\)?_(\d{1,2}|[a-z]{3,})", re.ASCII)
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 _AT_START = re.compile(rf"\W{{0,3}}([{CHOICES}])(?:[.,:;)]|\s*$|[^\x00-\x7f])")
 
 
@@ -114,4 +115,5 @@ def final_choice(text: str) -> str | None:
 def same_base(a: str, b: str) -> bool | None:
     """Whether two numerals with a base, `10_{2}` and `10_3`, are the same; None if one of them has no base."""
     numerals = [_BASE.fullmatch(_MARKUP.sub("", _AROUND.sub("", text)).replace(" ", "")) for text in (a, b)]
-    return numerals[0].groups() == numerals[1].groups() if numerals[0] and numerals[1] else None
+    x, y = ((n[1], _BASES.get(n[2], n[2])) if n else None for n in numerals)
+    return x == y if x and y else None
