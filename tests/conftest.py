@@ -3,6 +3,7 @@ cannot be reached, every look takes 23 seconds."""
 
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -29,6 +30,14 @@ def pytest_collection_finish():
 
 def pytest_unconfigure():
     gc.unfreeze()  # else Triton reports leaks
+
+
+@pytest.fixture
+def interruptible():
+    """Python's own handler of Ctrl-C: tests that a shell started in the background inherit none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

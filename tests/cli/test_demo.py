@@ -165,14 +165,6 @@ def test_a_child_that_is_killed_or_stopped_is_not_done(tmp_path, code, says):
     assert str(caught.value).endswith("Resume it.")
 
 
-@pytest.fixture
-def interruptible():
-    """Python's own handler of Ctrl-C: tests that a shell started in the background inherit none."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_all_children(tmp_path, number):

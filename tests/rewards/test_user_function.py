@@ -196,6 +196,7 @@ def test_a_slow_batch_loses_only_that_batch(load):
     assert reward(["a"]) == [1.0] and reward._failures == 0
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_batch_does_not_answer_the_next_one(load):
     reward = load("interrupts")
     with pytest.raises(KeyboardInterrupt):
