@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import trl_tiny as tiny
-from dew.cli.evaluate import load_model
+from dew.cli.models import load_model
 from dew.config import make_run
 from dew.engines.recording import RESUME
 from dew.engines.trl import launch

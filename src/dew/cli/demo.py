@@ -76,7 +76,7 @@ def _evaluate_untrained(run: Run) -> None:
     """Show the model's accuracy before training, and where it is uncertain."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from dew.cli.evaluate import load_model
+    from dew.cli.models import load_model
     from dew.engines.problems import evaluate_run
     from dew.evaluate import token_entropy
 

@@ -16,9 +16,9 @@ from dew import rewards, tasks
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
-from dew.cli.runs import no_model
-from dew.config import Run, find_model, read_run
-from dew.errors import ConfigError, Problem, not_loaded
+from dew.cli.models import load_model, load_tokenizer
+from dew.config import Run, read_run
+from dew.errors import ConfigError, Problem
 from dew.files import is_plain, try_writing, write_atomically
 from dew.records import RunFolder
 from dew.rewards.user_function import is_user_function
@@ -26,8 +26,6 @@ from dew.rewards.verifiers import FORMATS, VERIFIERS
 
 if TYPE_CHECKING:
     from dew.evaluate import Scores
-
-ENGINES = ("transformers", "vllm")
 
 TaskFlag = Annotated[
     list[str] | None, typer.Option(metavar="<str>", help="Game, data set or file (default: the run's, or countdown).")
@@ -102,9 +100,10 @@ def _typed(context: typer.Context) -> dict[str, Any]:
 
 def _check_flags(typed: dict[str, Any]) -> None:
     """Refuse flags that contradict others or would be ignored."""
-    if len(typed.keys() & {"reward", "verifier", "suite"}) > 1:
-        what = "More than one of --reward, --verifier and --suite:"
-        raise ConfigError(Problem(what, "each decides how answers are scored.", "Give one."))
+    judges = sorted(typed.keys() & {"reward", "verifier", "suite"})
+    if len(judges) > 1:
+        what = f"--{' and --'.join(judges)}: each decides how answers are scored."
+        raise ConfigError(Problem(what, remedy="Give one."))
     if "suite" in typed:
         _refuse(typed.keys() & {"task", "vs"}, "--suite evaluates one model on its own data sets")
     if "greedy" in typed:
@@ -309,65 +308,6 @@ def pairs(
         raise ConfigError(Problem(f"No problem has a correct and a wrong answer: {share}.", remedy=remedy))
     write_atomically(to, "".join(json_.dumps(row, ensure_ascii=False) + "\n" for row in found).encode("utf-8"))
     out.print(f"{to}: {len(found)} pairs; {share}, {scores.truncated_share:.1%} truncated")
-
-
-def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
-    """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
-
-    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
-    """
-    path, tokenizer = load_tokenizer(name, engine)
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    from dew.decoding import SamplingCopy
-    from dew.evaluate import load_vllm
-
-    try:
-        if engine == "vllm":
-            return load_vllm(str(path)), tokenizer
-        lora = (path / "adapter_config.json").is_file()
-        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(not_loaded("model", name, error)) from None
-    if not torch.cuda.is_available():
-        return model, tokenizer
-    cast = model.dtype == torch.float32 and not float32
-    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
-
-
-def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
-    """(where the model is: a folder or a hub name, its tokenizer)."""
-    if engine not in ENGINES:
-        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
-    from transformers import AutoTokenizer
-
-    found = RunFolder(tasks.model_folder(name)).model()
-    if found is None and Path(name, "run.json").is_file():
-        raise ConfigError(no_model(Path(name)))
-    path = found or Path(find_model(name, "model"))
-    if engine == "vllm" and (path / "adapter_config.json").is_file():
-        what = f"{name}: LoRA weights, which have to be merged for vLLM."
-        raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
-    try:
-        return path, AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(not_loaded("model", name, error)) from None
-
-
-def load_lora(folder: Path) -> Any:
-    """The base model with the LoRA weights of this folder merged into it."""
-    from peft import AutoPeftModelForCausalLM
-
-    return load_weights(AutoPeftModelForCausalLM, folder).merge_and_unload()
-
-
-def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
 
 
 def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: bool) -> None:

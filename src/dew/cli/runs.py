@@ -233,15 +233,6 @@ def _holds_run(folder: Path) -> bool:
     return by_dew or any((folder / name).is_file() for name in ("run.json", "verl.yaml"))
 
 
-def no_model(folder: Path) -> Problem:
-    """A folder without a model to load."""
-    if (folder / "checkpoints").is_dir() and RunFolder(folder).run().get("engine") == "verl":
-        remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
-        return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
-    remedy = "Give the output_dir of a run that has one. `dew resume` finishes a run; in Python: trainer.save_model()."
-    return Problem(f"{folder} holds no final model and no checkpoint.", remedy=remedy)
-
-
 def merge_command(checkpoints: Path, folder: Path) -> str:
     """The command that makes a model of verl's last checkpoint."""
     latest = checkpoints / LATEST

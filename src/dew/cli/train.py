@@ -11,7 +11,8 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
-from dew.cli.runs import make_folder, no_model
+from dew.cli.models import no_model
+from dew.cli.runs import make_folder
 from dew.config import read_run, read_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
@@ -131,7 +132,7 @@ def export(
     make_folder(to)
     if any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
-    from dew.cli.evaluate import load_lora, load_model
+    from dew.cli.models import load_lora, load_model
 
     if (source / "adapter_config.json").is_file():
         from transformers import AutoTokenizer

@@ -1,0 +1,80 @@
+"""Load a model to sample from: a model folder, the final model of a run, a bundled model or one from the hub."""
+
+from pathlib import Path
+from typing import Any
+
+from dew import tasks
+from dew.cli.runs import merge_command
+from dew.config import find_model
+from dew.errors import ConfigError, Problem, not_loaded
+from dew.records import RunFolder
+
+ENGINES = ("transformers", "vllm")
+
+
+def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
+
+    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
+    """
+    path, tokenizer = load_tokenizer(name, engine)
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    from dew.decoding import SamplingCopy
+    from dew.evaluate import load_vllm
+
+    try:
+        if engine == "vllm":
+            return load_vllm(str(path)), tokenizer
+        lora = (path / "adapter_config.json").is_file()
+        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(not_loaded("model", name, error)) from None
+    if not torch.cuda.is_available():
+        return model, tokenizer
+    cast = model.dtype == torch.float32 and not float32
+    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
+
+
+def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
+    """(where the model is: a folder or a hub name, its tokenizer)."""
+    if engine not in ENGINES:
+        raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
+    from transformers import AutoTokenizer
+
+    found = RunFolder(tasks.model_folder(name)).model()
+    if found is None and Path(name, "run.json").is_file():
+        raise ConfigError(no_model(Path(name)))
+    path = found or Path(find_model(name, "model"))
+    if engine == "vllm" and (path / "adapter_config.json").is_file():
+        what = f"{name}: LoRA weights, which have to be merged for vLLM."
+        raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
+    try:
+        return path, AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(not_loaded("model", name, error)) from None
+
+
+def load_lora(folder: Path) -> Any:
+    """The base model with the LoRA weights of this folder merged into it."""
+    from peft import AutoPeftModelForCausalLM
+
+    return load_weights(AutoPeftModelForCausalLM, folder).merge_and_unload()
+
+
+def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
+
+
+def no_model(folder: Path) -> Problem:
+    """A folder without a model to load."""
+    if (folder / "checkpoints").is_dir() and RunFolder(folder).run().get("engine") == "verl":
+        remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
+        return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
+    remedy = "Give the output_dir of a run that has one. `dew resume` finishes a run; in Python: trainer.save_model()."
+    return Problem(f"{folder} holds no final model and no checkpoint.", remedy=remedy)
