@@ -53,7 +53,7 @@ $(VENV)-%/.installed: pyproject.toml locks/%.txt
 
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/pytest -m slow tests/trl/test_vllm.py
-	$(VENV)-vllm/bin/pytest -m slow tests/evaluate/test_vllm.py
+	$(VENV)-vllm/bin/pytest -m slow tests/compare/test_vllm.py
 
 test-verl: $(VENV)-verl/.installed
 	$(VENV)-verl/bin/pytest tests/verl tests/preflight/test_verl.py

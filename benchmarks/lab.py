@@ -20,12 +20,12 @@ from pathlib import Path
 
 import torch
 
-from dew.lab import TASKS, Settings, study
-from dew.lab.arms import parse_arms
-from dew.lab.policy import numerics, sample
-from dew.lab.tasks import generator
-from dew.lab.train import Replica, Stack, judge
-from dew.lab.warm_start import cache_folder, warm_start
+from dew.engines.lab import TASKS, Settings, study
+from dew.engines.lab.arms import parse_arms
+from dew.engines.lab.stack import Replica, Stack, judge
+from dew.engines.lab.tasks import generator
+from dew.engines.lab.tiny import numerics, sample
+from dew.engines.lab.warm_start import cache_folder, warm_start
 
 ARMS = ["dapo", "gtpo", "gtpo(alpha2=0.5)", "gtpo(alpha2=1.0)", "gtpo(pool=joint)", "gtpo(compare=row)", "grpo", "gspo",
         "dr_grpo", "grpo_s", "forking_tokens", "entropy_advantage"]  # fmt: skip

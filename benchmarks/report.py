@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import sync_playwright
 
-from dew.records import RunFolder
 from dew.report import build
+from dew.run.folder import RunFolder
 from make_run import make_group, make_run, make_study
 
 DRAWN = "await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));"

@@ -28,12 +28,12 @@ import verl_turns
 import yaml
 
 from dew.cli.recipes import names
-from dew.config import Run, read_run
+from dew.compare.statistics import t_test
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, hydra_words, prepare
 from dew.engines.verl.recipe import flat
 from dew.engines.verl.settings import EXTERNAL
-from dew.evaluate.metrics import t_test
+from dew.run.config import Run, read_run
 
 RUNS = {
     "verl_grpo": ("grpo", None),

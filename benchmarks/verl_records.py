@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dew.kernels import Head, linear_logprob_entropy, plain_head
-from dew.records import AnswerRecord, GroupRecord, RunFolder
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord
 
 FLOOR = 1e-3
 """Relative errors are taken where the float32 entropy is above this."""

@@ -24,8 +24,8 @@ from trainer_step import StepTimer
 from whole_step import in_a_process, on_a_cpu
 
 from dew.engines.trl import DewConfig, DewTrainer
-from dew.records import RunFolder
 from dew.rewards import verifier
+from dew.run.folder import RunFolder
 from dew.tasks import TINY, task
 
 # name -> (LoRA, settings, whether new weights reach vLLM)

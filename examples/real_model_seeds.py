@@ -31,13 +31,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dew.cli.recipes import get
-from dew.config import read_run
+from dew.compare.comparison import AREA, MIN_SEEDS, Result, difference
+from dew.compare.statistics import area, mean_interval, pass_at_k
+from dew.engines.lab.arms import Arm, parse_arms
 from dew.errors import ConfigError, DewError, Problem
-from dew.evaluate.comparison import AREA, MIN_SEEDS, Result, difference
-from dew.evaluate.metrics import area, mean_interval, pass_at_k
 from dew.files import write_atomically
-from dew.lab.arms import Arm, parse_arms
-from dew.records import RunFolder
+from dew.run.config import read_run
+from dew.run.folder import RunFolder
 
 START = "start"
 """The arm of the model before training."""
@@ -112,8 +112,8 @@ def evaluate(settings: Json, model: str, home: Path) -> Json:
     import torch
 
     from dew.cli.evaluate import load_model
-    from dew.evaluate import Scores
-    from dew.evaluate import evaluate as score
+    from dew.compare import Scores
+    from dew.compare import evaluate as score
     from dew.tasks import task
 
     loaded, found = None, {}
@@ -217,7 +217,7 @@ def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
     For each template the smallest limit that cuts off at most 15 %; of these the one with the most correct answers.
     """
     from dew.cli.evaluate import load_model
-    from dew.evaluate import evaluate as score
+    from dew.compare import evaluate as score
     from dew.rewards import verifier
     from dew.tasks import task
 

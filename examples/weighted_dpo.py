@@ -22,11 +22,11 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from dew.cli.evaluate import load_model
+from dew.compare import evaluate, preference_pairs
+from dew.compare.statistics import paired_interval, pass_at_k
 from dew.credit import preference_weights
 from dew.engines.trl import DewDPOConfig, DewDPOTrainer, dpo
 from dew.engines.trl.launch import quiet
-from dew.evaluate import evaluate, preference_pairs
-from dew.evaluate.metrics import paired_interval, pass_at_k
 from dew.files import write_atomically
 from dew.rewards import verifier
 from dew.tasks import model_folder, task

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from warm_start import RECIPES, Recipe, save, warm_start
 
-from dew.evaluate import Scores, evaluate
+from dew.compare import Scores, evaluate
 from dew.tasks import Chain, Countdown, Task
 
 TASKS: dict[str, list[tuple[Task, int, int]]] = {  # task, problems, maximum answer length

@@ -19,8 +19,8 @@ from typing import Any
 
 from dew.cli.console import signed
 from dew.cli.runs import DEMO_RUNS
-from dew.evaluate import compare_runs, read_result
-from dew.evaluate.comparison import Result
+from dew.compare import compare_runs, read_result
+from dew.compare.comparison import Result
 
 FILE = Path(__file__).parents[1] / "recipes" / "tiny" / "countdown6.json"
 SCORES = {"area": "accuracy, averaged over training", "pass@1": "pass@1 after", "pass@16": "pass@16 after"}

@@ -4,7 +4,7 @@
     python scripts/run_study.py OUT [--steps rules ...]          all jobs, three at a time
     python scripts/run_study.py OUT --jobs rules/countdown-6/0   one job in this process
 
-A job is a study of its own in OUT/STEP/TASK/SEED; `dew.lab.load_study` merges those of a step. Finished jobs are kept:
+A job is a study of its own in OUT/STEP/TASK/SEED; `load_study` merges those of a step. Finished jobs are kept:
 the same command resumes. Every arm of a task has DAPO's best learning rate of step 1, in `confirm` its own rule's, in
 `learned-confirm` learned credit its own best of the step `learned`.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dew.lab import Settings, load_study, study
-from dew.lab.summary import best_rates
+from dew.engines.lab import Settings, load_study, study
+from dew.engines.lab.summary import best_rates
 
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from statistics import mean
 
-from dew.lab import load_study
-from dew.lab.study import Study
-from dew.lab.summary import SCORES, Difference, difference, differences, points, values
+from dew.engines.lab import load_study
+from dew.engines.lab.study import Study
+from dew.engines.lab.summary import SCORES, Difference, difference, differences, points, values
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "study"

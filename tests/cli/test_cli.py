@@ -15,14 +15,15 @@ from dew import __version__
 from dew.algorithms import get_algorithm
 from dew.cli import console, runs
 from dew.cli.app import app
-from dew.config import read_run
+from dew.compare.sampling import Sampled, Sampling
+from dew.compare.scores import ScoredProblem as Problem
+from dew.compare.scores import Scores
 from dew.errors import Problem as Trouble
-from dew.evaluate.sampling import Sampled, Sampling
-from dew.evaluate.scores import ScoredProblem as Problem
-from dew.evaluate.scores import Scores
 from dew.preflight.machine import PACKAGES
-from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
 from dew.rewards import Verdict
+from dew.run.config import read_run
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord, write_records
 
 ROOT = Path(__file__).parents[2]
 

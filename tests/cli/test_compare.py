@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from dew.cli import compare as command
 from dew.cli.app import app
 from dew.cli.flags import load_run
-from dew.config import make_run
+from dew.compare import compare_runs
+from dew.compare.comparison import Result
 from dew.errors import ConfigError
-from dew.evaluate import compare_runs
-from dew.evaluate.comparison import Result
-from dew.records import RunFolder
 from dew.rewards.process import cores
+from dew.run.config import make_run
+from dew.run.folder import RunFolder
 
 
 def runs(algorithm, values):

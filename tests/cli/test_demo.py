@@ -13,12 +13,12 @@ import typer
 
 from dew.cli import demo
 from dew.cli.runs import Child, claim, lock, run_all
+from dew.compare.sampling import Sampled, Sampling
+from dew.compare.scores import ScoredProblem as Problem
+from dew.compare.scores import Scores
 from dew.errors import ConfigError, EngineError
-from dew.evaluate.sampling import Sampled, Sampling
-from dew.evaluate.scores import ScoredProblem as Problem
-from dew.evaluate.scores import Scores
-from dew.records import RunFolder
 from dew.rewards import Verdict
+from dew.run.folder import RunFolder
 
 RIGHT, WRONG = Verdict("correct", "7"), Verdict("wrong", "8")
 
@@ -78,7 +78,7 @@ def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():
 
     from dew.algorithms import get_algorithm
     from dew.cli.recipes import get
-    from dew.config import read_run
+    from dew.run.config import read_run
 
     settings = read_run(get(demo.RECIPE)).settings["algorithm_kwargs"]
     baseline, rule = (get_algorithm(name, **settings) for name in demo.DEMO_RUNS)
@@ -117,7 +117,7 @@ def test_only_an_earlier_demo_is_replaced(tmp_path):
 
 DONE = """
 import sys, pathlib
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 RunFolder(sys.argv[1]).write_run({"status": "done"})
 """
 

@@ -6,8 +6,8 @@ import pytest
 
 from dew.cli import flags
 from dew.cli.flags import known_settings, load_run, parse_flags
-from dew.config import make_run
 from dew.errors import ConfigError
+from dew.run.config import make_run
 
 
 @pytest.mark.parametrize(

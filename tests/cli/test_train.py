@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dew.config import make_run, read_run
 from dew.engines.problems import evaluate_run
 from dew.engines.trl import launch
 from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, EngineError
-from dew.records import RunFolder
+from dew.run.config import make_run, read_run
+from dew.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))

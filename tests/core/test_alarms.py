@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dew.alarms import FIRST, NEWEST, RULES, Alarms, History
+from dew.run.alarms import FIRST, NEWEST, RULES, Alarms, History
 
 HEALTHY = {
     "accuracy": 0.4,

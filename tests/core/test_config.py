@@ -6,8 +6,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dew.config import Run, Scoring, check_keys, make_run, parse_yaml, read_run, to_yaml
 from dew.errors import ConfigError, DewError
+from dew.run.config import Run, Scoring, check_keys, make_run, parse_yaml, read_run, to_yaml
 
 
 # ---- YAML 1.2 ----------------------------------------------------------------------------------

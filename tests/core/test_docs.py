@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from dew.alarms import RULES
 from dew.algorithms import list_algorithms
 from dew.cli.app import COMMANDS, app
-from dew.config import OWN_KEYS
+from dew.run.alarms import RULES
+from dew.run.config import OWN_KEYS
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "dew"

@@ -44,7 +44,7 @@ def test_without_control_groups_it_is_what_the_machine_has(tmp_path, monkeypatch
 
 
 def test_the_lab_and_preflight_use_it(monkeypatch):
-    from dew.lab import study
+    from dew.engines.lab import study
     from dew.preflight import machine
 
     for module in (sys.modules[study.__module__], machine):

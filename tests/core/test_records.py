@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.errors import DewError, RecordError, ShapeError
-from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, record_path, write_records
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord, read_records, record_path, write_records
 
 ANSWER = AnswerRecord(
     tokens=["4", "2"],

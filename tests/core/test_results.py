@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dew.evaluate.metrics import paired_interval
+from dew.compare.statistics import paired_interval
 
 DOCS = Path(__file__).parents[2] / "docs"
 K = 8

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dew.lab import kernels, policy
-from dew.lab.policy import OUTPUTS, SIGNALS, forward, new_policy, numerics, sample, token_logp
-from dew.lab.tasks import EOS, PAD, VOCABULARY, generator, get_task
+from dew.engines.lab import kernels, policy
+from dew.engines.lab.tasks import EOS, PAD, VOCABULARY, generator, get_task
+from dew.engines.lab.tiny import OUTPUTS, SIGNALS, forward, new_policy, numerics, sample, token_logp
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 

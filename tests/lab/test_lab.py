@@ -15,16 +15,16 @@ from dew.algorithms import algorithm_classes, get_algorithm
 from dew.algorithms.base import Part
 from dew.cli.lab import _report
 from dew.cli.runs import lock
+from dew.compare.statistics import Interval, holm, t_test
 from dew.credit.learned import OutcomeHead, spaced
+from dew.engines.lab import Settings, Study, differences, load_study, markdown, study
+from dew.engines.lab import warm_start as warm
+from dew.engines.lab.arms import parse_arms
+from dew.engines.lab.stack import Replica, Stack, Team, _random_rollouts
+from dew.engines.lab.summary import difference
+from dew.engines.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task
+from dew.engines.lab.tiny import Adam, forward, new_policy, numerics, sample
 from dew.errors import ConfigError, DewError, RecordError
-from dew.evaluate.metrics import Interval, holm, t_test
-from dew.lab import Settings, Study, differences, load_study, markdown, study
-from dew.lab import warm_start as warm
-from dew.lab.arms import parse_arms
-from dew.lab.policy import Adam, forward, new_policy, numerics, sample
-from dew.lab.summary import difference
-from dew.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task
-from dew.lab.train import Replica, Stack, Team, _random_rollouts
 from dew.rollouts import Rollouts
 
 TINY = Settings(
@@ -551,13 +551,13 @@ def test_mistakes_in_a_users_rule_are_explained(tmp_path, dew, monkeypatch):
         parse_arms([f"{tmp_path}/two.py:Halved", f"{tmp_path}/two.py:Copied"], [1e-3])
     with pytest.raises(AttributeError):
         says(body="def advantages(self, rollouts): return rollouts.rewards")
-    monkeypatch.setattr("dew.lab.study", lambda arms, **_: Team(get_algorithm(*arms), slice(0, 2), 4, 6))
+    monkeypatch.setattr("dew.engines.lab.study", lambda arms, **_: Team(get_algorithm(*arms), slice(0, 2), 4, 6))
     _, _, err = dew("lab", f"{tmp_path}/rule.py:Rule", "-o", tmp_path / "out")
     assert "AttributeError at rule.py, line 6: 'Rollouts' object has no attribute 'rewards'" in err
 
 
 def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monkeypatch):
-    module = sys.modules["dew.lab.study"]
+    module = sys.modules["dew.engines.lab.study"]
     said = []
     whole = study(["dapo", "grpo"], seeds=2, output=tmp_path / "whole", say=said.append, **easy)
     monkeypatch.setattr(module, "memory", lambda *_: 0.3 * module._free("cpu"))  # two runs at a time
@@ -647,7 +647,7 @@ def test_training_makes_the_chosen_gpu_the_current_one(easy, tmp_path, monkeypat
         assert device == "cuda:1"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["dew.lab.study"], "_device", str)
+    monkeypatch.setattr(sys.modules["dew.engines.lab.study"], "_device", str)
     monkeypatch.setattr(torch.cuda, "get_device_name", str)
     monkeypatch.setattr(torch.cuda, "device", enter)
     with pytest.raises(KeyboardInterrupt):

@@ -11,11 +11,11 @@ import torch
 
 from dew import Rollouts, get_algorithm
 from dew.algorithms import algorithm_classes
-from dew.lab import Settings, load_study
-from dew.lab.arms import parse_arms
-from dew.lab.policy import new_policy
-from dew.lab.tasks import generator, get_task
-from dew.lab.warm_start import WarmStart
+from dew.engines.lab import Settings, load_study
+from dew.engines.lab.arms import parse_arms
+from dew.engines.lab.tasks import generator, get_task
+from dew.engines.lab.tiny import new_policy
+from dew.engines.lab.warm_start import WarmStart
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 spec = importlib.util.spec_from_file_location("run_study", SCRIPTS / "run_study.py")
@@ -49,7 +49,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in script.STEPS if n
 @pytest.mark.parametrize("name", [QUICK, *SLOW])
 def test_a_job_trains(name, tmp_path, monkeypatch):
     """With small policies, and every answer that contains a 3 correct."""
-    task, run_study = "countdown-6", sys.modules["dew.lab.study"]
+    task, run_study = "countdown-6", sys.modules["dew.engines.lab.study"]
     easy = dataclasses.replace(get_task(task), verdict=lambda answers, facts: (answers == 3).any(1))
     monkeypatch.setattr(run_study, "get_task", lambda _: easy)
     start = new_policy(32, 1, easy.prompt_length + easy.tokens, generator(0))

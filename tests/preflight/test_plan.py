@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("trl")
 
 from dew.cli.recipes import get
-from dew.config import read_run
 from dew.engines.trl.settings import parse
 from dew.preflight.plan import plan
+from dew.run.config import read_run
 
 
 def planned(name, **changed):

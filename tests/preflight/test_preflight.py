@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
-from dew.config import make_run
 from dew.engines.credit import give_credit
 from dew.engines.trl.settings import parse
 from dew.engines.trl.trainer import DewTrainer
@@ -22,6 +21,7 @@ from dew.preflight.check import attempt, failed, guarded, ok, skipped, warning
 from dew.preflight.data import Data, check_golds, correct_answers
 from dew.preflight.memory import Shape, checkpoints, optimizer_steps
 from dew.rewards import verifier
+from dew.run.config import make_run
 from dew.tasks import TINY
 
 REWARDS = '''

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dew.config import make_run, read_run
 from dew.engines.verl.launch import prepare
 from dew.engines.verl.recipe import Batches
 from dew.errors import ConfigError
 from dew.preflight import preflight, verl
+from dew.run.config import make_run, read_run
 
 ROOT = Path(__file__).parents[2]
 TABLES = runpy.run_path(str(ROOT / "scripts/scale_tables.py"))

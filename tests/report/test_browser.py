@@ -20,9 +20,10 @@ import pytest
 import torch
 
 from dew import Rollouts, get_algorithm
-from dew.records import AnswerRecord, GroupRecord, RunFolder, write_records
 from dew.report import build, build_from_records
 from dew.report.serve import make_server
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord, write_records
 from make_run import make_run, make_study
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from dew.errors import ConfigError, RecordError
-from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records, write_records
 from dew.report import build, build_from_records
 from dew.report.arms import arms_of
 from dew.report.content import content_of
@@ -31,6 +30,8 @@ from dew.report.results import rows_of
 from dew.report.serve import View, make_server
 from dew.report.statistics import split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord, read_records, write_records
 from make_run import make_run, make_study
 
 

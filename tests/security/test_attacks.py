@@ -15,7 +15,8 @@ import pytest
 
 from attacks import ATTACKS, FAMILIES, PLACES, completions
 from dew.errors import DewError
-from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord, read_records
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "dew").rglob("*.py"))
 
@@ -432,7 +433,7 @@ def test_the_live_screen_and_warnings_too(hostile_run, capsys):
 
 @pytest.mark.parametrize("form", ["%s", "a: %s", "a: [%s]", "%s: a", "task: countdown\nx: &x %s\ny: *x"])
 def test_yaml_gives_plain_values_or_an_error(tmp_path, monkeypatch, form):
-    from dew.config import parse_yaml
+    from dew.run.config import parse_yaml
 
     monkeypatch.chdir(tmp_path)
     for attack in ATTACKS:

@@ -16,13 +16,14 @@ import torch
 
 from attacks import FAMILIES
 from dew.cli.flags import load_run
-from dew.config import make_run, parse_yaml, read_run
-from dew.engines.permission import OFF, RUNS_CODE, SENDS, check_permission, needs_approval
 from dew.engines.trl import launch
 from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, DewError, RecordError
 from dew.files import stay_inside, write_atomically
-from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
+from dew.run.config import make_run, parse_yaml, read_run
+from dew.run.folder import RunFolder
+from dew.run.permission import OFF, RUNS_CODE, SENDS, check_permission, needs_approval
+from dew.run.records import AnswerRecord, GroupRecord, read_records
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "src/dew/tasks/data/tiny"
@@ -396,8 +397,8 @@ BOMBS = {
 
 @pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, content):
-    monkeypatch.setattr("dew.records.MAX_FILE", 1 << 24)
-    monkeypatch.setattr("dew.records.MAX_LINE", 1 << 23)
+    monkeypatch.setattr("dew.run.records.MAX_FILE", 1 << 24)
+    monkeypatch.setattr("dew.run.records.MAX_LINE", 1 << 23)
     path = tmp_path / "step-00000001.jsonl.gz"
     path.write_bytes(content)
     assert len(content) < 300_000

@@ -28,9 +28,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from attacks import ATTACKS, FAMILIES
-from dew.config import OWN_KEYS, make_run, parse_yaml, to_yaml
 from dew.errors import DewError
-from dew.records import SIGNALS, read_records
+from dew.run.config import OWN_KEYS, make_run, parse_yaml, to_yaml
+from dew.run.records import SIGNALS, read_records
 from hostile import WORDS
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,7 +176,7 @@ def put(name: str, content: bytes | str) -> Path:
 
 def yaml_text(text: str) -> None:
     """Any text as a recipe; what is read is written and read again the same."""
-    from dew.engines.permission import needs_approval
+    from dew.run.permission import needs_approval
 
     run = make_run(parse_yaml(text), source="r.yaml")
     list(needs_approval({**run.settings, "verl": run.verl}, HERE))
@@ -186,9 +186,9 @@ def yaml_text(text: str) -> None:
 
 def recipe(keys: dict[str, Any]) -> None:
     """Any values under the keys of a recipe, its task, its verifier and the permissions that it asks for."""
-    from dew.config import check_keys
-    from dew.engines.permission import check_permission
     from dew.rewards import verifier
+    from dew.run.config import check_keys
+    from dew.run.permission import check_permission
     from dew.tasks import task
 
     run = make_run(keys, source="r.yaml")
@@ -230,11 +230,11 @@ def record(group: dict[str, Any]) -> None:
 def run_folder(files: dict[str, str]) -> None:
     """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
     from dew.cli.runs import RunView, screen
-    from dew.evaluate import read_result
-    from dew.records import RunFolder
+    from dew.compare import read_result
     from dew.report.content import content_of
     from dew.report.readers import read_run
     from dew.report.write import blobs
+    from dew.run.folder import RunFolder
 
     for name in ("run.json", "scores.json", "metrics.jsonl", "alarms.jsonl", "config.yaml"):
         (HERE / "run" / name).unlink(missing_ok=True)
@@ -272,7 +272,7 @@ def guide(content: bytes) -> None:
 
 def foreign(content: bytes) -> None:
     """Any file as a trainer state of TRL's, an export of prime-rl's, scores of an evaluation."""
-    from dew.evaluate import Scores
+    from dew.compare import Scores
     from dew.report.readers import read_run
 
     put("trl/trainer_state.json", content)

@@ -130,7 +130,7 @@ def in_rotation():
 
 
 def in_log(name, count):
-    from dew.records import RunFolder
+    from dew.run.folder import RunFolder
 
     inner, calls = RunFolder._append, []
 

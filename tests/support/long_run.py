@@ -58,9 +58,9 @@ def watch(every):
 def main(folder, steps):
     import torch
 
-    from dew.config import make_run
     from dew.engines.trl import launch
     from dew.engines.trl.settings import parse
+    from dew.run.config import make_run
 
     torch.set_num_threads(1)
     launch.quiet()

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dew.records import AnswerRecord, GroupRecord, RunFolder
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord
 
 SETTINGS = {
     "alpha1": 1.0,

@@ -75,7 +75,7 @@ def weights(model):
 
 def lasting_metrics(folder):
     """The lines of metrics without what differs between two equal runs."""
-    from dew.records import RunFolder
+    from dew.run.folder import RunFolder
 
     return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in RunFolder(folder).metrics()]
 

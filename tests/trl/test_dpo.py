@@ -10,7 +10,7 @@ import torch
 import trl_tiny
 from dew.credit import preference_weights
 from dew.errors import ConfigError
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 PAIRS = [("3+1=", "4a", "7hb1"), ("2+2=", "4ab", "22"), ("1+0=", "1cd", "0a1"), ("5+0=", "5", "05gh")]
 
@@ -196,11 +196,11 @@ def recipe(tmp_path):
 
 
 def test_a_recipe_trains_on_a_file_of_pairs(recipe, tmp_path):
-    from dew.config import make_run, read_run
     from dew.engines.trl.launch import build_trainer, launch
     from dew.engines.trl.settings import parse
     from dew.preflight import preflight
     from dew.preflight.plan import plan
+    from dew.run.config import make_run, read_run
 
     run = make_run(recipe)
     checks = {check.name: check for check in preflight(run)}
@@ -229,9 +229,9 @@ def test_a_recipe_trains_on_a_file_of_pairs(recipe, tmp_path):
     ],
 )
 def test_mistakes_in_a_recipe_are_named(recipe, tmp_path, monkeypatch, changed, says):
-    from dew.config import make_run
     from dew.engines.trl.launch import data_of
     from dew.engines.trl.settings import parse
+    from dew.run.config import make_run
 
     monkeypatch.chdir(tmp_path)
     good = json.dumps({"prompt": "1", "chosen": "2", "rejected": "3"})

@@ -17,7 +17,7 @@ import trl_tiny as tiny
 from dew.engines.trl.failures import explain, process_lost
 from dew.engines.trl.launch import StopAtSignal
 from dew.errors import ConfigError, EngineError, RewardError
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 MINUTE = 60
 

@@ -16,7 +16,7 @@ from dew.engines.credit import Rows, give_credit
 from dew.engines.trl.guide import GuideAnswer, ModelGuide, RecordedGuide, ServerGuide
 from dew.engines.trl.loss import divisor, micro_batches, row_weights
 from dew.errors import ConfigError, EngineError
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 from dew.tasks import TINY
 
 A, B, EOS = 3 + tiny.LETTERS.index("a"), 3 + tiny.LETTERS.index("b"), 1

@@ -8,8 +8,8 @@ does not learn stays where it was.
 import pytest
 from datasets import Dataset
 
+from dew.compare import evaluate
 from dew.engines.trl import DewConfig, DewTrainer
-from dew.evaluate import evaluate
 from dew.rewards import verifier
 from dew.tasks import model_folder, task
 

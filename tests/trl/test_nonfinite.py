@@ -11,7 +11,7 @@ import trl_tiny as tiny
 from dew.engines.trl.nonfinite import ENTROPY, LOGITS, NonFinite, nonfinite_rows
 from dew.engines.trl.rewards import checked
 from dew.errors import EngineError
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 NAN, INF = math.nan, math.inf
 

@@ -12,7 +12,7 @@ import torch
 import dew
 import trl_tiny as tiny
 from dew.algorithms import Algorithm, list_algorithms
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 MODULE = '''
 """A module of a user: REINFORCE with a leave-one-out baseline, which only trains the first token of an answer."""

@@ -8,9 +8,9 @@ from datasets import Dataset
 import trl_tiny
 from dew.engines.trl.rewards import warn_early
 from dew.errors import RewardError
-from dew.records import RunFolder
 from dew.rewards import verifier
 from dew.rewards.user_function import load_reward
+from dew.run.folder import RunFolder
 from dew.tasks import task
 
 MINE = """

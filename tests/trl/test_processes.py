@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trl_tiny as tiny
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 from trl_tiny import outcome
 
 

@@ -6,10 +6,10 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
-from dew.engines.recording import due
+from dew.engines.recorder import due
 from dew.engines.trl import recorded
 from dew.errors import ConfigError
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 EVERY_STEP = {
     "reward", "accuracy", "reward/has_a", "entropy", "entropy/floor_share", "groups/sampled", "groups/kept",

@@ -13,7 +13,7 @@ from dew.engines.trl import checkpoints
 from dew.engines.trl.checkpoints import check_complete, newest_complete, write_manifest
 from dew.engines.trl.rollout import PromptStream
 from dew.errors import ConfigError, RewardError
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 
 class Kill(TrainerCallback):

@@ -7,7 +7,7 @@ import trl_tiny as tiny
 from dew import DAPO
 from dew.engines.trl.batch import Batch
 from dew.engines.trl.rollout import PromptStream, fill_batch, round_size
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 
 class OneProcess:

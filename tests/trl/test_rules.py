@@ -7,7 +7,8 @@ import trl_tiny as tiny
 from dew.algorithms import get_algorithm, list_algorithms
 from dew.credit.learned import spaced
 from dew.errors import ConfigError
-from dew.records import RunFolder, read_records
+from dew.run.folder import RunFolder
+from dew.run.records import read_records
 from trl_tiny import outcome
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import trl_tiny as tiny
-from dew.alarms import Alarms
 from dew.engines.trl.metrics import sampler_metrics
-from dew.records import RunFolder
+from dew.run.alarms import Alarms
+from dew.run.folder import RunFolder
 
 
 class OneProcess:

@@ -10,7 +10,7 @@ from trl import GRPOConfig
 
 import trl_tiny as tiny
 from dew.engines.trl import DewConfig
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 
 def moved(trainer, before):

@@ -10,7 +10,7 @@ import trl_tiny as tiny
 from dew.engines.trl.checkpoints import newest_complete
 from dew.engines.trl.failures import disk_full
 from dew.errors import EngineError
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 NEW_USER, NEW_MOUNTS, REMOUNT = 0x10000000, 0x00020000, 0x20
 NOT_POSSIBLE = 77

@@ -12,7 +12,7 @@ import pytest
 import killing
 import trl_tiny as tiny
 from dew.engines.trl.checkpoints import find_damage
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 FILES = ("model/model.safetensors", "model/tokenizer.json")
 

@@ -13,7 +13,7 @@ from statistics import mean, median
 
 import pytest
 
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 STEPS = int(os.environ.get("DEW_LONG_STEPS", "400"))
 

@@ -12,14 +12,15 @@ import torch
 
 import trl_tiny as tiny
 from dew.cli.models import load_model
-from dew.config import make_run
-from dew.engines.recording import RESUME
+from dew.compare import evaluate
+from dew.engines.recorder import RESUME
 from dew.engines.trl import launch
 from dew.engines.trl.settings import parse
 from dew.errors import ConfigError
-from dew.evaluate import evaluate
 from dew.preflight import passed, preflight
-from dew.records import RunFolder, read_records
+from dew.run.config import make_run
+from dew.run.folder import RunFolder
+from dew.run.records import read_records
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

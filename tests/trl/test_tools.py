@@ -8,7 +8,7 @@ import torch
 
 import oracles
 import trl_tiny as tiny  # noqa: F401  (offline, without TRL's warnings)
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tools.py"))
 

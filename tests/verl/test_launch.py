@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from dew.algorithms import algorithm_classes
 from dew.cli.flags import known_settings
-from dew.config import make_run, read_run, to_yaml
 from dew.engines import compat
 from dew.engines.verl import data, launch
 from dew.engines.verl.launch import hydra_text, hydra_words, prepare
 from dew.engines.verl.recipe import OWN_REWARD, PLAIN_TEMPLATE, SHARED, Batches, flat, merged
 from dew.errors import ConfigError, EngineError, did_you_mean
 from dew.preflight.verl import preflight_verl
-from dew.records import RunFolder
+from dew.run.config import make_run, read_run, to_yaml
+from dew.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))

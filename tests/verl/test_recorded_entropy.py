@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dew.records import AnswerRecord, GroupRecord, RunFolder
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord
 from dew.tasks import TINY
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -11,7 +11,8 @@ from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, s
 from dew.engines.verl.rewards import compute_score
 from dew.engines.verl.settings import RunSettings
 from dew.errors import ConfigError, RewardError
-from dew.records import RunFolder, read_records
+from dew.run.folder import RunFolder
+from dew.run.records import read_records
 from verl_rows import context
 
 H = torch.tensor([[1.0, 2.0, 0.0], [2.0, 1.0, 3.0], [1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [5.0, 0.0, 0.0]])

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed: these run with `make test-verl`")
 from dew.engines.credit import Rows, give_credit
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 from verl_run import overrides, run_verl, with_rollout_apart, write_data
 
 pytestmark = pytest.mark.slow

@@ -16,15 +16,15 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json, signed
 from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
 from dew.cli.runs import Child, live, lock, run_all
-from dew.config import Run, read_run, to_yaml
-from dew.engines.permission import check_permission
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
-from dew.records import RunFolder
 from dew.rewards.process import cores
+from dew.run.config import Run, read_run, to_yaml
+from dew.run.folder import RunFolder
+from dew.run.permission import check_permission
 
 if TYPE_CHECKING:
-    from dew.evaluate.comparison import Comparison
+    from dew.compare.comparison import Comparison
 
 PER_RUN = ("algorithm", "seed", "output_dir")
 """Settings that the comparison chooses for each run."""
@@ -57,7 +57,7 @@ def compare(
     if baseline not in names:
         advice = f"Choose one of: {', '.join(names)}."
         raise ConfigError(Problem(f"baseline: {baseline} is not among the algorithms.", remedy=advice))
-    from dew.evaluate import compare_runs, read_result
+    from dew.compare import compare_runs, read_result
     from dew.report import build
 
     folder = folder or Path("runs") / f"compare-{recipe.stem}"

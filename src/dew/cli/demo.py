@@ -16,11 +16,11 @@ from dew.cli.app import app
 from dew.cli.console import by_credit, out, signed
 from dew.cli.recipes import get
 from dew.cli.runs import DEMO_RUNS, Child, claim, clock, live, lock, run_all
-from dew.config import Run, read_run
 from dew.rewards.process import cores
+from dew.run.config import Run, read_run
 
 if TYPE_CHECKING:
-    from dew.evaluate import Scores
+    from dew.compare import Scores
 
 RECIPE = "tiny/countdown6"
 BASELINE, RULE = DEMO_RUNS
@@ -77,8 +77,8 @@ def _evaluate_untrained(run: Run) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from dew.cli.models import load_model
+    from dew.compare import token_entropy
     from dew.engines.problems import evaluate_run
-    from dew.evaluate import token_entropy
 
     model, tokenizer = load_model(run.settings["model_name_or_path"])
     limit, seed = run.settings["max_completion_length"], run.settings["seed"]
@@ -122,7 +122,7 @@ def _train(folder: Path, steps: int) -> None:
 
 
 def _results(folder: Path) -> None:
-    from dew.evaluate import Scores, compare_runs, read_result
+    from dew.compare import Scores, compare_runs, read_result
 
     before, after = (
         {name: Scores.read(folder / name / f"answers-{when}.json") for name in DEMO_RUNS}
@@ -141,7 +141,7 @@ def _results(folder: Path) -> None:
 
 def before_and_after(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> tuple[Table, list[str]]:
     """The scores of each run, and a sentence on how each changed."""
-    from dew.evaluate import compare
+    from dew.compare import compare
     from dew.report.findings import change_sentence
 
     grid, changes = Table("", "before", "after", show_edge=False, pad_edge=False), []
@@ -155,7 +155,7 @@ def before_and_after(before: dict[str, "Scores"], after: dict[str, "Scores"]) ->
 
 def this_run(area: float, after: dict[str, "Scores"]) -> str:
     """A sentence that compares the two runs."""
-    from dew.evaluate import compare
+    from dew.compare import compare
     from dew.report.findings import single_verdict
 
     verdict = single_verdict(BASELINE, RULE, "pass@1", compare(after[BASELINE], after[RULE])["pass@1"].difference)
@@ -164,8 +164,8 @@ def this_run(area: float, after: dict[str, "Scores"]) -> str:
 
 def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
     """A line for each measurement of several seeds."""
-    from dew.evaluate import compare_runs
-    from dew.evaluate.comparison import Result
+    from dew.compare import compare_runs
+    from dew.compare.comparison import Result
 
     lines = []
     for one in measured:

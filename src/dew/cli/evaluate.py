@@ -17,15 +17,15 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
 from dew.cli.models import load_model, load_tokenizer
-from dew.config import Run, read_run
 from dew.errors import ConfigError, Problem
 from dew.files import is_plain, try_writing, write_atomically
-from dew.records import RunFolder
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, VERIFIERS
+from dew.run.config import Run, read_run
+from dew.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from dew.evaluate import Scores
+    from dew.compare import Scores
 
 TaskFlag = Annotated[
     list[str] | None, typer.Option(metavar="<str>", help="Game, data set or file (default: the run's, or countdown).")
@@ -67,7 +67,7 @@ def evaluate_(
     """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
     typed = _typed(context)
     _check_flags(typed)
-    from dew import evaluate as ev
+    from dew import compare as ev
 
     sampling = {field.name: typed[field.name] for field in fields(ev.Sampling) if field.name in typed}
     load = partial(load_model, engine=engine, float32=float32)
@@ -141,7 +141,7 @@ def _plan(
 
     What was not typed is as in the file to compare with (`like`), or as in the runs.
     """
-    from dew.evaluate.scores import check_comparable, judge_name, problem_key
+    from dew.compare.scores import check_comparable, judge_name, problem_key
 
     chosen, source, run = _problems(models, task, settings, like.task if like else "countdown")
     judge = _judge(source, run, verifier, reward)
@@ -244,8 +244,8 @@ def _evaluate_suite(
     sampling: dict[str, Any], keep: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Every data set of a suite, in a table with the published results."""
-    from dew import evaluate as ev
-    from dew.evaluate import suites
+    from dew import compare as ev
+    from dew.compare import suites
 
     chosen, scores = suites.suite(name), {}
     sources = {task: tasks.task(task, **mapping(settings)) for task in chosen.tasks}
@@ -293,7 +293,7 @@ def pairs(
     if to.suffix != ".jsonl":
         raise ConfigError(Problem(f"{to} does not end in .jsonl.", remedy="Name a new .jsonl file."))
     _new_files(to, [""])
-    from dew import evaluate as ev
+    from dew import compare as ev
 
     _, source, run = _problems([model], task, settings)
     judge, rows = _judge(source, run, verifier, reward), source.rows(problems)
@@ -312,7 +312,7 @@ def pairs(
 
 def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: bool) -> None:
     """The scores of one model, or of two with their differences."""
-    from dew.evaluate import compare
+    from dew.compare import compare
 
     differences = compare(*scores) if len(scores) == 2 else {}
     if as_json:

@@ -16,7 +16,8 @@ from dew.cli.console import by_credit, out, print_json, printable
 from dew.cli.flags import mapping
 from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import stay_inside
-from dew.records import AnswerRecord, GroupRecord, RunFolder, read_records
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord, read_records
 
 if TYPE_CHECKING:
     from torch import Tensor

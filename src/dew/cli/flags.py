@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from dew.cli.recipes import get
-from dew.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
 from dew.errors import ConfigError, Problem
 from dew.rewards.user_function import is_user_function
+from dew.run.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands whose further flags are settings."""

@@ -14,7 +14,7 @@ from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 
 if TYPE_CHECKING:
-    from dew.lab import Progress, Study
+    from dew.engines.lab import Progress, Study
 
 
 @app.command()
@@ -51,7 +51,7 @@ def lab(
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
     """
-    from dew.lab import study
+    from dew.engines.lab import study
 
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
@@ -71,7 +71,7 @@ def lab(
 
 def _size(typed: dict[str, Any], quick: bool) -> dict[str, Any]:
     """Tasks, seeds, learning rates and settings: as typed, else the defaults, which are small with --quick."""
-    from dew.lab import QUICK, QUICK_TASK, Settings
+    from dew.engines.lab import QUICK, QUICK_TASK, Settings
 
     task, seeds, rate, settings = (QUICK_TASK, 2, 1e-4, QUICK) if quick else ("countdown-4", 8, 5e-5, Settings())
     given = {f.name: value for f in fields(Settings) if (value := typed[f.name]) is not None}
@@ -80,7 +80,7 @@ def _size(typed: dict[str, Any], quick: bool) -> dict[str, Any]:
 
 
 def _report(found: "Study", folder: Path, as_json: bool) -> None:
-    from dew.lab import differences, markdown
+    from dew.engines.lab import differences, markdown
 
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())

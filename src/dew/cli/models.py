@@ -5,9 +5,9 @@ from typing import Any
 
 from dew import tasks
 from dew.cli.runs import merge_command
-from dew.config import find_model
 from dew.errors import ConfigError, Problem, not_loaded
-from dew.records import RunFolder
+from dew.run.config import find_model
+from dew.run.folder import RunFolder
 
 ENGINES = ("transformers", "vllm")
 
@@ -22,8 +22,8 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    from dew.compare import load_vllm
     from dew.decoding import SamplingCopy
-    from dew.evaluate import load_vllm
 
     try:
         if engine == "vllm":

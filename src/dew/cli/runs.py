@@ -25,10 +25,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dew.cli.console import by_credit, is_main_process, out
-from dew.config import RUN_AGAIN
 from dew.errors import ConfigError, DewError, EngineError, Problem
 from dew.files import remove, sweep
-from dew.records import GroupRecord, RunFolder, read_records, try_json
+from dew.run.config import RUN_AGAIN
+from dew.run.folder import RunFolder
+from dew.run.records import GroupRecord, read_records, try_json
 
 POLL = 0.5
 STOP_TIMEOUT = 60.0

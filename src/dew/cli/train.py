@@ -13,10 +13,10 @@ from dew.cli.console import out
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
 from dew.cli.models import no_model
 from dew.cli.runs import make_folder
-from dew.config import read_run, read_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
-from dew.records import RunFolder
+from dew.run.config import read_run, read_yaml
+from dew.run.folder import RunFolder
 
 
 @app.command(context_settings=PASS_ON)
@@ -87,7 +87,7 @@ def resume(
 
 def _resume_script(folder: Path, untrusted: bool) -> None:
     """Run the Python script that started this run again; its trainer then resumes."""
-    from dew.engines.recording import RESUME
+    from dew.engines.recorder import RESUME
 
     facts = RunFolder(folder).run()
     if facts.get("status") == "done":

@@ -10,16 +10,16 @@ from rich.table import Table
 from dew.cli.console import is_main_process, out, print_json, printable
 from dew.cli.flags import Typed
 from dew.cli.runs import RunView, claim, live, lock
-from dew.config import OWN_KEYS, Run, to_yaml
-from dew.engines.permission import remember, remembered
 from dew.engines.trl import launch
 from dew.engines.trl.failures import disk_full
 from dew.engines.trl.settings import Parsed, parse, setting_fields
 from dew.errors import ConfigError, Problem
 from dew.files import sweep
 from dew.preflight.plan import plan
-from dew.records import RunFolder
 from dew.report import build
+from dew.run.config import OWN_KEYS, Run, to_yaml
+from dew.run.folder import RunFolder
+from dew.run.permission import remember, remembered
 
 
 def train(run: Run, typed: Typed, *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool) -> None:

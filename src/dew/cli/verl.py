@@ -7,15 +7,15 @@ import typer
 from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
 from dew.cli.runs import LATEST, Child, claim, live, lock, merge_command, run_all
-from dew.config import Run, read_run, to_yaml
 from dew.engines.compat import require, trl_beside_verl
-from dew.engines.permission import check_permission, remember, remembered
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically
 from dew.preflight.verl import plan_lines, plan_of
-from dew.records import RunFolder
+from dew.run.config import Run, read_run, to_yaml
+from dew.run.folder import RunFolder
+from dew.run.permission import check_permission, remember, remembered
 
 CONFIG = "verl.yaml"
 """The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""

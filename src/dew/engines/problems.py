@@ -3,14 +3,14 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dew.config import Run, Scoring
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import VERIFIERS
+from dew.run.config import Run, Scoring
 from dew.tasks import Row, Task, task
 
 if TYPE_CHECKING:
-    from dew.evaluate import Scores
+    from dew.compare import Scores
 
 HELD_OUT = 64
 """Held-out problems that a run validates on if it does not say how many."""
@@ -49,7 +49,7 @@ def evaluate_run(
 
     Where the run has no verifier, answers with a `reward` above `threshold` are correct.
     """
-    from dew.evaluate import evaluate
+    from dew.compare import evaluate
 
     assert run.task is not None
     scoring, judge = run.scores or Scoring(), verifier_of(run) or reward

@@ -10,9 +10,9 @@ Each `Check` has a name, a status, one sentence and one remedy. `doctor` checks 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from dew.config import Run
 from dew.preflight.check import Check, passed
 from dew.preflight.machine import doctor
+from dew.run.config import Run
 
 if TYPE_CHECKING:
     from dew.engines.trl.trainer import DewTrainer

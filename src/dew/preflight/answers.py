@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from dew.algorithms import Algorithm
+from dew.compare.statistics import mean_interval
 from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import build_trainer
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
-from dew.evaluate.metrics import mean_interval
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
 from dew.preflight.data import Data, correct_answers, score
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dew.engines.recording import gold_of
+from dew.engines.recorder import gold_of
 from dew.engines.trl.launch import data_of, rewards_of
 from dew.engines.trl.rewards import checked, missing_columns, reward_name
 from dew.engines.trl.settings import Parsed

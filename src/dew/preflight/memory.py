@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dew.config import find_model
+from dew.compare.sampling import prompt_text
 from dew.errors import ConfigError, not_loaded
-from dew.evaluate.sampling import prompt_text
 from dew.memory import free_memory
 from dew.preflight.check import Check, graded
 from dew.preflight.machine import free_disk, gpus, size
+from dew.run.config import find_model
 
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from dew.config import Run
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.settings import Parsed, parse
@@ -15,6 +14,7 @@ from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passe
 from dew.preflight.data import Data, check_columns, check_golds, check_pairs, read_data, rows_of
 from dew.preflight.machine import check_folder, check_versions
 from dew.preflight.memory import check_loaded_model, check_model
+from dew.run.config import Run
 
 ABOUT_BATCHES = ("groups of", "num_generations=")
 """Words of the problems that are reported as `batches` instead of `settings`."""

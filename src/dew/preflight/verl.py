@@ -29,9 +29,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from dew.config import Run
 from dew.engines.compat import trl_beside_verl
-from dew.engines.permission import check_permission
 from dew.engines.problems import verifier_of
 from dew.engines.verl.data import Data, load_tokenizer, prepare_data, write_data
 from dew.engines.verl.launch import Launch, check_with_verl, prepare
@@ -41,6 +39,8 @@ from dew.errors import DewError
 from dew.preflight.check import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
 from dew.preflight.machine import GB, check_folder, check_versions, gpus, size
 from dew.preflight.memory import Estimate, Shape, shape_of, training_state
+from dew.run.config import Run
+from dew.run.permission import check_permission
 
 CHUNK = 2048
 """Tokens whose entropy verl computes at a time."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
-from dew.records import Json
 from dew.report.arms import settings_of
 from dew.report.content import content_of
 from dew.report.readers import STUDY, read_comparison, read_records_file, read_run, read_study, run_folders
 from dew.report.write import write_report
+from dew.run.records import Json
 
 __all__ = ["build", "build_from_records"]
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from dew.config import parse_yaml
 from dew.errors import DewError
-from dew.records import Json
 from dew.report.readers import Run
+from dew.run.config import parse_yaml
+from dew.run.records import Json
 
 NOT_COMPARED = {
     *("seed", "data_seed", "output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint"),

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from dew import __version__
-from dew.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 from dew.report.arms import arms_of
 from dew.report.findings import findings_of, seeds_verdict
 from dew.report.readers import Run, evenly
 from dew.report.results import rows_of
 from dew.report.statistics import statistics, summary
+from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
 SCHEMA = 1
 MAX_STEPS = 4000

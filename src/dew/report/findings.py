@@ -10,13 +10,13 @@ from urllib.parse import quote
 
 import numpy as np
 
-from dew.alarms import Alarms
-from dew.evaluate.comparison import MIN_SEEDS
-from dew.evaluate.metrics import Interval, paired_interval
-from dew.records import Json
+from dew.compare.comparison import MIN_SEEDS
+from dew.compare.statistics import Interval, paired_interval
 from dew.report.readers import Run
 from dew.report.results import EVAL_PASS, by_problem
 from dew.report.statistics import SURE
+from dew.run.alarms import Alarms
+from dew.run.records import Json
 
 MIN_STEPS = 20
 """Shorter runs are not checked for a flat reward."""

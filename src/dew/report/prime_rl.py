@@ -8,7 +8,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, RecordError, not_loaded
 from dew.files import read_whole
-from dew.records import MAX_FILE, AnswerRecord, GroupRecord, Json
+from dew.run.records import MAX_FILE, AnswerRecord, GroupRecord, Json
 
 SCHEMA = 1
 NAMES = {"entropy": "entropy", "logp": "trainer_logprobs", "advantage": "advantages", "ratio": "importance_ratio"}

@@ -9,18 +9,18 @@ from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem, RecordError
 from dew.files import read_whole, stay_inside
-from dew.records import (
+from dew.report import prime_rl
+from dew.run.folder import RunFolder
+from dew.run.records import (
     MAX_FILE,
     AnswerRecord,
     GroupRecord,
     Json,
-    RunFolder,
     SchemaError,
     read_records,
     sample_records,
     try_json,
 )
-from dew.report import prime_rl
 
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""

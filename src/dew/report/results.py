@@ -10,14 +10,14 @@ from urllib.parse import quote
 
 import numpy as np
 
+from dew.compare import Scores
+from dew.compare.comparison import MIN_SEEDS
+from dew.compare.scores import check_comparable
+from dew.compare.statistics import Interval, holm, mean_interval, paired_interval, t_test
 from dew.errors import DewError
-from dew.evaluate import Scores
-from dew.evaluate.comparison import MIN_SEEDS
-from dew.evaluate.metrics import Interval, holm, mean_interval, paired_interval, t_test
-from dew.evaluate.scores import check_comparable
 from dew.files import is_plain
-from dew.records import Json
 from dew.report.readers import Run
+from dew.run.records import Json
 
 MAX_ANSWERS = 64 << 20
 """Bytes of one file of evaluated answers."""

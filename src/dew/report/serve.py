@@ -16,10 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from dew.errors import ConfigError, DewError, Problem
-from dew.records import Json
 from dew.report import read_content
 from dew.report.readers import run_folders
 from dew.report.write import blobs, page
+from dew.run.records import Json
 
 PAUSE = 4.0
 """Rebuilding takes at most one part in this many of the time."""

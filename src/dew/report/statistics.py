@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dew.records import AnswerRecord, GroupRecord, Json
+from dew.run.records import AnswerRecord, GroupRecord, Json
 
 BINS = 40
 MIN_USES = 5

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.files import write_atomically
-from dew.records import Json
+from dew.run.records import Json
 
 PAGE = Path(__file__).parent / "page"
 VENDOR = PAGE / "vendor" / "uPlot-1.6.32"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Rows
-from dew.engines.recording import Columns, gold_of
+from dew.engines.recorder import Columns, gold_of
 from dew.engines.trl.guide import OWN, GuideAnswer
 from dew.engines.trl.nonfinite import REWARD, nonfinite_rows
 

@@ -18,13 +18,13 @@ from trl.trainer.utils import add_fused_lm_head
 from dew.credit import preference_weights
 from dew.credit.preferences import weight_problems
 from dew.decoding import SamplingCopy
-from dew.engines.recording import due
+from dew.engines.recorder import due
 from dew.engines.trl.config import _setting, float32_without_bf16, number_problems
 from dew.engines.trl.loss import exact_head, exact_head_supported
 from dew.engines.trl.recorded import RecordedTrainer, own_config
 from dew.errors import ConfigError, Problem
 from dew.ops import masked_mean
-from dew.records import AnswerRecord, GroupRecord
+from dew.run.records import AnswerRecord, GroupRecord
 
 NOT_WEIGHTED = {
     "aot": "it sorts the policy and the reference separately",

@@ -13,8 +13,8 @@ from urllib.error import HTTPError
 
 import torch
 
-from dew.config import find_model
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
+from dew.run.config import find_model
 from dew.tasks.files import SUFFIXES, raw_rows
 
 OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2

@@ -20,9 +20,8 @@ from transformers.utils.logging import disable_progress_bar
 from trl import get_dataset, get_peft_config, get_quantization_config
 from trl import rewards as trl_rewards
 
-from dew.config import RUN_AGAIN, find_model, to_yaml
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
-from dew.engines.recording import git_commit, versions
+from dew.engines.recorder import git_commit, versions
 from dew.engines.trl.dpo import DewDPOTrainer
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import outcome_index, reward_name
@@ -30,9 +29,10 @@ from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
-from dew.records import RunFolder
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
+from dew.run.config import RUN_AGAIN, find_model, to_yaml
+from dew.run.folder import RunFolder
 from dew.tasks.files import raw_rows
 
 Say = Callable[[str], None]

@@ -15,7 +15,7 @@ from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
 from dew.credit.learned import OutcomeHead, spaced
 from dew.engines.credit import Credit, Rows
-from dew.engines.recording import Columns
+from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, local_rows, loss_mask
 from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS, PREDICTED
 from dew.engines.trl.guide import GUIDED_UNSCORED, OWN

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from dew.compare.statistics import pass_at_k
 from dew.engines.credit import Credit
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recording import Columns, RunLog, group_records, script
+from dew.engines.recorder import Columns, RunLog, group_records, script
 from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask, own_mask
 from dew.engines.trl.nonfinite import finite_only
-from dew.evaluate.metrics import pass_at_k
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dew.engines.recording import Columns
+from dew.engines.recorder import Columns
 from dew.engines.trl.batch import loss_mask
 from dew.engines.trl.compat import PREDICTED
 

@@ -13,12 +13,12 @@ from transformers import Trainer, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from dew.engines.metrics import Numbers
-from dew.engines.recording import RESUME
+from dew.engines.recorder import RESUME
 from dew.engines.trl import checkpoints, failures
 from dew.engines.trl.metrics import Recorder
 from dew.engines.trl.nonfinite import NonFinite, finite_only
 from dew.errors import ConfigError, Problem
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
 

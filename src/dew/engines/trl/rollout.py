@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dew.algorithms import Algorithm
 from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, decoder_for
 from dew.engines.credit import outcomes
-from dew.engines.recording import Columns
+from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
 from dew.errors import ConfigError, Problem
 

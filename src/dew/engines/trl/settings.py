@@ -10,11 +10,11 @@ import torch
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
-from dew.config import Run, check_keys
-from dew.engines.permission import check_permission
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.dpo import DewDPOConfig
 from dew.errors import ConfigError, Problem, did_you_mean
+from dew.run.config import Run, check_keys
+from dew.run.permission import check_permission
 
 
 @dataclass(frozen=True)

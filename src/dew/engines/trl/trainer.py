@@ -23,7 +23,7 @@ from trl import GRPOTrainer
 
 from dew.credit.learned import OutcomeHead
 from dew.engines.credit import give_credit
-from dew.engines.recording import due
+from dew.engines.recorder import due
 from dew.engines.trl import metrics
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, make_batch, own_mask
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dew.compare.sampling import prompt_ids
 from dew.engines.problems import held_out_rows, training_rows, verifier_of
 from dew.engines.verl.launch import Launch
 from dew.errors import ConfigError, Problem, not_loaded
-from dew.evaluate.sampling import prompt_ids
 from dew.tasks import Row
 
 UNUSED_VALIDATION = 16

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm
-from dew.config import Run
 from dew.engines.verl.recipe import DEFAULTS, OWN_REWARD, Batches, Overrides, Recipe, flat, merged
 from dew.engines.verl.settings import check
 from dew.errors import ConfigError, Problem, did_you_mean
+from dew.run.config import Run
 
 MAIN = ("-m", "dew.engines.verl.main")
 BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)

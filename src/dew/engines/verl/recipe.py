@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm_classes, get_algorithm
-from dew.config import OWN_KEYS, Run, read_yaml
 from dew.engines.verl.settings import (
     ACTOR,
     DEW_LOSS,
@@ -28,6 +27,7 @@ from dew.engines.verl.settings import (
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem, did_you_mean
+from dew.run.config import OWN_KEYS, Run, read_yaml
 from dew.tasks import Task, model_folder, task
 
 Overrides = dict[str, Any]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recording import RunLog, due, group_records
+from dew.engines.recorder import RunLog, due, group_records
 from dew.engines.verl.estimators import CreditedBatch
 from dew.engines.verl.settings import RunSettings, read
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dew.compare.scores import Scores
 from dew.errors import ConfigError, unknown
-from dew.evaluate.scores import Scores
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Preference pairs from verified answers."""
 
-from dew.evaluate import Sampling, Scores, preference_pairs
-from dew.evaluate.sampling import Sampled
-from dew.evaluate.scores import ScoredProblem
+from dew.compare import Sampling, Scores, preference_pairs
+from dew.compare.sampling import Sampled
+from dew.compare.scores import ScoredProblem
 from dew.rewards import Verdict
 
 

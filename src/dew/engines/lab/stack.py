@@ -18,10 +18,20 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part, advantages_of
 from dew.credit.learned import OutcomeHead, prediction_quality, spaced
+from dew.engines.lab.arms import Arm
+from dew.engines.lab.tasks import Problems, Task, generator
+from dew.engines.lab.tiny import (
+    Adam,
+    Answers,
+    Parameters,
+    Replayed,
+    deterministic,
+    entropy,
+    forward,
+    sample,
+    token_logp,
+)
 from dew.errors import ConfigError, Problem, ShapeError
-from dew.lab.arms import Arm
-from dew.lab.policy import Adam, Answers, Parameters, Replayed, deterministic, entropy, forward, sample, token_logp
-from dew.lab.tasks import Problems, Task, generator
 from dew.rollouts import Rollouts
 
 MAX_GRADIENT_NORM = 1.0

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dew.compare import Sampling, Scores, compare, evaluate
+from dew.compare.sampling import Sampled
+from dew.compare.scores import ScoredProblem, judge_name
+from dew.compare.statistics import maj_at_k, mean_interval, pass_at_k
 from dew.errors import ConfigError
-from dew.evaluate import Sampling, Scores, compare, evaluate
-from dew.evaluate.metrics import maj_at_k, mean_interval, pass_at_k
-from dew.evaluate.sampling import Sampled
-from dew.evaluate.scores import ScoredProblem, judge_name
 from dew.rewards import Verdict, load_reward, verifier
 
 RIGHT, WRONG, NOTHING = Verdict("correct", "7"), Verdict("wrong", "8"), Verdict("unparsable", None)

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from dew.compare import Sampling, compare, evaluate, sample
 from dew.errors import ConfigError, RewardError
-from dew.evaluate import Sampling, compare, evaluate, sample
 from dew.rewards import verifier
 from dew.tasks import TINY, Chain, Countdown, model_folder
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from dew import __version__
-from dew.alarms import Alarms
 from dew.algorithms import Algorithm
 from dew.credit import grpo_advantages
 from dew.engines.compat import installed
 from dew.engines.credit import Credit
-from dew.records import AnswerRecord, GroupRecord, RunFolder
+from dew.run.alarms import Alarms
+from dew.run.folder import RunFolder
+from dew.run.records import AnswerRecord, GroupRecord
 
 logger = logging.getLogger("dew")
 alarm_log = logging.getLogger("dew.alarms")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dew.config import Run, to_yaml
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 from dew.rewards.user_function import is_user_function
+from dew.run.config import Run, to_yaml
 
 RUNS_CODE = {
     "trust_remote_code": "runs code that comes with a model",

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
+from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
 
 Parameters = dict[str, Tensor]
 HEAD = 32
@@ -81,7 +81,7 @@ def forward(
 def _kernels(embed: Tensor) -> Any:
     """The module with Triton kernels where they can be used, else None."""
     usable = HAS_TRITON and embed.is_cuda and embed.shape[-1] % HEAD == 0
-    return importlib.import_module("dew.lab.kernels") if usable else None
+    return importlib.import_module("dew.engines.lab.kernels") if usable else None
 
 
 def attention(qkv: Tensor) -> Tensor:

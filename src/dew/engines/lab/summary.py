@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
+from dew.compare.comparison import MIN_SEEDS
+from dew.compare.statistics import holm, t_test
+from dew.engines.lab.study import Study
 from dew.errors import ConfigError, unknown
-from dew.evaluate.comparison import MIN_SEEDS
-from dew.evaluate.metrics import holm, t_test
-from dew.lab.study import Study
 
 SCORES = ("area", "final", "pass@1", "pass@k")
 SIGNIFICANT = 0.05

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dew.compare.scores import Scores
+from dew.compare.statistics import Interval, area, paired_interval
 from dew.errors import ConfigError, Problem
-from dew.evaluate.metrics import Interval, area, paired_interval
-from dew.evaluate.scores import Scores
-from dew.records import RunFolder
+from dew.run.folder import RunFolder
 
 AREA = "area"
 MIN_SEEDS = 5

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dew.engines.lab.stack import answer, held_out, solve
+from dew.engines.lab.tasks import PAD, Task, generator
+from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy
 from dew.files import write_atomically
-from dew.lab.policy import Parameters, deterministic, forward, new_policy
-from dew.lab.tasks import PAD, Task, generator
-from dew.lab.train import answer, held_out, solve
 
 TARGET = 0.12
 """Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""

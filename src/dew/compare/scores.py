@@ -13,9 +13,9 @@ from time import perf_counter
 from typing import Any
 
 from dew import rewards
+from dew.compare.sampling import Sampled, Sampling, is_vllm, sample
+from dew.compare.statistics import Interval, mean_interval, score_problem
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
-from dew.evaluate.metrics import Interval, mean_interval, score_problem
-from dew.evaluate.sampling import Sampled, Sampling, is_vllm, sample
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
 from dew.rewards.calls import NOT_FINITE, call_reward
@@ -24,7 +24,7 @@ from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
 from dew.tasks.datasets import Dataset
 
-log = logging.getLogger("dew.evaluate")
+log = logging.getLogger("dew.compare")
 
 N_PROBLEMS = 256
 GIVEN = ("prompts", "completions", "completion_ids")

@@ -127,7 +127,7 @@ def test_the_shortest_limit_that_fits(monkeypatch, tmp_path):
     answers = [Part(tokens=n, truncated=False) for n in lengths]
     scores = Part(problems=[Part(answers=answers, verdicts=[Part(correct=n < 30) for n in lengths])])
     monkeypatch.setattr("dew.cli.evaluate.load_model", lambda model: (None, None))
-    monkeypatch.setattr("dew.evaluate.evaluate", lambda *_, **__: scores)
+    monkeypatch.setattr("dew.compare.evaluate", lambda *_, **__: scores)
     options = Part(templates=[], limits=[300, 400, 500], limit_problems=1)
     settings = {"model": "tiny", "task": "countdown", "task_settings": {}}
     chosen = script.choose_limit(options, settings)

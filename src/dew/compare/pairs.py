@@ -2,7 +2,7 @@
 
 import random
 
-from dew.evaluate.scores import Scores, as_completion
+from dew.compare.scores import Scores, as_completion
 from dew.tasks import Row
 
 

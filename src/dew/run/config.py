@@ -20,7 +20,7 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from dew.errors import ConfigError, Problem, RecordError, did_you_mean
 from dew.files import read_whole
-from dew.records import MODEL_FILES
+from dew.run.folder import MODEL_FILES
 from dew.tasks import model_folder
 
 Settings = dict[str, Any]

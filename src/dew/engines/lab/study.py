@@ -36,13 +36,13 @@ from typing import Any
 import torch
 
 from dew import __version__
+from dew.engines.lab.arms import Arm, parse_arms
+from dew.engines.lab.stack import Replica, Settings, Stack
+from dew.engines.lab.tasks import VOCABULARY, Task, get_task
+from dew.engines.lab.tiny import numerics
+from dew.engines.lab.warm_start import WarmStart, cache_folder, warm_start
 from dew.errors import ConfigError, Problem, RecordError
 from dew.files import read_whole, write_atomically
-from dew.lab.arms import Arm, parse_arms
-from dew.lab.policy import numerics
-from dew.lab.tasks import VOCABULARY, Task, get_task
-from dew.lab.train import Replica, Settings, Stack
-from dew.lab.warm_start import WarmStart, cache_folder, warm_start
 from dew.memory import free_memory
 
 FORMAT = 1

@@ -2,11 +2,11 @@
 
 import pytest
 
+from dew.compare import Sampling
+from dew.compare.sampling import Sampled
+from dew.compare.scores import ScoredProblem, Scores
+from dew.compare.suites import PAPER, suite
 from dew.errors import ConfigError
-from dew.evaluate import Sampling
-from dew.evaluate.sampling import Sampled
-from dew.evaluate.scores import ScoredProblem, Scores
-from dew.evaluate.suites import PAPER, suite
 from dew.rewards import Verdict
 
 

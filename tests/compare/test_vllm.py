@@ -12,7 +12,7 @@ def test_vllm_and_transformers_agree():
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from dew.evaluate import evaluate, load_vllm
+    from dew.compare import evaluate, load_vllm
     from dew.tasks import TINY, task
 
     tokenizer = AutoTokenizer.from_pretrained(str(TINY))

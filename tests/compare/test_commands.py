@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dew import evaluate, tasks
+from dew import compare, tasks
 from dew.cli import evaluate as command
-from dew.evaluate.sampling import Sampled, Sampling
-from dew.evaluate.scores import ScoredProblem, Scores
+from dew.compare.sampling import Sampled, Sampling
+from dew.compare.scores import ScoredProblem, Scores
 from dew.rewards import Verdict
 from dew.tasks import TINY
 
@@ -25,7 +25,7 @@ def asked(monkeypatch):
         problem = ScoredProblem("1+1?", "2", [Sampled("3", 1, False)], [Verdict("wrong", "3")])
         return Scores("sums", "none", Sampling(k=1), [problem], 1.0)
 
-    monkeypatch.setattr(evaluate, "evaluate", record)
+    monkeypatch.setattr(compare, "evaluate", record)
     monkeypatch.setattr(command, "load_model", lambda *_, **__: (None, None))
     return calls
 
@@ -74,7 +74,7 @@ def test_typed_settings_replace_those_of_a_suite(dew, asked):
 
 def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     kept = tmp_path / "kept.json"
-    evaluate.evaluate(None, None, []).write(kept)
+    compare.evaluate(None, None, []).write(kept)
     assert dew("eval", kept)[0] == 0
     for flag, value in (("--task", "chain"), ("--temperature", 0.5), ("--seed", 1), ("-k", 16)):
         assert f"error: {flag}: no effect on answers read from a file" in dew("eval", kept, flag, value)[2]
@@ -162,7 +162,7 @@ def test_a_model_is_compared_with_kept_answers_under_the_same_conditions(dew, as
 
 
 def test_different_sampling_settings_are_shown(dew, asked, tmp_path):
-    scores = evaluate.evaluate(None, None, [])
+    scores = compare.evaluate(None, None, [])
     for name, temperature in (("a", 1.0), ("b", 0.5)):
         replace(scores, sampling=Sampling(k=1, temperature=temperature)).write(tmp_path / f"{name}.json")
     _, said, _ = dew("eval", tmp_path / "a.json", "--vs", tmp_path / "b.json")

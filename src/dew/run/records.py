@@ -1,25 +1,20 @@
-"""The files of a run: metrics, alarms, scores, and the credit of every token.
+"""Token records: the answers of some groups, with the signals and the credit of every token.
 
-    runs/NAME/  run.json  config.yaml  metrics.jsonl  alarms.jsonl  scores.json
-                records/step-00000120.jsonl.gz
-
-Engines write them and the report reads them, without torch; docs/records.md documents every field. Files are written
-atomically (`dew.files`), logs line by line; an incomplete line of a killed run is skipped. NaN and infinities become
-null.
+Engines write them and the report reads them, without torch; docs/records.md documents every field. NaN and infinities
+become null.
 """
 
 import gzip
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
 from dew.errors import Problem, RecordError, ShapeError
-from dew.files import is_plain, read_whole, remove, sync, write_atomically
+from dew.files import is_plain, write_atomically
 
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
@@ -31,10 +26,7 @@ MAX_FILE = 1 << 30
 MAX_LISTS = 4_000_000
 """Lists and objects in one line: even empty ones cost memory."""
 
-MODEL_FILES = ("config.json", "adapter_config.json")
-
 Json = dict[str, Any]
-T = TypeVar("T", Json, list[Json])
 
 
 class SchemaError(RecordError):
@@ -152,7 +144,7 @@ def _answer_from_json(line: Json) -> AnswerRecord:
 
 
 def _group_from_json(line: Json, number: int) -> GroupRecord:
-    _check_schema(line)
+    check_schema(line)
     return GroupRecord(
         step=int(line.get("step", 0)),
         group=int(line.get("group", number)),
@@ -164,7 +156,7 @@ def _group_from_json(line: Json, number: int) -> GroupRecord:
     )
 
 
-def _check_schema(content: Json, where: str = "") -> None:
+def check_schema(content: Json, where: str = "") -> None:
     if (schema := content.get("schema", SCHEMA)) != SCHEMA:
         what = f"{where}written with records schema {schema!r}; this dew reads schema {SCHEMA}."
         remedy = "Upgrade dew (pip install -U dew-rl) or use the version that wrote the run."
@@ -180,7 +172,7 @@ def finite(x: Any) -> Any:
     return [finite(v) for v in x] if isinstance(x, list | tuple) else x
 
 
-def _dumps(x: Any, indent: int | None = None) -> bytes:
+def to_json(x: Any, indent: int | None = None) -> bytes:
     # ASCII escapes preserve lone surrogates and line separators in answers.
     separators = (",", ":") if indent is None else None
     text = json.dumps(finite(x), indent=indent, separators=separators, allow_nan=False, default=str)
@@ -202,7 +194,7 @@ def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_to
             max_tokens -= group.size
             line = {"schema": SCHEMA, **{f.name: getattr(group, f.name) for f in fields(group)}}
             answers = [_answer_to_json(answer) for answer in group.answers]
-            lines.append(_dumps({**line, "settings": dict(group.settings), "answers": answers}))
+            lines.append(to_json({**line, "settings": dict(group.settings), "answers": answers}))
     path = record_path(folder, step)
     if lines:
         write_atomically(path, gzip.compress(b"".join(lines), compresslevel=6, mtime=0))
@@ -255,125 +247,6 @@ def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord
     if not groups:
         raise RecordError(f"{path}: no groups. The run stopped before recording one, or recording was off.")
     return groups, len(lines)
-
-
-class RunFolder:
-    """The files of one run. The folder is created by the first write."""
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-
-    def write_run(self, facts: Mapping[str, Any]) -> None:
-        """Update these entries of run.json: `write_run({"status": "done"})`."""
-        write_atomically(self.path / "run.json", _dumps({"schema": SCHEMA, **self.run(), **facts}, indent=1))
-
-    def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
-        write_atomically(self.path / "scores.json", _dumps([dict(score) for score in scores], indent=1))
-
-    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        self._append("metrics.jsonl", metrics)
-
-    def append_alarm(self, alarm: Mapping[str, Any]) -> None:
-        self._append("alarms.jsonl", alarm)
-
-    def write_records(self, step: int, groups: Iterable[GroupRecord], keep: int = 0) -> int:
-        """Write a step's groups. Beyond `keep` files (0: no limit) every second one is deleted, but not the newest."""
-        written = write_records(self.path, step, groups)
-        files = self.record_files()
-        for path in files[1:-1:2] if 0 < keep < len(files) else []:
-            path.unlink(missing_ok=True)
-        return written
-
-    def sync(self) -> None:
-        """Flush the logs to disk."""
-        for path in self.path.glob("*.jsonl"):
-            sync(path)
-
-    def run(self) -> Json:
-        return self._load("run.json", dict)
-
-    def scores(self) -> list[Json]:
-        return self._load("scores.json", list)
-
-    def model(self) -> Path | None:
-        """The final model: `model/`, the folder itself if Python code saved it there, or the newest checkpoint."""
-        steps = [path for path in self.path.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
-        steps = [path for path in steps if (path / "trainer_state.json").is_file()]
-        newest = sorted(steps, key=lambda path: int(path.name.partition("-")[2]), reverse=True)[:1]
-        places = [self.path / "model", self.path, *newest]
-        return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
-
-    def used(self) -> bool:
-        """Whether a run has trained here; an evaluation before training is step 0."""
-        return any(line["step"] for line in self.metrics()) or any(self.path.glob("checkpoint-*"))
-
-    def clear(self, *, whole: bool = True) -> None:
-        """Delete what a run wrote; with `whole=False`, only what it wrote while training."""
-        written = ["metrics.jsonl", "alarms.jsonl", "records", "checkpoint-*"]
-        if whole:
-            written += ["run.json", "config.yaml", "scores.json", "answers-*.json", "report.*", "model"]
-        if whole and (self.path / "verl.yaml").is_file():
-            written += ["verl.yaml", "train.sh", "data", "checkpoints"]
-        for path in [path for pattern in written for path in self.path.glob(pattern)]:
-            remove(path)
-
-    def finished(self) -> bool:
-        """Whether the run is trained, its model saved and, if it is evaluated at all, evaluated after training."""
-        scored = not (self.path / "scores.json").exists() or any(x.get("when") == "after" for x in self.scores())
-        return self.run().get("status") == "done" and (self.path / "model").is_dir() and scored
-
-    def metrics(self) -> list[Json]:
-        """One entry per step, in order. A resumed run repeats steps: the last value of each metric counts."""
-        steps: dict[int, Json] = {}
-        for line in self._log("metrics.jsonl"):
-            if isinstance(line.get("step"), int):
-                steps.setdefault(line["step"], {}).update(line)
-        return [steps[step] for step in sorted(steps)]
-
-    def alarms(self) -> list[Json]:
-        """In step order, without repetitions by a resumed run."""
-        lines = [line for line in self._log("alarms.jsonl") if isinstance(line.get("step", 0), int)]
-        latest = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
-        return [latest[key] for key in sorted(latest, key=lambda key: key[0])]
-
-    def record_files(self) -> list[Path]:
-        """The files of token records, in step order."""
-        return sorted((self.path / "records").glob("step-*.jsonl.gz"))
-
-    def records(self) -> Iterator[GroupRecord]:
-        """Every group of every step."""
-        for path in self.record_files():
-            yield from read_records(path)
-
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / name).open("a+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(end - 1, 0))
-            incomplete = file.read(1) not in (b"\n", b"")  # the last line of a killed run: start a new one
-            file.write(b"\n" * incomplete + _dumps(dict(line)))
-
-    def _read(self, name: str) -> bytes | None:
-        path = self.path / name
-        return read_whole(path, MAX_FILE) if path.exists() else None
-
-    def _log(self, name: str) -> list[Json]:
-        content = self._read(name) or b""
-        lines = [line for line in content.splitlines() if line.strip()]
-        whole = [value for line in lines if isinstance(value := try_json(line), dict)]
-        if lines and not whole and b"\n" in content:  # a single line without its end is being written
-            raise RecordError(f"{self.path / name}: no line is a JSON object.")
-        return whole
-
-    def _load(self, name: str, kind: type[T]) -> T:
-        content = self._read(name)
-        value = kind() if content is None else try_json(content)
-        if not isinstance(value, kind) or not all(isinstance(entry, dict) for entry in value if kind is list):
-            remedy = "Copy it again, or delete it."
-            raise RecordError(Problem(f"{self.path / name}: not the JSON that dew writes.", remedy=remedy))
-        if isinstance(value, dict):
-            _check_schema(value, f"{self.path / name}: ")
-        return value
 
 
 def try_json(text: bytes) -> Any:

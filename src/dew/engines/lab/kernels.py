@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dew.lab.tasks import EOS, PAD
+from dew.engines.lab.tasks import EOS, PAD
 
 EPSILON = tl.constexpr(1e-5)
 PRECISION = tl.constexpr("tf32x3")

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dew.compare import compare_runs, read_result
+from dew.compare.comparison import Result
+from dew.compare.sampling import Sampled, Sampling
+from dew.compare.scores import ScoredProblem, Scores
+from dew.compare.statistics import area, paired_interval
 from dew.errors import ConfigError
-from dew.evaluate import compare_runs, read_result
-from dew.evaluate.comparison import Result
-from dew.evaluate.metrics import area, paired_interval
-from dew.evaluate.sampling import Sampled, Sampling
-from dew.evaluate.scores import ScoredProblem, Scores
-from dew.records import RunFolder
 from dew.report.results import by_problem
 from dew.rewards import Verdict
+from dew.run.folder import RunFolder
 
 
 def runs(algorithm: str, areas: list[float], passed: list[list[float]] | None = None) -> list[Result]:

@@ -1,0 +1,149 @@
+"""The folder of a run, which every engine writes and everything that looks at runs reads.
+
+    runs/NAME/  run.json  config.yaml  metrics.jsonl  alarms.jsonl  scores.json
+                records/step-00000120.jsonl.gz
+
+Files are written atomically (`dew.files`), logs line by line; an incomplete line of a killed run is skipped.
+docs/records.md documents every field.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dew.errors import Problem, RecordError
+from dew.files import read_whole, remove, sync, write_atomically
+from dew.run.records import (
+    MAX_FILE,
+    SCHEMA,
+    GroupRecord,
+    Json,
+    check_schema,
+    read_records,
+    to_json,
+    try_json,
+    write_records,
+)
+
+MODEL_FILES = ("config.json", "adapter_config.json")
+T = TypeVar("T", Json, list[Json])
+
+
+class RunFolder:
+    """The files of one run. The folder is created by the first write."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def write_run(self, facts: Mapping[str, Any]) -> None:
+        """Update these entries of run.json: `write_run({"status": "done"})`."""
+        write_atomically(self.path / "run.json", to_json({"schema": SCHEMA, **self.run(), **facts}, indent=1))
+
+    def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
+        write_atomically(self.path / "scores.json", to_json([dict(score) for score in scores], indent=1))
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        self._append("metrics.jsonl", metrics)
+
+    def append_alarm(self, alarm: Mapping[str, Any]) -> None:
+        self._append("alarms.jsonl", alarm)
+
+    def write_records(self, step: int, groups: Iterable[GroupRecord], keep: int = 0) -> int:
+        """Write a step's groups. Beyond `keep` files (0: no limit) every second one is deleted, but not the newest."""
+        written = write_records(self.path, step, groups)
+        files = self.record_files()
+        for path in files[1:-1:2] if 0 < keep < len(files) else []:
+            path.unlink(missing_ok=True)
+        return written
+
+    def sync(self) -> None:
+        """Flush the logs to disk."""
+        for path in self.path.glob("*.jsonl"):
+            sync(path)
+
+    def run(self) -> Json:
+        return self._load("run.json", dict)
+
+    def scores(self) -> list[Json]:
+        return self._load("scores.json", list)
+
+    def model(self) -> Path | None:
+        """The final model: `model/`, the folder itself if Python code saved it there, or the newest checkpoint."""
+        steps = [path for path in self.path.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
+        steps = [path for path in steps if (path / "trainer_state.json").is_file()]
+        newest = sorted(steps, key=lambda path: int(path.name.partition("-")[2]), reverse=True)[:1]
+        places = [self.path / "model", self.path, *newest]
+        return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
+
+    def used(self) -> bool:
+        """Whether a run has trained here; an evaluation before training is step 0."""
+        return any(line["step"] for line in self.metrics()) or any(self.path.glob("checkpoint-*"))
+
+    def clear(self, *, whole: bool = True) -> None:
+        """Delete what a run wrote; with `whole=False`, only what it wrote while training."""
+        written = ["metrics.jsonl", "alarms.jsonl", "records", "checkpoint-*"]
+        if whole:
+            written += ["run.json", "config.yaml", "scores.json", "answers-*.json", "report.*", "model"]
+        if whole and (self.path / "verl.yaml").is_file():
+            written += ["verl.yaml", "train.sh", "data", "checkpoints"]
+        for path in [path for pattern in written for path in self.path.glob(pattern)]:
+            remove(path)
+
+    def finished(self) -> bool:
+        """Whether the run is trained, its model saved and, if it is evaluated at all, evaluated after training."""
+        scored = not (self.path / "scores.json").exists() or any(x.get("when") == "after" for x in self.scores())
+        return self.run().get("status") == "done" and (self.path / "model").is_dir() and scored
+
+    def metrics(self) -> list[Json]:
+        """One entry per step, in order. A resumed run repeats steps: the last value of each metric counts."""
+        steps: dict[int, Json] = {}
+        for line in self._log("metrics.jsonl"):
+            if isinstance(line.get("step"), int):
+                steps.setdefault(line["step"], {}).update(line)
+        return [steps[step] for step in sorted(steps)]
+
+    def alarms(self) -> list[Json]:
+        """In step order, without repetitions by a resumed run."""
+        lines = [line for line in self._log("alarms.jsonl") if isinstance(line.get("step", 0), int)]
+        latest = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
+        return [latest[key] for key in sorted(latest, key=lambda key: key[0])]
+
+    def record_files(self) -> list[Path]:
+        """The files of token records, in step order."""
+        return sorted((self.path / "records").glob("step-*.jsonl.gz"))
+
+    def records(self) -> Iterator[GroupRecord]:
+        """Every group of every step."""
+        for path in self.record_files():
+            yield from read_records(path)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / name).open("a+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - 1, 0))
+            incomplete = file.read(1) not in (b"\n", b"")  # the last line of a killed run: start a new one
+            file.write(b"\n" * incomplete + to_json(dict(line)))
+
+    def _read(self, name: str) -> bytes | None:
+        path = self.path / name
+        return read_whole(path, MAX_FILE) if path.exists() else None
+
+    def _log(self, name: str) -> list[Json]:
+        content = self._read(name) or b""
+        lines = [line for line in content.splitlines() if line.strip()]
+        whole = [value for line in lines if isinstance(value := try_json(line), dict)]
+        if lines and not whole and b"\n" in content:  # a single line without its end is being written
+            raise RecordError(f"{self.path / name}: no line is a JSON object.")
+        return whole
+
+    def _load(self, name: str, kind: type[T]) -> T:
+        content = self._read(name)
+        value = kind() if content is None else try_json(content)
+        if not isinstance(value, kind) or not all(isinstance(entry, dict) for entry in value if kind is list):
+            remedy = "Copy it again, or delete it."
+            raise RecordError(Problem(f"{self.path / name}: not the JSON that dew writes.", remedy=remedy))
+        if isinstance(value, dict):
+            check_schema(value, f"{self.path / name}: ")
+        return value
