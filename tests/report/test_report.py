@@ -77,14 +77,6 @@ def test_uniform_credit_has_no_words() -> None:
     assert statistics([GroupRecord(0, g, "", [flat]) for g in range(9)])["words"] is None
 
 
-def test_reward_mass_excludes_penalties() -> None:
-    """Correct: r̃ − penalty = 1.05, 1.15 with mean 1.1. Wrong: |−1.1| twice. α1 + α2 = 1.1."""
-    right = answer(True, shaped=[0.55, 0.65], extra=-0.5)
-    wrong = answer(False, shaped=[-1.1, -1.1])
-    found = statistics([GroupRecord(0, 0, "", [right, wrong], settings={"alpha1": 1.0, "alpha2": 0.1})])["mass"]
-    assert found == {key: pytest.approx(1.1) for key in ("correct", "wrong", "expected")}
-
-
 def test_untrained_tokens_are_not_counted() -> None:
     tool = answer(True, "abc", live=[True, False, True], entropy=[0.5, 99.0, 0.5], advantage=[1.0, 50.0, 1.0])
     found = statistics([GroupRecord(0, 0, "", [tool])])
