@@ -23,8 +23,6 @@ SURE = 0.01
 """Entropy in nats that counts as near zero: the policy gives one token about 99.9%."""
 MAX_PERIODS = 20
 """Steps, or ranges of steps, in which credit is followed over training."""
-MAP = (24, 16)
-"""Cells of the map of entropy against credit."""
 
 SIDES = ("correct", "wrong")
 Uses = tuple[bool, str, float]
@@ -117,7 +115,6 @@ def statistics(groups: Sequence[GroupRecord]) -> Json:
         "tokens": int(tokens.entropy.size),
         "entropy": _histogram(np.maximum(tokens.entropy, MIN_ENTROPY), tokens, log=True),
         "credit": _histogram(tokens.credit, tokens),
-        "map": _map(tokens),
         "deciles": _deciles(tokens),
         "periods": _periods(by_group),
         "words": _words(use for _, _, uses in by_group for use in uses),
@@ -130,39 +127,22 @@ def _trained(answer: AnswerRecord, values: Sequence[float] | None) -> np.ndarray
     return np.asarray(list(compress(values or (), live)), float)
 
 
-def _edges(values: np.ndarray, bins: int, log: bool = False) -> np.ndarray:
-    """Edges of equal bins; the outermost 0.5% on each side go into the last ones."""
-    low, high = np.quantile(values, [0.005, 0.995])
-    if high - low < 1e-9:
-        low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
-    edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
-    edges[[0, -1]] = low, high
-    return edges
-
-
 def _histogram(values: np.ndarray, tokens: Tokens, log: bool = False) -> Json | None:
-    """Shares per bin for correct and wrong answers."""
+    """Shares per bin for correct and wrong answers. The outermost 0.5% on each side go into the last bins."""
     finite = np.isfinite(values)
     if not finite.any():
         return None
-    edges = _edges(values[finite], BINS, log)
-    out: Json = {"low": float(edges[0]), "high": float(edges[-1])}
+    low, high = np.quantile(values[finite], [0.005, 0.995])
+    if high - low < 1e-9:
+        low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+    edges = np.geomspace(low, high, BINS + 1) if log else np.linspace(low, high, BINS + 1)
+    edges[[0, -1]] = low, high
+    out: Json = {"low": float(low), "high": float(high)}
     for name, mask in zip(SIDES, (finite & tokens.correct, finite & ~tokens.correct), strict=True):
-        counts, _ = np.histogram(np.clip(values[mask], edges[0], edges[-1]), edges)
+        counts, _ = np.histogram(np.clip(values[mask], low, high), edges)
         out[name] = [float(share) for share in counts / max(1, mask.sum())]
         out[f"mean_{name}"] = float(values[mask].mean()) if mask.any() else None
     return out
-
-
-def _map(tokens: Tokens) -> Json | None:
-    """Tokens by entropy (logarithmic) and credit: counts[row of credit][column of entropy], with the edges."""
-    finite = np.isfinite(tokens.entropy) & np.isfinite(tokens.credit)
-    if finite.sum() < 10:
-        return None
-    x, y = np.maximum(tokens.entropy[finite], MIN_ENTROPY), tokens.credit[finite]
-    across, up = _edges(x, MAP[0], log=True), _edges(y, MAP[1])
-    counts, _, _ = np.histogram2d(np.clip(x, across[0], across[-1]), np.clip(y, up[0], up[-1]), (across, up))
-    return {"entropy": across.tolist(), "credit": up.tolist(), "counts": counts.T.astype(int).tolist()}
 
 
 def _deciles(tokens: Tokens) -> Json | None:
@@ -182,20 +162,17 @@ def _deciles(tokens: Tokens) -> Json | None:
 
 
 def _periods(by_group: Sequence[tuple[int, Tokens, list[Uses]]]) -> list[Json]:
-    """Deciles, flipped share, near-zero share and top words of each recorded step, or of ranges of steps."""
+    """Deciles and top words of each recorded step, or of ranges of steps."""
     steps = sorted({step for step, _, _ in by_group})
     out = []
     for part in np.array_split(np.array(steps), min(MAX_PERIODS, len(steps))):
         inside = [(tokens, uses) for step, tokens, uses in by_group if part[0] <= step <= part[-1]]
         tokens = _joined(found for found, _ in inside)
-        known, scored = np.isfinite(tokens.entropy).sum(), np.isfinite(tokens.credit).sum()
         words = _words((use for _, uses in inside for use in uses), most=5) or {}
         out.append({
             "from": int(part[0]),
             "to": int(part[-1]),
             "deciles": _deciles(tokens) or {},
-            "flipped": float(tokens.flipped.sum() / scored) if scored else None,
-            "sure": float((tokens.entropy < SURE).sum() / known) if known else None,
             "words": {side: [word["word"] for word in found] for side, found in words.items()},
         })  # fmt: skip
     return out
