@@ -19,7 +19,9 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import torch
 
+from dew.credit import group_relative
 from dew.errors import ConfigError, RecordError
 from dew.report import build, build_from_records
 from dew.report.arms import arms_of
@@ -28,7 +30,7 @@ from dew.report.findings import remarks, study_verdicts
 from dew.report.readers import Run, evenly, thin
 from dew.report.results import rows_of
 from dew.report.serve import View, make_server
-from dew.report.statistics import split_words, statistics, summary
+from dew.report.statistics import above_mean, split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord, read_records, write_records
@@ -712,15 +714,23 @@ def test_a_penalised_correct_answer_is_not_flipped() -> None:
     assert summary(GroupRecord(0, 0, "", [right, better]))["flipped"] == 0
 
 
+def test_the_wrong_sign_is_that_of_dew_credit() -> None:
+    for seed in range(50):
+        rewards = torch.rand(6, generator=torch.Generator().manual_seed(seed)).mul(3).round()
+        rewards[0] = -1.0  # not all equal
+        group = GroupRecord(0, 0, "", [AnswerRecord(["a"], r > 0.5, r) for r in rewards.tolist()])
+        assert np.sign(above_mean(group)).tolist() == group_relative(rewards).sign().tolist()
+
+
 def test_credit_over_training_by_step() -> None:
     early = GroupRecord(
         1, 0, "", [answer(True, "x" * 10, entropy=[0.001] * 5 + [1.0] * 5, advantage=[1.0] * 5 + [3.0] * 5)]
     )
     late = GroupRecord(9, 0, "", [answer(False, advantage=[1.0, -1.0], entropy=[1.0, 1.0])])
     first, second = statistics([early, late])["periods"]
-    assert (first["from"], first["to"], first["sure"], first["flipped"]) == (1, 1, 0.5, 0.0)
+    assert (first["from"], first["to"]) == (1, 1)
     assert first["deciles"]["correct"]["shares"] == pytest.approx([0.05] * 5 + [0.15] * 5)
-    assert (second["from"], second["flipped"], second["deciles"]) == (9, 0.5, {})
+    assert (second["from"], second["deciles"]) == (9, {})
 
 
 def test_extreme_numbers_are_shown(tmp_path: Path) -> None:

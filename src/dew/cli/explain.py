@@ -17,7 +17,7 @@ from dew.cli.flags import mapping
 from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import stay_inside
 from dew.run.folder import RunFolder
-from dew.run.records import AnswerRecord, GroupRecord, read_records
+from dew.run.records import AnswerRecord, GroupRecord, read_records, record_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,40 +59,39 @@ def explain(
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
-    from dew.report.readers import read_sample
+    """The most informative of the groups of a step, or with a number, or of all."""
     from dew.report.statistics import summary
 
-    if source.is_dir():
-        stay_inside(source)
-        files = {int(f.name.split("-")[1].split(".")[0]): f for f in RunFolder(source).record_files()}
-        if not files:
-            runs = sorted(f.parent for f in source.glob("*/run.json"))
-            remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
-            remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
-            raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
-        if step is None and group is None:
-            groups, _, damaged = read_sample(list(files.values()))
-            if not groups:
-                raise RecordError(damaged[0])
-        else:
-            groups = read_records(files[max(files) if step is None else _recorded("step", step, files)])
-    else:
-        groups = read_records(source)
-        if step is not None:
-            _recorded("step", step, [g.step for g in groups])
-            groups = [g for g in groups if g.step == step]
-    if group is None:
-        # as the page of `dew report` sorts them, those with both outcomes first
-        return max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"]))
-    numbers = [g.group for g in groups]
-    return groups[numbers.index(_recorded("group", group, numbers))]
+    groups = _read(source, step)
+    for name, wanted in (("step", step), ("group", group)):
+        recorded = sorted({getattr(g, name) for g in groups})
+        if wanted is not None and wanted not in recorded:
+            remedy = f"Choose one of: {', '.join(map(str, recorded))}."
+            raise ConfigError(Problem(f"{name}: {wanted} was not recorded.", remedy=remedy))
+        groups = [g for g in groups if wanted in (None, getattr(g, name))]
+    # as the page of `dew report` sorts them, those with both outcomes first
+    return max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"]))
 
 
-def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:
-    if wanted not in recorded:
-        listed = ", ".join(map(str, dict.fromkeys(recorded)))
-        raise ConfigError(Problem(f"{name}: {wanted} was not recorded.", remedy=f"Choose one of: {listed}."))
-    return wanted
+def _read(source: Path, step: int | None) -> list[GroupRecord]:
+    """The groups of a file, of a step, or a sample of all of a run's."""
+    from dew.report.readers import read_sample
+
+    if not source.is_dir():
+        return read_records(source)
+    stay_inside(source)
+    if step is not None and record_path(source, step).exists():
+        return read_records(record_path(source, step))
+    files = RunFolder(source).record_files()
+    if not files:
+        runs = sorted(f.parent for f in source.glob("*/run.json"))
+        remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
+        remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
+        raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
+    groups, _, damaged = read_sample(files)
+    if not groups:
+        raise RecordError(damaged[0])
+    return groups
 
 
 # ── its credit ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,17 +139,15 @@ def _rollouts(group: GroupRecord, needed: Sequence[str]) -> "Rollouts":
         raise ConfigError(f"group {group.group} of step {group.step} has no tokens.")
 
     def padded(rows: Iterable[Sequence[float]]) -> "Tensor":
-        return torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True
-        )
+        tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)[None]
 
     signals = {x: [getattr(a, x) or [0.0] * len(a.tokens) for a in group.answers] for x in ("entropy", *needed)}
-    return Rollouts.from_rows(
-        [0] * len(group.answers),
+    return Rollouts(
         mask=padded(map(_live, group.answers)).bool(),
-        reward=torch.tensor([float(a.reward) for a in group.answers]),
+        reward=torch.tensor([[float(a.reward) for a in group.answers]]),
+        extra=torch.tensor([[a.extra for a in group.answers]]),
         **{name: padded(rows) for name, rows in signals.items()},
-        extra=torch.tensor([a.extra for a in group.answers]),
     )
 
 

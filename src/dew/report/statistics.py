@@ -4,13 +4,12 @@ Credit is the advantage used in training, if the run recorded it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
-from typing import NamedTuple
 
 import numpy as np
 
-from dew.run.records import AnswerRecord, GroupRecord, Json
+from dew.run.records import GroupRecord, Json
 
 BINS = 40
 MIN_USES = 5
@@ -29,35 +28,22 @@ Uses = tuple[bool, str, float]
 """Whether the answer is correct, a word in it, and the word's extra credit."""
 
 
-class Tokens(NamedTuple):
-    """The trained tokens of one or more groups."""
+def _tokens(group: GroupRecord) -> np.ndarray:
+    """Outcome, entropy and credit of every trained token, in three rows.
 
-    correct: np.ndarray
-    entropy: np.ndarray
-    """NaN if not recorded."""
-    credit: np.ndarray
-    """NaN if not recorded, or if the group has no signal."""
-    flipped: np.ndarray
-    """Credit of the wrong sign."""
-
-
-def _tokens(group: GroupRecord) -> Tokens:
+    NaN where nothing was recorded; credit is NaN in groups without signal.
+    """
     live, entropy, credit = (_column(group, name) for name in ("live", "entropy", "advantage"))
-    lengths = np.array([len(answer.tokens) for answer in group.answers], int)
-    correct = np.repeat([answer.correct for answer in group.answers], lengths).astype(bool)
-    flipped = credit * np.repeat(above_mean(group), lengths) < 0
-    tokens = Tokens(correct, entropy, credit if credit.any() else np.full_like(credit, np.nan), flipped)
-    return Tokens(*(x[live != 0] for x in tokens))
+    correct = [float(answer.correct) for answer in group.answers for _ in answer.tokens]
+    if not credit.any():
+        credit = np.full_like(credit, np.nan)
+    return np.stack([correct, entropy, credit])[:, live != 0]
 
 
 def _column(group: GroupRecord, name: str) -> np.ndarray:
     """A signal of all tokens of a group, answer after answer; NaN where it was not recorded."""
     signals = [(len(answer.tokens), getattr(answer, name)) for answer in group.answers]
     return np.concatenate([[], *(np.full(n, np.nan) if x is None else np.asarray(x, float) for n, x in signals)])
-
-
-def _joined(parts: Iterable[Tokens]) -> Tokens:
-    return Tokens(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def above_mean(group: GroupRecord) -> np.ndarray:
@@ -81,25 +67,29 @@ def summary(group: GroupRecord) -> Json:
     telling  how much there is to see: (min + max/10 of the spreads of correct and of wrong answers) · 4p(1 − p) ·
              (1 − sure), p the share of correct answers
     """
-    tokens = _tokens(group)
+    _, entropy, _ = _tokens(group)
+    flipped = 0
     spreads: dict[bool, list[float]] = {True: [], False: []}
-    for answer in group.answers:
-        size = np.abs(_trained(answer, answer.advantage))
+    for answer, above in zip(group.answers, above_mean(group), strict=True):
+        live = [True] * len(answer.tokens) if answer.live is None else answer.live
+        credit = np.array(list(compress(answer.advantage or (), live)))
+        flipped += int((credit * above < 0).sum())
+        size = np.abs(credit)
         if size.size and np.isfinite(size).all() and size.sum() > 0:
             spreads[answer.correct].append(float(size.std() / size.mean()))
     sides = [sum(found) / max(1, len(found)) for found in spreads.values()]
     every = [*spreads[True], *spreads[False]]
     spread = sum(every) / max(1, len(every))
     right = sum(answer.correct for answer in group.answers)
-    sure = float(np.mean(tokens.entropy < SURE)) if tokens.entropy.size else 0.0
+    sure = float(np.mean(entropy < SURE)) if entropy.size else 0.0
     p = right / max(1, len(group.answers))
     return {
         "answers": len(group.answers),
         "correct": right,
         "tokens": group.size,
-        "trained": int(tokens.entropy.size),
+        "trained": entropy.size,
         "spread": spread if spread > FLAT else 0.0,
-        "flipped": int(tokens.flipped.sum()),
+        "flipped": flipped,
         "sure": sure,
         "telling": (min(sides) + max(sides) / 10) * 4 * p * (1 - p) * (1 - sure) if spread > FLAT else 0.0,
     }
@@ -110,24 +100,18 @@ def statistics(groups: Sequence[GroupRecord]) -> Json:
     if not groups:
         return {"tokens": 0, "periods": []}
     by_group = [(group.step, _tokens(group), _word_uses(group)) for group in groups]
-    tokens = _joined(found for _, found, _ in by_group)
+    correct, entropy, credit = tokens = np.concatenate([found for _, found, _ in by_group], axis=1)
     return {
-        "tokens": int(tokens.entropy.size),
-        "entropy": _histogram(np.maximum(tokens.entropy, MIN_ENTROPY), tokens, log=True),
-        "credit": _histogram(tokens.credit, tokens),
+        "tokens": entropy.size,
+        "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
+        "credit": _histogram(credit, correct),
         "deciles": _deciles(tokens),
         "periods": _periods(by_group),
         "words": _words(use for _, _, uses in by_group for use in uses),
     }
 
 
-def _trained(answer: AnswerRecord, values: Sequence[float] | None) -> np.ndarray:
-    """The values of the trained tokens; none if not recorded."""
-    live = [True] * len(answer.tokens) if answer.live is None else answer.live
-    return np.asarray(list(compress(values or (), live)), float)
-
-
-def _histogram(values: np.ndarray, tokens: Tokens, log: bool = False) -> Json | None:
+def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Json | None:
     """Shares per bin for correct and wrong answers. The outermost 0.5% on each side go into the last bins."""
     finite = np.isfinite(values)
     if not finite.any():
@@ -138,41 +122,41 @@ def _histogram(values: np.ndarray, tokens: Tokens, log: bool = False) -> Json | 
     edges = np.geomspace(low, high, BINS + 1) if log else np.linspace(low, high, BINS + 1)
     edges[[0, -1]] = low, high
     out: Json = {"low": float(low), "high": float(high)}
-    for name, mask in zip(SIDES, (finite & tokens.correct, finite & ~tokens.correct), strict=True):
+    for name, mask in zip(SIDES, (finite & (correct == 1), finite & (correct == 0)), strict=True):
         counts, _ = np.histogram(np.clip(values[mask], low, high), edges)
         out[name] = [float(share) for share in counts / max(1, mask.sum())]
         out[f"mean_{name}"] = float(values[mask].mean()) if mask.any() else None
     return out
 
 
-def _deciles(tokens: Tokens) -> Json | None:
+def _deciles(tokens: np.ndarray) -> Json | None:
     """The share of Σ|credit| of each tenth of the tokens, by increasing entropy, and the tenths' highest entropies."""
-    finite = np.isfinite(tokens.entropy) & np.isfinite(tokens.credit)
+    correct, entropy, credit = tokens
+    finite = np.isfinite(entropy) & np.isfinite(credit)
     out: Json = {}
-    for name, mask in zip(SIDES, (finite & tokens.correct, finite & ~tokens.correct), strict=True):
-        entropy, size = tokens.entropy[mask], np.abs(tokens.credit[mask])
+    for name, mask in zip(SIDES, (finite & (correct == 1), finite & (correct == 0)), strict=True):
+        order = np.argsort(entropy[mask], kind="stable")
+        size, sorted_entropy = np.abs(credit[mask][order]), entropy[mask][order]
         if size.size < 10 or size.sum() == 0:
             continue
-        order = np.argsort(entropy, kind="stable")
         # Means, not sums: uniform credit gives 10.0% each, even if the number of tokens is not a multiple of ten.
-        means = np.array([tenth.mean() for tenth in np.array_split(size[order], 10)])
-        tops = [float(tenth[-1]) for tenth in np.array_split(entropy[order], 10)]
+        means = np.array([tenth.mean() for tenth in np.array_split(size, 10)])
+        tops = [float(tenth[-1]) for tenth in np.array_split(sorted_entropy, 10)]
         out[name] = {"shares": [float(share) for share in means / means.sum()], "tops": tops}
     return out or None
 
 
-def _periods(by_group: Sequence[tuple[int, Tokens, list[Uses]]]) -> list[Json]:
+def _periods(by_group: Sequence[tuple[int, np.ndarray, list[Uses]]]) -> list[Json]:
     """Deciles and top words of each recorded step, or of ranges of steps."""
     steps = sorted({step for step, _, _ in by_group})
     out = []
     for part in np.array_split(np.array(steps), min(MAX_PERIODS, len(steps))):
         inside = [(tokens, uses) for step, tokens, uses in by_group if part[0] <= step <= part[-1]]
-        tokens = _joined(found for found, _ in inside)
         words = _words((use for _, uses in inside for use in uses), most=5) or {}
         out.append({
             "from": int(part[0]),
             "to": int(part[-1]),
-            "deciles": _deciles(tokens) or {},
+            "deciles": _deciles(np.concatenate([tokens for tokens, _ in inside], axis=1)) or {},
             "words": {side: [word["word"] for word in found] for side, found in words.items()},
         })  # fmt: skip
     return out
@@ -209,17 +193,18 @@ def _word_uses(group: GroupRecord) -> list[Uses]:
 
 
 def _words(uses: Iterable[Uses], most: int = MAX_WORDS) -> Json | None:
-    """The words with the most extra credit in correct and in wrong answers; None if credit is uniform."""
-    extra: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in SIDES}
-    largest = 0.0
+    """The words with the most extra credit in correct and in wrong answers; None if credit is uniform.
+
+    Ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra.
+    """
+    extra: dict[bool, dict[str, list[float]]] = {True: defaultdict(list), False: defaultdict(list)}
     for correct, word, x in uses:
-        extra["correct" if correct else "wrong"][word].append(x)
-        largest = max(largest, abs(x))
-    return {name: _ranked(extra[name], most) for name in SIDES} if largest > FLAT else None
-
-
-def _ranked(extra: Mapping[str, list[float]], most: int) -> list[Json]:
-    """Ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra."""
-    rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in extra.items() if len(xs) >= MIN_USES]
-    best = sorted((row for row in rows if row[0] > 0), key=lambda row: -row[0] * row[1] ** 0.5)
-    return [{"word": word, "uses": uses, "extra": mean} for mean, uses, word in best[:most]]
+        extra[correct][word].append(x)
+    if all(abs(x) <= FLAT for words in extra.values() for xs in words.values() for x in xs):
+        return None
+    out: Json = {}
+    for name, words in zip(SIDES, extra.values(), strict=True):
+        rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in words.items() if len(xs) >= MIN_USES]
+        best = sorted((row for row in rows if row[0] > 0), key=lambda row: -row[0] * row[1] ** 0.5)
+        out[name] = [{"word": word, "uses": n, "extra": mean} for mean, n, word in best[:most]]
+    return out
