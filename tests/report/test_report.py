@@ -30,7 +30,7 @@ from dew.report.findings import remarks, study_verdicts
 from dew.report.readers import Run, evenly, thin
 from dew.report.results import rows_of
 from dew.report.serve import View, make_server
-from dew.report.statistics import above_mean, split_words, statistics, summary
+from dew.report.tokens import above_mean, split_words, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord, read_records, write_records

@@ -60,7 +60,7 @@ def explain(
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
     """The most informative of the groups of a step, or with a number, or of all."""
-    from dew.report.statistics import summary
+    from dew.report.tokens import summary
 
     groups = _read(source, step)
     for name, wanted in (("step", step), ("group", group)):
@@ -157,7 +157,7 @@ def _live(answer: AnswerRecord) -> Sequence[bool]:
 
 def _flipped(group: GroupRecord) -> list[list[bool]]:
     """Trained tokens with credit of the wrong sign."""
-    from dew.report.statistics import above_mean
+    from dew.report.tokens import above_mean
 
     return [
         [live and A * above < 0 for live, A in zip(_live(a), a.advantage or (), strict=True)]

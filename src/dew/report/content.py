@@ -13,7 +13,7 @@ from dew.report.arms import arms_of
 from dew.report.findings import findings_of, seeds_verdict
 from dew.report.readers import Run, evenly
 from dew.report.results import rows_of
-from dew.report.statistics import above_mean, statistics, summary
+from dew.report.tokens import above_mean, statistics, summary
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
 SCHEMA = 1

@@ -14,7 +14,7 @@ from dew.compare.comparison import MIN_SEEDS
 from dew.compare.statistics import Interval, paired_interval
 from dew.report.readers import Run
 from dew.report.results import EVAL_PASS, by_problem
-from dew.report.statistics import SURE
+from dew.report.tokens import SURE
 from dew.run.alarms import Alarms
 from dew.run.records import Json
 
