@@ -7,6 +7,7 @@ process exits GRACE seconds later with a traceback of every thread. A function g
 """
 
 import faulthandler
+import functools
 import inspect
 import math
 import os
@@ -28,6 +29,14 @@ NOT_FINITE = math.inf
 """Replaces every infinity and NaN that a function returned, because NaN stands for None in TRL."""
 GRACE = 30.0
 """Seconds between the alarm and the end of the process."""
+
+
+def reward_name(reward: Any) -> str:
+    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    path = reward if isinstance(reward, str) else getattr(getattr(reward, "config", None), "_name_or_path", None)
+    return str(getattr(reward, "__name__", type(reward).__name__)) if path is None else path.split("/")[-1]
 
 
 class _Expired(BaseException):

@@ -24,7 +24,7 @@ class Task(Protocol):
         ...
 
 
-def text_of(value: Any) -> Any:
+def last_message(value: Any) -> Any:
     """The text of the last message of a chat; any other value unchanged."""
     if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
         return value[-1]["content"]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from unicodedata import normalize
 
-from dew.tasks.base import Row, text_of
+from dew.tasks.base import Row, last_message
 
 MIN_LENGTH = 16
 """Shorter texts (in letters and digits) are too generic to count as the same problem: `1+1=?`."""
@@ -40,4 +40,4 @@ def without_overlap(train: Sequence[Row], *tests: Iterable[Row]) -> tuple[list[R
 
 def _problem(row: Row) -> str:
     """The problem without its template, if the row has both."""
-    return str(text_of(row.get("problem", row.get("prompt", ""))))
+    return str(last_message(row.get("problem", row.get("prompt", ""))))

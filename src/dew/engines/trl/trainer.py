@@ -33,9 +33,10 @@ from dew.engines.trl.loss import exact_head, loss_inputs, micro_batches, uses_ex
 from dew.engines.trl.nonfinite import ADVANTAGES, describe
 from dew.engines.trl.padding import aligned_passes, update_parts
 from dew.engines.trl.recorded import RecordedTrainer, own_config
-from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
+from dew.engines.trl.rewards import checked, missing_columns, outcome_index, warn_early
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
 from dew.errors import ConfigError, RewardError
+from dew.rewards.calls import reward_name
 
 logger = logging.getLogger("dew")
 
