@@ -143,7 +143,7 @@ def test_the_search_itself_finds_each(line):
 WATCHER = r"""
 import json, os, signal, sys
 from dew.rewards import extract, format, normalize, verifier
-from dew.rewards.sandbox import violates
+from dew.rewards.worker import violates
 from dew.rewards.latex import WARM_UP, compare
 from dew.tasks.datasets import TEMPLATES, render
 import logging
@@ -257,7 +257,7 @@ def test_a_confined_process_can_do_nothing_of_it(tmp_path):
     (tmp_path / "kept").write_text("kept")
     script = (
         "import ctypes, json, os, pickle, shutil, socket, subprocess, sys, sympy, sympy.parsing.sympy_parser\n"
-        "from dew.rewards.sandbox import enter_sandbox\ndone = []\nenter_sandbox()\n"
+        "from dew.rewards.worker import enter_sandbox\ndone = []\nenter_sandbox()\n"
     )
     for deed in DEEDS:
         script += f"try:\n    {deed}\n    done.append({deed!r})\nexcept Exception: pass\n"

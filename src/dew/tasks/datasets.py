@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.base import Row, Split, check_split, last_message, split_of
+from dew.tasks.base import Row, Split, check_split, last_message, split_of, without_overlap
 from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files
-from dew.tasks.overlap import without_overlap
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain
-from dew.tasks.base import Row, last_message
-from dew.tasks.overlap import identity
+from dew.tasks.base import Row, identity, last_message
 
 MAX_SHOWN = 5
 """Unusable rows listed in a message; the others are only counted."""
