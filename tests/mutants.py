@@ -24,8 +24,23 @@ import torch  # noqa: F401  (imported once, before the forks)
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [*sorted((ROOT / "src/dew/credit").glob("*.py")), *sorted((ROOT / "src/dew/algorithms").glob("*.py"))]
-SOURCES = [ROOT / "src/dew/ops.py", ROOT / "src/dew/losses.py", *(s for s in SOURCES if s.name not in ("own.py", "__init__.py"))]
-TESTS = ["golden", "gtpo", "grpo_s", "turns", "outcome_pool", "baseline_credit", "losses", "rules", "algorithms", "rollouts"]
+SOURCES = [
+    ROOT / "src/dew/ops.py",
+    ROOT / "src/dew/losses.py",
+    *(s for s in SOURCES if s.name not in ("own.py", "__init__.py")),
+]
+TESTS = [
+    "golden",
+    "gtpo",
+    "grpo_s",
+    "turns",
+    "outcome_pool",
+    "baseline_credit",
+    "losses",
+    "rules",
+    "algorithms",
+    "rollouts",
+]
 LIMIT = 300
 """Seconds after which a mutant counts as caught: some loop for ever."""
 SWAPPED = {

@@ -313,11 +313,11 @@ if not INTERPRETED:
 
 
 def drawn(logits, u, temperature, monkeypatch, block=64):
-    from dew.decoding import triton_draw
+    from dew.decoding import fused
 
-    monkeypatch.setattr(triton_draw, "BLOCK", block)
+    monkeypatch.setattr(fused, "BLOCK", block)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
-    return [x.cpu() for x in triton_draw.draw(logits.to(DEVICE), temperature)]
+    return [x.cpu() for x in fused.draw(logits.to(DEVICE), temperature)]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -350,11 +350,11 @@ def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypa
 def test_frequencies_of_drawn_tokens():
     from scipy.stats import chisquare
 
-    from dew.decoding import triton_draw
+    from dew.decoding import fused
 
     n = 200_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf], device=DEVICE)
-    counts = torch.bincount(triton_draw.draw(logits.expand(n, -1).contiguous(), 0.7)[0], minlength=5).cpu()
+    counts = torch.bincount(fused.draw(logits.expand(n, -1).contiguous(), 0.7)[0], minlength=5).cpu()
     expected = n * (logits[:4] / 0.7).softmax(-1).double().cpu()
     assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4
 
