@@ -20,7 +20,6 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401  (imported once, before the forks)
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [*sorted((ROOT / "src/dew/credit").glob("*.py")), *sorted((ROOT / "src/dew/algorithms").glob("*.py"))]
@@ -117,6 +116,25 @@ class Finder:
         return spec_from_file_location(name, self.source, loader=loader)
 
 
+def run_tests(*arguments: str) -> int:
+    """Run pytest in this process, silently."""
+    out = os.dup(1), os.dup(2)
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    try:
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *arguments]))
+    finally:
+        os.dup2(out[0], 1), os.dup2(out[1], 2)
+
+
+def warm_up() -> None:
+    """Import what the tests import, and forget dew and the tests themselves."""
+    run_tests("--collect-only", *tests_of(SOURCES[0]))
+    own = ("dew", "tests", "conftest", "groups", "oracles")
+    for name in [name for name in sys.modules if name.split(".")[0] in own or name.startswith("test_")]:
+        del sys.modules[name]
+
+
 def tests_of(source: Path) -> list[str]:
     """The tests, those first that mention the most of what the file defines."""
     names = [x.name for x in ast.parse(source.read_text()).body if isinstance(x, ast.FunctionDef | ast.ClassDef)]
@@ -128,15 +146,15 @@ def start(source: Path, tree: ast.Module) -> int:
     """A process that runs the tests of a mutant."""
     if pid := os.fork():
         return pid
-    for number in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     signal.alarm(LIMIT)
-    sys.path.insert(0, str(ROOT / "src"))
     sys.meta_path.insert(0, Finder(source, tree))  # type: ignore[arg-type]
-    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests_of(source)]))
+    os._exit(run_tests(*tests_of(source)))
 
 
 def main(words: list[str]) -> int:
+    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "mutants", "OMP_NUM_THREADS": "1"}
+    sys.path.insert(0, str(ROOT / "src"))
+    warm_up()
     running, alive, count = dict[int, str](), list[str](), 0
 
     def finish() -> None:
@@ -153,7 +171,7 @@ def main(words: list[str]) -> int:
             if not words or any(word in name for word in words):
                 count += 1
                 running[start(source, tree)] = name
-                if len(running) == (os.cpu_count() or 1):
+                if len(running) == len(os.sched_getaffinity(0)):
                     finish()
     while running:
         finish()

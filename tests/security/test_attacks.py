@@ -31,18 +31,8 @@ FORBIDDEN = {
     "input", "literal_eval", "string.Template", "jinja2.Template", "Template",
 }  # fmt: skip
 IMPORTS = {
-    "pickle",
-    "marshal",
-    "shelve",
-    "dill",
-    "joblib",
-    "cloudpickle",
-    "tarfile",
-    "zipfile",
-    "code",
-    "runpy",
-    "ctypes",
-}
+    "pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "tarfile", "zipfile", "code", "runpy", "ctypes",
+}  # fmt: skip
 ALLOWED = {
     ("kernels/linear.py", "import_module"): "one of dew's own modules, by a name from a fixed list",
     ("rewards/verifiers.py", "import_module"): "one of dew's own verifiers, by a name from a fixed list",
@@ -62,13 +52,8 @@ ALLOWED = {
 }
 """(file, call) -> why it may be there."""
 WATCHED = {
-    "import_module",
-    "exec_module",
-    "subprocess.Popen",
-    "subprocess.run",
-    "subprocess.call",
-    "subprocess.check_output",
-}
+    "import_module", "exec_module", "subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_output",
+}  # fmt: skip
 
 
 def called(node: ast.Call) -> str:
