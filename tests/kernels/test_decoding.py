@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -282,46 +283,20 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
 
 def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):
     """As PyTorch does it: the error of the step, then another when the capture ends, and nothing is restored."""
-    calls = []
-
-    class Generator:
-        def clone_state(self):
-            return "a state that is not capturing"
-
-        def graphsafe_set_state(self, state):
-            calls.append(state)
-
-    class Capture:
-        def __init__(self, *_, **__):
-            pass
-
-        def __enter__(self):
-            calls.append("capture")
-
-        def __exit__(self, *_):
-            raise RuntimeError("capture was invalidated")
-
-    def fails(*_):
-        raise RuntimeError("a synchronisation")
-
-    stream = type("Stream", (), {"device_index": 1})()
-    for name, value in {
-        "CUDAGraph": object,
-        "graph": Capture,
-        "current_stream": lambda: stream,
-        "set_stream": calls.append,
-        "default_generators": (None, Generator()),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    cuda = mock.MagicMock()
+    cuda.graph.return_value.__exit__.side_effect = RuntimeError("capture was invalidated")
     ours = greedy(trl_tiny.model())
     ours.answers(PROMPTS, 3)
     (buffers,) = ours._kept.values()
     ours.device = torch.device("cuda", 1)
-    monkeypatch.setattr(buffers, "_forward", fails)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(buffers, "_forward", mock.Mock(side_effect=RuntimeError("a synchronisation")))
     with pytest.raises(RuntimeError, match="invalidated") as error:
         buffers.step(ours, 8)
-    assert calls == ["capture", stream, "a state that is not capturing"]
     assert str(error.value.__context__) == "a synchronisation"
+    cuda.set_stream.assert_called_once_with(cuda.current_stream.return_value)
+    generator = cuda.default_generators[cuda.current_stream.return_value.device_index]
+    generator.graphsafe_set_state.assert_called_once_with(generator.clone_state.return_value)
 
 
 @pytest.mark.gpu
