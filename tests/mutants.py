@@ -1,12 +1,12 @@
-"""Break the credit functions, losses and algorithms in small ways, and check that a test fails each time.
+"""Change the credit functions, losses and algorithms in small ways, and list the changes that no test notices.
 
-    make mutants                        all mutants, one per core at a time
-    python tests/mutants.py gtpo clamp  those whose description contains one of the words
+    make mutants                         all of them, one per core at a time: minutes
+    python tests/mutants.py gtpo clamp   those whose description contains one of the words
 
-Mutants are made from the syntax tree: a comparison or an operator is swapped, a negation dropped, a number changed, two
-arguments or branches exchanged, a keyword argument left out, a call such as `.detach()` or `.clamp_min(1)` removed. Each
-runs in a fork of a process that has imported torch. Survivors are printed, and the exit code is 1 if there are any
-besides `EQUIVALENT`.
+The changes are made in the syntax tree: a comparison or an operator is swapped, a negation dropped, a number changed,
+two arguments or branches exchanged, a keyword argument left out, a call such as `.detach()` or `.clamp_min(1)` removed.
+Each is tested in a fork of a process that has imported what the tests need. The exit code is 1 if a change survives
+that is not in EQUIVALENT.
 """
 
 import ast
@@ -15,33 +15,24 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [*sorted((ROOT / "src/dew/credit").glob("*.py")), *sorted((ROOT / "src/dew/algorithms").glob("*.py"))]
+DEW = ROOT / "src" / "dew"
 SOURCES = [
-    ROOT / "src/dew/ops.py",
-    ROOT / "src/dew/losses.py",
-    *(s for s in SOURCES if s.name not in ("own.py", "__init__.py")),
+    DEW / "ops.py",
+    DEW / "losses.py",
+    *sorted(DEW.glob("credit/[!_]*.py")),
+    *sorted(DEW.glob("algorithms/[!_]*.py")),
 ]
-TESTS = [
-    "golden",
-    "gtpo",
-    "grpo_s",
-    "turns",
-    "outcome_pool",
-    "baseline_credit",
-    "losses",
-    "rules",
-    "algorithms",
-    "rollouts",
-]
+NAMES = "golden gtpo grpo_s turns outcome_pool baseline_credit losses rules algorithms rollouts"
+TESTS = [ROOT / f"tests/core/test_{name}.py" for name in NAMES.split()]
 LIMIT = 300
-"""Seconds after which a mutant counts as caught: some loop for ever."""
+"""Seconds after which a change counts as noticed: some loop for ever."""
 SWAPPED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
@@ -49,7 +40,7 @@ SWAPPED = {
 }  # fmt: skip
 SKIPPED = ("annotation", "returns", "decorator_list", "bases")
 EQUIVALENT: set[str] = set()
-"""Mutants that compute the same."""
+"""Changes that make no difference, or none on a CPU."""
 
 
 def variants(node: ast.AST) -> Iterator[ast.expr]:
@@ -74,110 +65,89 @@ def variants(node: ast.AST) -> Iterator[ast.expr]:
             if len(arguments) > 2:
                 yield ast.Call(function, [*arguments[:-2], arguments[-1], arguments[-2]], keywords)
             for keyword in keywords:
-                yield ast.Call(function, arguments, [k for k in keywords if k is not keyword])
+                if keyword.arg != "device":
+                    yield ast.Call(function, arguments, [k for k in keywords if k is not keyword])
 
 
 def mutants(node: ast.AST) -> Iterator[str]:
-    """Change the tree in place, one mutant after another, each described by its line."""
+    """Change the tree in place, one change at a time: `line: before -> after`."""
     if isinstance(node, ast.Raise | ast.JoinedStr):
         return
     for name, value in ast.iter_fields(node):
         children = value if isinstance(value, list) else [value]
         for i, child in enumerate(children):
-            if name in SKIPPED or not isinstance(child, ast.AST):
-                continue
-            for changed in variants(child):
-                before, after = ast.unparse(child), ast.unparse(changed)
-                put(node, name, i, changed)
-                yield f"{child.lineno}: {before} -> {after}"
-                put(node, name, i, child)
-            yield from mutants(child)
+            if name not in SKIPPED and isinstance(child, ast.AST):
+                for changed in variants(child):
+                    children[i] = changed
+                    setattr(node, name, children if isinstance(value, list) else changed)
+                    yield f"{child.lineno}: {ast.unparse(child)} -> {ast.unparse(changed)}"
+                children[i] = child
+                setattr(node, name, value)
+                yield from mutants(child)
 
 
-def put(node: ast.AST, name: str, i: int, child: ast.AST) -> None:
-    if isinstance(getattr(node, name), list):
-        getattr(node, name)[i] = child
-    else:
-        setattr(node, name, child)
-
-
-class Finder:
-    """Import one module from a syntax tree."""
+class Mutated(SourceFileLoader):
+    """Imports a module of dew from a syntax tree."""
 
     def __init__(self, source: Path, tree: ast.Module) -> None:
-        self.name = ".".join(source.relative_to(ROOT / "src").with_suffix("").parts)
-        self.source, self.tree = source, tree
+        super().__init__(".".join(source.relative_to(ROOT / "src").with_suffix("").parts), str(source))
+        self.tree = tree
 
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        if name != self.name:
-            return None
-        loader = SourceFileLoader(name, str(self.source))
-        loader.get_code = lambda _: compile(ast.fix_missing_locations(self.tree), self.source, "exec")  # type: ignore
-        return spec_from_file_location(name, self.source, loader=loader)
+    def find_spec(self, name, path=None, target=None):
+        return spec_from_file_location(name, self.path, loader=self) if name == self.name else None
 
-
-def run_tests(*arguments: str) -> int:
-    """Run pytest in this process, silently."""
-    out = os.dup(1), os.dup(2)
-    for number in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    try:
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *arguments]))
-    finally:
-        os.dup2(out[0], 1), os.dup2(out[1], 2)
-
-
-def warm_up() -> None:
-    """Import what the tests import, and forget dew and the tests themselves."""
-    run_tests("--collect-only", *tests_of(SOURCES[0]))
-    own = ("dew", "tests", "conftest", "groups", "oracles")
-    for name in [name for name in sys.modules if name.split(".")[0] in own or name.startswith("test_")]:
-        del sys.modules[name]
-
-
-def tests_of(source: Path) -> list[str]:
-    """The tests, those first that mention the most of what the file defines."""
-    names = [x.name for x in ast.parse(source.read_text()).body if isinstance(x, ast.FunctionDef | ast.ClassDef)]
-    files = [ROOT / f"tests/core/test_{name}.py" for name in TESTS]
-    return [str(f) for f in sorted(files, key=lambda f: -sum(map(f.read_text().count, names)))]
+    def get_code(self, name):
+        return compile(ast.fix_missing_locations(self.tree), self.path, "exec")
 
 
 def start(source: Path, tree: ast.Module) -> int:
-    """A process that runs the tests of a mutant."""
+    """A process that runs the tests, those first that mention the most of what the file defines."""
     if pid := os.fork():
         return pid
     signal.alarm(LIMIT)
-    sys.meta_path.insert(0, Finder(source, tree))  # type: ignore[arg-type]
-    os._exit(run_tests(*tests_of(source)))
+    sys.meta_path.insert(0, Mutated(source, tree))
+    names = re.findall(r"^(?:def|class) (\w+)", source.read_text(), re.MULTILINE)
+    os._exit(run_tests("-x", *sorted(TESTS, key=lambda test: -sum(map(test.read_text().count, names)))))
+
+
+def run_tests(*arguments: str | Path) -> int:
+    """pytest in this process, silently."""
+    outputs = os.dup(1), os.dup(2)
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *map(str, arguments)])
+    for number, output in enumerate(outputs, start=1):
+        os.dup2(output, number)
+    return int(code)
 
 
 def main(words: list[str]) -> int:
     os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "mutants", "OMP_NUM_THREADS": "1"}
     sys.path.insert(0, str(ROOT / "src"))
-    warm_up()
-    running, alive, count = dict[int, str](), list[str](), 0
+    run_tests("--collect-only", *TESTS)  # imports what dew and the tests need; both are imported again in each fork
+    for name in [x for x in sys.modules if re.match(r"(dew|tests|conftest|groups|oracles)\b|test_", x)]:
+        del sys.modules[name]
+    running, survivors, count = dict[int, str](), list[str](), 0
 
     def finish() -> None:
         pid, status = os.wait()
-        if status == 0:
-            alive.append(running[pid])
-            print(f"survived  {alive[-1]}", flush=True)
-        del running[pid]
+        name = running.pop(pid)
+        if status == 0 and re.sub(r":\d+:", ":", name) not in EQUIVALENT:
+            survivors.append(name)
+            print(f"survives  {name}", flush=True)
 
     for source in SOURCES:
         tree = ast.parse(source.read_text())
         for change in mutants(tree):
-            name = f"{source.relative_to(ROOT / 'src/dew')}:{change}"
+            name = f"{source.relative_to(DEW)}:{change}"
             if not words or any(word in name for word in words):
-                count += 1
-                running[start(source, tree)] = name
+                count, running[start(source, tree)] = count + 1, name
                 if len(running) == len(os.sched_getaffinity(0)):
                     finish()
     while running:
         finish()
-    new = [name for name in alive if re.sub(r":\d+:", ":", name) not in EQUIVALENT]
-    print(f"{count - len(alive)} of {count} mutants caught, {len(alive) - len(new)} of the others known as equivalent")
-    return int(bool(new))
+    print(f"{count} changes, {len(survivors)} survive")
+    return int(bool(survivors))
 
 
 if __name__ == "__main__":

@@ -42,13 +42,13 @@ ALLOWED = {
     ("algorithms/own.py", "import_module"): "the user's algorithm; not from an untrusted file",
     ("algorithms/own.py", "exec_module"): "the same, from a file",
     ("__init__.py", "import_module"): "one of dew's own modules",
-    ("lab/policy.py", "import_module"): "one of dew's own modules",
+    ("engines/lab/tiny.py", "import_module"): "one of dew's own modules",
     ("cli/app.py", "import_module"): "one of dew's own commands",
     ("rewards/process.py", "subprocess.Popen"): "this interpreter, arguments as a list of JSON",
     ("cli/train.py", "subprocess.run"): "the script that started a run, on dew resume; not with --untrusted",
     ("cli/runs.py", "subprocess.Popen"): "dew itself, arguments as a list",
     ("engines/verl/recipe.py", "import_module"): "the user's algorithm, in external_lib; not in an untrusted file",
-    ("engines/recording.py", "subprocess.run"): "git rev-parse HEAD",
+    ("engines/recorder.py", "subprocess.run"): "git rev-parse HEAD",
 }
 """(file, call) -> why it may be there."""
 WATCHED = {
