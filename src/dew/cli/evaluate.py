@@ -52,7 +52,7 @@ def evaluate_(
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this new JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a model on held-out problems, with 95% intervals over problems."""
+    """Evaluate a model on held-out problems. Scores have 95% intervals over problems."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     more = _options(options)
