@@ -86,12 +86,6 @@ def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():
     assert {"clip_low", "clip_high", "overlong"} <= shared and all(ours[key] == theirs[key] for key in shared)
 
 
-def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
-    shown = demo.three_answers(scores_of([[WRONG, WRONG], [WRONG, RIGHT], [WRONG, WRONG]]))
-    assert shown == [("1?", "7", True), ("0?", "8", False), ("2?", "8", False)]
-    assert demo.three_answers(scores_of([[WRONG]])) == [("0?", "8", False)]
-
-
 # Child processes
 
 DONE = """
@@ -201,7 +195,7 @@ def test_the_demo_as_a_newcomer_types_it(tmp_path):
     words = [sys.executable, "-m", "dew.cli", "demo", "--steps", "8", "--out", "out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("Before training", "dapo-seed0: step 8/8", "dew-seed0: step 8/8", "This run:", "dew compare"):
+    for said in ("What this does", "dapo-seed0: step 8/8", "dew-seed0: step 8/8", "This run:", "dew compare"):
         assert said in done.stdout
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -203,7 +203,7 @@ def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
     for number, (prompt, rows) in enumerate(by_prompt):
         members = list(rows)
         step = int(members[0].get("step") or 0)
-        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm="grpo"))
+        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members]))
     return groups, len(groups)
 
 
