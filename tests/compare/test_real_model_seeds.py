@@ -66,12 +66,6 @@ def test_every_arm_is_also_compared_with_its_control_and_one_seed_by_problem():
     assert "With one seed" in text and "**" not in text
 
 
-def test_the_end_of_training():
-    """The mean of the last steps; a curve that a run has not recorded stays empty."""
-    text = script.table(counts(run("dapo", 0, [0, 1])))
-    assert rows(text[text.index("Training") :])["dapo"] == ["0.500", "0.500", "20.000", "0.250"]
-
-
 @pytest.mark.parametrize("name", ["counts-1.5b.json", "counts.json"])
 def test_the_committed_tables(name):
     table = script.table(json.loads((RESULTS / name).read_text()))
@@ -81,16 +75,6 @@ def test_the_committed_tables(name):
 def test_the_committed_figure():
     content = json.loads((RESULTS / "counts.json").read_text())
     assert (ROOT / "docs" / "images" / "real-model-seeds.svg").read_text() == script.figure(content)
-
-
-def test_a_smoothed_curve():
-    """Twelve steps of three generations, a sixth of which are two: means of pairs, at generations 2/4, 3/4, ..."""
-    assert script._smooth([float(i) for i in range(12)], 3)[:2] == [(0.5, 0.5), (0.75, 1.5)]
-
-
-def test_round_numbers_on_an_axis():
-    """A span of 0.134 has 6.7 steps of 0.02, too many, and 2.7 of 0.05; 29 has 14.5 of 2 and 5.8 of 5."""
-    assert script._ticks(0.206, 0.34) == [0.25, 0.3] and script._ticks(1, 30) == [5, 10, 15, 20, 25, 30]
 
 
 def test_obvious_mistakes(tmp_path, monkeypatch):

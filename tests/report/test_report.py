@@ -29,10 +29,10 @@ from dew.report import build, build_from_records
 from dew.report.arms import arms_of
 from dew.report.content import content_of
 from dew.report.findings import remarks
-from dew.report.readers import Run, evenly, thin
+from dew.report.readers import Run
 from dew.report.results import rows_of
 from dew.report.serve import View, make_server
-from dew.report.statistics import split_words, statistics, summary
+from dew.report.statistics import statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
 from dew.rewards import Verdict
 from dew.run.folder import RunFolder
@@ -77,11 +77,6 @@ def test_words_relative_to_the_mean_of_their_answer() -> None:
     assert found == {"correct": [], "wrong": [{"word": "Wait", "uses": 5, "extra": pytest.approx(1.0)}]}
 
 
-def test_uniform_credit_has_no_words() -> None:
-    flat = answer(True, "abc", advantage=[0.7, 0.7, 0.7])
-    assert statistics([GroupRecord(0, g, "", [flat]) for g in range(9)])["words"] is None
-
-
 def test_reward_mass_excludes_penalties() -> None:
     """Correct: r̃ − penalty = 1.05, 1.15 with mean 1.1. Wrong: |−1.1| twice. α1 + α2 = 1.1."""
     right = answer(True, shaped=[0.55, 0.65], extra=-0.5)
@@ -101,21 +96,6 @@ def test_groups_without_signal_are_excluded_from_credit() -> None:
     with_signal = GroupRecord(0, 1, "", [answer(True, entropy=[1.0, 1.0], advantage=[2.0, 2.0])])
     found = statistics([without, with_signal])
     assert found["credit"]["mean_correct"] == pytest.approx(2.0) and found["tokens"] == 4
-
-
-def test_split_words() -> None:
-    assert split_words([" There", "fore", ",", " 4", "2", "\n", "So"]) == [
-        (" Therefore", [0, 1]),
-        (",", [2]),
-        (" 4", [3]),
-        ("2", [4]),
-        ("\n", [5]),
-        ("So", [6]),
-    ]
-
-
-def test_evenly_keeps_both_ends() -> None:
-    assert evenly(10, 4) == [0, 3, 6, 9] and evenly(3, 5) == [0, 1, 2] and evenly(9, 1) == [8]
 
 
 # ── remarks ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -224,13 +204,6 @@ def test_large_runs_are_sampled(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     assert sum(len(a["tokens"]) for g in found["groups"] for a in g["answers"]) <= tokens // 2
 
 
-def test_thin_respects_its_budget_and_counts_long_texts() -> None:
-    long = GroupRecord(0, 0, "", [AnswerRecord(["x" * 4000], True, 1.0)])  # one token of 4,000 characters costs 1,000
-    short = GroupRecord(0, 1, "", [answer(True)])
-    assert thin([long, short], 999) == [short] and thin([long, short], 1002) == [long, short]
-    assert thin([long], 999) == [] and thin([], 5) == []
-
-
 def test_smallest_group_is_shown_if_none_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dew.report.readers.PAGE_TOKENS", 3)
     for step, length in ((1, 9), (2, 5), (3, 7)):
@@ -249,14 +222,6 @@ def test_not_all_large_files_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [g["step"] for g in found["groups"]] == [0, 4, 7, 11]
 
 
-def test_nonfinite_numbers_become_null(tmp_path: Path) -> None:
-    write_records(tmp_path, 1, [GroupRecord(1, 0, "", [answer(True, entropy=[float("nan"), 1.0])])])
-    RunFolder(tmp_path).append_metrics({"step": 1, "reward": float("inf"), "note": "text", "flag": True})
-    found = report_of(build([tmp_path]))["runs"][0]
-    assert found["groups"][0]["answers"][0]["entropy"] == [None, 1.0]
-    assert found["metrics"] == {"step": [1]}
-
-
 def test_long_curves_are_thinned_and_keep_rare_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dew.report.content.MAX_STEPS", 5)
     run = RunFolder(tmp_path)
@@ -269,14 +234,6 @@ def test_long_curves_are_thinned_and_keep_rare_metrics(tmp_path: Path, monkeypat
         "eval/pass@1": [None, 0.5, None, None, None],
     }
     assert found["sample"]["steps"] == 5 and found["sample"]["steps_of"] == 17
-
-
-def test_blobs_open_without_the_answers(run: Path) -> None:
-    report = report_of(build([run]))
-    head = json.loads(gzip.decompress(base64.b64decode(blobs(report)[0])))
-    heading = head["runs"][0]["groups"][0]
-    assert {"step", "group", "prompt", "same", "correct", "spread", "flipped", "sure"} < set(heading)
-    assert heading["answers"] == 4 and "settings" not in heading
 
 
 def test_list_of_groups_omits_the_common_prefix(tmp_path: Path) -> None:
@@ -294,15 +251,6 @@ def test_list_of_groups_omits_the_common_prefix(tmp_path: Path) -> None:
 
 
 # ── damaged files ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_damaged_step_is_reported_and_the_rest_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = make_run(tmp_path / "run", steps=30, groups=6, size=4)
-    first, *_ = RunFolder(folder).record_files()
-    first.write_bytes(first.read_bytes()[:-20])
-    found = report_of(build([folder]))["runs"][0]
-    assert len(found["notices"]) == 1 and "truncated or damaged" in found["notices"][0]
-    assert 0 < len(found["groups"]) < 6 and "truncated or damaged" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "alarms.jsonl", "scores.json"])
@@ -430,15 +378,6 @@ def test_trl_run(tmp_path: Path, chat: bool) -> None:
     assert [a["correct"] for a in first] == [True, False] and first[1]["advantage"] == [-0.7]
 
 
-def test_damaged_trl_run(tmp_path: Path) -> None:
-    folder = trl_run(tmp_path / "trl")
-    (folder / "completions" / "completions_00002.parquet").write_bytes(b"PAR1 no")
-    assert "cannot be read as Parquet" in report_of(build([folder]))["runs"][0]["notices"][0]
-    (folder / "trainer_state.json").write_text('{"log_hi')
-    with pytest.raises(RecordError, match=r"trainer_state\.json: not the JSON"):
-        build([folder])
-
-
 def test_records_of_another_trainer(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "p", "algorithm": "mine", "answers": [{"tokens": ["a", "b"], "reward": 1}]}\n')
@@ -499,16 +438,6 @@ def test_settings_of_a_hostile_config_stay_small() -> None:
         lines.append(f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(10))}}}")
     runs = [Run(name, "dew", {"algorithm": "x"}, config="\n".join(lines)) for name in "ab"]
     assert len(arms_of(runs)[0]) == 1
-
-
-def test_differences_are_paired_by_seed() -> None:
-    """gtpo is 0.1 above grpo in seed 0 and 0.3 in seed 1: 0.2 on average, with too few seeds."""
-    runs = [run_with("a", "grpo", 0, 0.5), run_with("b", "grpo", 1, 0.2)]
-    runs += [run_with("c", "gtpo", 0, 0.6), run_with("d", "gtpo", 1, 0.5)]
-    found = {row["name"]: row["differences"] for row in rows_of(runs, arms_of(runs)[0])}
-    for name in ("area", "accuracy"):
-        (difference,) = found[name]
-        assert difference.value == pytest.approx(0.2) and difference.pairs == 2 and difference.within_noise
 
 
 def test_every_evaluation_set_has_rows_of_its_own() -> None:
