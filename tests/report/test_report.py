@@ -129,24 +129,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "one", steps=30, groups=6, size=4)
 
 
-def test_page_and_json_have_the_same_content(run: Path) -> None:
+def test_page_and_json_have_the_content_of_the_records(run: Path) -> None:
     page = build([run])
     assert page == run / "report.html"
-    report = report_of(page)
+    (shown,) = report_of(page)["runs"]
     head, *groups = unpack(page)
-    assert groups == report["runs"][0]["groups"] and len(groups) == 6
-    assert {k: v for k, v in head["runs"][0].items() if k != "groups"} == {
-        k: v for k, v in report["runs"][0].items() if k != "groups"
-    }
-    assert head["runs"][0]["metrics"]["step"] == list(range(1, 31))
-
-
-def test_tokens_match_the_records(run: Path) -> None:
-    records = list(RunFolder(run).records())
-    for group, record in zip(report_of(build([run]))["runs"][0]["groups"], records, strict=True):
-        assert [a["tokens"] for a in group["answers"]] == [list(a.tokens) for a in record.answers]
+    assert groups == shown["groups"] and head["runs"][0]["metrics"]["step"] == list(range(1, 31))
+    heading = head["runs"][0].pop("groups")[0]  # the page opens without the answers
+    assert head["runs"][0] == {key: value for key, value in shown.items() if key != "groups"}
+    assert heading["answers"] == 4 and "settings" not in heading
+    for group, record in zip(groups, RunFolder(run).records(), strict=True):
         for made, kept in zip(group["answers"], record.answers, strict=True):
-            assert kept.entropy and kept.advantage
+            assert made["tokens"] == list(kept.tokens) and kept.entropy and kept.advantage
             assert made["entropy"] == pytest.approx(list(kept.entropy), rel=1e-4)
             assert np.broadcast_to(made["advantage"], len(kept.tokens)) == pytest.approx(list(kept.advantage), rel=1e-3)
 
@@ -202,12 +196,9 @@ def test_large_runs_are_sampled(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     found = report_of(build([run], tmp_path))["runs"][0]
     assert 0 < found["sample"]["groups"] < found["sample"]["of"] == 6
     assert sum(len(a["tokens"]) for g in found["groups"] for a in g["answers"]) <= tokens // 2
-
-
-def test_smallest_group_is_shown_if_none_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dew.report.readers.PAGE_TOKENS", 3)
     for step, length in ((1, 9), (2, 5), (3, 7)):
         write_records(tmp_path, step, [GroupRecord(step, 0, "", [answer(True, "x" * length)])])
+    monkeypatch.setattr("dew.report.readers.PAGE_TOKENS", 3)  # if none fits, the smallest is shown
     found = report_of(build([tmp_path]))["runs"][0]
     assert [g["step"] for g in found["groups"]] == [2] and found["sample"]["of"] == 3
 
@@ -327,25 +318,16 @@ def trl_run(folder: Path, *, chat: bool = False) -> Path:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     log = [
-        {
-            "step": step,
-            "epoch": 0.1 * step,
-            "loss": 0.01,
-            "reward": 0.1 * step,
-            "rewards/accuracy/mean": 0.1 * step,
-            "rewards/accuracy/std": 0.2,
-            "entropy": 0.5,
-            "completions/mean_length": 80.0,
-            "completions/clipped_ratio": 0.25,
-            "clip_ratio/low_mean": 0.001,
-            "frac_reward_zero_std": 0.4,
-        }
+        {"step": step, "epoch": 0.1 * step, "loss": 0.01, "reward": 0.1 * step, "rewards/accuracy/mean": 0.1 * step,
+         "rewards/accuracy/std": 0.2, "completions/mean_length": 80.0, "completions/clipped_ratio": 0.25,
+         "frac_reward_zero_std": 0.4}
         for step in (1, 2)
-    ] + [{"step": 2, "eval_reward": 0.7}]
+    ]  # fmt: skip
     for step in (9, 10):
         checkpoint = folder / f"checkpoint-{step}"
         checkpoint.mkdir(parents=True)
-        (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": log}))
+        history = [*log, {"step": 2, "eval_reward": 0.7}]
+        (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": history}))
     (folder / "completions").mkdir()
 
     def text(x: str) -> Any:
