@@ -15,7 +15,7 @@ from dew.checks import check_by_token
 from dew.errors import Problem, ShapeError
 
 PADDING = -1
-BY_TOKEN = ("tokens", "logp", "entropy", "sum_sq", "value")
+BY_TOKEN = ("tokens", "logp", "entropy", "sum_sq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,6 @@ class Rollouts:
 
     sum_sq: Float[Tensor, "P G T"] | None = None
     """Σ_v π(v)² of that policy at each token."""
-
-    value: Float[Tensor, "P G T"] | None = None
-    """Predicted chance, before each token, that the answer ends above the mean of its group (`dew.credit.learned`)."""
 
     extra: Float[Tensor, "P G"] | None = None
     """What other rewards (format, length) add to the outcome. Does not affect O⁺ and O⁻."""
@@ -86,14 +83,12 @@ class Rollouts:
         logp: Float[Tensor, "B T"] | None = None,
         entropy: Float[Tensor, "B T"] | None = None,
         sum_sq: Float[Tensor, "B T"] | None = None,
-        value: Float[Tensor, "B T"] | None = None,
         extra: Float[Tensor, " B"] | None = None,
     ) -> "Rollouts":
         """Group rows by id. Groups are in the order in which their ids first appear."""
         if mask.ndim != 2:
             raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected (B, T): rows by tokens.")
-        given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy}
-        given |= {"sum_sq": sum_sq, "value": value}
+        given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
         _check_shapes(mask, given, "(B, T)", "(B,)")
         names = group.tolist() if isinstance(group, Tensor) else list(group)
         ids = _dense_ids(names, mask.device)

@@ -36,7 +36,6 @@ def test_annotated_shapes_are_correct():
     credit["group_overlong"](mask.sum(-1), correct)
     credit["forking_mask"](entropy, mask)
     credit["entropy_advantages"](by_answer, entropy, mask)
-    credit["learned_weights"](entropy, A, mask)
     checked(dew.losses.policy_loss)(entropy, entropy, A, mask, weight=torch.ones(2, 4, 1))
     with pytest.raises(jaxtyping.TypeCheckError):
         credit["gtpo_rewards"](correct, entropy[..., :1], mask)
@@ -62,9 +61,7 @@ def test_public_names_keep_their_signatures():
         "clip_cov_mask": "advantages logp mask share low high",
         "kl_cov_mask": "advantages logp mask share",
         "steer_weights": "advantages logp entropy mask least",
-        "preference_weights": "chosen entropy mask alpha floor",
         "token_baseline_advantages": "rewards logp sum_sq mask",
-        "learned_weights": "value advantages mask share",
         "group_relative": "rewards present",
         "wrong_sign": "advantages rewards present",
     }
@@ -74,12 +71,8 @@ def test_public_names_keep_their_signatures():
         assert actual[: len(parameters.split())] == parameters.split(), name
 
 
-def test_examples_print_their_tables(monkeypatch, capsys):
+def test_the_example_prints_its_tables(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert all(word in out for word in ("GRPO", "GTPO", "GRPO-S"))
-    runpy.run_path(str(ROOT / "examples" / "learned_credit.py"), run_name="__main__")
-    *_, values, advantages = (line.split() for line in capsys.readouterr().out.splitlines())
-    credit = [abs(float(a)) for a in advantages[1:]]
-    assert credit.index(max(credit)) == 3 and float(values[-1]) < 0.2  # the slip at token 4

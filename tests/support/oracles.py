@@ -1,6 +1,5 @@
 """The formulas again, as loops over ragged lists straight from the papers. Shares nothing with the library."""
 
-import itertools
 import math
 import statistics
 
@@ -156,26 +155,3 @@ def covariances(advantages, logp):
     """Of every token, in order, on ragged lists."""
     A, lp = ([x for row in rows for x in row] for rows in (advantages, logp))
     return [(a - sum(A) / len(A)) * (x - sum(lp) / len(lp)) for a, x in zip(A, lp, strict=True)]
-
-
-def learned_weights(advantages, values, share):
-    """Ragged lists; one advantage per answer."""
-    found = []
-    for A, V in zip(advantages, values, strict=True):
-        sign = (A > 0) - (A < 0)
-        p = [max(0, sign * (b - a)) for a, b in itertools.pairwise(V)] + [0]
-        found.append([1 + share * (len(V) * x - sum(p)) / max(1, sum(p)) for x in p])
-    return found
-
-
-def prediction_quality(advantages, values):
-    """Brier score, and AUC by third, over the tokens of answers with a sign."""
-    sided = [(A > 0, V) for A, V in zip(advantages, values, strict=True) if A]
-    tokens = [(v, won, 3 * t // len(V)) for won, V in sided for t, v in enumerate(V)]
-    squares = [(v - won) ** 2 for v, won, _ in tokens]
-    found = [sum(squares) / len(squares) if squares else math.nan]
-    for third in range(3):
-        won, lost = ([v for v, w, i in tokens if w == side and i == third] for side in (True, False))
-        pairs = [(a > b) + (a == b) / 2 for a in won for b in lost]
-        found.append(sum(pairs) / len(pairs) if pairs else math.nan)
-    return found

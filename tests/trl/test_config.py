@@ -8,7 +8,7 @@ from trl import GRPOConfig, TrlParser
 import trl_tiny as tiny
 from dew import GTPO, register_algorithm
 from dew.algorithms import GRPO
-from dew.engines.trl import DewConfig, DewDPOConfig
+from dew.engines.trl import DewConfig
 from dew.engines.trl.config import Batches
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
@@ -35,13 +35,12 @@ def test_everything_else_is_trls_default(tmp_path):
             assert ours.to_dict()[name] == value, name
 
 
-@pytest.mark.parametrize("config", [DewConfig, DewDPOConfig])
-def test_bf16_is_off_where_no_gpu_has_it_unless_it_is_asked_for(config, tmp_path, monkeypatch):
+def test_bf16_is_off_where_no_gpu_has_it_unless_it_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("dew.engines.trl.config.is_torch_bf16_gpu_available", lambda: False)
-    assert config(str(tmp_path)).bf16 is False
-    assert config(str(tmp_path), bf16=True, use_cpu=True).bf16 is True
+    assert DewConfig(str(tmp_path)).bf16 is False
+    assert DewConfig(str(tmp_path), bf16=True, use_cpu=True).bf16 is True
     monkeypatch.setattr("dew.engines.trl.config.is_torch_bf16_gpu_available", lambda: True)
-    assert config(str(tmp_path), use_cpu=True).bf16 is True
+    assert DewConfig(str(tmp_path), use_cpu=True).bf16 is True
 
 
 def test_an_object_and_a_json_string_are_equivalent(tmp_path):

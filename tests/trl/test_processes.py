@@ -60,7 +60,7 @@ def test_a_run_resumes_inside_a_generation_with_another_number_of_processes(firs
 CASES = {
     "gtpo": {},
     "grpo_s": {"num_iterations": 2},
-    "dapo": {"algorithm_kwargs": {"max_rounds": 2, "token_weight": "learned"}},
+    "dapo": {"algorithm_kwargs": {"max_rounds": 2}},
 }
 
 

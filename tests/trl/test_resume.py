@@ -38,10 +38,9 @@ SETTINGS = {
         "gradient_accumulation_steps": 2,
         "per_device_train_batch_size": 4,
     },
-    "dapo, dynamic sampling, learned weights": {
+    "dapo, dynamic sampling": {
         "algorithm": "dapo",
         "data": 6,
-        "algorithm_kwargs": {"token_weight": "learned"},
     },
 }
 
@@ -58,7 +57,7 @@ def assert_same(resumed, whole):
 
 
 EVERY = [(name, at) for name in SETTINGS for at in range(2, STEPS)]
-DEFAULT = ("dapo, dynamic sampling, learned weights", 3)
+DEFAULT = ("dapo, dynamic sampling", 3)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,7 @@ import torch
 
 import trl_tiny as tiny
 from dew.algorithms import get_algorithm, list_algorithms
-from dew.credit.learned import spaced
 from dew.errors import ConfigError
-from dew.run.folder import RunFolder
-from dew.run.records import read_records
 from trl_tiny import outcome
 
 
@@ -80,73 +77,3 @@ def test_penalties_reach_the_loss(tmp_path):
 def test_sums_of_squares_need_dews_operator(tmp_path):
     with pytest.raises(ConfigError, match="exact_head=False"):
         trainer(tmp_path, exact_head=False)
-
-
-# ── learned weights ─────────────────────────────────────────────────────────────────────────────────────────
-
-LEARNED = {"dynamic_sampling": False, "token_weight": "learned", "learned_share": 1.0}
-CASES = {  # TRL's scoring pass, dew's; rows as TRL pads them, and aligned, in one part or several
-    "dew's pass": {},
-    "dew's pass, padded": {"less_padding": False},
-    "dew's pass in parts": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-    "TRL's pass": {"num_iterations": 2},
-    "TRL's pass, padded": {"num_iterations": 2, "less_padding": False},
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_outcomes_are_predicted_from_the_hidden_states_of_each_token(tmp_path, case):
-    one = trainer(tmp_path, "dapo", algorithm_kwargs=LEARNED, **CASES[case])
-    one.model.train()
-    one._generate_and_score_completions(tiny.rows(one))  # trains the head
-    batch = one.sample(tiny.rows(one))
-    given, mask = batch.inputs, batch.mask
-    ids = torch.cat([given["prompt_ids"], given["completion_ids"]], 1)
-    attention = torch.cat([given["prompt_mask"], given["completion_mask"]], 1)
-    T = given["completion_ids"].shape[1]
-    with torch.no_grad():
-        states = one.model.model(input_ids=ids, attention_mask=attention).last_hidden_state[:, -T - 1 : -1]
-    value = one._outcome_head.predict(states[None])[0]
-    assert value[mask].std() > 1e-4
-    torch.testing.assert_close(batch.value[mask], value[mask], rtol=1e-4, atol=1e-5)
-    features = torch.stack([x[at] for x, at in zip(states, spaced(mask), strict=True)])
-    torch.testing.assert_close(batch.features, features, rtol=1e-4, atol=1e-4)
-
-
-def test_the_head_is_trained_after_credit_and_not_in_evaluation(tmp_path):
-    one = trainer(tmp_path, "dapo", algorithm_kwargs=LEARNED)
-    plain = trainer(tmp_path / "plain", "dapo")
-    for each in (one, plain):
-        each.model.eval()
-        each._generate_and_score_completions(tiny.rows(each))
-    last = one._outcome_head.parameters["last"]
-    assert not last.any()
-    for each in (one, plain):
-        each.model.train()
-    first, expected = (each._generate_and_score_completions(tiny.rows(each)) for each in (one, plain))
-    torch.testing.assert_close(first["advantages"], expected["advantages"])  # predicted with what was known before
-    assert last.all()
-    weights = (one._generate_and_score_completions(tiny.rows(one))["advantages"] / expected["advantages"]).nan_to_num()
-    live = expected["advantages"] != 0
-    assert weights[live].std() > 1e-3 and (weights[live] > 0).all()
-    means = (weights.sum(1) / live.sum(1))[live.any(1)]
-    torch.testing.assert_close(means, torch.ones_like(means), rtol=1e-4, atol=1e-4)
-
-
-def test_a_run_with_learned_weights_writes_predictions_and_their_quality(tmp_path):
-    def every_other(completions, **_):
-        return [float(i % 2) for i in range(len(completions))]
-
-    one = tiny.trainer(tmp_path, every_other, algorithm="dapo", algorithm_kwargs=LEARNED, records_every=1, max_steps=3)
-    one.train()
-    folder = RunFolder(tmp_path)
-    lines = [line for line in folder.metrics() if "value/brier" in line]
-    assert len(lines) == 3 and lines[0]["value/brier"] == 0.25 and lines[0]["value/auc_last"] == 0.5
-    assert 0 <= lines[-1]["value/auc_middle"] <= 1 and all(line["credit/flipped_share"] == 0 for line in lines)
-    for answer in read_records(folder.record_files()[-1])[0].answers:
-        assert len(answer.value) == len(answer.tokens) and all(0 < v < 1 for v in answer.value)
-
-
-def test_learned_weights_need_dews_operator(tmp_path):
-    with pytest.raises(ConfigError, match="outcomes predicted along the answer"):
-        trainer(tmp_path, "dapo", algorithm_kwargs=LEARNED, exact_head=False)

@@ -130,10 +130,6 @@ def test_an_unknown_trainer_mode():
     assert "trainer_mode=async is not known. Choose one of: dew_sync, " in refused(trainer__v1__trainer_mode="async")
 
 
-def test_hidden_states_are_not_handed_out():
-    assert "use the TRL engine" in refused(algorithm__adv_estimator="maxrl", algorithm__dew__token_weight="learned")
-
-
 def test_sums_of_squares_in_16_bits_or_left_out():
     otb = {"algorithm__adv_estimator": "otb"}
     exact = {"actor_rollout_ref__actor__fsdp_config__mixed_precision": {"param_dtype": "fp32"}}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dew.credit import group_overlong, has_signal, soft_overlong
-from dew.errors import ConfigError, Problem, ShapeError, user_line
+from dew.errors import ConfigError, Problem, ShapeError
 from dew.losses import Ratio, Reduce, Surrogate, policy_loss
 from dew.rollouts import Rollouts
 
@@ -153,11 +153,6 @@ class Algorithm:
         return found
 
     @property
-    def needs_hidden(self) -> bool:
-        """Whether its credit reads outcomes predicted from the sampling policy's hidden states (`Rollouts.value`)."""
-        return False
-
-    @property
     def no_loss_without_advantage(self) -> bool:
         """Whether answers whose advantages are all 0 have no loss, so that an engine may leave them out."""
         return not self.kl_coef and type(self).loss is Algorithm.loss
@@ -201,7 +196,7 @@ class Algorithm:
     @property
     def signals(self) -> list[str]:
         """The SIGNALS of the sampling policy that its credit reads."""
-        needs = (self.needs_entropy == "old", self.needs_logp, self.needs_sum_sq, self.needs_hidden)
+        needs = (self.needs_entropy == "old", self.needs_logp, self.needs_sum_sq)
         return [name for name, needed in zip(SIGNALS, needs, strict=True) if needed]
 
     def control(self) -> "Algorithm | None":
@@ -305,28 +300,7 @@ SIGNALS = {
     "entropy": "entropy",
     "logp": "log-probability",
     "sum_sq": "sum of squared probabilities",
-    "value": "predicted outcome",
 }
-
-
-def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
-    """(P, G, T) `algorithm.advantages(rollouts)` of any class, checked, and 0 where the mask is False."""
-    name, mask = algorithm.name, rollouts.mask
-    try:
-        A = algorithm.advantages(rollouts)
-    except (TypeError, AttributeError) as error:
-        if "NoneType" not in str(error):
-            raise
-        missing = ", ".join(x for x in SIGNALS if getattr(rollouts, x) is None)
-        why = f"The class does not ask for these fields of rollouts, so they are None: {missing}."
-        remedy = 'Write needs_entropy = "old", needs_logp = True or needs_sum_sq = True in the class.'
-        raise ShapeError(Problem(f"{name}: {error}{user_line(error)}.", why, remedy)) from error
-    if not isinstance(A, Tensor) or A.shape != mask.shape:
-        got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else f"{type(A).__name__}, not a tensor"
-        what = f"{name}: advantages(rollouts) returned {got}; expected (P, G, T) = {tuple(mask.shape)}."
-        remedy = "To give all tokens of an answer the same, return A[..., None] * rollouts.mask with A of shape (P, G)."
-        raise ShapeError(Problem(what, remedy=remedy))
-    return torch.where(mask, A, 0)
 
 
 def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:

@@ -8,16 +8,15 @@ Both are settings of every class here and of those derived from them, so that an
 MaxRL, QAE, CISPO, ... are names for one choice each.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Algorithm, recorded, spread
+from dew.algorithms.base import Algorithm, spread
 from dew.credit import (
     grpo_advantages,
-    learned_weights,
     maxrl_advantages,
     qae_advantages,
     reinforce_pp_advantages,
@@ -53,24 +52,12 @@ class GRPO(Algorithm):
     positive: float = 0.1
     """W-REINFORCE: the weight of correct answers; wrong ones have −1."""
 
-    token_weight: Literal["none", "learned"] = "none"
-    """"learned": a small head on the policy's hidden states predicts the outcome along the answer, and tokens that move
-    the prediction towards the answer's own outcome get more of its credit. Not published; see docs/papers.md."""
-
-    learned_share: float = 0.5
-    """κ: the largest part of an answer's credit that learned weights move; no weight is below 1 − κ."""
-
     def problems(self) -> list[str]:
         found = super().problems()
         if not 0 < self.quantile < 1:
             found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
         if not 0 <= self.positive < float("inf"):
             found.append(f"positive={self.positive}: penalises correct answers. Give >= 0; the paper uses 0.1.")
-        if not 0 < self.learned_share <= 1:
-            found.append(f"learned_share={self.learned_share}: give 0 < learned_share <= 1, e.g. 0.5.")
-        if self.token_weight == "learned" and self.ratio != "token":
-            what = "token_weight='learned': the loss has one ratio per answer, so that weights with mean 1 cancel."
-            found.append(f"{what} Leave it out.")
         if self.credit == "maxrl" and self.overlong != "none":
             what = f"overlong={self.overlong!r} with credit='maxrl': it divides by the mean reward, which a penalty can"
             found.append(f"{what} make 0. Leave overlong out.")
@@ -80,20 +67,7 @@ class GRPO(Algorithm):
     def uses_threshold(self) -> bool:
         return super().uses_threshold or self.credit == "w_reinforce"
 
-    @property
-    def needs_hidden(self) -> bool:
-        return self.token_weight == "learned"
-
-    def control(self) -> Algorithm | None:
-        return replace(self, token_weight="none", learned_share=0.5) if self.token_weight == "learned" else None
-
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        A = self._group_credit(rollouts)
-        if self.token_weight == "none":
-            return A
-        return A * learned_weights(recorded(self, rollouts, "value"), A, rollouts.mask, share=self.learned_share)
-
-    def _group_credit(self, rollouts: Rollouts) -> Tensor:
         """(P, G, T) the same for all tokens of an answer."""
         extra, present = self.extra(rollouts), rollouts.present
         reward = rollouts.reward + extra

@@ -106,8 +106,6 @@ class OTB(DAPO):
         found = super().problems()
         if self.credit != "grpo":
             found.append(f"credit={self.credit!r}: the optimal token baseline is a credit of its own. Leave it out.")
-        if self.token_weight != "none":
-            found.append(f"token_weight={self.token_weight!r}: OTB's credit is one per token already. Leave it out.")
         return found
 
     def advantages(self, rollouts: Rollouts) -> Tensor:

@@ -130,7 +130,7 @@ CLASSES = {
 
 def check_settings(run: Run, typed: Typed) -> None:
     """Report unknown settings and algorithms before anything slow is imported."""
-    known = known_settings() if run.trainer == "grpo" else None  # else the engine checks them
+    known = known_settings()
     if known is not None:
         check_keys([name for name in run.settings if name in typed], known, source="command line")
         check_keys(run.settings, known, source=run.source)

@@ -32,13 +32,12 @@ def train(
 ) -> None:
     """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`; -o is `--output_dir`.
 
-    `trainer: dpo` trains on preference pairs (`dew pairs`) and takes the settings of TRL's DPO trainer.
     `--engine verl` trains on a cluster; write verl's own keys as hydra does: `trainer.nnodes=8`.
     """
     if keys:
         from dew.cli import trl
 
-        trl.print_keys(on_pairs=config is not None and load_run(config, context.args)[0].trainer == "dpo")
+        trl.print_keys()
         return
     if config is None:
         raise ConfigError(Problem("No config given.", remedy="Write `dew train FILE.yaml`; see `dew recipes`."))

@@ -85,8 +85,7 @@ def _train(parsed: Parsed, *, resume: bool) -> None:
 
 
 def _print_plan(parsed: Parsed, as_json: bool) -> None:
-    if parsed.run.trainer == "grpo":
-        launch.check_outcome(parsed)
+    launch.check_outcome(parsed)
     found, settings = plan(parsed), vars(parsed.args.build_algorithm())
     if as_json:
         shown = {"algorithm_settings": settings, "batches": found["batches"], "plan": found}
@@ -99,8 +98,8 @@ def _print_plan(parsed: Parsed, as_json: bool) -> None:
     out.print(table)
 
 
-def print_keys(on_pairs: bool) -> None:
+def print_keys() -> None:
     out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
-    for field in sorted(setting_fields(on_pairs), key=lambda field: field.name):
+    for field in sorted(setting_fields(), key=lambda field: field.name):
         text = shorten(str(field.metadata.get("help", "")), 300, placeholder=" ...")
         out.print(f"{field.name}  {text}")

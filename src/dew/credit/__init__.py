@@ -14,8 +14,6 @@ from dew.credit.group_overlong import group_overlong
 from dew.credit.grpo import group_relative, grpo_advantages, wrong_sign
 from dew.credit.grpo_s import grpo_s_advantages, grpo_s_rewards
 from dew.credit.gtpo import gtpo_advantages, gtpo_rewards
-from dew.credit.learned import learned_weights
-from dew.credit.preferences import preference_weights
 from dew.credit.steer import steer_weights
 from dew.credit.token_baseline import token_baseline_advantages
 
@@ -32,9 +30,7 @@ __all__ = [
     "gtpo_rewards",
     "has_signal",
     "kl_cov_mask",
-    "learned_weights",
     "maxrl_advantages",
-    "preference_weights",
     "qae_advantages",
     "reinforce_pp_advantages",
     "soft_overlong",

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.algorithms.base import advantages_of
-from dew.credit import group_relative, wrong_sign
+from dew.algorithms import credit as groups
 from dew.rollouts import Rollouts
 
 
@@ -33,10 +32,6 @@ class Rows:
     """(N, T) log-probability under the sampling policy; for algorithms that need it, and for records."""
     sum_sq: Tensor | None = None
     """(N, T) Σ_v π(v)² of the sampling policy, for algorithms that need it."""
-    value: Tensor | None = None
-    """(N, T) predicted outcome, for algorithms that need it."""
-    features: Tensor | None = None
-    """(N, K, D) hidden states of some tokens, on which its prediction is trained."""
     guided: Tensor
     """(N,) True on answers of the guide."""
 
@@ -55,8 +50,6 @@ class Credit:
     """(N,) everything added to the outcome: other rewards and overlong penalties; only computed for records."""
     flipped: Tensor | None = None
     """(N, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
-    side: Tensor | None = None
-    """(N,) 1 on answers above the mean outcome reward of their group, −1 below, 0 at it or without a token to train."""
     correct: Tensor
     """(N,) True on O⁺."""
     scored: Tensor
@@ -91,28 +84,25 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) 
     advantages, shaped = credit.advantages, torch.zeros_like(credit.advantages)
     extra, flipped = torch.zeros_like(rows.extra), torch.zeros_like(rows.mask)
     penalty = torch.zeros_like(advantages) if algorithm.penalises else None
-    side = torch.zeros_like(rows.outcome)
     for part in (credit.scored & ~credit.failed, credit.scored & credit.failed):
         if not part.any():
             continue
         index, rollouts = _rollouts(rows, part)
-        token_advantages, added = advantages_of(algorithm, rollouts), algorithm.extra(rollouts)
-        advantages[index] = rollouts.to_rows(token_advantages).to(advantages.dtype)
-        wrong = wrong_sign(token_advantages, rollouts.reward + added, rollouts.present)
-        flipped[index] = rollouts.to_rows(wrong & rollouts.mask)
-        side[index] = rollouts.to_rows(group_relative(rollouts.reward, rollouts.present).sign() * rollouts.live)
-        if penalty is not None:
-            penalty[index] = rollouts.to_rows(algorithm.penalties(rollouts, token_advantages)).to(penalty.dtype)
+        earned = groups.give_credit(algorithm, rollouts)
+        advantages[index] = rollouts.to_rows(earned.advantages).to(advantages.dtype)
+        flipped[index] = rollouts.to_rows(earned.flipped)
+        if penalty is not None and earned.penalty is not None:
+            penalty[index] = rollouts.to_rows(earned.penalty).to(penalty.dtype)
         if for_records:
             shaped[index] = rollouts.to_rows(algorithm.rewards(rollouts)).to(shaped.dtype)
-            extra[index] = rollouts.to_rows(added).to(extra.dtype)
-    credit = replace(credit, flipped=flipped, penalty=penalty, side=side)
+            extra[index] = rollouts.to_rows(earned.extra).to(extra.dtype)
+    credit = replace(credit, flipped=flipped, penalty=penalty)
     return replace(credit, shaped=shaped, extra=extra) if for_records else credit
 
 
 def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
     """The row numbers of a part, and its rows by group."""
-    index, policy = part.nonzero()[:, 0], ("logp", "entropy", "sum_sq", "value")
+    index, policy = part.nonzero()[:, 0], ("logp", "entropy", "sum_sq")
     fields = {"mask": rows.mask, "reward": rows.outcome, "extra": rows.extra}
     fields |= {name: getattr(rows, name) for name in policy if getattr(rows, name) is not None}
     return index, Rollouts.from_rows(rows.group[index], **{name: x[index] for name, x in fields.items()})

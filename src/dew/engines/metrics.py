@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from dew.credit import forking_mask
-from dew.credit.learned import prediction_quality
 from dew.credit.weighting import H_FLOOR
 from dew.engines.credit import Credit, Rows
 
@@ -24,7 +23,7 @@ def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor) -> dict[str, tu
 
 
 def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
-    """How credit is distributed over the tokens of groups with signal, and how good predicted outcomes are."""
+    """How credit is distributed over the tokens of groups with signal."""
     A, mask = credit.advantages, rows.mask & credit.signal[:, None]
     numbers: dict[str, Tensor] = {}
     for name, side in (("correct", credit.correct), ("wrong", ~credit.correct)):
@@ -42,9 +41,6 @@ def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
         if rows.entropy is not None:
             top = forking_mask(rows.entropy, mask, keep=0.2)
             numbers["credit/top20_share"] = size[top].sum() / total.sum()
-    if rows.value is not None and credit.side is not None:
-        found = prediction_quality(rows.value, credit.side, rows.mask)
-        numbers |= {f"value/{name}": x for name, x in found.items() if not x.isnan()}
     return _numbers(numbers)
 
 

@@ -159,7 +159,7 @@ def _answers(
     extra = torch.zeros_like(columns["outcome"]) if credit.extra is None else credit.extra
     scored = credit.scored[rows]
     plain = grpo_advantages(torch.where(scored, (columns["outcome"] + extra)[rows], 0), scored)
-    by_token = {name: columns.get(name) for name in ("entropy", "logp", "value")}
+    by_token = {name: columns.get(name) for name in ("entropy", "logp")}
     by_token |= {"shaped": credit.shaped, "advantage": credit.advantages}
     answers = []
     for row, grpo in zip(rows.tolist(), plain.tolist(), strict=True):

@@ -65,17 +65,6 @@ def check_columns(data: Data) -> Check:
     return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
 
 
-def check_pairs(parsed: Parsed) -> Check:
-    """Whether the preference pairs have all columns, and different answers."""
-    rows = rows_of(data_of(parsed)[0])
-    missing = [name for name in ("chosen", "rejected") if not rows or name not in rows[0]]
-    if missing:
-        return failed("pairs", f"{len(rows)} rows without {' and '.join(missing)}.", "Make pairs with `dew pairs`.")
-    same = sum(row["chosen"] == row["rejected"] for row in rows)
-    says = f"{len(rows)} pairs, {same} with equal answers; {parsed.args.batches}."
-    return graded("pairs", says, "Remove pairs whose answers are equal.", warn=same > 0, rows=len(rows), same=same)
-
-
 def demonstration(row: Row) -> str | None:
     """A worked solution, if the row has one besides its gold answer."""
     gold = gold_of(row)

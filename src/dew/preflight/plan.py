@@ -19,8 +19,6 @@ def plan(parsed: Parsed) -> dict[str, str]:
         "algorithm": args.build_algorithm().label,
         "batches": str(args.batches),
     }
-    if parsed.run.trainer == "dpo":
-        return found
     steps = optimizer_steps(args, parsed.run.problems if parsed.run.task else 0)
     generations = math.ceil(steps * args.batches.accumulation / (args.batches.micro_batches * args.num_iterations))
     limit, answers = int(args.max_completion_length or 0), generations * args.batches.completions

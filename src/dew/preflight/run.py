@@ -11,7 +11,7 @@ from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError
 from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
 from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
-from dew.preflight.data import Data, check_columns, check_golds, check_pairs, read_data, rows_of
+from dew.preflight.data import Data, check_columns, check_golds, read_data, rows_of
 from dew.preflight.machine import check_folder, check_versions
 from dew.preflight.memory import check_loaded_model, check_model
 from dew.run.config import Run
@@ -33,8 +33,6 @@ def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
     checks.append(check_settings(parsed))
     checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
-    if run.trainer == "dpo":
-        return checks + guarded("pairs", check_pairs, parsed)
     checks.append(check_batches(parsed.args))
     data, failures = attempt("data", read_data, parsed)
     if data is None:
@@ -62,7 +60,7 @@ def _trainable(checks: list[Check]) -> bool:
 
 def check_settings(parsed: Parsed) -> Check:
     valid = f"Settings given: {len(parsed.run.settings)}, all valid."
-    if parsed.run.trainer != "dpo" and (problem := parsed.args.filtered_sampling()):
+    if problem := parsed.args.filtered_sampling():
         return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
     return ok("settings", valid)
 

@@ -27,7 +27,6 @@ from dew.tasks import model_folder
 
 Settings = dict[str, Any]
 ENGINES = ("trl", "verl")
-TRAINERS = ("grpo", "dpo")
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,6 @@ class Run:
 
     engine: str = "trl"
     """trl or verl."""
-    trainer: str = "grpo"
-    """grpo: sample and reward answers, with any algorithm. dpo: train on preference pairs (TRL only)."""
-    pairs: str | None = None
-    """dpo: a file of preference pairs, with the columns prompt, chosen and rejected."""
     task: str | None = None
     """countdown, chain, a named data set, or a file of problems; None where `dataset_name` is used instead."""
     task_settings: Settings = field(default_factory=dict)
@@ -86,8 +81,6 @@ class Run:
     def to_dict(self) -> Settings:
         """The run as the keys of a file."""
         own = {key: value for key, value in asdict(self).items() if key in OWN_KEYS and value not in (None, {})}
-        if self.trainer == TRAINERS[0]:
-            del own["trainer"]
         if self.task is None:
             del own["problems"]
         return {**own, **self.settings}
@@ -95,8 +88,8 @@ class Run:
 
 MAX_PROBLEMS = 10_000_000
 """Catches typos: a game can generate any number of problems."""
-TYPES = {"engine": str, "task": str, "problems": int, "verifier": str, "task_settings": dict, "verl": dict, "env": dict,
-         "trainer": str, "pairs": str}  # fmt: skip
+TYPES: dict[str, type] = {"engine": str, "task": str, "problems": int, "verifier": str}
+TYPES |= dict.fromkeys(("task_settings", "verl", "env"), dict)
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
 
@@ -117,8 +110,7 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
         problems.append(Problem(f"engine: {own['engine']!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
     if not problems and not 1 <= own.get("problems", 1) <= MAX_PROBLEMS:
         problems.append(Problem(f"problems: {own['problems']}.", remedy=f"Give a number from 1 to {MAX_PROBLEMS:,}."))
-    problems += _trainer_problems(own, keys)
-    if own.get("task") and keys.get("dataset_name") and own.get("trainer") != "dpo":
+    if own.get("task") and keys.get("dataset_name"):
         what = f"task: {own['task']} and dataset_name: {keys['dataset_name']}: a run trains on one of them."
         problems.append(Problem(what, remedy="Remove one; on the command line, --dataset_name null or --task null."))
     try:
@@ -132,20 +124,6 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
     if problems:
         raise ConfigError(problems, source=source)
     return Run(**own, settings={k: v for k, v in keys.items() if k not in OWN_KEYS}, source=source)
-
-
-def _trainer_problems(own: Settings, keys: Mapping[str, Any]) -> list[Problem]:
-    trainer, problems = own.get("trainer", TRAINERS[0]), []
-    if trainer not in TRAINERS:
-        problems.append(Problem(f"trainer: {trainer!r} is unknown.", remedy=f"Use {' or '.join(TRAINERS)}."))
-    if own.get("pairs") and (keys.get("dataset_name") or keys.get("datasets")):
-        problems.append(Problem("pairs and dataset_name: a run trains on one of them.", remedy="Remove one."))
-    if trainer == "dpo" and own.get("engine") == "verl":
-        problems.append(Problem("trainer: dpo with engine: verl.", "verl does not train on pairs.", "Use engine: trl."))
-    if trainer == "dpo" and "algorithm" in keys:
-        what = f"algorithm: {keys['algorithm']} with trainer: dpo."
-        problems.append(Problem(what, "Algorithms give credit to sampled answers.", "Remove one of the two."))
-    return problems
 
 
 def _scoring(value: Any) -> Scoring | None:

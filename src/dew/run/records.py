@@ -57,8 +57,6 @@ class AnswerRecord:
     """False on tokens that do not train (tool output); None: all tokens train."""
     entropy: Sequence[float] | None = None
     logp: Sequence[float] | None = None
-    value: Sequence[float] | None = None
-    """Predicted chance, before each token, that the answer ends above the mean of its group; with learned credit."""
     shaped: Sequence[float] | None = None
     """r̃, the shaped token reward."""
     advantage: Sequence[float] | None = None
@@ -81,7 +79,7 @@ class AnswerRecord:
         return "".join(self.tokens)
 
 
-SIGNALS = ("entropy", "logp", "value", "shaped", "advantage", "grpo", "ratio")
+SIGNALS = ("entropy", "logp", "shaped", "advantage", "grpo", "ratio")
 PER_TOKEN = ("live", *SIGNALS)
 
 

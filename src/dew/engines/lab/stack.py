@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.algorithms.base import Part, advantages_of
-from dew.credit.learned import OutcomeHead, prediction_quality, spaced
+from dew.algorithms.base import Part
+from dew.algorithms.credit import advantages_of
 from dew.engines.lab.arms import Arm
 from dew.engines.lab.tasks import Problems, Task, generator
 from dew.engines.lab.tiny import (
@@ -170,9 +170,9 @@ def _random_rollouts(G: int, T: int) -> dict[str, Tensor]:
     mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
     reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
     reward[:, 0], reward[:, 1:, 0], reward[:, 1:, 1] = 0, 0, 1
-    scale = torch.tensor([-6.0, 2.0, 1.0, 1.0]).view(4, 1, 1, 1, 1)
-    logp, entropy, sum_sq, value = torch.rand(4, 2, 4, G, T, generator=random) * scale
-    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "value": value}
+    scale = torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1, 1)
+    logp, entropy, sum_sq = torch.rand(3, 2, 4, G, T, generator=random) * scale
+    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
 
 
 class Stack:
@@ -195,12 +195,8 @@ class Stack:
         self.teams = _teams(replicas, settings.group_size, task.tokens)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
-        learning = [i for i, x in enumerate(replicas) if x.arm.algorithm.needs_hidden]
-        self.learning = torch.tensor(learning, device=device) if learning else None
-        self.head = OutcomeHead(start["embed"].shape[-1], len(learning), device)
-        """Predicts the outcomes of the replicas in `learning`."""
         self.held_out = held_out(task, settings.eval_problems, device)
-        self.answer: Answer = partial(answer, task, self.parameters, hidden_of=self.learning, all_tokens=cuda_graphs)
+        self.answer: Answer = partial(answer, task, self.parameters, all_tokens=cuda_graphs)
         if cuda_graphs:
             self.answer = Replayed(self.answer)
         self.history: dict[str, list[Tensor]] = {}
@@ -216,8 +212,6 @@ class Stack:
         mask, G = answers.mask, s.group_size
         signals = {"logp": answers.logp, "entropy": answers.entropy, "sum_sq": answers.sum_sq}
         rows = {"mask": mask, "reward": correct.float(), **signals}
-        if self.learning is not None:
-            rows["value"] = self._predict(answers, correct, self.learning)
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         credited = [team.credit({name: x[team.rows] for name, x in grouped.items()}) for team in self.teams]
         signal = torch.cat([kept for _, kept in credited])
@@ -234,19 +228,6 @@ class Stack:
             signal=signal.float().mean(1),
             gradient=norm,
         )
-
-    def _predict(self, answers: Answers, correct: Tensor, at: Tensor) -> Tensor:
-        """(R, B, T) predicted outcomes, for the replicas `at`; only then is the head trained on the answers."""
-        value = torch.zeros_like(answers.logp)
-        value[at] = V = self.head.predict(answers.hidden)
-        mask, won = answers.mask[at], correct[at].float()
-        groups = won.unflatten(1, (self.settings.prompts, -1))
-        side = (groups - groups.mean(-1, keepdim=True)).sign().flatten(1)
-        for name, x in prediction_quality(V, side, mask).items():
-            self._record(**{name: torch.full_like(value[:, 0, 0], torch.nan).index_copy(0, at, x)})
-        points = spaced(mask)[..., None].expand(-1, -1, -1, answers.hidden.shape[-1])
-        self.head.fit(answers.hidden.gather(2, points), side)
-        return value
 
     def _update(
         self, problems: Problems, answers: Answers, credits: Sequence[Tensor], live: Tensor, noise: Tensor

@@ -15,8 +15,8 @@ The folder holds `study.json`, rewritten after each stack of runs, and `summary.
         source                          digest of the file of a user's rule, or ""
         warm_start                      digest of the policy it started from
         scores      {"area", "final", "pass@1", "pass@k", "entropy", "length", "flipped"}; docs/lab.md defines them
-        curves      {"accuracy", "entropy", "length", "flipped", "signal", "gradient"}: a number per generation; with
-                    learned weights also "brier", "auc_first", "auc_middle", "auc_last", null where not defined
+        curves      {"accuracy", "entropy", "length", "flipped", "signal", "gradient"}: a number per
+                    generation, null where not defined
         evaluations [{"generation", "pass@1", "pass@k"}, ...] on held-out problems
 
 The same settings, other arms, tasks, rates or seeds: the runs are added to the folder. `load_study` merges folders.
@@ -314,7 +314,7 @@ def memory(task: Task, settings: Settings, cuda_graphs: bool = False) -> float:
     """
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
-    cache = settings.answers * (2 * S * D * layers + 6 * task.tokens + task.tokens * D)  # the last: hidden states
+    cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
     rows = math.ceil(settings.answers / settings.optimizer_steps)
     update = rows * S * (12 * D * layers + 8 * D + 4 * VOCABULARY)
     return 4.0 * (6 * weights + (cache + update if cuda_graphs else max(cache, update)))

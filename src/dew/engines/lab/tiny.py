@@ -47,13 +47,11 @@ def forward(
     cache: Tensor | None = None,
     start: int = 0,
     shared: tuple[int, int] = (0, 1),
-    states: list[Tensor] | None = None,
 ) -> Tensor:
     """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
 
     With a cache, (layers, 2, R·B, H, S, d), `ids` are the tokens from position `start` on, and their keys and values
     are written to it; `shared` are the length of a prompt and the number of neighbouring rows that have the same one.
-    The hidden states (R, B·last, D) that the logits are computed from are added to `states`.
     """
     R, B, S = ids.shape
     D = parameters["embed"].shape[-1]
@@ -73,8 +71,6 @@ def forward(
         inner = torch.bmm(norm(x), parameters[f"{i}.up"]).relu_()
         x = torch.baddbmm(x, inner, parameters[f"{i}.down"])
     x = norm(x.view(R, B, S, D)[:, :, S - last :].reshape(R, B * last, D))
-    if states is not None:
-        states.append(x)
     return torch.bmm(x, parameters["out"]).view(R, B, last, OUTPUTS)
 
 
@@ -117,8 +113,6 @@ class Answers(NamedTuple):
     entropy: Tensor
     sum_sq: Tensor
     """Of the sampling policy at each token: the log-probability of the token, the entropy, and Σπ²."""
-    hidden: Tensor
-    """(r, B, T, D) its hidden states, of the replicas that were asked for."""
 
     @property
     def mask(self) -> Tensor:
@@ -131,38 +125,31 @@ def sample(
     prompts: Tensor,
     uniforms: Tensor,
     *,
-    hidden_of: Tensor | None = None,
     all_tokens: bool = False,
 ) -> Answers:
     """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
 
     Equal policies that read the same uniform numbers write the same answers; this pairs the arms of a study.
-    `hidden_of` are the replicas whose hidden states are kept. `all_tokens` samples all T and never waits for the
-    device; else sampling stops when all answers have ended.
+    `all_tokens` samples all T and never waits for the device; else sampling stops when all answers have ended.
     """
     R, P, L = prompts.shape
     B, T = uniforms.shape[1:]
     G, width, embed = B // P, parameters["embed"].shape[-1], parameters["embed"]
     heads, depth = max(1, width // HEAD), sum(name.endswith("qkv") for name in parameters)
     by_group = embed.new_empty(depth, 2, R * P, G, heads, L + T, width // heads)  # keys and values of each layer
-    states: list[Tensor] = []
-    logits = forward(parameters, prompts, last=1, cache=by_group[:, :, :, 0], states=states)[:, :, 0]
+    logits = forward(parameters, prompts, last=1, cache=by_group[:, :, :, 0])[:, :, 0]
     by_group[:, :, :, 1:, :, :L] = by_group[:, :, :, :1, :, :L]  # a group has one prompt
     logits, cache = logits.repeat_interleave(G, 1), by_group.flatten(2, 3)
-    hidden = embed.new_zeros(0 if hidden_of is None else len(hidden_of), B, T, width)
     tokens = torch.full((R, B, T), PAD, device=prompts.device)
     signals = {name: uniforms.new_zeros(R, B, T) for name in SIGNALS}
     draw_token = fast.draw if (fast := _kernels(embed)) else draw
     for t in range(T):
-        state = states.pop()
-        if hidden_of is not None:
-            hidden[:, :, t] = state[hidden_of] if t else state[hidden_of].repeat_interleave(G, 1)
         draw_token(logits, uniforms, tokens, signals, t)
         if t == T - 1 or (t % 16 == 15 and not all_tokens and bool((tokens[:, :, t] >= EOS).all())):
             break
         newest = tokens[:, :, t, None]
-        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G), states=states)[:, :, 0]
-    return Answers(tokens, **signals, hidden=hidden)
+        logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G))[:, :, 0]
+    return Answers(tokens, **signals)
 
 
 def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:

@@ -5,8 +5,6 @@
     args = DewConfig(output_dir="runs/first", algorithm="gtpo")
     DewTrainer("Qwen/Qwen3-0.6B", reward_funcs=accuracy, args=args, train_dataset=data).train()
 
-`DewDPOTrainer` and `DewDPOConfig` train on preference pairs, with entropy weights on the tokens.
-
 `dew.engines.compat` has the supported releases. `compat.py` lists what dew relies on in TRL; a test checks each item.
 """
 
@@ -16,7 +14,6 @@ require("trl")
 require("transformers")
 
 from dew.engines.trl.config import DewConfig  # noqa: E402
-from dew.engines.trl.dpo import DewDPOConfig, DewDPOTrainer  # noqa: E402
 from dew.engines.trl.trainer import DewTrainer  # noqa: E402
 
-__all__ = ["DewConfig", "DewDPOConfig", "DewDPOTrainer", "DewTrainer"]
+__all__ = ["DewConfig", "DewTrainer"]

@@ -61,10 +61,6 @@ class Scores(NamedTuple):
     entropy: Tensor | None = None
     sum_sq: Tensor | None = None
     """Σπ²"""
-    value: Tensor | None = None
-    """The predicted outcome."""
-    features: Tensor | None = None
-    """(B, K, D) hidden states of some tokens."""
 
 
 @dataclass
@@ -125,8 +121,6 @@ def make_batch(
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=gather_rows(accelerator, logp) if logp is not None and wants_logp else None,
         sum_sq=None if old.sum_sq is None else gather_rows(accelerator, old.sum_sq),
-        value=None if old.value is None else gather_rows(accelerator, old.value.nan_to_num(0.5)),
-        features=None if old.features is None else gather_rows(accelerator, old.features),
         gold=None if recorded is None else gather_object([gold_of(row) for row in recorded]),
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         table=table,

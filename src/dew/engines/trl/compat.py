@@ -21,9 +21,6 @@ FUSED_HEAD = "_ChunkedLogProbFunction"
 HEAD_OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 """What that function returns, and the fields of the forward pass in which TRL puts it, one number per token."""
 
-PREDICTED = "mean_logits"
-"""The one of them that carries predicted outcomes. TRL reads it in DPO and KTO only, for a metric."""
-
 
 def check_not_unsloth() -> None:
     """Fail if Unsloth is imported: its trainer has a `compute_loss` of its own, which never calls dew's."""

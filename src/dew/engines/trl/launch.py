@@ -22,7 +22,6 @@ from trl import rewards as trl_rewards
 
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recorder import git_commit, versions
-from dew.engines.trl.dpo import DewDPOTrainer
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import outcome_index, reward_name
 from dew.engines.trl.settings import Parsed
@@ -33,11 +32,9 @@ from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
 from dew.run.config import find_model, to_yaml
 from dew.run.folder import RUN_AGAIN, RunFolder
-from dew.tasks.files import raw_rows
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
-PAIR = ("prompt", "chosen", "rejected")
 
 
 # ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────
@@ -46,10 +43,7 @@ PAIR = ("prompt", "chosen", "rejected")
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
     """Training data and evaluation data (or None), as TRL takes them."""
     run, script, evaluates = parsed.run, parsed.script, parsed.args.eval_strategy != "no"
-    if run.trainer == "dpo":
-        if run.pairs is not None:
-            return Dataset.from_list(read_pairs(run.pairs)), None
-    elif run.task is not None:
+    if run.task is not None:
         source, rows = training_rows(run)
         train = Dataset.from_list(rows, info=DatasetInfo(dataset_name=run.task))
         return train, Dataset.from_list(held_out_rows(run, source)) if evaluates else None
@@ -67,21 +61,6 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
         raise ConfigError(Problem(what, remedy=remedy), source=run.source)
     return data[train], data[test] if test is not None else None
-
-
-def read_pairs(path: str) -> list[dict[str, Any]]:
-    """The rows of a file of preference pairs: prompt, chosen and rejected, each text or a list of messages."""
-    rows, bad = [], []
-    for where, row in raw_rows(path, split="train"):
-        missing = [key for key in PAIR if not isinstance(row, dict) or not isinstance(row.get(key), str | list)]
-        bad += [f"{where} has no {', '.join(missing)}"] if missing else []
-        rows += [] if missing else [{key: row[key] for key in PAIR}]
-    if bad or not rows:
-        listed = "; ".join(bad[:3]) or f"{path} has no rows"
-        what = f"pairs: {listed}{f' and {len(bad) - 3} more' * (len(bad) > 3)}."
-        remedy = "Every row needs prompt, chosen and rejected: text, or lists of chat messages."
-        raise ConfigError(Problem(what, remedy=remedy))
-    return rows
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
@@ -125,7 +104,6 @@ def check_outcome(parsed: Parsed) -> None:
 
 
 def build_trainer(parsed: Parsed) -> Any:
-    """A DewTrainer, or a DewDPOTrainer for preference pairs."""
     args, model = parsed.args, parsed.model
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     init["use_safetensors"] = True  # other formats are pickles, which can run code
@@ -134,11 +112,10 @@ def build_trainer(parsed: Parsed) -> Any:
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}
-    pairs = parsed.run.trainer == "dpo"
-    build = partial(DewDPOTrainer, folder) if pairs else partial(DewTrainer, folder, rewards_of(parsed))
+    rewards = rewards_of(parsed)
     try:
         check_width(Path(folder), args.model_init_kwargs)
-        return build(**others)
+        return DewTrainer(folder, rewards, **others)
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         if getattr(error, "errno", None) is not None:  # of the file system, not of transformers
             raise
@@ -278,7 +255,7 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
     args, folder = parsed.args, RunFolder(parsed.args.output_dir)
     model, tokenizer, limit = trainer.sampling_model(), trainer.processing_class, args.max_completion_length
     judge: dict[str, Any] = {}
-    if parsed.run.trainer != "dpo" and not isinstance(reward := trainer.reward_funcs[trainer.outcome_index], Module):
+    if not isinstance(reward := trainer.reward_funcs[trainer.outcome_index], Module):
         judge = {"reward": reward, "threshold": trainer.algorithm.threshold}
     scores = evaluate_run(parsed.run, model, tokenizer, max_new_tokens=limit, seed=args.seed, **judge)
     if not main:

@@ -13,11 +13,10 @@ from trl.trainer import utils
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
-from dew.credit.learned import OutcomeHead, spaced
 from dew.engines.credit import Credit, Rows
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, local_rows, loss_mask
-from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS, PREDICTED
+from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS
 from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
 from dew.errors import ConfigError, Problem
 from dew.kernels import linear_logprob_entropy, plain_head
@@ -36,17 +35,11 @@ UNSCORED_GUIDE = 0.1
 class _LogprobEntropy:
     """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
-    def __init__(self, entropy_grad: bool, sum_sq: bool, outcome: OutcomeHead | None) -> None:
+    def __init__(self, entropy_grad: bool, sum_sq: bool) -> None:
         self._settings: dict[str, Any] = {"entropy_grad": entropy_grad, "sum_sq": sum_sq}
-        self._outcome = outcome
-        self.hidden = torch.empty(0)
-        """The hidden states of the newest call, if outcomes are predicted from them."""
 
     def apply(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> tuple[Any, ...]:
         temperature, _, softcap, scale, _ = rest
-        value = None
-        if self._outcome is not None:
-            self.hidden, value = hidden, self._outcome.predict(hidden[None])[0]
         if scale != 1.0 and softcap is None and bias is None:
             temperature = temperature / scale
         elif scale != 1.0:  # applied before the cap, so it cannot go into the temperature
@@ -55,7 +48,7 @@ class _LogprobEntropy:
             logp, entropy, *squares = linear_logprob_entropy(
                 hidden, weight, labels, bias=bias, temperature=temperature, softcap=softcap, **self._settings
             )
-        found = {"log_probs": logp, "entropy": entropy, PREDICTED: value}
+        found: dict[str, Tensor | None] = {"log_probs": logp, "entropy": entropy}
         found["log_sum_sq_probs"] = squares[0].log() if squares else None
         return tuple(found.get(name) for name in HEAD_OUTPUTS)
 
@@ -76,47 +69,29 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def exact_head(
-    entropy_grad: bool = False, sum_sq: bool = False, outcome: OutcomeHead | None = None
-) -> Iterator[_LogprobEntropy]:
+def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[None]:
     """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits.
 
     `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs.
     """
-    ours, theirs = _LogprobEntropy(entropy_grad, sum_sq, outcome), getattr(utils, FUSED_HEAD)
+    ours, theirs = _LogprobEntropy(entropy_grad, sum_sq), getattr(utils, FUSED_HEAD)
     setattr(utils, FUSED_HEAD, ours)
     try:
-        yield ours
+        yield
     finally:
         setattr(utils, FUSED_HEAD, theirs)
 
 
 @contextmanager
-def watched_head(
-    found: dict[str, list[Tensor]], model: Any, keep: int, sum_sq: bool, outcome: OutcomeHead | None
-) -> Iterator[None]:
-    """The same, without a gradient. Adds to `found` what TRL's scoring pass does not return, for each forward pass:
-    Σπ² and the predicted outcome of the last `keep` tokens, and the features that the prediction is trained on."""
-    with exact_head(sum_sq=sum_sq, outcome=outcome) as head:
+def head_with_sum_sq(found: list[Tensor], model: Any, keep: int) -> Iterator[None]:
+    """The same, without a gradient. Adds Σπ² of the last `keep` tokens of each forward pass to `found`, because TRL's
+    scoring pass does not return it."""
 
-        def watch(module: Any, inputs: Any, output: Any) -> None:
-            if sum_sq:
-                found.setdefault("sum_sq", []).append(output.log_sum_sq_probs.exp()[:, -keep:])
-            if outcome is not None:
-                found.setdefault("value", []).append(getattr(output, PREDICTED)[:, -keep:])
-                found.setdefault("features", []).append(_features(head.hidden, output.label_mask))
+    def watch(module: Any, inputs: Any, output: Any) -> None:
+        found.append(output.log_sum_sq_probs.exp()[:, -keep:])
 
-        with model.register_forward_hook(watch):
-            yield
-
-
-def _features(hidden: Tensor, scored: Tensor) -> Tensor:
-    """(B, K, D) states at evenly spaced scored tokens (B, S). TRL passes all tokens to the head, or the scored ones."""
-    flat = scored.flatten()
-    place = torch.arange(len(flat), device=flat.device) if len(hidden) == len(flat) else (flat.cumsum(0) - 1).clamp(0)
-    if len(hidden) == 0:
-        hidden = hidden.new_zeros(1, hidden.shape[-1])
-    return hidden[place.view_as(scored).gather(1, spaced(scored))]
+    with exact_head(sum_sq=True), model.register_forward_hook(watch):
+        yield
 
 
 def exact_head_supported(model: Any) -> bool:
@@ -129,11 +104,10 @@ def exact_head_supported(model: Any) -> bool:
 
 
 def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
-    """Whether dew's operator computes the head. An algorithm that reads Σπ² or hidden states cannot do without it."""
+    """Whether dew's operator computes the head. An algorithm that reads Σπ² cannot do without it."""
     exact = wanted and exact_head_supported(model)
-    if (algorithm.needs_sum_sq or algorithm.needs_hidden) and not exact:
-        needed = "the sum of squared probabilities" if algorithm.needs_sum_sq else "outcomes predicted along the answer"
-        what = f"{algorithm.label} needs {needed}, which only dew's operator computes."
+    if algorithm.needs_sum_sq and not exact:
+        what = f"{algorithm.label} needs the sum of squared probabilities, which only dew's operator computes."
         remedy = "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
         raise ConfigError(Problem(what, remedy=remedy))
     return exact

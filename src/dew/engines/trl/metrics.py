@@ -20,7 +20,7 @@ from dew.engines.trl.nonfinite import finite_only
 
 NONFINITE = "nonfinite/"
 EVERY_STEP = (
-    "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "value/", "groups/", "clip/", "ratio/", "kl/",
+    "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/", "kl/",
     "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "weights/", "steps/",
     "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip

@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import loss_mask
-from dew.engines.trl.compat import PREDICTED
 
 
 def token_parts(lengths: list[int], budget: int) -> list[list[int]]:
@@ -52,16 +51,15 @@ def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[
 
 def aligned_passes(
     model: Any, ids: Tensor, mask: Tensor, keep: int, rows_at_once: int | None, longest: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(B, keep) log-probabilities, entropies and predicted outcomes of the last `keep` columns, and the order of the
-    passes: x[order] puts what they collected into the order of the rows.
+) -> tuple[Tensor, Tensor]:
+    """(B, keep) log-probabilities and entropies of the last `keep` columns.
 
     In one pass, or in passes of at most as many tokens as `rows_at_once` padded rows. `longest`: tokens of the longest
     row of one pass, if known; else they are read from the device.
     """
     if rows_at_once is None or rows_at_once >= len(ids):
         most = int(mask.sum(1).amax()) if longest is None else longest
-        return *_aligned_pass(model, ids, mask, keep, most), torch.arange(len(ids), device=ids.device)
+        return _aligned_pass(model, ids, mask, keep, most)
     lengths = mask.sum(1).tolist()
     parts = token_parts(lengths, rows_at_once * ids.shape[1])
     indices = [torch.tensor(part, device=ids.device) for part in parts]  # a copy would wait for a pass
@@ -70,11 +68,11 @@ def aligned_passes(
         for rows, part in zip(indices, parts, strict=True)
     ]
     order = torch.cat(indices).argsort()
-    logp, entropy, value = (torch.cat(column)[order] for column in zip(*passes, strict=True))
-    return logp, entropy, value, order
+    logp, entropy = (torch.cat(column)[order] for column in zip(*passes, strict=True))
+    return logp, entropy
 
 
-def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor]:
     """With every row's tokens moved to the left. 0 if the model's head does not compute them: that of a reference
     policy has no entropies."""
     live = mask.bool()
@@ -83,8 +81,8 @@ def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int
     tokens = ids.gather(1, order)
     outputs = model(input_ids=tokens, labels=tokens.masked_fill(~scored, -100), fused_lm_head=True)
     logp = outputs.log_probs
-    found = (torch.zeros_like(logp) if x is None else x for x in (logp, outputs.entropy, getattr(outputs, PREDICTED)))
+    found = (torch.zeros_like(logp) if x is None else x for x in (logp, outputs.entropy))
     # The first token has no prediction.
     back = (torch.zeros_like(ids, dtype=x.dtype).scatter(1, order, pad(x, (1, 0))) for x in found)
-    logp, entropy, value = (x[:, -keep:] for x in back)
-    return logp, entropy, value
+    logp, entropy = (x[:, -keep:] for x in back)
+    return logp, entropy

@@ -7,11 +7,10 @@ from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 import torch
-from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.dpo import DewDPOConfig
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.run.config import Run, check_keys
 from dew.run.permission import check_permission
@@ -24,7 +23,6 @@ class Parsed:
     run: Run
     script: Any
     args: DewConfig
-    """With `trainer: dpo` a DewDPOConfig."""
     model: Any
     mixture: Any
     """TRL's `datasets:`, a list of data sets to mix."""
@@ -32,19 +30,16 @@ class Parsed:
     @property
     def data(self) -> str:
         """What the run trains on, for messages."""
-        own = self.run.pairs if self.run.trainer == "dpo" else self.run.task
         mixed = ", ".join(source.path for source in self.mixture.datasets)
-        return own or mixed or self.script.dataset_name or ""
+        return self.run.task or mixed or self.script.dataset_name or ""
 
 
-def classes(on_pairs: bool = False) -> tuple[Any, ...]:
-    """The dataclasses of all settings."""
-    own = (ScriptArguments, DewDPOConfig) if on_pairs else (GRPOScriptArguments, DewConfig)
-    return (*own, ModelConfig, DatasetMixtureConfig)
+CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
+"""The dataclasses of all settings."""
 
 
-def setting_fields(on_pairs: bool = False) -> list[Field[Any]]:
-    return [f for kind in classes(on_pairs) for f in fields(kind) if f.init]
+def setting_fields() -> list[Field[Any]]:
+    return [f for kind in CLASSES for f in fields(kind) if f.init]
 
 
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
@@ -53,16 +48,14 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
     that has none. `untrusted`: see engines/permission.py.
     """
-    typed, file, on_pairs = typed or {}, run.source or "config", run.trainer == "dpo"
-    if run.pairs is not None and not on_pairs:
-        raise ConfigError(Problem("pairs: only `trainer: dpo` trains on them.", remedy="Add it, or remove pairs."))
-    known = [f.name for f in setting_fields(on_pairs)]
+    typed, file = typed or {}, run.source or "config"
+    known = [f.name for f in setting_fields()]
     check_keys([name for name in run.settings if name in typed], known, source="command line")
     check_keys(run.settings, known, source=file)
     both = f"{file} with the command line" if typed else file
     check_permission(run, typed, untrusted)
     run.set_environment()
-    parser = TrlParser(classes(on_pairs), exit_on_error=False)
+    parser = TrlParser(CLASSES, exit_on_error=False)
     actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
     settings, problems, wrong = {}, [], set()
     for name, value in run.settings.items():
@@ -89,8 +82,7 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
         raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
     parsed = Parsed(replace(run, settings=settings), script, args, model, mixture)
     if not parsed.data:
-        own = "`pairs: FILE`, a file that `dew pairs` makes," if on_pairs else "`task: countdown` (or a .jsonl file)"
-        remedy = f"Write {own} or TRL's `dataset_name:` or `datasets:`."
+        remedy = "Write `task: countdown` (or a .jsonl file) or TRL's `dataset_name:` or `datasets:`."
         raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=file)
     return parsed
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from dew.credit.learned import OutcomeHead
 from dew.engines.credit import give_credit
 from dew.engines.recorder import due
 from dew.engines.trl import metrics
@@ -29,7 +28,7 @@ from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, make_batc
 from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, add_authors, generate_with_guide, guide_of
-from dew.engines.trl.loss import exact_head, loss_inputs, micro_batches, uses_exact_head, watched_head
+from dew.engines.trl.loss import exact_head, head_with_sum_sq, loss_inputs, micro_batches, uses_exact_head
 from dew.engines.trl.nonfinite import ADVANTAGES, describe
 from dew.engines.trl.padding import aligned_passes, update_parts
 from dew.engines.trl.recorded import RecordedTrainer, own_config
@@ -88,10 +87,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._exact_head = uses_exact_head(args.exact_head, self.model, self.algorithm)
-        self._outcome_head: OutcomeHead | None = None
-        if self.algorithm.needs_hidden:
-            width = self.model.config.get_text_config().hidden_size
-            self._outcome_head = OutcomeHead(width, device=self.accelerator.device)
         self._aligned = args.less_padding and not (
             self.sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
         )
@@ -134,8 +129,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         super()._restore(state)
         self._step = state["step"]
         self._buffered_inputs = state["generation"]
-        if self._outcome_head is not None and state.get("outcome_head"):
-            self._outcome_head.restore(state["outcome_head"])
         if self._stream is not None and state["position"] is not None:
             self._stream.position = state["position"]
         for _ in range(state["epochs"] if self.shuffle_dataset else 0):
@@ -168,10 +161,6 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 places = torch.where(fine, batch.nonfinite, ADVANTAGES) * trains
                 self._nonfinite.generation = describe(places, self.reward_func_names, batch.table)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
-            if self._outcome_head is not None and self.model.training and batch.features is not None:
-                assert credit.side is not None  # predictions came first: the head has not seen these answers
-                self._outcome_head.fit(batch.features[None], credit.side[None])
-                batch = replace(batch, features=None)
         size, seconds, threshold = self.group_size, self._recorder.seconds["generation"], self.algorithm.threshold
         self._put(metrics.generation_metrics(batch, credit, size, self.reward_func_names, threshold, seconds))
         if self.model.training:
@@ -265,23 +254,20 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         sum_sq = own and self.algorithm.needs_sum_sq
         if own:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        found: dict[str, list[Tensor]] = {}
+        squares: list[Tensor] = []
         head: Any = exact_head(self._entropy_bonus_enabled and not scores) if self._exact_head else nullcontext()
-        if sum_sq or (own and self._outcome_head is not None):
-            head = watched_head(found, model, keep, sum_sq, self._outcome_head)
+        if sum_sq:
+            head = head_with_sum_sq(squares, model, keep)
         with head, dropout_off(model) if scores else nullcontext():
             if self._aligned and not sum_sq:
                 with self.accelerator.autocast():
-                    logp, entropy, value, order = aligned_passes(model, ids, mask, keep, batch_size, longest)
+                    logp, entropy = aligned_passes(model, ids, mask, keep, batch_size, longest)
                 aux = None
-                if found:
-                    found.update(value=[value], features=[torch.cat(found["features"])[order]])
             else:
                 inner = super()._get_per_token_logps_and_entropies
                 logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
         if scores:
-            others = {name: torch.cat(x) for name, x in found.items()}
-            self._capture.passes.append(Scores(logp, entropy, **others))
+            self._capture.passes.append(Scores(logp, entropy, torch.cat(squares) if squares else None))
         self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
         return logp, entropy, aux
 
@@ -304,8 +290,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
                 return scored
         if not (algorithm.signals or self._record_due):
             return Scores()
-        only_by_pass = algorithm.needs_sum_sq or algorithm.needs_hidden
-        if not only_by_pass and (sampled := self._captured_sampling.scores(inputs, self._capture)):
+        if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
             return Scores(*sampled)
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
@@ -389,5 +374,4 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             "step": self._step,
             "generation": self._buffered_inputs if self._step % every else None,
             "position": self._stream.position if self._stream is not None else None,
-            "outcome_head": self._outcome_head and self._outcome_head.state(),
         }

@@ -132,9 +132,6 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
     try:
         algorithm = read_algorithm(config)
         problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators)
-        if algorithm.needs_hidden:
-            what = f"{algorithm.label} needs the policy's hidden states, which verl's workers do not return."
-            problems.append(Problem(what, remedy="Leave token_weight out, or use the TRL engine."))
         read_run_settings(config)
     except DewError as error:
         problems += error.problems

@@ -1,0 +1,66 @@
+"""The credit of whole groups, computed once per generation: the one call that every engine makes.
+
+Groups are complete only here. Micro-batches of the loss mix rows of several groups: a group statistic taken there is
+silently wrong, and with one row it is exactly zero.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dew.algorithms.base import SIGNALS, Algorithm
+from dew.credit import wrong_sign
+from dew.errors import Problem, ShapeError, user_line
+from dew.rollouts import Rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """What the answers of P groups earned."""
+
+    correct: Tensor
+    """(P, G) True on O⁺."""
+    signal: Tensor
+    """(P,) True on groups that train: by default those with a correct and a wrong answer."""
+    extra: Tensor
+    """(P, G) everything added to the outcome: other rewards and overlong penalties."""
+    advantages: Tensor
+    """(P, G, T), 0 where the mask is False."""
+    penalty: Tensor | None
+    """(P, G, T) coefficient of |log w| in each token's loss, for algorithms that have one."""
+    flipped: Tensor
+    """(P, G, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
+
+
+def give_credit(algorithm: Algorithm, rollouts: Rollouts) -> Credit:
+    """Advantages of any class of algorithm, checked, and what follows from them."""
+    advantages, extra = advantages_of(algorithm, rollouts), algorithm.extra(rollouts)
+    return Credit(
+        correct=algorithm.correct(rollouts),
+        signal=algorithm.signal(rollouts),
+        extra=extra,
+        advantages=advantages,
+        penalty=algorithm.penalties(rollouts, advantages) if algorithm.penalises else None,
+        flipped=wrong_sign(advantages, rollouts.reward + extra, rollouts.present) & rollouts.mask,
+    )
+
+
+def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
+    """(P, G, T) `algorithm.advantages(rollouts)` of any class, checked, and 0 where the mask is False."""
+    name, mask = algorithm.name, rollouts.mask
+    try:
+        A = algorithm.advantages(rollouts)
+    except (TypeError, AttributeError) as error:
+        if "NoneType" not in str(error):
+            raise
+        missing = ", ".join(x for x in SIGNALS if getattr(rollouts, x) is None)
+        why = f"The class does not ask for these fields of rollouts, so they are None: {missing}."
+        remedy = 'Write needs_entropy = "old", needs_logp = True or needs_sum_sq = True in the class.'
+        raise ShapeError(Problem(f"{name}: {error}{user_line(error)}.", why, remedy)) from error
+    if not isinstance(A, Tensor) or A.shape != mask.shape:
+        got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else f"{type(A).__name__}, not a tensor"
+        what = f"{name}: advantages(rollouts) returned {got}; expected (P, G, T) = {tuple(mask.shape)}."
+        remedy = "To give all tokens of an answer the same, return A[..., None] * rollouts.mask with A of shape (P, G)."
+        raise ShapeError(Problem(what, remedy=remedy))
+    return torch.where(mask, A, 0)
