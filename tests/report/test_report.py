@@ -409,6 +409,9 @@ def test_runs_on_verl_have_their_own_paths_and_still_form_an_arm() -> None:
 def test_runs_with_other_settings_are_not_averaged() -> None:
     runs = [run_with("a", "grpo", 0, model="small"), run_with("b", "grpo", 1, model="large")]
     assert [arm["label"] for arm in arms_of(runs)[0]] == ["grpo model=small", "grpo model=large"]
+    named = [run_with("a", "gtpo", 0, arm="gtpo"), run_with("b", "gtpo", 0, arm="gtpo(alpha2=0.5)")]
+    named.append(replace(named[0], facts={**named[0].facts, "algorithm": {"name": "gtpo", "settings": {}}}))
+    assert [(arm["label"], arm["runs"]) for arm in arms_of(named)[0]] == [("gtpo", [0, 2]), ("gtpo(alpha2=0.5)", [1])]
     unknown = [Run("x", "trl"), Run("y", "trl")]
     assert [arm["label"] for arm in arms_of(unknown)[0]] == ["x", "y"]
 

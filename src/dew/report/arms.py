@@ -67,10 +67,13 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
         return missing or len(set(has)) > 1
 
     names = [name for name in dict.fromkeys(name for settings in known for name in settings) if differs(name)]
-    compared = [name for name in names if name.rsplit(".", 1)[-1] not in NOT_COMPARED]
+    named = all("arm" in run.facts for run in runs)  # then an arm's name stands for the settings of its algorithm
+    ignored = NOT_COMPARED | (own if named else set())
+    compared = [name for name in names if name.rsplit(".", 1)[-1] not in ignored]
     members: dict[tuple[Any, ...], list[int]] = {}
     for i, settings in enumerate(known):
-        key = tuple(settings.get(name) for name in compared) if "algorithm" in settings else (i,)
+        name = _name(runs[i], settings)
+        key = (name, *(settings.get(name) for name in compared)) if name else (i,)
         members.setdefault(key, []).append(i)
     arms = [
         {"label": _label(runs, known, arm, members.values(), compared), "runs": arm}

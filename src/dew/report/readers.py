@@ -76,9 +76,9 @@ def _kind(folder: Path) -> str | None:
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs in `folders`, which divide the tokens of a page and the time to read them."""
-    share = min(len(folders), MAX_RECORDED)
-    recorded = evenly(len(folders), MAX_RECORDED)
-    return [read_run(folder, share if i in recorded else 0) for i, folder in enumerate(folders)]
+    recorded = [folder for folder in folders if any((folder / name).is_dir() for name in ("records", "completions"))]
+    chosen = {recorded[i] for i in evenly(len(recorded), MAX_RECORDED)}
+    return [read_run(folder, len(chosen) if folder in chosen else 0) for folder in folders]
 
 
 def read_run(folder: Path, share: int = 1) -> Run:
