@@ -26,11 +26,10 @@ from dew.compare.sampling import Sampled
 from dew.compare.scores import ScoredProblem
 from dew.errors import ConfigError, RecordError
 from dew.report import build, build_from_records
-from dew.report.arms import arms_of
 from dew.report.content import content_of
 from dew.report.findings import remarks
 from dew.report.readers import Run
-from dew.report.results import rows_of
+from dew.report.results import arms_of, rows_of
 from dew.report.serve import View, make_server
 from dew.report.statistics import statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs

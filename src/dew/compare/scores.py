@@ -66,7 +66,7 @@ def evaluate(
     else:
         rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
         if verifier is None and problems.name not in VERIFIERS:
-            remedy = "Name a verifier (--verifier math) or your own reward function (--reward file.py:function)."
+            remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
             raise ConfigError(Problem(f"The task {problems.name} has no verifier of its own.", remedy=remedy))
         verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from dew import __version__
-from dew.report.arms import arms_of
 from dew.report.findings import findings_of
 from dew.report.readers import Run, evenly
-from dew.report.results import rows_of
+from dew.report.results import arms_of, rows_of
 from dew.report.statistics import statistics, summary
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 

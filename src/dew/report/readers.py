@@ -238,16 +238,10 @@ def cost(group: GroupRecord) -> int:
 
 
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """Evenly spaced groups whose total cost is at most `tokens`; all of them if they fit."""
-    most = len(groups)
-    while most > 0:
-        kept = [groups[i] for i in evenly(len(groups), most)]
-        size = sum(map(cost, kept))
-        if size <= tokens:
-            return kept
-        most = min(most - 1, int(most * tokens / size))
-    cheapest = min(groups, key=cost, default=None)
-    return [cheapest] if cheapest and cost(cheapest) <= tokens else []
+    """All groups, or every second, fourth ... of them, until their total cost is at most `tokens`."""
+    while groups and sum(map(cost, groups)) > tokens:
+        groups = [groups[i] for i in evenly(len(groups), len(groups) // 2)]
+    return groups
 
 
 def read_sample(
