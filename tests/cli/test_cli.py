@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from dew import __version__
 from dew.cli import console, runs
 from dew.cli.app import app
 from dew.compare.sampling import Sampled, Sampling
@@ -103,10 +102,6 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
     assert re.findall(r"^  (\w+)  .*[^.]\.$", done.stdout, flags=re.MULTILINE) == COMMANDS
     group = typer.main.get_command(app)
     assert set(group.commands) == set(COMMANDS), "every command is in a section of the help"
-
-
-def test_version(dew):
-    assert dew("--version") == (0, f"dew {__version__}\n", "")
 
 
 def test_the_package_is_typed_and_the_marker_is_packaged():
@@ -329,11 +324,6 @@ def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path, capsys):
     text = capsys.readouterr().out
     for word in (tmp_path.name[:20], "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
         assert word in text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05")])
-def test_time_left_is_readable(seconds, text):
-    assert runs.clock(seconds) == text
 
 
 def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):

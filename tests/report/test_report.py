@@ -156,28 +156,6 @@ def test_every_script_file_is_in_the_page() -> None:
     assert {path.stem for path in (PAGE / "js").glob("*.js")} == set(SCRIPTS)
 
 
-HOSTILE = ["<script>window.hacked=1</script>", "</script><script>window.hacked=1</script>", "{{ 7 * 7 }}", "{% raw %}"]
-
-
-def test_hostile_text_does_not_appear_in_the_page_source(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", steps=3, groups=1, size=2)
-    group = GroupRecord(1, 0, HOSTILE[0], [AnswerRecord(HOSTILE, True, 1.0, extracted=HOSTILE[1])], gold=HOSTILE[0])
-    write_records(folder, 1, [group])
-    RunFolder(folder).write_run({"name": HOSTILE[1], "model": HOSTILE[0]})
-    page = build([folder])
-    text = page.read_text()
-    assert "window.hacked" not in text.replace("window.hacked=1&lt;/script&gt;", "") and "{{ 7" not in text
-    assert unpack(page)[1]["answers"][0]["tokens"] == HOSTILE
-
-
-def test_lone_surrogates_and_nul_survive(tmp_path: Path) -> None:
-    tokens = ["\ud800", "\x00", "\u202e", "👩‍👩‍👧", "\u2028"]
-    write_records(tmp_path, 1, [GroupRecord(1, 0, "\udfff", [AnswerRecord(tokens, True, 1.0)])])
-    RunFolder(tmp_path).write_run({"name": "\ud800"})
-    head, group = unpack(build([tmp_path]))
-    assert group["prompt"] == "\udfff" and group["answers"][0]["tokens"] == tokens and head["title"] == "\ud800"
-
-
 def test_several_runs_are_written_to_out(run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "two", steps=30, groups=2, size=4, seed=1)
     page = build([run, other], tmp_path / "both.html")
@@ -413,15 +391,6 @@ def test_runs_with_other_settings_are_not_averaged() -> None:
     assert [(arm["label"], arm["runs"]) for arm in arms_of(named)[0]] == [("gtpo", [0, 2]), ("gtpo(alpha2=0.5)", [1])]
     unknown = [Run("x", "trl"), Run("y", "trl")]
     assert [arm["label"] for arm in arms_of(unknown)[0]] == ["x", "y"]
-
-
-def test_settings_of_a_hostile_config_stay_small() -> None:
-    """Nested aliases would expand to 10^9 entries."""
-    lines = ["a0: &a0 {k: v}"]
-    for i in range(1, 10):
-        lines.append(f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(10))}}}")
-    runs = [Run(name, "dew", {"algorithm": "x"}, config="\n".join(lines)) for name in "ab"]
-    assert len(arms_of(runs)[0]) == 1
 
 
 def test_every_evaluation_set_has_rows_of_its_own() -> None:

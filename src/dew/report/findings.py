@@ -122,14 +122,12 @@ def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tupl
 
 def _difference(runs: Sequence[Run], arm: Json, row: Json) -> Difference | None:
     """The change during training: over problems for a single run that kept its answers, else over seeds."""
-    both = {
-        i: (row["after"][i], row["before"][i]) for i in arm["runs"] if None not in (row["after"][i], row["before"][i])
-    }
-    if len(both) == 1 and "task" in row and len(runs) <= MAX_PAIRED:
-        folder = runs[next(iter(both))].folder
+    after, before = ({i: x for i in arm["runs"] if (x := row[when][i]) is not None} for when in ("after", "before"))
+    common = [i for i in after if i in before]
+    if len(common) == 1 and "task" in row and len(runs) <= MAX_PAIRED:
+        folder = runs[common[0]].folder
         if found := by_problem(answers_of(folder), answers_of(folder, "before"), row["name"]):
             return found
-    after, before = ({i: ends[k] for i, ends in both.items()} for k in (0, 1))
     return paired(after, before, arm="after", baseline="before", score=row["name"])
 
 
