@@ -142,6 +142,7 @@ TRL_NAMES = {
     "kl": "kl/ref",
 }
 """TRL's name -> dew's name of a metric; others keep TRL's."""
+TRL_TRAINS = "grpo"
 NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
@@ -203,7 +204,7 @@ def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
     for number, (prompt, rows) in enumerate(by_prompt):
         members = list(rows)
         step = int(members[0].get("step") or 0)
-        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members]))
+        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm=TRL_TRAINS))
     return groups, len(groups)
 
 
