@@ -244,7 +244,7 @@ def run_folder(files: dict[str, str]) -> None:
     blobs(content_of([read_run(HERE / "run", 1000)]))
     RunFolder(HERE / "run").finished()
     with suppress(DewError):
-        read_result(HERE / "run", "gtpo", 0)
+        read_result(HERE / "run")
 
 
 def rows(content: bytes) -> None:
