@@ -117,8 +117,7 @@ def train_grid(
 
     Finished runs are kept. `every`: print a line for so many steps of each run; 0: when a run ends.
     """
-    from dew.algorithms import get_algorithm
-    from dew.algorithms.own import source_digest
+    from dew.algorithms import get_algorithm, source_digest
     from dew.compare import read_result
     from dew.compare.grid import Cell, finish, open_grid
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.kernels import passes, reference
 from dew.kernels.chunked import KEPT, Statistics, allowed, wide
-from dew.kernels.head import Head
-from dew.kernels.reference import IGNORE
+from dew.kernels.reference import IGNORE, Head
 
 Impl = Literal["auto", "triton", "chunked", "reference"]
 IMPLS = get_args(Impl)

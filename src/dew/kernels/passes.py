@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dew.kernels.chunked import CHUNK, TILE, Statistics, allowed, product, round_up, spans, wide
-from dew.kernels.head import Head
+from dew.kernels.reference import Head
 
 ALIGN = 16
 """Rows of stored weights start at multiples of this many entries, as the GPU's copy engine requires."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dew.algorithms import Algorithm, get_algorithm
-from dew.algorithms.own import source_digest
+from dew.algorithms import Algorithm, get_algorithm, source_digest
 from dew.errors import ConfigError, DewError, Problem
 
 PATTERN = re.compile(r"(?P<rule>[^(@]+?)\s*(\((?P<settings>.*)\))?\s*(@\s*(?P<rate>[^@]+))?", re.DOTALL)
