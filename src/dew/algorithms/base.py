@@ -182,7 +182,7 @@ class Algorithm:
         shown = ", ".join(f"{x:g}" for x in values[:4].tolist()) + (", ..." if len(values) > 4 else "")
         return Problem(
             f"The outcome reward has {len(values)} different values ({shown}); the threshold is {self.threshold:g}.",
-            f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: all other differences "
+            f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: other differences "
             "are lost.",
             "Set outcome_reward to a reward of 1 for correct and 0 for wrong answers, or `threshold` to a value in "
             'between. To train on the differences themselves use pool="outcome" (gtpo, grpo_s) or the algorithm dew.',
