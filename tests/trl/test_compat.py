@@ -11,9 +11,8 @@ from trl.trainer import utils
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
+from dew.engines.compat import FUSED_HEAD, HEAD_OUTPUTS, IMAGE_KEYS, check_generated
 from dew.engines.trl import DewTrainer
-from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS, IMAGE_KEYS, check_generated
-from dew.engines.trl.recorded import RecordedTrainer
 from dew.errors import EngineError
 
 BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
@@ -34,11 +33,11 @@ OVERRIDDEN = ("train", "_get_train_sampler", "_load_optimizer_and_scheduler", "_
 """The methods that `DewTrainer` overrides. All but `_compute_loss` call TRL's own and work on what it returns."""
 
 
-OWN = {**vars(RecordedTrainer), **vars(DewTrainer)}
+OWN = vars(DewTrainer)
 
 
 def changed(what):
-    return f"TRL has changed: {what}. See dew/engines/trl/compat.py and what reads it."
+    return f"TRL has changed: {what}. See dew/engines/compat.py and what reads it."
 
 
 @pytest.mark.parametrize("method", OVERRIDDEN)
@@ -132,9 +131,9 @@ def test_rewards_come_back_gathered_one_column_each(plain):
 
 
 def test_token_advantages_pass_the_shuffle_and_the_split():
-    batch = {"x": torch.arange(8).reshape(4, 2), "divisor": torch.tensor(3.0), "author": torch.arange(4)}
+    batch = {"x": torch.arange(8).reshape(4, 2), "divisor": torch.tensor(3.0), "guided": torch.arange(4)}
     parts = split_tensor_dict(shuffle_sequence_dict(batch), 2)
-    assert all((part["x"][:, 0] == 2 * part["author"]).all() and part["divisor"] == 3 for part in parts)
+    assert all((part["x"][:, 0] == 2 * part["guided"]).all() and part["divisor"] == 3 for part in parts)
 
 
 def test_the_logs_and_state_that_are_read_exist(plain):

@@ -8,7 +8,7 @@ import torch
 import trl_tiny as tiny
 from dew import GTPO, Rollouts, get_algorithm
 from dew.engines.credit import Rows, give_credit
-from dew.engines.metrics import credit_metrics
+from dew.engines.recorder import credit_metrics
 from trl_tiny import outcome
 
 
@@ -221,7 +221,6 @@ def test_rows_of_a_group_need_not_be_contiguous():
         outcome=(torch.rand(12) > 0.5).float(),
         extra=torch.zeros(12),
         entropy=torch.rand(12, 5) + 0.1,
-        guided=torch.zeros(12, dtype=torch.bool),
     )
     order = torch.randperm(12)
     shuffled = Rows(**{name: value[order] for name, value in vars(rows).items() if value is not None})
@@ -244,7 +243,6 @@ def test_flipped_tokens_are_counted(pool, flips):
         outcome=(torch.arange(16) == 0).float(),
         extra=torch.zeros(16),
         entropy=torch.rand(16, 30).pow(4),
-        guided=none.bool(),
     )
     credit = give_credit(GTPO(pool=pool), rows)
     by_hand = (credit.advantages * (2 * rows.outcome - 1)[:, None] < 0) & rows.mask
@@ -260,12 +258,10 @@ def test_shaping_is_repeated_only_for_records():
         outcome=torch.tensor([1.0, 0.0, 1.0, 0.0]),
         extra=torch.zeros(4),
         entropy=torch.rand(4, 3) + 0.1,
-        guided=torch.zeros(4, dtype=torch.bool),
     )
     plain, recorded = (give_credit(GTPO(), rows, for_records=flag) for flag in (False, True))
     assert torch.equal(plain.advantages, recorded.advantages) and plain.advantages.abs().max() > 0.1
-    assert plain.shaped is None and plain.extra is None
-    assert recorded.shaped.shape == (4, 3) and recorded.extra.shape == (4,)
+    assert plain.shaped is None and recorded.shaped.shape == (4, 3)
 
 
 def test_a_batch_without_a_record_is_shaped_once(tmp_path, monkeypatch):

@@ -9,8 +9,9 @@ from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
 import trl_tiny as tiny
-from dew.engines.trl.compat import FUSED_HEAD
-from dew.engines.trl.loss import exact_head, exact_head_supported
+from dew import GTPO
+from dew.engines.compat import FUSED_HEAD
+from dew.engines.trl.loss import exact_head, uses_exact_head
 
 
 def model(**settings):
@@ -105,7 +106,7 @@ def test_trls_head_is_restored_after_an_error():
 
 def test_a_head_that_is_not_linear_is_logged(caplog):
     net = model()
-    assert exact_head_supported(net)
+    assert uses_exact_head(True, net, GTPO())
     net.lm_head = torch.nn.Sequential(net.lm_head)
-    assert not exact_head_supported(net)
+    assert not uses_exact_head(True, net, GTPO())
     assert "TRL's head" in caplog.text and "not a plain nn.Linear" in caplog.text

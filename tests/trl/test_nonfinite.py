@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.nonfinite import ENTROPY, LOGITS, NonFinite, nonfinite_rows
+from dew.engines.trl.failures import ENTROPY, LOGITS, NonFinite, nonfinite_rows
 from dew.engines.trl.rewards import checked
 from dew.errors import EngineError
 from dew.run.folder import RunFolder

@@ -5,7 +5,7 @@ import torch
 from datasets import Dataset
 
 import trl_tiny as tiny
-from dew.engines.trl import padding
+from dew.engines.trl import loss
 from trl_tiny import outcome
 
 DATA = Dataset.from_list([{"prompt": "1+2="[: 1 + i % 4] + "3=" * (i % 3), "answer": str(i)} for i in range(16)])
@@ -124,9 +124,9 @@ def test_two_processes(tmp_path):
 
 def test_parts_by_hand():
     """Longest first: 2·5 ≤ 10 and 3·3 ≤ 10; 3·5 > 10 with all three rows; a row above the budget is a part."""
-    assert padding.token_parts([3, 5, 1, 4, 2], 10) == [[1, 3], [0, 4, 2]]
-    assert padding.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
-    assert padding.token_parts([12, 9], 10) == [[0], [1]]
+    assert loss.token_parts([3, 5, 1, 4, 2], 10) == [[1, 3], [0, 4, 2]]
+    assert loss.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
+    assert loss.token_parts([12, 9], 10) == [[0], [1]]
 
 
 def test_an_answer_with_a_penalty_is_not_left_out():
@@ -137,11 +137,11 @@ def test_an_answer_with_a_penalty_is_not_left_out():
     ids = torch.arange(8).view(4, 2)
     rows = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": ids, "completion_mask": mask}
     rows |= {"advantages": advantages, "penalty": penalty, "divisor": torch.tensor(7.0)}
-    (part,) = padding.update_parts([rows], 4, skip=True)
+    (part,) = loss.update_parts([rows], 4, skip=True)
     assert part["completion_ids"].tolist() == [[0, 1], [2, 3]] and part["divisor"] == 7
-    assert len(padding.update_parts([rows], 4, skip=False)[0]["completion_ids"]) == 4
+    assert len(loss.update_parts([rows], 4, skip=False)[0]["completion_ids"]) == 4
     nothing = {**rows, "advantages": 0 * advantages, "penalty": 0 * penalty}
-    assert padding.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest
+    assert loss.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest
 
 
 def test_no_cudnn_attention(tmp_path):

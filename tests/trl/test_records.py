@@ -7,7 +7,6 @@ from transformers import TrainerCallback
 import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
 from dew.engines.recorder import due
-from dew.engines.trl import recorded
 from dew.errors import ConfigError
 from dew.run.folder import RunFolder
 
@@ -216,7 +215,7 @@ def test_trackers_get_means_over_all_steps_since_the_last_log(tmp_path):
 
 def test_the_log_history_of_transformers_is_bounded(tmp_path, monkeypatch):
     """It is kept in memory and in every checkpoint; metrics.jsonl has every step."""
-    monkeypatch.setattr(recorded, "LOGS_KEPT", 3)
+    monkeypatch.setattr("dew.engines.trl.trainer.LOGS_KEPT", 3)
     trainer = tiny.trainer(tmp_path, max_steps=6, logging_steps=1)
     trainer.train()
     assert len(trainer.state.log_history) == 3

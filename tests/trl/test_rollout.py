@@ -44,7 +44,6 @@ def sampler(outcomes, size=2):
             outcome=correct,
             extra=torch.zeros(len(ids)),
             entropy=None,
-            guided=none,
             parts=correct[:, None],
             tokens=lengths,
             length=lengths,

@@ -11,6 +11,7 @@ afterwards. CRC-32 detects accidents such as a flipped bit, not tampering.
 
 import json
 import logging
+import os
 import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import broadcast_object_list, send_to_device
+from transformers import TrainerState
 
+from dew.engines.recorder import RESUME
 from dew.errors import ConfigError, Problem
 from dew.files import sync, write_atomically
+from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
 
@@ -75,6 +79,38 @@ def check_complete(checkpoint: str) -> None:
     if problem is not None:
         what = f"resume_from_checkpoint: {checkpoint} cannot be used: {problem}."
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
+
+
+def last_good(folder: str, accelerator: Any) -> str | None:
+    """The newest complete checkpoint, verified by the main process for all processes."""
+    found = [newest_complete(folder) if accelerator.is_main_process else None]
+    return broadcast_object_list(found)[0]  # type: ignore[no-any-return]
+
+
+def claim_folder(args: Any, accelerator: Any) -> str | None:
+    """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
+    folder = args.output_dir
+    (used,) = broadcast_object_list([RunFolder(folder).used()])
+    again = os.environ.get(RESUME) == str(Path(folder).resolve())
+    if used and again and (found := last_good(folder, accelerator)) is not None:
+        return found
+    if used and not again and not args.overwrite_output_dir:
+        why = "A second one would be mixed into its metrics, records and checkpoints."
+        remedy = "Choose another output_dir, train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
+        raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy))
+    if used and accelerator.is_main_process:
+        RunFolder(folder).clear()
+    accelerator.wait_for_everyone()
+    return None
+
+
+def finished(checkpoint: str, args: Any) -> TrainerState | None:
+    """The state in a checkpoint of the last step; None if there are steps left."""
+    state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
+    if state.global_step < (args.max_steps if args.max_steps > 0 else state.max_steps):
+        return None
+    more_epochs = args.max_steps <= 0 and args.num_train_epochs > state.num_train_epochs
+    return None if more_epochs else state
 
 
 # ── manifest ────────────────────────────────────────────────────────────────────────────────────────────────

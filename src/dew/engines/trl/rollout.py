@@ -140,7 +140,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 def without_empty(rollout: Callable[..., Columns], end: int) -> Callable[..., Columns]:
-    """A rollout function whose empty completions, which TRL cannot pad, become a masked end-of-text token."""
+    """A rollout function whose empty answers, which TRL cannot pad, become a masked end-of-text token."""
 
     @functools.wraps(rollout)
     def filled(*args: Any, **kwargs: Any) -> Columns:
@@ -167,7 +167,7 @@ LARGEST_GAP = 0.1
 class CapturedSampling:
     """Samples with one of dew's decoders (`dew.decoding`), from a copy in the sampling precision.
 
-    Starts at the first call, when the model is in its place. Where it cannot be used, the log says why.
+    Starts at the first call, once the model is on its device. Where it cannot be used, the log says why.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -179,7 +179,7 @@ class CapturedSampling:
         """Whether the sampler's entropies are near those of a scoring pass."""
 
     def generate(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], Tensor, Tensor] | None:
-        """One completion per prompt, with log-probabilities and entropies; None where TRL has to sample."""
+        """One answer per prompt, with log-probabilities and entropies; None where TRL has to sample."""
         self.current_model()
         if self._decoder is None:
             return None
