@@ -128,13 +128,44 @@ def scripted(prompts, trainer, seed=0, longest=6):
     return {"prompt_ids": encode(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
 
-def rows(trainer, prompts_at_once=None):
+def ready(output_dir, rewards=outcome, others=None, **settings):
+    """A trainer as in the middle of a run, whose answers are scripted."""
+    others = {"rollout_func": scripted} if others is None else others
+    found = trainer(output_dir, rewards, others=others, **{"records_every": 0, **settings})
+    found.model.train()
+    found.current_gradient_accumulation_steps = 1
+    return found
+
+
+def rows(trainer):
     """What the data loader hands to one process: each prompt as often as it is answered."""
     size = trainer.num_generations
-    count = prompts_at_once or trainer.args.generation_batch_size // size
-    everything = [trainer.train_dataset[i] for i in range(count) for _ in range(size)]
+    everything = [
+        trainer.train_dataset[i] for i in range(trainer.args.generation_batch_size // size) for _ in range(size)
+    ]
     share = len(everything) // trainer.accelerator.num_processes
     return everything[trainer.accelerator.process_index * share :][:share]
+
+
+def generation(trainer):
+    """What the loss reads of one generation."""
+    return trainer._generate_and_score_completions(rows(trainer))
+
+
+def texts(trainer, batch):
+    return trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def move(model, distance):
+    """Add noise to the weights, so that the policy is no longer the one that sampled."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(distance * torch.randn_like(parameter))
 
 
 def in_children(function, count=1):
@@ -155,6 +186,20 @@ def in_children(function, count=1):
     for child in children:
         child.join()
     return [child.exitcode for child in children]
+
+
+def accelerate_launch(script):
+    """Run a script on two gloo processes with accelerate's launcher, which is torchrun."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    # --cpu would start one process and leave the others to MPI; --multi_gpu starts them all, here on gloo.
+    flags = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "trl"), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "accelerate.commands.launch", *flags, str(script)]
+    return subprocess.run(command, env=environment, timeout=600, capture_output=True, text=True, check=False)
 
 
 def _child(function, rank, count, port):
