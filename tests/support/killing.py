@@ -85,12 +85,11 @@ def while_renaming(part, count=1, after=False):
     inner, calls = os.replace, []
 
     def deadly(source, target, **kwargs):
-        if part in os.path.basename(target):
-            calls.append(1)
-            if len(calls) == count and not after:
-                die()
+        calls.extend([1] * (part in os.path.basename(target)))
+        if len(calls) == count and not after:
+            die()
         inner(source, target, **kwargs)
-        if part in os.path.basename(target) and len(calls) == count:
+        if len(calls) == count:
             die()
 
     os.replace = deadly

@@ -37,15 +37,9 @@ class Always:
 
 
 def guided(folder, guide, rewards=tiny.has_a, **settings):
-    trainer = tiny.trainer(
-        folder,
-        rewards,
-        others={"guide": guide},
-        **{"algorithm": "dapo", "algorithm_kwargs": {"dynamic_sampling": False}, "guide_completions": 1, **settings},
-    )
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    return trainer
+    """A trainer whose answers are sampled, and the guide's added to them."""
+    plain = {"algorithm": "dapo", "algorithm_kwargs": {"dynamic_sampling": False}}
+    return tiny.ready(folder, rewards, others={"guide": guide}, **{**plain, **settings})
 
 
 # the group
@@ -56,12 +50,12 @@ def test_a_guide_that_gives_fewer_answers_than_it_was_asked_for_is_an_error(tmp_
     guide.answer = lambda *_: [guide.fixed]
     trainer = guided(tmp_path, guide, guide_completions=2)
     with pytest.raises(EngineError, match="guide: asked for 2 answers, got 1"):
-        trainer._generate_and_score_completions(tiny.rows(trainer))
+        tiny.generation(trainer)
 
 
 def test_guided_answers_come_last_in_the_group_and_count_in_its_baseline(tmp_path):
     trainer = guided(tmp_path, Always([A, EOS], [-0.5, -0.25]), guide_completions=2)
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    batch = tiny.generation(trainer)
     assert batch["guided"].tolist() == [False, False, True, True] * 2
     assert batch["completion_ids"][2, :2].tolist() == batch["completion_ids"][7, :2].tolist() == [A, EOS]
     assert batch["guide_logps"][2, :2].tolist() == [-0.5, -0.25]
@@ -75,8 +69,7 @@ def test_accuracy_and_lengths_are_of_the_policys_answers(tmp_path):
     def only_the_guide(completions, **_):
         return [float(text == "a") for text in completions]
 
-    trainer = guided(tmp_path, Always([A, EOS]), only_the_guide, max_steps=2)
-    trainer.train()
+    guided(tmp_path, Always([A, EOS]), only_the_guide, max_steps=2).train()
     for line in RunFolder(tmp_path).metrics():
         assert line["accuracy"] < 0.2 and line["guide/accuracy"] == 1.0
         assert line["length/mean"] > 2
@@ -94,17 +87,8 @@ def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_pat
     def outcome(completions, **_):
         return [float(text == "ab") for text in completions]
 
-    trainer = guided(
-        tmp_path,
-        Always([A, B, EOS]),
-        outcome,
-        algorithm=algorithm,
-        algorithm_kwargs={},
-        max_steps=25,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-    )
-    trainer.train()
+    settings = {"max_steps": 25, "learning_rate": 1e-2, "lr_scheduler_type": "constant"}
+    guided(tmp_path, Always([A, B, EOS]), outcome, algorithm=algorithm, algorithm_kwargs={}, **settings).train()
     lines = RunFolder(tmp_path).metrics()
     assert lines[0]["accuracy"] == 0.0 and lines[0]["guide/rescued_share"] > 0
     assert max(line["accuracy"] for line in lines[-5:]) > 0.3
@@ -221,12 +205,8 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
     guide = RecordedGuide(path, tiny.tokenizer(), limit=6)
     assert guide.count("0+0=", 5) == 2 and guide.count("never asked", 5) == 0
     assert guide.answer("0+0=", [], 2, turn=0) == [GuideAnswer([A, B, EOS]), GuideAnswer([A, EOS], [-1.0, -2.0])]
-    assert guide.answer("0+0=", [], 1, turn=1) == [GuideAnswer([A, EOS], [-1.0, -2.0])], (
-        "recorded answers are cycled through"
-    )
-    assert guide.answer("1+0=", [], 1, turn=0) == [GuideAnswer([A, B, EOS], [-1.0, -2.0, 0.0])], (
-        "the end counts as certain"
-    )
+    assert guide.answer("0+0=", [], 1, turn=1) == [GuideAnswer([A, EOS], [-1.0, -2.0])], "cycled through"
+    assert guide.answer("1+0=", [], 1, turn=0)[0].logps == [-1.0, -2.0, 0.0], "the end counts as certain"
 
 
 @pytest.mark.parametrize(
@@ -264,19 +244,19 @@ def test_a_guide_that_does_not_exist_is_rejected(tmp_path):
 
 def test_prompts_missing_from_the_file_are_answered_by_the_policy_alone(tmp_path):
     path = write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})
-    trainer = tiny.trainer(tmp_path / "run", guide=path, guide_completions=2, algorithm="gtpo")
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    batch = tiny.generation(tiny.ready(tmp_path / "run", others={}, guide=path, guide_completions=2))
     assert batch["guided"].nonzero().tolist() == [[3]] and batch["guide_logps"][3].isnan().all()
 
 
 def test_a_model_as_guide():
-    """Its log-probabilities are those of its own logits at the sampling temperature."""
-    model = tiny.model(seed=1)
+    """It is sampled from its whole distribution, and its log-probabilities are those of its own logits."""
+    model, prompt = tiny.model(seed=1), [5, 6, 7]
+    model.generation_config.top_p = 1e-6  # as good as greedy
     guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=0.7, device="cpu")
     torch.manual_seed(0)
-    prompt = [5, 6, 7]
-    for answer in guide.answer("", prompt, 3, turn=0):
+    answers = guide.answer("", prompt, 8, turn=0)
+    assert len({tuple(answer.ids) for answer in answers}) > 1
+    for answer in answers:
         logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / 0.7
         expected = logits.log_softmax(-1)[range(len(answer.ids)), answer.ids]
         assert answer.logps == pytest.approx(expected.tolist(), abs=1e-4)
@@ -357,12 +337,8 @@ def test_dynamic_sampling_on_two_processes_keeps_groups_whole(tmp_path):
     """A round of 5 prompts x 4 answers would be 10 rows on each of 2 processes; 6 prompts are 12."""
 
     def run(rank):
-        trainer = guided(
-            tmp_path,
-            Always([A, EOS]),
-            algorithm_kwargs={"oversample": 1.25, "max_rounds": 1},
-            max_steps=1,
-        )
+        kwargs = {"oversample": 1.25, "max_rounds": 1}
+        trainer = guided(tmp_path, Always([A, EOS]), algorithm_kwargs=kwargs, max_steps=1)
         inner, counts = trainer._generate, []
         trainer._generate = lambda prompts: counts.append(len(prompts)) or inner(prompts)
         trainer.train()
@@ -382,15 +358,7 @@ def test_columns_of_a_rollout_function_stay_with_their_rows(tmp_path):
         seen.append(place)
         return [float("a" in text) for text in completions]
 
-    trainer = tiny.trainer(
-        tmp_path,
-        outcome,
-        others={"guide": Always([A, EOS]), "rollout_func": rollout},
-        algorithm="grpo",
-        guide_completions=1,
-    )
-    trainer.model.train()
-    trainer._generate_and_score_completions(tiny.rows(trainer))
+    tiny.generation(tiny.ready(tmp_path, outcome, others={"guide": Always([A, EOS]), "rollout_func": rollout}))
     assert seen == [[0, 1, 2, None, 3, 4, 5, None]]
 
 
@@ -399,11 +367,3 @@ def test_a_guide_given_as_an_object_is_checked_like_a_named_one(tmp_path):
         guided(tmp_path, Always([A, EOS]), guide_completions=4)
     with pytest.raises(ConfigError, match="guide with kl_coef"):
         guided(tmp_path, Always([A, EOS]), algorithm="grpo", algorithm_kwargs={"kl_coef": 0.1})
-
-
-def test_a_model_with_sampling_defaults_of_its_own_is_sampled_from_its_whole_distribution():
-    model = tiny.model(seed=1)
-    model.generation_config.top_p = 1e-6  # as good as greedy
-    guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=1.0, device="cpu")
-    torch.manual_seed(0)
-    assert len({tuple(answer.ids) for answer in guide.answer("", [5, 6, 7], 8, turn=0)}) > 1

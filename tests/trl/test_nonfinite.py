@@ -1,7 +1,6 @@
 """An infinity or a NaN, wherever it comes from: the step is skipped and counted, the third in a row stops the run."""
 
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -40,85 +39,78 @@ class Weights(TrainerCallback):
 # Where a value that is not finite enters, in which steps.
 
 
-def in_reward(trainer, steps, value):
+def replacing(owner, name, change):
+    """Pass what a method returns through `change`."""
+    inner = getattr(owner, name)
+    object.__setattr__(owner, name, lambda *args, **kwargs: change(inner(*args, **kwargs)))
+
+
+def in_reward(trainer, due, value):
     inner = trainer.reward_funcs[0]
 
-    def has_mixed(completions, trainer_state, **columns):
-        values = inner(completions=completions, trainer_state=trainer_state, **columns)
-        return [value, *values[1:]] if trainer_state.global_step + 1 in steps else values
+    def spoiled(completions, **columns):
+        values = inner(completions=completions, **columns)
+        return [value, *values[1:]] if due() else values
 
-    trainer.reward_funcs[0] = checked(has_mixed)
+    trainer.reward_funcs[0] = checked(spoiled)
 
 
 def in_scoring(place):
     """While the sampling policy is scored."""
 
-    def enter(trainer, steps, value):
+    def enter(trainer, due, value):
+        def spoil(found):
+            if due() and not torch.is_grad_enabled():
+                found[place][0, 0] = value
+            return found
+
         trainer._captured_sampling._exact = False  # a scoring pass in every generation
-        inner = trainer._get_per_token_logps_and_entropies
-
-        def scored(model, *args, **kwargs):
-            logp, entropy, aux = inner(model, *args, **kwargs)
-            if trainer.state.global_step + 1 in steps and not torch.is_grad_enabled():
-                (logp if place == "logits" else entropy)[0, 0] = value
-            return logp, entropy, aux
-
-        trainer._get_per_token_logps_and_entropies = scored
+        replacing(trainer, "_get_per_token_logps_and_entropies", spoil)
 
     return enter
 
 
-def in_sampling(trainer, steps, value):
+def in_sampling(trainer, due, value):
     """In the entropies that the sampler returns with its tokens."""
-    inner = trainer._captured_sampling.generate
 
-    def generate(prompts):
-        ids, logp, entropy = inner(prompts)
-        if trainer.state.global_step + 1 in steps:
-            entropy[0][0] = value
-        return ids, logp, entropy
+    def spoil(found):
+        if due():
+            found[2][0][0] = value
+        return found
 
-    trainer._captured_sampling.generate = generate
+    replacing(trainer._captured_sampling, "generate", spoil)
 
 
 def in_update(place):
     """In the pass that trains, in one micro-batch of several."""
 
-    def enter(trainer, steps, value):
-        inner, calls = trainer._get_per_token_logps_and_entropies, []
+    def enter(trainer, due, value):
+        calls = []
 
-        def scored(model, *args, **kwargs):
-            logp, entropy, aux = inner(model, *args, **kwargs)
-            if trainer.state.global_step + 1 in steps and torch.is_grad_enabled():
-                calls.append(1)
-                if len(calls) % trainer.args.gradient_accumulation_steps == 0:
-                    bad = torch.zeros_like(logp)
-                    bad[0, 0] = value
-                    logp, entropy = (logp + bad, entropy) if place == "logits" else (logp, entropy + bad)
-            return logp, entropy, aux
+        def spoil(found):
+            if not (due() and torch.is_grad_enabled()):
+                return found
+            calls.append(1)
+            bad = torch.zeros_like(found[0])
+            bad[0, 0] = value if len(calls) % trainer.args.gradient_accumulation_steps == 0 else 0
+            return (*(x + bad if i == place else x for i, x in enumerate(found[:2])), found[2])
 
-        trainer._get_per_token_logps_and_entropies = scored
+        replacing(trainer, "_get_per_token_logps_and_entropies", spoil)
 
     return enter
 
 
-def in_advantages(trainer, steps, value):
-    inner = trainer.algorithm.advantages
-
-    def advantages(rollouts):
-        found = inner(rollouts).clone()
-        if trainer.state.global_step + 1 in steps:
-            found[0, 0, 0] = value
+def in_advantages(trainer, due, value):
+    def spoil(found):
+        found = found.clone()
+        found[0, 0, 0] = value if due() else found[0, 0, 0]
         return found
 
-    object.__setattr__(trainer.algorithm, "advantages", advantages)
+    replacing(trainer.algorithm, "advantages", spoil)
 
 
-def in_gradient(trainer, steps, value):
-    def spoil(gradient):
-        return gradient * value if trainer.state.global_step + 1 in steps else gradient
-
-    next(iter(trainer.model.parameters())).register_hook(spoil)
+def in_gradient(trainer, due, value):
+    next(iter(trainer.model.parameters())).register_hook(lambda gradient: gradient * value if due() else gradient)
 
 
 def some(cases, default):
@@ -128,12 +120,12 @@ def some(cases, default):
 
 ENTRIES = {
     "reward": in_reward,
-    "logits, scored": in_scoring("logits"),
-    "entropy, scored": in_scoring("entropy"),
+    "logits, scored": in_scoring(0),
+    "entropy, scored": in_scoring(1),
     "entropy, scored in sampling": in_sampling,
     "advantages": in_advantages,
-    "logits, trained": in_update("logits"),
-    "entropy, trained": in_update("entropy"),
+    "logits, trained": in_update(0),
+    "entropy, trained": in_update(1),
     "gradient": in_gradient,
 }
 
@@ -141,7 +133,7 @@ ENTRIES = {
 def broken(folder, entry, steps, value=NAN, **settings):
     plain = {"max_steps": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "records_every": 1}
     trainer = tiny.trainer(folder, has_mixed, **{**plain, **settings})
-    ENTRIES[entry](trainer, steps, value)
+    ENTRIES[entry](trainer, lambda: trainer.state.global_step + 1 in steps, value)
     weights = Weights()
     trainer.add_callback(weights)
     return trainer, weights
@@ -235,14 +227,6 @@ def test_with_dynamic_sampling_only_the_groups_that_train_count(prompts, skipped
     assert metrics["groups/kept"] == 2 * (1 - skipped) and metrics["groups/dropped"] > 0
 
 
-@contextmanager
-def leaving(path):
-    try:
-        yield
-    except EngineError as error:
-        path.write_text(str(error))
-
-
 @pytest.mark.parametrize(
     "entry", some(["reward", "logits, scored", "entropy, trained", "gradient"], ["entropy, trained"])
 )
@@ -250,23 +234,15 @@ def test_two_processes_skip_together(entry, tmp_path):
     """Only the second one has the value; both skip the step, and both stop at the third."""
 
     def run(rank):
-        trainer = tiny.trainer(
-            tmp_path, has_mixed, max_steps=8, per_device_train_batch_size=4, gradient_accumulation_steps=2
-        )
-        if rank == 1:
-            ENTRIES[entry](trainer, {2, 4, 5, 6}, NAN)
-        weights = Weights()
-        trainer.add_callback(weights)
-        with leaving(tmp_path / f"error{rank}"):
+        trainer, weights = broken(tmp_path, entry, {2, 4, 5, 6} if rank == 1 else set(), max_steps=8, records_every=0)
+        with pytest.raises(EngineError) as error:
             trainer.train()
-        torch.save((weights.seen[-1], weights.moved()), tmp_path / f"rank{rank}.pt")
+        torch.save((weights.seen[-1], weights.moved(), str(error.value)), tmp_path / f"rank{rank}.pt")
 
     assert tiny.in_children(run, count=2) == [0, 0]
-    (first, moved), (second, moved_too) = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
-    assert moved == moved_too == [True, False, True, False, False]
-    assert torch.equal(first, second)
-    assert "step 6, " in (tmp_path / "error0").read_text()
-    assert (tmp_path / "error0").read_text() == (tmp_path / "error1").read_text()
+    (first, moved, said), (second, *same) = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert [moved, said] == same and torch.equal(first, second)
+    assert moved == [True, False, True, False, False] and "step 6, " in said
 
 
 def test_nan_weights_do_not_break_sampling(tmp_path):

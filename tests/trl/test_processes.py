@@ -125,7 +125,7 @@ def same_as_one_process(tmp_path, sharded=False, **settings):
 
 CASES = {
     "gtpo": {},
-    "grpo_s": {"num_iterations": 2},
+    "grpo_s": {"num_iterations": 2, "gradient_accumulation_steps": 3},  # each has its own number of micro-batches
     "dapo": {"algorithm_kwargs": {"max_rounds": 2}},
 }
 

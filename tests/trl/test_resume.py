@@ -38,10 +38,7 @@ SETTINGS = {
         "gradient_accumulation_steps": 2,
         "per_device_train_batch_size": 4,
     },
-    "dapo, dynamic sampling": {
-        "algorithm": "dapo",
-        "data": 6,
-    },
+    "dapo, dynamic sampling": {"algorithm": "dapo", "data": 6},
 }
 
 
@@ -109,34 +106,27 @@ def checkpoint(folder, step):
     return path
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-1])
+def flipped(content):
+    return content[:-1] + bytes([content[-1] ^ 1])
 
 
-def flipped(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+DAMAGES = {"truncated": lambda content: content[:-1], "flipped": flipped, "empty": lambda _: b"", "missing": None}
 
 
-def empty(path):
-    path.write_bytes(b"")
+def damage(path, how):
+    if DAMAGES[how] is None:
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGES[how](path.read_bytes()))
 
 
-def missing(path):
-    path.unlink()
-
-
-DAMAGES = [truncated, flipped, empty, missing]
-
-
-@pytest.mark.parametrize("hurt", DAMAGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("name", ["model", "trainer_state.json", "dew_state_0.pt", "dew_manifest.json"])
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(hurt, name, tmp_path, caplog):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(how, name, tmp_path, caplog):
     for step in (2, 4, 10):
         checkpoint(tmp_path, step)
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-10") and not caplog.text
-    hurt(tmp_path / "checkpoint-10" / name)
+    damage(tmp_path / "checkpoint-10" / name, how)
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-4")
     assert "checkpoint-10" in caplog.text
     if name != "dew_manifest.json":
@@ -185,16 +175,14 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "hurt",
-    [pytest.param(hurt, marks=[] if hurt is flipped else pytest.mark.slow) for hurt in DAMAGES],
-    ids=lambda f: f.__name__,
+    "how", [pytest.param(how, marks=[] if how == "flipped" else pytest.mark.slow) for how in DAMAGES]
 )
-def test_a_run_resumes_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
+def test_a_run_resumes_from_the_last_good_checkpoint(how, tmp_path, caplog):
     settings = SETTINGS["gtpo, killed inside a generation"]
     whole = make(tmp_path / "whole", **settings)
     whole.train()
     assert tiny.in_children(lambda _: _killed(tmp_path / "cut", STEPS, settings)) == [-signal.SIGKILL]
-    hurt(tmp_path / "cut" / "checkpoint-5" / "model.safetensors")
+    damage(tmp_path / "cut" / "checkpoint-5" / "model.safetensors", how)
     resumed = make(tmp_path / "cut", **settings)
     with pytest.raises(ConfigError, match=r"checkpoint-5 cannot be used: model\.safetensors"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
