@@ -195,7 +195,7 @@ def write(path, *lines):
     return str(path)
 
 
-def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
+def test_a_file_of_answers_with_and_without_log_probabilities(tmp_path):
     path = write(
         tmp_path / "g.jsonl",
         {"prompt": "0+0=", "completion": "ab"},
@@ -212,8 +212,8 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ('{"prompt": "a"}', "g.jsonl:1 is not a recorded completion"),
-        ("nonsense", "g.jsonl:1 is not a recorded completion"),
+        ('{"prompt": "a"}', "g.jsonl:1 is not a recorded answer"),
+        ("nonsense", "g.jsonl:1 is not a recorded answer"),
         ('{"prompt": "a", "completion": "ab", "logprobs": [1]}', "1 logprobs for 3 tokens"),
         ('{"prompt": "a", "completion": "a", "token_ids": [3, 999]}', "token id 999 is not in the policy's vocabulary"),
         ("", "is empty"),

@@ -144,7 +144,7 @@ class Algorithm:
             found.append(f"oversample={self.oversample}: a round takes at least one batch of prompts. Give 1 or more.")
         if self.overlong == "soft":
             if self.overlong_buffer is None:
-                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of the completion length.")
+                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens.")
             elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
                 what = f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}, where it ends."
                 found.append(f"{what} Give 0 < overlong_buffer <= max_tokens.")

@@ -65,7 +65,7 @@ IMAGE_KEYS = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 """Further inputs of vision-language models, passed to the forward pass unchanged."""
 
 GENERATED = 8
-"""Values that `_generate` returns; dew reads the completions and the tool mask by position."""
+"""Values that `_generate` returns; dew reads the answers and the tool mask by position."""
 
 FUSED_HEAD = "_ChunkedLogProbFunction"
 """The name in `trl.trainer.utils` under which TRL's forward finds the autograd function of the fused head."""

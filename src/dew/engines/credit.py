@@ -32,25 +32,14 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Credit:
-    """What the rows earned. Excluded rows (no outcome, or a group in which nothing trains) have 0 and False."""
+class Credit(groups.Credit):
+    """The credit of groups by row: (N,) and (N, T). Excluded rows (no outcome, or a group in which nothing trains) have
+    0 and False."""
 
-    advantages: Tensor
-    """(N, T)"""
-    penalty: Tensor | None = None
-    """(N, T) coefficient of |log w| in each token's loss, for algorithms that have one."""
+    scored: Tensor
+    """(N,) True on rows that are not excluded."""
     shaped: Tensor | None = None
     """(N, T) token rewards before they are compared with the group; only computed for records."""
-    extra: Tensor
-    """(N,) everything added to the outcome: other rewards and overlong penalties."""
-    flipped: Tensor | None = None
-    """(N, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
-    correct: Tensor
-    """(N,) True on O⁺."""
-    scored: Tensor
-    """(N,) True on rows of O⁺ or O⁻."""
-    signal: Tensor
-    """(N,) True on rows of groups with a correct and a wrong answer."""
 
 
 def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:

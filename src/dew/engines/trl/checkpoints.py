@@ -14,13 +14,16 @@ import logging
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
 from transformers import TrainerState
+from transformers.trainer_utils import rotate_checkpoints
 
 from dew.engines.recorder import RESUME
 from dew.errors import ConfigError, Problem
@@ -79,6 +82,12 @@ def check_complete(checkpoint: str) -> None:
     if problem is not None:
         what = f"resume_from_checkpoint: {checkpoint} cannot be used: {problem}."
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
+
+
+def check_found(checkpoint: str | None, folder: str) -> None:
+    if checkpoint is None:
+        what = f"resume: {folder} has no complete checkpoint."
+        raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
 
 
 def last_good(folder: str, accelerator: Any) -> str | None:
@@ -159,6 +168,28 @@ def _checksum(path: Path) -> int:
         while chunk := file.read(1 << 20):
             checksum = zlib.crc32(chunk, checksum)
     return checksum
+
+
+@contextmanager
+def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
+    """While transformers saves a checkpoint: dew's `state` before, the manifest after, then older ones are removed."""
+    args, accelerator, run = trainer.args, trainer.accelerator, trainer._get_output_dir(trial=None)
+    folder = Path(run) / f"checkpoint-{trainer.state.global_step}"
+    if args.should_save:
+        (folder / MANIFEST).unlink(missing_ok=True)  # if the step is saved again
+    accelerator.wait_for_everyone()
+    if not args.save_only_model:
+        save_state(folder, accelerator.process_index, state)
+    limit, args.save_total_limit = args.save_total_limit, None
+    try:
+        yield
+    finally:
+        args.save_total_limit = limit
+    accelerator.wait_for_everyone()
+    if args.should_save:
+        RunFolder(run).sync()
+        write_manifest(folder)
+        rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step: clocks may be adjusted
 
 
 # ── dew's own state ─────────────────────────────────────────────────────────────────────────────────────────

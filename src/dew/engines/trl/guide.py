@@ -31,7 +31,7 @@ UNSCORED = 0.1
 
 @dataclass(frozen=True)
 class GuideAnswer:
-    """One completion of the guide, in the policy's tokens."""
+    """One answer of the guide, in the policy's tokens."""
 
     ids: list[int]
     logps: list[float] | None = None
@@ -51,7 +51,7 @@ class Guide(Protocol):
 
 
 def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
-    """A server if `source` is a URL, recorded completions if it is a data file, else a model (path or name)."""
+    """A server if `source` is a URL, recorded answers if it is a data file, else a model (path or name)."""
     limit = args.max_completion_length
     if source.startswith(("http://", "https://")):
         return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
@@ -72,7 +72,7 @@ class RecordedGuide(Guide):
                     raise entry
                 prompt, answer = _recorded(entry, tokenizer, limit)
             except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-                what = f"guide={path!r}: {where} is not a recorded completion ({error})."
+                what = f"guide={path!r}: {where} is not a recorded answer ({error})."
                 raise ConfigError(Problem(what, remedy=remedy)) from None
             self._by_prompt.setdefault(_key(prompt), []).append(answer)
         if not self._by_prompt:
@@ -158,7 +158,7 @@ class ServerGuide(Guide):
 
 
 def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
-    """Tokens and log-probabilities of a chat or a plain completion; empty if the server gave none."""
+    """Tokens and log-probabilities of a chat answer or a plain one; empty if the server gave none."""
     found = choice.get("logprobs") or {}
     if found.get("content"):
         return [(token["token"], token["logprob"]) for token in found["content"]]

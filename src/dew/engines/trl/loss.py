@@ -1,7 +1,7 @@
 """The update: log-probabilities by dew's operator, micro-batches with little padding, what the loss reads."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from dew.algorithms.base import Part
 from dew.engines.compat import FUSED_HEAD, HEAD_OUTPUTS
 from dew.engines.credit import Credit, Rows
 from dew.engines.recorder import Columns
-from dew.engines.trl.batch import Batch, local_rows, loss_mask
+from dew.engines.trl.batch import Batch, Scores, local_rows, loss_mask
 from dew.errors import ConfigError, Problem
 from dew.kernels import linear_logprob_entropy, plain_head
 
@@ -87,6 +87,38 @@ def head_with_sum_sq(found: list[Tensor], model: Any, keep: int) -> Iterator[Non
 
     with exact_head(sum_sq=True), model.register_forward_hook(watch):
         yield
+
+
+class Head:
+    """How a model's log-probabilities and entropies are computed: by whose operator, with how much padding."""
+
+    def __init__(self, trainer: Any) -> None:
+        args, algorithm = trainer.args, trainer.algorithm
+        self._trainer = trainer
+        self._exact = uses_exact_head(args.exact_head, trainer.model, algorithm)
+        special = trainer.sharded or trainer.aux_loss_enabled or trainer._is_vlm or algorithm.engine_loss
+        self.aligned = args.less_padding and not special
+
+    def __call__(
+        self, trl: Callable[..., Any], model: Any, ids: Tensor, mask: Tensor, keep: int, rows: int | None, **kwargs: Any
+    ) -> tuple[Scores, Any]:
+        """The scores of the last `keep` columns, at most `rows` rows at once, and the router's loss."""
+        trainer, scoring, longest = self._trainer, not torch.is_grad_enabled(), kwargs.pop("longest", None)
+        own = scoring and model is trainer.model
+        sum_sq = own and trainer.algorithm.needs_sum_sq
+        if own:
+            kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
+        squares: list[Tensor] = []
+        head: Any = exact_head(trainer._entropy_bonus_enabled and not scoring) if self._exact else nullcontext()
+        if sum_sq:
+            head = head_with_sum_sq(squares, model, keep)
+        with head:
+            if self.aligned and not sum_sq:
+                with trainer.accelerator.autocast():
+                    logp, entropy = aligned_passes(model, ids, mask, keep, rows, longest)
+                return Scores(logp, entropy), None
+            logp, entropy, aux = trl(model, ids, mask, keep, batch_size=rows, **kwargs)
+        return Scores(logp, entropy, torch.cat(squares) if squares else None), aux
 
 
 def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:

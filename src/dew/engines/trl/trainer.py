@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
@@ -31,19 +31,10 @@ from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.failures import ADVANTAGES, NonFinite, describe, explain, finite_only
 from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
-from dew.engines.trl.loss import (
-    aligned_passes,
-    exact_head,
-    head_with_sum_sq,
-    loss_inputs,
-    loss_part,
-    update_parts,
-    uses_exact_head,
-)
-from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
+from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
+from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
 from dew.errors import ConfigError, Problem, RewardError
-from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
 
@@ -87,10 +78,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
-            columns = None if settings.get("rollout_func") else getattr(train_dataset, "column_names", None)
-            if isinstance(columns, list) and (missing := missing_columns(columns, rewards)):
-                raise ConfigError(missing)
-            outcome_index([reward_name(reward) for reward in rewards], args)
+            check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
         args.batches.check_rows(train_dataset)
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
@@ -108,10 +96,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
-        self._exact_head = uses_exact_head(args.exact_head, self.model, self.algorithm)
-        self._aligned = args.less_padding and not (
-            self.sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
-        )
+        self._head = Head(self)
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
@@ -122,8 +107,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._nonfinite = NonFinite()
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
-        if self.accelerator.is_main_process:
-            warn_early(args, rewards, train_dataset, self.outcome_index)
+        for problem in (args.batches.misaligned(), args.filtered_sampling()):
+            if problem is not None and self.accelerator.is_main_process:
+                logger.warning("%s", problem)
 
     @property
     def sharded(self) -> bool:
@@ -160,9 +146,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         try:
             if checkpoint is True:
                 checkpoint = self.last_good_checkpoint()
-                if checkpoint is None:
-                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
-                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
+                checkpoints.check_found(checkpoint, self.args.output_dir)
             elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
@@ -315,31 +299,17 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None, Any]:
+    ) -> tuple[Any, Any, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
-        scores, longest = not torch.is_grad_enabled(), kwargs.pop("longest", None)
-        own = scores and model is self.model
-        sum_sq = own and self.algorithm.needs_sum_sq
-        if own:
-            kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        squares: list[Tensor] = []
-        head: Any = exact_head(self._entropy_bonus_enabled and not scores) if self._exact_head else nullcontext()
-        if sum_sq:
-            head = head_with_sum_sq(squares, model, keep)
-        with head, dropout_off(model) if scores else nullcontext():
-            if self._aligned and not sum_sq:
-                with self.accelerator.autocast():
-                    logp, entropy = aligned_passes(model, ids, mask, keep, batch_size, longest)
-                aux = None
-            else:
-                inner = super()._get_per_token_logps_and_entropies
-                logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
-        if scores or self.algorithm.engine_loss:
-            self._capture.passes.append(Scores(logp, entropy, torch.cat(squares) if squares else None))
-        return logp, entropy, aux
+        trl, scoring = super()._get_per_token_logps_and_entropies, not torch.is_grad_enabled()
+        with dropout_off(model) if scoring else nullcontext():
+            scores, aux = self._head(trl, model, ids, mask, keep, batch_size, **kwargs)
+        if scoring or self.algorithm.engine_loss:
+            self._capture.passes.append(scores)
+        return scores.logp, scores.entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
-        """Log-probabilities and entropies of the completions, and the router's loss."""
+        """Log-probabilities and entropies of the answers, and the router's loss."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         kwargs |= {key: inputs[key] for key in (*IMAGE_KEYS, "longest") if inputs.get(key) is not None}
@@ -373,7 +343,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             loss = compute(model, inputs)
             self._put(self._statistics.read(self.accelerator)[0])
             return loss
-        if self.algorithm.engine_loss or not self._aligned:
+        if self.algorithm.engine_loss or not self._head.aligned:
             return compute(model, inputs)
         self._waiting.append(inputs)
         one_generation = self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
@@ -516,20 +486,5 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Everything, then the manifest; only then are older checkpoints removed."""
-        run = self._get_output_dir(trial=None)
-        folder = Path(run) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            (folder / checkpoints.MANIFEST).unlink(missing_ok=True)  # if the step is saved again
-        self.accelerator.wait_for_everyone()
-        if not self.args.save_only_model:
-            checkpoints.save_state(folder, self.accelerator.process_index, self._own_state())
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
+        with checkpoints.sealed(self, self._own_state()):
             super()._save_checkpoint(*args, **kwargs)
-        finally:
-            self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            RunFolder(run).sync()
-            checkpoints.write_manifest(folder)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint)  # by step: clocks may be adjusted
