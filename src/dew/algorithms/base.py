@@ -10,7 +10,8 @@ setting is explicit.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -275,7 +276,10 @@ def wrong_types(settings: Any) -> list[str]:
     """Settings whose type is not the annotated one, as a value from a file or a command line may be."""
     found = []
     for name, hint in get_type_hints(type(settings)).items():
-        kinds, value = get_args(hint) or (hint,), getattr(settings, name, None)
+        kinds, value = (
+            get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,),
+            getattr(settings, name, None),
+        )
         if get_origin(hint) is ClassVar or not all(kind in TYPE_NAMES for kind in kinds):
             continue
         if type(value) not in kinds and not (float in kinds and type(value) is int):
