@@ -1,12 +1,14 @@
 """An infinity or a NaN, wherever it comes from: the step is skipped and counted, the third in a row stops the run."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
+from dew.engines.trl import rollout
 from dew.engines.trl.failures import ENTROPY, LOGITS, NonFinite, nonfinite_rows
 from dew.engines.trl.rewards import checked
 from dew.errors import EngineError
@@ -72,6 +74,8 @@ def in_scoring(place):
 
 def in_sampling(trainer, due, value):
     """In the entropies that the sampler returns with its tokens."""
+    with mock.patch.object(rollout, "refusal", lambda model: None):
+        trainer.sampling_model()
 
     def spoil(found):
         if due():
