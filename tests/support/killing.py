@@ -17,10 +17,8 @@ from pathlib import Path
 import trl_tiny as tiny
 
 SMALL = {
-    "model_name_or_path": "tiny",
-    "task": "countdown",
+    **tiny.COUNTDOWN,
     "problems": 10,
-    "algorithm": "gtpo",
     "max_steps": 6,
     "num_generations": 8,
     "per_device_train_batch_size": 16,
@@ -28,11 +26,6 @@ SMALL = {
     "gradient_accumulation_steps": 1,
     "learning_rate": 2e-4,
     "max_completion_length": 26,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "logging_steps": 1,
     "records_every": 1,
     "save_steps": 1,
     "save_total_limit": 2,

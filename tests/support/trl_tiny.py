@@ -16,6 +16,9 @@ runs_trls_loss = pytest.mark.skipif(
     reason="TRL 1.15's own loss needs a GPU",
 )
 LETTERS = "0123456789abcdefghij+="
+ON_A_CPU = {"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+COUNTDOWN = {**ON_A_CPU, "model_name_or_path": "tiny", "task": "countdown", "algorithm": "gtpo", "logging_steps": 1}
+"""The settings of a run with the tiny model that comes with dew."""
 TIMES = ("time", "seconds", "tokens_per_second", "step_time")
 
 
@@ -36,19 +39,9 @@ def model(seed=0, **settings):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = {
-        "vocab_size": 3 + len(LETTERS),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": None,
-        "initializer_range": 0.2,
-    }
+    config = {"vocab_size": 3 + len(LETTERS), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "initializer_range": 0.2}
     return LlamaForCausalLM(LlamaConfig(**{**config, **settings}))
 
 
@@ -83,22 +76,9 @@ def lasting_metrics(folder):
 def config(output_dir, **settings):
     from dew.engines.trl import DewConfig
 
-    plain = {
-        "output_dir": str(output_dir),
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 6,
-        "max_steps": 2,
-        "learning_rate": 1e-3,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-    }
-    return DewConfig(**{**plain, **settings})
+    plain = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "max_steps": 2}
+    plain |= {"learning_rate": 1e-3, "save_strategy": "no", "logging_steps": 1, **ON_A_CPU}
+    return DewConfig(**{"output_dir": str(output_dir), **plain, **settings})
 
 
 def trainer(output_dir, rewards=has_a, data=None, policy=None, others=None, **settings):

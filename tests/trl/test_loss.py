@@ -37,10 +37,7 @@ SHARED = {
     "num_iterations": 2,  # so that TRL keeps the old log-probabilities
     "num_generations": 4,
     "max_completion_length": 6,
-    "bf16": False,
-    "use_cpu": True,
-    "gradient_checkpointing": False,
-    "report_to": "none",
+    **tiny.ON_A_CPU,
 }
 VARIANTS = {
     "plain": ({}, [outcome]),

@@ -119,7 +119,10 @@ def in_gradient(trainer, due, value):
 
 def some(cases, default):
     """All of them among the slow tests; a few in every run."""
-    return [pytest.param(case, marks=[] if case in default else pytest.mark.slow) for case in cases]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[] if case in default else pytest.mark.slow)
+        for case in cases
+    ]
 
 
 ENTRIES = {
@@ -147,11 +150,14 @@ def has_mixed(completions, **_):
     return [float(i % 2) for i, _ in enumerate(completions)]
 
 
-@pytest.mark.parametrize(
-    "entry", some(ENTRIES, ["reward", "entropy, scored in sampling", "logits, trained", "gradient"])
-)
-def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path):
-    trainer, weights = broken(tmp_path, entry, {2}, logging_steps=3)
+INFINITE = [("reward", 1e39), ("gradient", 1e39), *((e, x) for e in ("reward", "gradient") for x in (INF, -INF))]
+"""1e39 is none in float32, which rewards and gradients are."""
+DEFAULT = [(e, NAN) for e in ("reward", "entropy, scored in sampling", "logits, trained", "gradient")] + INFINITE[:2]
+
+
+@pytest.mark.parametrize(("entry", "value"), some([*((e, NAN) for e in ENTRIES), *INFINITE], DEFAULT))
+def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, value, tmp_path):
+    trainer, weights = broken(tmp_path, entry, {2}, value=value, logging_steps=3)
     trainer.train()
     assert weights.moved() == [True, False, True, True]
     assert weights.counts == [1, 1, 2, 3]
@@ -160,15 +166,6 @@ def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path
     assert all(x is not None for line in metrics for x in line.values())  # null is how a NaN would be written
     assert [alarm["step"] for alarm in RunFolder(tmp_path).alarms() if alarm["alarm"] == "skipped"] == [2]
     assert all(math.isfinite(x) for log in trainer.state.log_history for x in log.values() if isinstance(x, float))
-
-
-@pytest.mark.parametrize("value", some([INF, -INF, 1e39], [1e39]))
-@pytest.mark.parametrize("entry", ["reward", "gradient"])
-def test_infinity_counts_as_nan(entry, value, tmp_path):
-    """1e39 is none in float32, which rewards and gradients are."""
-    trainer, weights = broken(tmp_path, entry, {2}, value=value)
-    trainer.train()
-    assert weights.moved() == [True, False, True, True]
 
 
 @pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "entropy, scored", "advantages", "gradient"]))
@@ -185,7 +182,7 @@ def test_three_in_a_row_stop_the_run_and_report_where(entry, tmp_path):
 
 
 def test_a_good_step_resets_the_count(tmp_path):
-    trainer, weights = broken(tmp_path, "gradient", {1, 2, 4, 5}, max_steps=6)
+    trainer, weights = broken(tmp_path, "gradient", {1, 2, 4, 5}, max_steps=6, bf16=True)
     trainer.train()
     assert weights.moved() == [False, False, True, False, False, True]
 
@@ -329,12 +326,6 @@ def test_every_dtype_trains(kind, algorithm, tmp_path):
     assert weights.seen[0].dtype == getattr(torch, kind)
     assert weights.moved() == [True, True] and weights.seen[-1].isfinite().all()
     assert [line["steps/skipped"] for line in RunFolder(tmp_path).metrics()] == [0, 0]
-
-
-def test_mixed_precision_in_bf16(tmp_path):
-    trainer, weights = broken(tmp_path, "gradient", {2}, bf16=True)
-    trainer.train()
-    assert weights.moved() == [True, False, True, True]
 
 
 # ── units ───────────────────────────────────────────────────────────────────────────────────────────────

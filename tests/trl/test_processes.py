@@ -207,22 +207,10 @@ def test_sampling_and_resuming_sharded(tmp_path):
 def run_config(folder, resume=False):
     """The run of a recipe, evaluated before and after two steps."""
     shard()
-    settings = {
-        "model_name_or_path": "tiny",
-        "output_dir": str(folder),
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "max_completion_length": 6,
-        "max_steps": 2,
-        "save_steps": 2,
-        "learning_rate": 0.01,
-        "weight_decay": 0.1,  # moves the matrices, whatever the rewards are
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
+    settings = {k: v for k, v in tiny.COUNTDOWN.items() if k != "task"}
+    settings |= {"output_dir": str(folder), "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 2}
+    settings |= {"max_completion_length": 6, "save_steps": 2, "learning_rate": 0.01}
+    settings["weight_decay"] = 0.1  # moves the matrices, whatever the rewards are
     parsed = parse(Run(task="countdown", problems=16, scores=Scoring(problems=4, k=2), settings=settings))
     assert launch(parsed, build_trainer(parsed), resume=resume, say=lambda _: None) == "done"
 

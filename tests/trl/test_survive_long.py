@@ -15,28 +15,22 @@ from statistics import mean, median
 import pytest
 from transformers import TrainerCallback
 
+import trl_tiny as tiny
 from dew.run.folder import RunFolder
 
 STEPS = int(os.environ.get("DEW_LONG_STEPS", "400"))
 SETTINGS = {
-    "model_name_or_path": "tiny",
-    "task": "countdown",
+    **tiny.COUNTDOWN,
     "problems": 256,
-    "algorithm": "gtpo",
     "num_generations": 4,
     "per_device_train_batch_size": 8,
     "max_completion_length": 24,
     "learning_rate": 1e-5,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "use_cpu": True,
-    "report_to": "none",
     "logging_steps": 10,
     "records_every": 10,
     "records_keep": 40,
     "save_steps": 100,
     "save_total_limit": 2,
-    "disable_tqdm": True,
 }
 
 
