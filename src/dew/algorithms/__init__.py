@@ -1,7 +1,7 @@
 """The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
 
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dew.algorithms.base import Algorithm
 from dew.algorithms.baselines import (
@@ -101,9 +101,14 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     wrong += [Problem(f"{cls.name} needs the setting {s!r}.", remedy="Give it a default in the class.") for s in unset]
     if wrong:
         raise ConfigError(wrong)
-    if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
-        settings["entropy_clip"] = tuple(settings["entropy_clip"])
-    return cls(**settings)
+    hints = get_type_hints(cls)
+    lists = {s: value for s, value in settings.items() if isinstance(value, list)}
+    tuples = {s: tuple(value) for s, value in lists.items() if _takes_tuple(hints[s])}  # files have lists
+    return cls(**{**settings, **tuples})
+
+
+def _takes_tuple(hint: Any) -> bool:
+    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
 
 
 def _key(name: str) -> str:

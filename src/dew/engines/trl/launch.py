@@ -22,7 +22,6 @@ from trl import rewards as trl_rewards
 
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recorder import git_commit, versions
-from dew.engines.trl.recorded import RecordedTrainer
 from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
@@ -212,7 +211,7 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._requested = True
 
 
-def _train(trainer: RecordedTrainer, folder: Path, resume: bool) -> None:
+def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
     """Train or resume. Without a checkpoint the run starts again."""
     checkpoint = trainer.last_good_checkpoint() if resume else None
     if resume and checkpoint is None:
@@ -223,14 +222,14 @@ def _train(trainer: RecordedTrainer, folder: Path, resume: bool) -> None:
     trainer.train(resume_from_checkpoint=checkpoint)
 
 
-def _weights_are_finite(trainer: RecordedTrainer) -> bool:
+def _weights_are_finite(trainer: DewTrainer) -> bool:
     """Each process looks at its own shard of the weights (FSDP2, ZeRO-3), and all of them get the same answer."""
     weights = trainer.model.parameters()
     shards = [p.to_local() if hasattr(p, "to_local") else getattr(p, "ds_tensor", p) for p in weights]
     return all(gather_object([all(bool(shard.isfinite().all()) for shard in shards)]))
 
 
-def _save_model(trainer: RecordedTrainer, folder: Path) -> None:
+def _save_model(trainer: DewTrainer, folder: Path) -> None:
     """All or nothing: `model/` appears when every file is on the disk."""
     part = folder.with_name(f".{folder.name}.part")
     if trainer.is_fsdp_enabled:  # FSDP2's default is shards, which transformers writes in checkpoints only
