@@ -210,10 +210,10 @@ MUTANTS = [
     ("engines/verl/losses.py", "value, stats = algorithm.loss(", "value, stats = Algorithm.loss(algorithm, ", "an algorithm's own loss is not used"),
     ("engines/verl/losses.py", "weight=rollout_is_weights", "weight=None", "the sampler's correction is lost"),
     ("engines/verl/estimators.py", "returns = conversations.split(credit.penalty", "conversations.split(credit.penalty", "penalties never reach the workers"),
-    ("engines/verl/settings.py", "not in (\"fp32\", \"float32\")", "== \"bf16\"", "Σπ² of rounding errors"),
-    ("engines/verl/settings.py", "and metric != \"acc\"", "and metric is None", "filter by the penalised reward"),
-    ("engines/verl/settings.py", " and read(config, f\"{MODEL}.use_remove_padding\")", "", "chunks that verl does not make"),
-    ("engines/verl/settings.py", "vars(cls).get(\"verl_estimator\")", "cls.verl_estimator", "a subclass trains its base class"),
+    ("engines/verl/config.py", "not in (\"fp32\", \"float32\")", "== \"bf16\"", "Σπ² of rounding errors"),
+    ("engines/verl/config.py", "and metric != \"acc\"", "and metric is None", "filter by the penalised reward"),
+    ("engines/verl/config.py", " and read(config, f\"{MODEL}.use_remove_padding\")", "", "chunks that verl does not make"),
+    ("engines/verl/config.py", "vars(cls).get(\"verl_estimator\")", "cls.verl_estimator", "a subclass trains its base class"),
     ("engines/verl/recorder.py", "(numbers[\"accuracy\"] * kept + solved) / (kept + dropped)", "numbers[\"accuracy\"]", "dropped groups do not count"),
 ]  # fmt: skip
 

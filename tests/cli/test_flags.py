@@ -118,7 +118,7 @@ def test_reward_functions_beside_the_file_are_found_from_anywhere(tmp_path, monk
 # ---- known settings ----------------------------------------------------------------------------
 def test_the_settings_read_from_source_files_are_the_real_ones():
     pytest.importorskip("trl")
-    from dew.engines.trl.settings import setting_fields
+    from dew.engines.trl.launch import setting_fields
 
     assert known_settings() >= {field.name for field in setting_fields()}
 

@@ -13,7 +13,7 @@ import pytest
 
 from dew.engines.problems import evaluate_run
 from dew.engines.trl import launch
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
 from dew.run.config import make_run, read_run
 from dew.run.folder import RunFolder

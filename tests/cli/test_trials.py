@@ -15,7 +15,7 @@ from dew.cli.runs import claim, lock
 from dew.engines.problems import training_rows
 from dew.engines.trl import launch
 from dew.engines.trl.rewards import missing_columns
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
 from dew.run.config import RUN_AGAIN, make_run, parse_yaml, read_run, to_yaml
 from dew.run.permission import check_permission, remember, remembered

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("trl")
 
 from dew.cli.recipes import get
-from dew.engines.trl.settings import parse
-from dew.preflight.plan import plan
+from dew.engines.trl.launch import parse
+from dew.preflight.memory import plan
 from dew.run.config import read_run
 
 

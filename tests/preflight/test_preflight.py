@@ -13,11 +13,11 @@ import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
 from dew.engines.credit import give_credit
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
 from dew.preflight import answers, memory, passed, preflight
-from dew.preflight.check import attempt, failed, guarded, ok, skipped, warning
+from dew.preflight import attempt, failed, guarded, ok, skipped, warning
 from dew.preflight.data import Data, check_golds, correct_answers
 from dew.preflight.memory import Shape, checkpoints, optimizer_steps
 from dew.rewards import verifier

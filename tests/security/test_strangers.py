@@ -17,7 +17,7 @@ import torch
 from attacks import FAMILIES
 from dew.cli.flags import load_run
 from dew.engines.trl import launch
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, DewError, RecordError
 from dew.files import stay_inside, write_atomically
 from dew.run.config import make_run, parse_yaml, read_run

@@ -203,7 +203,7 @@ def recipe(keys: dict[str, Any]) -> None:
 
 def recipe_parsed(keys: dict[str, Any]) -> None:
     """The same through TRL's parser, with what is needed to get there."""
-    from dew.engines.trl.settings import parse
+    from dew.engines.trl.launch import parse
 
     parse(make_run({"model_name_or_path": "tiny", "use_cpu": True, "bf16": False, **keys}), dry=True)
 

@@ -59,7 +59,7 @@ def main(folder, steps):
     import torch
 
     from dew.engines.trl import launch
-    from dew.engines.trl.settings import parse
+    from dew.engines.trl.launch import parse
     from dew.run.config import make_run
 
     torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from dew.cli.models import load_model
 from dew.compare import evaluate
 from dew.engines.recorder import RESUME
 from dew.engines.trl import launch
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.errors import ConfigError
 from dew.preflight import passed, preflight
 from dew.run.config import make_run

@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from dew.engines import compat
 from dew.engines.verl import plugin
-from dew.engines.verl.settings import MODES, check, read
+from dew.engines.verl.config import MODES, check, read
 from dew.errors import DewError, EngineError
 
 SIGNATURES = {

@@ -21,7 +21,7 @@ from dew.engines.credit import Rows, give_credit
 from dew.engines.verl import plugin
 from dew.engines.verl.estimators import batch_context
 from dew.engines.verl.losses import actor_loss
-from dew.engines.verl.settings import dew_estimators
+from dew.engines.verl.config import dew_estimators
 from dew.errors import EngineError
 from dew.losses import policy_loss
 from verl_rows import context, rows, with_padding

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
 from dew.engines.verl.estimators import Conversations, batch_context, estimator
-from dew.engines.verl.settings import dew_estimators
+from dew.engines.verl.config import dew_estimators
 from dew.errors import EngineError, ShapeError
 from groups import batches, pad
 from verl_rows import context, rows, with_padding

@@ -8,8 +8,8 @@ import torch
 
 from dew.engines.verl.estimators import batch_context, estimator, record_rows
 from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, step_numbers
-from dew.engines.verl.rewards import compute_score
-from dew.engines.verl.settings import RunSettings
+from dew.engines.verl.data import compute_score
+from dew.engines.verl.config import RunSettings
 from dew.errors import ConfigError, RewardError
 from dew.run.folder import RunFolder
 from dew.run.records import read_records

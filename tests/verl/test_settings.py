@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from dew.algorithms import DAPO, GRPO, GRPOS, GTPO, algorithm_classes, list_algorithms
-from dew.engines.verl.settings import (
+from dew.engines.verl.config import (
     SET_BY_VERL,
     check,
     dew_estimators,

@@ -1,4 +1,4 @@
-"""Memory of one step at full length, by arithmetic, for both engines; memory and disk checks of a run on TRL.
+"""Memory of one step at full length, by arithmetic; the plan, memory and disk checks of a run on TRL.
 
 P parameters, P′ of them trained; L layers of width D with feed-forward width I, queries Q and keys K wide; V vocabulary
 entries. w, r and c are bytes per weight, per element of the residual stream and per element of a matrix product.
@@ -25,7 +25,7 @@ the terms that verl adds and the sharding over GPUs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +34,13 @@ import torch
 from dew.compare.sampling import prompt_text
 from dew.errors import ConfigError, not_loaded
 from dew.memory import free_memory
-from dew.preflight.check import Check, graded
+from dew.preflight import Check, graded
 from dew.preflight.machine import free_disk, gpus, size
 from dew.run.config import find_model
 
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
-    from dew.engines.trl.settings import Parsed
+    from dew.engines.trl.launch import Parsed
     from dew.engines.trl.trainer import DewTrainer
 
 LONGEST_TRIED = 256
@@ -49,6 +49,9 @@ TILE = (4096, 32768)
 """Tokens and vocabulary entries whose scores TRL's fused head holds at a time."""
 ROOM = 0.85
 """Share of the free memory that a run may use without a warning: allocators fragment, and the estimate is not exact."""
+
+TYPICAL_PROMPT = 200
+"""Tokens of a prompt, in a plan made without reading the data."""
 
 Terms = dict[str, float]
 
@@ -104,6 +107,21 @@ class Shape:
         """Per token, of all layers."""
         A = self.layer_bytes
         return self.residual_bytes * self.width * self.layers + A if checkpointing else A * self.layers
+
+
+SHAPES = {
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(0.494e9, 24, 896, 4864, 896, 128, 151936),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1.544e9, 28, 1536, 8960, 1536, 256, 151936),
+    "Qwen/Qwen2.5-7B": Shape(7.616e9, 28, 3584, 18944, 3584, 512, 152064),
+    "Qwen/Qwen2.5-32B": Shape(32.764e9, 64, 5120, 27648, 5120, 1024, 152064),
+}
+"""From the models' config files, so that a dry run needs no download."""
+
+
+def lora_parameters(s: Shape, rank: int) -> int:
+    """Adapters of all linear layers: rank times the sum of both widths of each."""
+    widths = 2 * (s.width + s.query) + 2 * (s.width + s.key) + 3 * (s.width + s.inner)
+    return rank * widths * s.layers
 
 
 @dataclass(frozen=True)
@@ -241,14 +259,14 @@ def longest_prompt(tokenizer: Any, rows: list[dict[str, Any]]) -> int:
     return max(len(ids) for ids in tokenizer(texts)["input_ids"])
 
 
-def check_context(shape: Shape, prompt: int, completion: int) -> Check:
+def check_context(shape: Shape, prompt: int, limit: int) -> Check:
     """Whether the longest prompt and the longest answer fit the model's context."""
-    facts = {"prompt": prompt, "completion": completion, "context": shape.context}
-    says = f"The longest prompt has {prompt} tokens; with max_completion_length={completion} that makes "
-    says += f"{prompt + completion}, and the model has {shape.context or 'no fixed number of'} positions."
-    room = completion if shape.context is None else shape.context - prompt
+    facts = {"prompt": prompt, "answer": limit, "context": shape.context}
+    says = f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes "
+    says += f"{prompt + limit}, and the model has {shape.context or 'no fixed number of'} positions."
+    room = limit if shape.context is None else shape.context - prompt
     remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
-    return graded("context", says, remedy, warn=False, fail=completion > room, **facts)
+    return graded("context", says, remedy, warn=False, fail=limit > room, **facts)
 
 
 def estimate(shape: Shape, args: "DewConfig", prompt: int, device_total: float = 0.0) -> Estimate:
@@ -279,7 +297,7 @@ def _sampling(shape: Shape, args: "DewConfig", tokens: int, device_total: float)
         return {"vllm": args.vllm_gpu_memory_utilization * device_total if colocated else 0.0}
     algorithm = args.build_algorithm()
     times = algorithm.oversample if algorithm.dynamic_sampling else 1.0
-    at_once = times * args.batches.per_device * args.batches.micro_batches
+    at_once = times * args.batches.per_process
     return {"cache": at_once * tokens * shape.cache_bytes, "scores": 12 * shape.vocabulary * at_once}
 
 
@@ -299,8 +317,8 @@ def check_memory(found: Estimate, shape: Shape, args: "DewConfig", device: str, 
 
 REMEDIES = {
     "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
-    "optimizer": "Set use_peft: true (LoRA trains about 1 % of the weights), or optim: adamw_8bit.",
-    "gradients": "Set use_peft: true (LoRA trains about 1 % of the weights).",
+    "optimizer": "Set use_peft: true (LoRA trains about 1% of the weights), or optim: adamw_8bit.",
+    "gradients": "Set use_peft: true (LoRA trains about 1% of the weights).",
 }
 SMALLER = "Use a smaller model, or dtype: bfloat16 with use_peft: true."
 
@@ -322,8 +340,7 @@ def _remedy(found: Estimate, args: "DewConfig") -> str:
 def optimizer_steps(args: "DewConfig", rows: int) -> int:
     if args.max_steps > 0:
         return int(args.max_steps)
-    batches = args.batches
-    prompts_per_step = batches.per_device * batches.processes * batches.accumulation / batches.answers
+    prompts_per_step = args.batches.trained / args.batches.answers
     return math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
 
 
@@ -348,3 +365,31 @@ def check_disk(args: "DewConfig", shape: Shape, rows: int) -> Check:
     says = f"{each} and the model take {size(needed)}; {size(free)} free."
     remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
     return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, **facts)
+
+
+def plan(parsed: "Parsed") -> dict[str, str]:
+    """What `dew train --dry-run` prints: heading -> text."""
+    args, batches, known = parsed.args, parsed.args.batches, SHAPES.get(parsed.model.model_name_or_path)
+    found = {
+        "model": parsed.model.model_name_or_path,
+        "data": parsed.data,
+        "algorithm": args.build_algorithm().label,
+        "batches": str(batches),
+    }
+    if steps := optimizer_steps(args, parsed.run.problems if parsed.run.task else 0):  # 0: known once data are read
+        generations = math.ceil(steps / batches.optimizer_steps)
+        most = "" if args.max_steps > 0 else "at most "  # a file may have fewer problems than the run asks for
+        found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
+        found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"
+    try:
+        if known is not None:
+            rank = int(parsed.model.lora_r) if parsed.model.use_peft else 0
+            adapters = lora_parameters(known, rank)
+            shape = replace(known, weight_bytes=weight_bytes(parsed, None), adapters=adapters)
+        else:
+            shape = read_shape(parsed)
+    except ConfigError:
+        return {**found, "memory": "not estimated: the model is neither local nor one whose shape dew knows"}
+    device = next((gpu["total"] for gpu in gpus()), 80e9)
+    total = estimate(shape, args, TYPICAL_PROMPT, device).total
+    return {**found, "memory": f"about {size(total)} on each device, for prompts of {TYPICAL_PROMPT} tokens"}

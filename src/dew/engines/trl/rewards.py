@@ -67,7 +67,7 @@ def _is_model(reward: Any) -> bool:
 
 def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) -> None:
     """Checks of `dew.preflight` that call neither the model nor your own functions."""
-    found = [args.batches.misaligned(), args.filtered_sampling()]
+    found = [args.misaligned(), args.filtered_sampling()]
     rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []
     if empty := sum(not row.get("prompt") for row in rows):
         found.append(Problem(f"{empty} of the first {len(rows)} prompts are empty.", remedy="Remove those rows."))
