@@ -269,7 +269,7 @@ def _print_command(launch: "Launch", checked: bool, as_json: bool) -> None:
             {
                 "command": command(launch, "python"),
                 "overrides": launch.overrides,
-                "batches": {**vars(launch.batches), "text": str(launch.batches)},
+                "batches": {**launch.batches.facts(), "text": str(launch.batches)},
                 "algorithm_settings": vars(launch.algorithm),
                 "memory": memory.facts,
                 "notes": launch.notes,

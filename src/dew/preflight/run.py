@@ -64,10 +64,9 @@ def check_settings(parsed: Parsed) -> Check:
 def check_batches(args: DewConfig) -> Check:
     """Prompts, answers and optimizer steps per generation."""
     batches = args.batches
-    facts = {**vars(batches), "prompts": batches.prompts}
     if problem := args.misaligned():
-        return warning("batches", problem.what, problem.remedy, **facts)
-    return ok("batches", f"{batches}.", **facts)
+        return warning("batches", problem.what, problem.remedy, **batches.facts())
+    return ok("batches", f"{batches}.", **batches.facts())
 
 
 def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:

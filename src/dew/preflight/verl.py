@@ -133,7 +133,7 @@ def check_run(run: Run, typed: Collection[str] = (), untrusted: bool = False) ->
         return [*checks, skipped("the rest", "Data, GPUs and memory are checked once the settings are valid.")]
     by = "verl accepts all of them." if composed else "verl is not installed here, so its own keys are not checked."
     checks.append(ok("settings", f"{len(launch.overrides)} overrides; {by}", notes=launch.notes))
-    checks.append(ok("batches", f"{launch.batches}.", **vars(launch.batches)))
+    checks.append(ok("batches", f"{launch.batches}.", **launch.batches.facts()))
     checks += guarded("gpus", lambda: check_gpus(launch, gpus()))
     checks += guarded("memory", lambda: check_memory(launch, gpus()))
     checks += guarded("folder", check_folder, Path(launch["algorithm.dew_run.folder"]))

@@ -127,8 +127,8 @@ class Batches:
     """How often a generation is trained on."""
     processes: int = 1
     """One per GPU."""
-    micro: int | None = None
-    """Answers of a micro-batch on one process: TRL's per_device_train_batch_size."""
+    micro: int = 0
+    """Answers of a micro-batch on one process: TRL's per_device_train_batch_size. 0 on verl, which counts tokens."""
 
     @property
     def prompts(self) -> int:
@@ -149,14 +149,19 @@ class Batches:
     def fits(self) -> bool:
         return self.sampled % self.answers == 0
 
+    def facts(self) -> dict[str, Any]:
+        """Every number, for programs."""
+        return {**vars(self), "prompts": self.prompts, "optimizer_steps": self.optimizer_steps}
+
     def __str__(self) -> str:
-        processes = f"on {self.processes} process{'es' * (self.processes > 1)}"
+        processes = f"{self.processes} process{'es' * (self.processes > 1)}"
         if not self.fits:
-            return f"{self.sampled} answers at once {processes} are not a whole number of groups of {self.answers}"
+            factors = f"{self.micro} per device x {processes} x {self.per_process // max(1, self.micro)} micro-batches"
+            return f"{factors} = {self.sampled} answers at once: not a whole number of groups of {self.answers}"
         steps, micro = self.optimizer_steps, f" in micro-batches of {self.micro}" if self.micro else ""
         return (
             f"{self.prompts} prompt{'s' * (self.prompts > 1)} x {self.answers} answers = {self.sampled} answers per "
-            f"generation {processes}; {self.trained} answer{'s' * (self.trained > 1)} per optimizer step{micro}, "
+            f"generation on {processes}; {self.trained} answer{'s' * (self.trained > 1)} per optimizer step{micro}, "
             f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
         )
 
