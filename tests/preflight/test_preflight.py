@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
-from dew.engines.credit import give_credit
 from dew.cli.recipes import get
+from dew.engines.credit import give_credit
 from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem

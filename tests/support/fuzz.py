@@ -176,10 +176,11 @@ def put(name: str, content: bytes | str) -> Path:
 
 def yaml_text(text: str) -> None:
     """Any text as a recipe; what is read is written and read again the same."""
-    from dew.run.permission import needs_approval
+    from dew.run.permission import check_permission
 
     run = make_run(parse_yaml(text), source="r.yaml")
-    list(needs_approval({**run.settings, "verl": run.verl}, HERE))
+    with suppress(DewError):
+        check_permission(run, (), untrusted=True)
     again = make_run(parse_yaml(to_yaml(run)))
     assert repr(again.to_dict()) == repr(run.to_dict())
 
