@@ -50,13 +50,11 @@ def paper_run(model: str, gpus: int, **verl: float) -> tuple[Launch, Shape]:
     own = {"trainer.nnodes": gpus // 8, "trainer.n_gpus_per_node": 8}
     own |= {key.replace("__", "."): value for key, value in verl.items()}
     launch = prepare(replace(run, verl={**flat(run.verl), **own}))
-    shape = shape_of_model(launch)
-    assert shape is not None
-    return launch, shape
+    return launch, shape_of_model(launch)
 
 
 def pace(launch: Launch, s: Shape, gpu: Gpu, n: float) -> dict[str, float]:
-    """Seconds per step of both phases, tokens per second of all GPUs, hours of the run, for answers of mean length n."""
+    """Seconds per step of both phases, tokens per second, hours of the run, for answers of mean length n."""
     t, batches, limit = launch[SAMPLER_GPUS], launch.batches, launch["data.max_response_length"]
     answers, samplers = batches.sampled, max(1, batches.processes // t)
     running = max(1.0, min(SEQUENCES, answers / samplers, cache_tokens(launch, s, gpu.memory) / (PROMPT + n)))

@@ -67,7 +67,7 @@ def test_offloaded_state_is_not_counted():
 
 def test_the_shape_of_a_model():
     found = verl.shape_of_model(prepare(make_run(TINY)))  # read from its folder
-    assert found is not None and 1e4 < found.parameters < 1e7
+    assert 1e4 < found.parameters < 1e7
     nowhere = verl.check_memory(prepare(make_run({**TINY, "model_name_or_path": "some/model"})))
     assert nowhere.status == "skipped" and "Not estimated: some/model" in nowhere.says
     _, lora = paper_run("7b", 8, actor_rollout_ref__model__lora_rank=64)

@@ -182,11 +182,50 @@ def shape_of(config: Any, **more: Any) -> Shape:
     )
 
 
+def known_shape(model: str, revision: str = "main", trusted: bool = False) -> Shape:
+    """From the table, or from the model's config: no weights are loaded."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if model in SHAPES:
+        return SHAPES[model]
+    try:
+        config = AutoConfig.from_pretrained(find_model(model), revision=revision, trust_remote_code=trusted)
+        with torch.device("meta"):  # takes no memory
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+        return _shape(empty, weight_bytes=(getattr(config, "dtype", None) or torch.float32).itemsize)
+    except Exception as error:  # many kinds, from the hub and from the file system
+        raise ConfigError(not_loaded("model_name_or_path", model, error)) from None
+
+
+def _shape(model: Any, **more: Any) -> Shape:
+    return shape_of(
+        model.config.get_text_config(),
+        parameters=sum(p.numel() for p in model.parameters()),
+        normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        **more,
+    )
+
+
+def shape_of_run(parsed: "Parsed") -> Shape:
+    """With the run's precision and LoRA's adapters."""
+    model, args = parsed.model, parsed.args
+    shape = known_shape(model.model_name_or_path, model.model_revision, args.trust_remote_code)
+    dtype = str((args.model_init_kwargs or {}).get("dtype") or model.dtype or "float32").removeprefix("torch.")
+    stored = shape.weight_bytes if dtype == "auto" else getattr(torch, dtype, torch.float32).itemsize
+    stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else stored
+    adapters = lora_parameters(shape, int(model.lora_r)) if model.use_peft else 0
+    return replace(shape, adapters=adapters, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
+
+
+def _compute_bytes(args: "DewConfig", stored: float) -> int:
+    return 2 if args.bf16 or args.fp16 or stored <= 2 else 4
+
+
 def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     """What follows from the model's config: context, memory, disk."""
     from transformers import AutoTokenizer
 
-    shape, wanted, trusted = read_shape(parsed), parsed.model, parsed.args.trust_remote_code
+    shape, wanted, trusted = shape_of_run(parsed), parsed.model, parsed.args.trust_remote_code
     folder = find_model(wanted.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     return _check_shape(shape, parsed.args, longest_prompt(tokenizer, rows), len(rows))
@@ -197,7 +236,8 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
     model, args = trainer.model, trainer.args
     weights = list(model.parameters())
     stored = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)
-    shape = _shape(model, model.config, args, stored, adapters=hasattr(model, "peft_config"))
+    adapters = sum(p.numel() for p in weights if p.requires_grad) if hasattr(model, "peft_config") else 0
+    shape = _shape(model, adapters=adapters, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
     return _check_shape(shape, args, longest_prompt(trainer._tokenizer, rows), len(rows), loaded=True)
 
 
@@ -210,47 +250,6 @@ def _check_shape(shape: Shape, args: "DewConfig", prompt: int, rows: int, loaded
         check_memory(estimate(shape, args, prompt, free), shape, args, device, free),
         check_disk(args, shape, rows),
     ]
-
-
-def read_shape(parsed: "Parsed") -> Shape:
-    """The shape of a run's model, from its config: no weights are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from trl import get_peft_config
-
-    wanted = parsed.model
-    folder, trusted = find_model(wanted.model_name_or_path), parsed.args.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
-    except Exception as error:  # many kinds, from the hub and from the file system
-        raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
-    lora = get_peft_config(wanted)
-    with torch.device("meta"):  # takes no memory
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-        if lora is not None:
-            from peft import get_peft_model
-
-            model = get_peft_model(model, lora)
-    return _shape(model, config, parsed.args, weight_bytes(parsed, config), adapters=lora is not None)
-
-
-def _shape(model: Any, config: Any, args: "DewConfig", stored: float, adapters: bool) -> Shape:
-    return shape_of(
-        config.get_text_config(),
-        parameters=sum(p.numel() for p in model.parameters()),
-        adapters=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapters else 0,
-        normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
-        weight_bytes=stored,
-        compute_bytes=2 if args.bf16 or args.fp16 or stored <= 2 else 4,
-    )
-
-
-def weight_bytes(parsed: "Parsed", config: Any) -> float:
-    if parsed.model.load_in_4bit or parsed.model.load_in_8bit:
-        return 0.5 if parsed.model.load_in_4bit else 1.0
-    dtype = (parsed.args.model_init_kwargs or {}).get("dtype") or parsed.model.dtype or "float32"
-    if dtype == "auto":
-        dtype = getattr(config, "dtype", None) or "float32"
-    return getattr(torch, str(dtype).removeprefix("torch."), torch.float32).itemsize
 
 
 def longest_prompt(tokenizer: Any, rows: list[dict[str, Any]]) -> int:
@@ -311,30 +310,24 @@ def check_memory(found: Estimate, shape: Shape, args: "DewConfig", device: str, 
     says += f"{device} has {size(free)} free."
     sharded = bool(args.deepspeed or args.fsdp)
     hint = "The estimate is for one process without sharding, so the run may still fit. " if sharded else ""
-    remedy = hint + _remedy(found, args)
+    remedy = hint + REMEDIES.get(name, "Use a smaller model, or dtype: bfloat16 with use_peft: true.")
     return graded("memory", says, remedy, warn=total > ROOM * free, fail=total > free and not sharded, **facts)
 
 
+SMALLER_BATCH = (
+    "Halve per_device_train_batch_size and double gradient_accumulation_steps until it fits; the result is the same."
+)
+FEWER_AT_ONCE = "Sample fewer answers at once (a smaller per_device_train_batch_size), or set use_vllm: true."
 REMEDIES = {
     "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
     "optimizer": "Set use_peft: true (LoRA trains about 1% of the weights), or optim: adamw_8bit.",
     "gradients": "Set use_peft: true (LoRA trains about 1% of the weights).",
+    "activations": f"Set gradient_checkpointing: true. {SMALLER_BATCH}",
+    "head": SMALLER_BATCH,
+    "cache": FEWER_AT_ONCE,
+    "scores": FEWER_AT_ONCE,
 }
-SMALLER = "Use a smaller model, or dtype: bfloat16 with use_peft: true."
-
-
-def _remedy(found: Estimate, args: "DewConfig") -> str:
-    if found.largest not in ("activations", "head", "cache", "scores"):
-        return REMEDIES.get(found.largest, SMALLER)
-    if found.largest == "activations" and not args.gradient_checkpointing:
-        return "Set gradient_checkpointing: true."
-    rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    if rows % 2:
-        return "Lower max_completion_length, or use a larger device."
-    if found.largest in ("cache", "scores"):
-        return f"Sample fewer answers at once (per_device_train_batch_size: {rows // 2}), or set use_vllm: true."
-    half = f"per_device_train_batch_size: {rows // 2} and gradient_accumulation_steps: {2 * steps}"
-    return f"Set {half}, and so on until it fits; the result is the same."
+"""What to change, by the largest term."""
 
 
 def optimizer_steps(args: "DewConfig", rows: int) -> int:
@@ -369,7 +362,7 @@ def check_disk(args: "DewConfig", shape: Shape, rows: int) -> Check:
 
 def plan(parsed: "Parsed") -> dict[str, str]:
     """What `dew train --dry-run` prints: heading -> text."""
-    args, batches, known = parsed.args, parsed.args.batches, SHAPES.get(parsed.model.model_name_or_path)
+    args, batches = parsed.args, parsed.args.batches
     found = {
         "model": parsed.model.model_name_or_path,
         "data": parsed.data,
@@ -382,12 +375,7 @@ def plan(parsed: "Parsed") -> dict[str, str]:
         found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
         found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"
     try:
-        if known is not None:
-            rank = int(parsed.model.lora_r) if parsed.model.use_peft else 0
-            adapters = lora_parameters(known, rank)
-            shape = replace(known, weight_bytes=weight_bytes(parsed, None), adapters=adapters)
-        else:
-            shape = read_shape(parsed)
+        shape = shape_of_run(parsed)
     except ConfigError:
         return {**found, "memory": "not estimated: the model is neither local nor one whose shape dew knows"}
     device = next((gpu["total"] for gpu in gpus()), 80e9)

@@ -14,12 +14,10 @@ The letters are those of `dew.preflight.memory`, in bf16. N GPUs share weights, 
 `scripts/scale_tables.py` adds seconds per step and hours.
 """
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 from dew.engines.compat import trl_beside_verl
@@ -27,10 +25,10 @@ from dew.engines.problems import verifier_of
 from dew.engines.verl.config import FSDP
 from dew.engines.verl.data import Data, load_tokenizer, prepare_data, write_data
 from dew.engines.verl.launch import MICRO_BATCH, SAMPLER_GPUS, Launch, check_with_verl, prepare
-from dew.errors import DewError
+from dew.errors import ConfigError, DewError
 from dew.preflight import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
 from dew.preflight.machine import GB, check_folder, check_versions, gpus, size
-from dew.preflight.memory import SHAPES, Estimate, Shape, lora_parameters, shape_of, training_state
+from dew.preflight.memory import Estimate, Shape, known_shape, lora_parameters, training_state
 from dew.run.config import Run
 from dew.run.permission import check_permission
 from dew.run.settings import MODEL, ROLLOUT
@@ -85,28 +83,17 @@ def fits(launch: Launch, shape: Shape, gpu_memory: float) -> bool:
     return cached and estimate(launch, shape, gpu_memory).total <= USABLE * gpu_memory
 
 
-def shape_of_model(launch: Launch) -> Shape | None:
-    """From the table, or from the config.json of a model folder; None if the model is neither."""
-    model = launch[f"{MODEL}.path"]
-    shape = SHAPES.get(model) or _local_shape(model)
-    return shape and replace(shape, adapters=lora_parameters(shape, launch[f"{MODEL}.lora_rank"] or 0))
-
-
-def _local_shape(model: str) -> Shape | None:
-    try:
-        config = SimpleNamespace(**json.loads((Path(model).expanduser() / "config.json").read_text()))
-        s = shape_of(config, parameters=0)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
-    layer = 2 * s.width * s.query + 2 * s.width * s.key + 3 * s.width * s.inner
-    ends = s.vocabulary * s.width * (1 if getattr(config, "tie_word_embeddings", False) else 2)
-    return replace(s, parameters=s.layers * layer + ends)
+def shape_of_model(launch: Launch) -> Shape:
+    shape = known_shape(launch[f"{MODEL}.path"])
+    return replace(shape, weight_bytes=2, adapters=lora_parameters(shape, launch[f"{MODEL}.lora_rank"] or 0))
 
 
 def check_memory(launch: Launch, here: Sequence[dict[str, Any]] = ()) -> Check:
     """On this machine's GPUs or, if it has none, on the two kinds that dew knows."""
-    shape, kinds = shape_of_model(launch), {gpu["name"]: gpu["total"] for gpu in here[:1]} or GPUS
-    if shape is None:
+    kinds = {gpu["name"]: gpu["total"] for gpu in here[:1]} or GPUS
+    try:
+        shape = shape_of_model(launch)
+    except (ConfigError, ImportError):
         model = launch[f"{MODEL}.path"]
         return skipped("memory", f"Not estimated: {model} is neither a local folder nor a model that dew knows.")
     facts: dict[str, Any] = {}

@@ -65,7 +65,9 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     reward_memory: float | None = _setting(None, "Memory limit in GiB of a reward given by path (default: half).")
     records_every: int = _shared("records_every", "Write token records at step 1, then every N steps; 0: none.")
     records_groups: int = _shared("records_groups", "Groups in each token record.")
-    records_keep: int = _shared("records_keep", "Maximum number of records (0: all); beyond it every second one is deleted.")
+    records_keep: int = _shared(
+        "records_keep", "Maximum number of records; beyond it every second one is deleted. 0: all."
+    )
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
