@@ -79,10 +79,10 @@ def test_advice_about_threads(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = machine.check_threads()
+    found = machine.check_torch()
     assert found.status == "warning" and "8 threads" in found.says and "OMP_NUM_THREADS=1" in found.remedy
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert machine.check_threads().status == "ok"
+    assert machine.check_torch().status == "ok"
 
 
 def test_little_memory_and_disk_are_warnings(monkeypatch):

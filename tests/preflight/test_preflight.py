@@ -448,14 +448,6 @@ def test_a_filter_on_the_summed_reward_is_detected():
         assert give_credit(rule, answers.four_wrong(rule)).signal.any() == keeps
 
 
-def test_a_demonstration_that_contradicts_its_gold_is_a_warning():
-    rows = [{"prompt": "1;+1:", "answer": "2", "solution": "1+1=2"} for _ in range(4)]
-    rows[1] = {**rows[1], "solution": "1+1=3"}
-    data = Data(rows, [verifier("chain")])
-    said = check_golds(data, 0, 0.5)
-    assert said.status == "warning" and said.facts["contradicted"] == [1]
-
-
 def test_correct_answers():
     assert correct_answers({"prompt": "?"}) == []
     assert correct_answers({"answer": "7", "solution": "3+4=7"})[0] == "3+4=7"

@@ -199,5 +199,5 @@ def test_without_a_folder_nothing_is_recorded():
     "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}, "runs/a"]
 )
 def test_run_settings_that_cannot_work(given):
-    with pytest.raises(ConfigError, match="dew_run"):
+    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0"):
         read_run_settings(verl(algorithm__dew_run=given))

@@ -23,8 +23,6 @@ PACKAGES = (
     "tensordict", "TransferQueue",
 )  # fmt: skip
 """The packages to show; the lock files pin many more."""
-
-
 LOCKS = ("core", "vllm", "verl")
 """Sets of versions that are tested together: the files in locks/."""
 ON_GPUS = r"^# gpu: ([\w.-]+)==([\w.]+)"
@@ -126,34 +124,22 @@ def check_versions(lock: str | None = None) -> Check:
 
 def doctor() -> list[Check]:
     """Fails only if something is broken or not supported."""
-    checks = (
-        check_python, check_torch, check_threads, check_versions, check_gpu, check_triton, check_memory, check_disk,
-    )  # fmt: skip
+    checks = (check_torch, check_versions, check_gpu, check_triton, check_memory, check_disk)
     return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
 
 
-def check_python() -> Check:
-    number = platform.python_version()
-    return ok("python", f"Python {number} on {platform.platform()}.", version=number)
-
-
 def check_torch() -> Check:
-    import torch
-
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
-    facts = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
-    return ok("torch", f"torch {torch.__version__} ({built}).", **facts)
-
-
-def check_threads() -> Check:
     """Several processes with several threads each are many times slower than with one thread each."""
     import torch
 
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     given, n, cores = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads(), os.cpu_count()
-    says = f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
+    says = f"torch {torch.__version__} ({built}), Python {platform.python_version()} on {platform.platform()}; "
+    says += f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
     remedy = "export OMP_NUM_THREADS=1 if several processes share the cores."
     warn = given is None and n > 1 and not torch.cuda.is_available()
-    return graded("threads", says, remedy, warn=warn, OMP_NUM_THREADS=given, threads=n, cores=cores)
+    facts = {"version": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
+    return graded("torch", says, remedy, warn=warn, OMP_NUM_THREADS=given, threads=n, cores=cores, **facts)
 
 
 def check_gpu() -> Check:

@@ -8,13 +8,13 @@ What verl controls itself (clipping, KL, group filtering, lengths) is set with v
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
-from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean
+from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
 from dew.run.settings import ACTOR, MODEL, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
@@ -112,15 +112,16 @@ def read_run_settings(config: Any) -> RunSettings | None:
     given = _section(config, "algorithm.dew_run")
     if not given:
         return None
-    try:
-        found = RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
-        if not any(SETTINGS[name].problem(name, value) for name, value in vars(found).items() if name != "folder"):
-            return found
-    except (KeyError, TypeError):
-        pass
-    why = "It takes folder, which is required, records_every and records_keep (0 or more), records_groups (1 or more)."
-    remedy = "Write e.g. +algorithm.dew_run.folder=runs/first."
-    raise ConfigError(Problem(f"algorithm.dew_run={given} cannot work.", why, remedy))
+    known = [field.name for field in fields(RunSettings)]
+    wrong = [unknown(f"algorithm.dew_run has no setting {name!r}.", name, known) for name in given if name not in known]
+    wrong += filter(None, (SETTINGS[name].problem(name, given[name]) for name in known[1:] if name in given))
+    if "folder" not in given:
+        wrong.append(
+            Problem("algorithm.dew_run.folder is missing.", remedy="Write +algorithm.dew_run.folder=runs/first.")
+        )
+    if wrong:
+        raise ConfigError(wrong)
+    return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
 
 
 def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
