@@ -185,25 +185,6 @@ def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):
     assert found["answers"].status == "skipped"
 
 
-def test_code_that_comes_with_the_model_is_read_where_it_is_allowed(settings, tmp_path, monkeypatch):
-    folder = tmp_path / "custom"
-    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((folder / "config.json").read_text())
-    names = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyModel"}
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mine", "auto_map": names}))
-    (folder / "mine.py").write_text(
-        "from transformers import LlamaConfig, LlamaForCausalLM\n"
-        "class MyConfig(LlamaConfig):\n    model_type = 'mine'\n"
-        "class MyModel(LlamaForCausalLM):\n    config_class = MyConfig\n"
-    )
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(tmp_path / "modules")
-    found = memory.shape_of_run(
-        parse(make_run({**settings, "model_name_or_path": str(folder), "trust_remote_code": True}))
-    )
-    assert found.layers == config["num_hidden_layers"]
-
-
 def test_a_missing_column_fails(settings, tmp_path):
     path = problem_file(tmp_path, [{"prompt": f"{i},2>3:", "answer": "3"} for i in range(24)])
     found = look({**settings, "task": path, "verifier": "countdown", "problems": 8}, answers=8)

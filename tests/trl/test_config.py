@@ -207,6 +207,7 @@ def test_batches_in_words():
         "micro-batches of 8, 2 optimizer steps per generation"
     )
     assert batches.misaligned("x", 8) is None
+    assert Batches(sampled=64, trained=32, answers=16, passes=2).optimizer_steps == 4
     uneven = Batches(sampled=96, trained=64, answers=16).misaligned("steps_per_generation", 16)
     assert uneven is not None and uneven.remedy == "Nearest: steps_per_generation=4 or 8."
 

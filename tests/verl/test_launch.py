@@ -75,11 +75,6 @@ def test_the_papers_setup():
     assert found.batches == Batches(sampled=2048, trained=2048, answers=16, processes=8)
 
 
-def test_the_update_computes_the_entropy_only_where_the_algorithm_reads_it():
-    for algorithm, needed in (("gtpo", False), ("dapo", False), ("entropy_advantage", True)):
-        assert prepare(small(algorithm=algorithm))[f"{ACTOR}.calculate_entropy"] is needed
-
-
 def test_optimizer_steps_become_steps():
     """64 per device x 4 micro-batches = 256 completions = 16 prompts x 16; 4 optimizer steps of 4 prompts each.
     240 optimizer steps are 240/4 = 60 steps, a checkpoint every 80 is one every 20."""
@@ -125,6 +120,7 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
     assert (found[f"{ACTOR}.clip_ratio_low"], found[f"{ACTOR}.clip_ratio_high"]) == clip
     assert (found[f"{ACTOR}.clip_ratio_c"] is not None) == (loss == "vanilla")  # no dual clip: dew's losses have none
     assert found["algorithm.norm_adv_by_std_in_grpo"] is (False if name == "dr_grpo" else None)
+    assert found[f"{ACTOR}.calculate_entropy"] is (name == "entropy_advantage")  # in the update
 
 
 def test_settings_of_the_algorithm():
@@ -504,12 +500,6 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
     assert "driver.py" in (folder.path / "train.sh").read_text()
     with pytest.raises(ConfigError, match="is not empty"):
         fake_run()
-
-
-def test_without_verl_the_error_says_where_to_install_it(monkeypatch):
-    monkeypatch.setattr(compat, "installed", lambda _: None)
-    with pytest.raises(EngineError, match=r"verl is not installed\. In an environment without TRL"):
-        compat.require("verl")
 
 
 def test_trl_beside_verl_is_one_clear_error_before_anything_starts(fake_run, tmp_path, monkeypatch):
