@@ -5,7 +5,8 @@ from copy import deepcopy
 import pytest
 
 from dew.algorithms import DAPO, GRPO, GRPOS, GTPO, algorithm_classes, list_algorithms
-from dew.engines.verl.settings import (
+from dew.engines.verl.config import (
+    MODES,
     SET_BY_VERL,
     check,
     dew_estimators,
@@ -52,12 +53,6 @@ def verl(**changes):
             place = place.setdefault(folder, {})
         place[last] = value
     return config
-
-
-def refused(**changes):
-    with pytest.raises(DewError) as error:
-        check(verl(**changes))
-    return str(error.value)
 
 
 ACTOR = "actor_rollout_ref__actor__"
@@ -108,11 +103,6 @@ def test_what_verl_controls_is_read_from_verl():
     assert (algorithm.kl_coef, algorithm.dynamic_sampling) == (0.001, True)
 
 
-@pytest.mark.parametrize("mode", ["dew_sync", "dew_colocate_async", "dew_separate_async"])
-def test_every_trainer_mode_of_dews_is_accepted(mode):
-    check(verl(trainer__v1__trainer_mode=mode))
-
-
 def test_reading_a_missing_key():
     assert read(verl(), "algorithm.nothing.here", 7) == 7
     assert read(verl(), "actor_rollout_ref.actor.clip_ratio_low", 0.5) == 0.5
@@ -120,122 +110,76 @@ def test_reading_a_missing_key():
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
 
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_a_trainer_mode_without_the_entropy(mode):
-    assert f"Set trainer.v1.trainer_mode=dew_{mode}." in refused(trainer__v1__trainer_mode=mode)
-
-
-def test_an_unknown_trainer_mode():
-    assert "trainer_mode=async is not known. Choose one of: dew_sync, " in refused(trainer__v1__trainer_mode="async")
-
-
-def test_sums_of_squares_in_16_bits_or_left_out():
-    otb = {"algorithm__adv_estimator": "otb"}
-    exact = {"actor_rollout_ref__actor__fsdp_config__mixed_precision": {"param_dtype": "fp32"}}
-    assert check(verl(**otb, **exact)).needs_sum_sq
-    assert check(verl(**otb, actor_rollout_ref__actor__strategy="megatron")).needs_sum_sq
-    assert "param_dtype=fp32" in refused(**otb)
-    assert "use_fused_kernels=True" in refused(**otb, **exact, actor_rollout_ref__model__use_fused_kernels=True)
-    assert "bypass_mode=True" in refused(**otb, **exact, algorithm__rollout_correction__bypass_mode=True)
-
-
-def test_the_old_trainer():
-    assert "trainer.use_v1=False" in refused(trainer__use_v1=False)
-
-
-def test_bypass_mode():
-    assert "bypass_mode=True" in refused(algorithm__rollout_correction__bypass_mode=True)
-
-
-@pytest.mark.parametrize("metric", ["reward", "seq_final_reward", None])
-def test_a_filter_on_anything_but_raw_correctness(metric):
-    message = refused(algorithm__filter_groups={"enable": True, "metric": metric})
-    assert "algorithm.filter_groups.metric=acc" in message
-
-
-def test_an_unknown_setting():
-    assert "gtpo has no setting 'alhpa1'. Did you mean 'alpha1'?" in refused(algorithm__dew={"alhpa1": 1.0})
-
-
-def test_a_value_that_cannot_work():
-    assert "algorithm.dew=0.2 is not a setting" in refused(algorithm__dew=0.2)
-    assert "alpha2=-0.1: a wrong answer would be rewarded for being sure" in refused(algorithm__dew={"alpha2": -0.1})
-
-
-@pytest.mark.parametrize("key", SET_BY_VERL)
-def test_settings_that_verl_controls(key):
-    assert f"algorithm.dew.{key}: in a verl run, verl controls this" in refused(algorithm__dew={key: 1})
-
-
-def test_an_unknown_estimator():
-    with pytest.raises(DewError, match="gtp0 is not known"):
-        check(verl(algorithm__adv_estimator="gtp0"), estimators=["grpo"])
-
-
-def test_settings_of_dews_with_an_estimator_of_verls():
-    assert "adv_estimator is grpo" in refused(algorithm__adv_estimator="grpo", algorithm__dew={"alpha1": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("estimator", "loss"), [("gtpo", "gspo"), ("gtpo", "gtpo"), ("grpo_s", "gspo"), ("grpo_s", "grpo_s")]
-)
-def test_only_the_algorithms_own_loss(estimator, loss):
-    message = refused(algorithm__adv_estimator=estimator, **{LOSS: loss})
-    assert f"loss_mode={loss}" in message and "loss_mode=dew" in message
-
-
-def test_a_reduction_that_the_loss_would_ignore():
-    assert "loss_agg_mode=token-mean" in refused(actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean")
-    check(verl(algorithm__adv_estimator="grpo_s", actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean"))
-
-
-def test_dews_loss_with_an_estimator_of_verls():
-    assert "loss_mode=dew cannot be combined with" in refused(algorithm__adv_estimator="grpo", **{LOSS: "dew"})
-
-
-def test_distillation_replaces_the_same_loss():
-    assert "distillation" in refused(distillation={"enabled": True})
-
-
-def test_the_current_policys_entropy_must_be_computed():
-    message = refused(algorithm__adv_estimator="entropy_advantage")
-    assert "actor_rollout_ref.actor.calculate_entropy=True" in message
-
-
-FSDP, MODEL = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__"
+FSDP, MODEL, OTB = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__", {"algorithm__adv_estimator": "otb"}
 IN_BF16 = {f"{FSDP}entropy_from_logits_with_chunking": False}
-
-
-def test_an_entropy_that_is_mostly_rounding():
-    assert "entropy_from_logits_with_chunking=True" in refused(**IN_BF16)
-    assert "use_remove_padding=True" in refused(**{f"{MODEL}use_remove_padding": False})  # verl then does not chunk
+EXACT = {f"{FSDP}mixed_precision": {"param_dtype": "fp32"}}
+BYPASS = {"algorithm__rollout_correction__bypass_mode": True}
+BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}}
 
 
 @pytest.mark.parametrize(
-    "exact",
+    ("changes", "message"),
     [
-        {f"{MODEL}use_fused_kernels": True},
-        {f"{FSDP}mixed_precision": {"param_dtype": "fp32"}},
-        {f"{ACTOR}strategy": "megatron"},  # not this arithmetic
+        *[
+            ({"trainer__v1__trainer_mode": mode}, f"Set trainer.v1.trainer_mode=dew_{mode}.")  # without the entropy
+            for mode in ("sync", "colocate_async", "separate_async")
+        ],
+        ({"trainer__v1__trainer_mode": "async"}, "trainer_mode=async is not known. Choose one of: dew_sync, "),
+        ({"trainer__use_v1": False}, "trainer.use_v1=False"),
+        (BYPASS, "bypass_mode=True"),
+        *[
+            ({"algorithm__filter_groups": {"enable": True, "metric": metric}}, "algorithm.filter_groups.metric=acc")
+            for metric in ("reward", "seq_final_reward", None)  # not raw correctness
+        ],
+        ({"algorithm__dew": {"alhpa1": 1.0}}, "gtpo has no setting 'alhpa1'. Did you mean 'alpha1'?"),
+        ({"algorithm__dew": 0.2}, "algorithm.dew=0.2 is not a setting"),
+        ({"algorithm__dew": {"alpha2": -0.1}}, "alpha2=-0.1: a wrong answer would be rewarded for being sure"),
+        *[
+            ({"algorithm__dew": {key: 1}}, f"algorithm.dew.{key}: in a verl run, verl controls this")
+            for key in SET_BY_VERL
+        ],
+        ({"algorithm__adv_estimator": "gtp0"}, "gtp0 is not known"),
+        ({"algorithm__adv_estimator": "grpo", "algorithm__dew": {"alpha1": 1.0}}, "adv_estimator is grpo"),
+        ({"algorithm__adv_estimator": "grpo", LOSS: "dew"}, "loss_mode=dew cannot be combined with"),
+        ({LOSS: "gspo"}, "loss_mode=dew"),
+        ({"algorithm__adv_estimator": "grpo_s", LOSS: "grpo_s"}, "loss_mode=grpo_s"),
+        ({f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"}, "loss_agg_mode=token-mean"),  # would be ignored
+        ({"distillation": {"enabled": True}}, "distillation"),
+        ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
+        (IN_BF16, "entropy_from_logits_with_chunking=True"),
+        ({f"{MODEL}use_remove_padding": False}, "use_remove_padding=True"),  # verl then does not chunk
+        (OTB, "param_dtype=fp32"),
+        ({**OTB, **EXACT, f"{MODEL}use_fused_kernels": True}, "use_fused_kernels=True"),
+        ({**OTB, **EXACT, **BYPASS}, "bypass_mode=True"),
+        ({"algorithm__dew": {"overlong": "group"}, **BUFFER}, "both penalize length"),
     ],
 )
-def test_other_ways_to_an_entropy_in_float32(exact):
-    check(verl(**IN_BF16, **exact))
+def test_refused(changes, message):
+    with pytest.raises(DewError) as error:
+        check(verl(**changes), estimators=["grpo"])
+    assert message in str(error.value)
 
 
-def test_two_length_penalties():
-    message = refused(
-        algorithm__dew={"overlong": "group"}, reward={"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
-    )
-    assert "both penalize length" in message
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm__adv_estimator": "grpo_s", f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"},
+        {**OTB, **EXACT},
+        {**OTB, f"{ACTOR}strategy": "megatron"},  # not FSDP's arithmetic
+        {**IN_BF16, f"{MODEL}use_fused_kernels": True},
+        {**IN_BF16, **EXACT},
+        {**IN_BF16, f"{ACTOR}strategy": "megatron"},
+        *[{"trainer__v1__trainer_mode": mode} for mode in MODES],
+    ],
+)
+def test_accepted(changes):
+    check(verl(**changes))
 
 
 def test_all_problems_are_listed_at_once():
-    message = refused(
-        trainer__v1__trainer_mode="sync", algorithm__rollout_correction__bypass_mode=True, algorithm__dew={"x": 1}
-    )
-    assert len(message.splitlines()) == 3
+    with pytest.raises(DewError) as error:
+        check(verl(trainer__v1__trainer_mode="sync", **BYPASS, algorithm__dew={"x": 1}))
+    assert len(error.value.problems) == 3
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
@@ -255,5 +199,5 @@ def test_without_a_folder_nothing_is_recorded():
     "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}, "runs/a"]
 )
 def test_run_settings_that_cannot_work(given):
-    with pytest.raises(ConfigError, match="dew_run"):
+    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0"):
         read_run_settings(verl(algorithm__dew_run=given))

@@ -8,14 +8,15 @@ What verl controls itself (clipping, KL, group filtering, lengths) is set with v
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
-from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean
+from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
+from dew.run.settings import ACTOR, MODEL, SETTINGS
 
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
 
 MODES = {"dew_sync": "sync", "dew_colocate_async": "colocate_async", "dew_separate_async": "separate_async"}
@@ -48,11 +49,11 @@ class RunSettings:
 
     folder: str
     """Where metrics, alarms and token records are written."""
-    records_every: int = 20
-    """Write token records at the first step and every this many steps; 0 writes none."""
-    records_groups: int = 4
+    records_every: int = SETTINGS["records_every"].default
+    """Write token records at step 1, then every N steps; 0 writes none."""
+    records_groups: int = SETTINGS["records_groups"].default
     """Groups in each token record."""
-    records_keep: int = 400
+    records_keep: int = SETTINGS["records_keep"].default
     """Maximum number of record files, spread over the run; 0 keeps all."""
 
 
@@ -111,15 +112,16 @@ def read_run_settings(config: Any) -> RunSettings | None:
     given = _section(config, "algorithm.dew_run")
     if not given:
         return None
-    try:
-        found = RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
-        if found.records_every >= 0 and found.records_groups >= 1 and found.records_keep >= 0:
-            return found
-    except (KeyError, TypeError):
-        pass
-    why = "It takes folder, which is required, records_every and records_keep (0 or more), records_groups (1 or more)."
-    remedy = "Write e.g. +algorithm.dew_run.folder=runs/first."
-    raise ConfigError(Problem(f"algorithm.dew_run={given} cannot work.", why, remedy))
+    known = [field.name for field in fields(RunSettings)]
+    wrong = [unknown(f"algorithm.dew_run has no setting {name!r}.", name, known) for name in given if name not in known]
+    wrong += filter(None, (SETTINGS[name].problem(name, given[name]) for name in known[1:] if name in given))
+    if "folder" not in given:
+        wrong.append(
+            Problem("algorithm.dew_run.folder is missing.", remedy="Write +algorithm.dew_run.folder=runs/first.")
+        )
+    if wrong:
+        raise ConfigError(wrong)
+    return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
 
 
 def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
@@ -221,3 +223,14 @@ def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list
     if read(config, LOSS_MODE) == DEW_LOSS:
         found.append(Problem(f"{LOSS_MODE}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
     return found
+
+
+def import_modules(names: str | list[str] | None) -> None:
+    """Import the user's modules, which register algorithms: verl's `external_lib`, a name or a list of names."""
+    for name in filter(None, names if isinstance(names, list) else [names]):
+        try:
+            import_module(str(name))
+        except Exception as error:  # the user's code may raise anything
+            what = f"{name} cannot be imported ({type(error).__name__}: {error})."
+            remedy = "Correct the module, or install it or put its folder on PYTHONPATH, on every node."
+            raise ConfigError(Problem(what, remedy=remedy)) from None
