@@ -30,8 +30,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from dew.cli.recipes import get
 from dew.compare.comparison import AREA, MIN_SEEDS, Result, difference
+
+from dew.cli.recipes import get
 from dew.compare.statistics import area, mean_interval, pass_at_k
 from dew.engines.lab.arms import Arm, parse_arms
 from dew.errors import ConfigError, DewError, Problem

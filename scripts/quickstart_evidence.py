@@ -17,10 +17,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from dew.compare.comparison import Result
+
 from dew.cli.console import signed
 from dew.cli.runs import DEMO_RUNS
 from dew.compare import compare_runs, read_result
-from dew.compare.comparison import Result
 
 FILE = Path(__file__).parents[1] / "recipes" / "tiny" / "countdown6.json"
 SCORES = {"area": "accuracy, averaged over training", "pass@1": "pass@1 after", "pass@16": "pass@16 after"}

@@ -34,7 +34,7 @@ MUTANTS = [
     ("rotation before manifest", "engines/trl/recorded.py", "limit, self.args.save_total_limit = self.args.save_total_limit, None", "limit = self.args.save_total_limit", "trl/test_resume.py -k only_when_the_new"),
     ("rotation by date", "engines/trl/recorded.py", "best_model_checkpoint)  # by step", "best_model_checkpoint, use_mtime=True)  # by step", "trl/test_resume.py -k rotated"),
     ("failed reward loses steps", "engines/trl/trainer.py", "            self._save_checkpoint(self.model, None)\n", "", "trl/test_resume.py -k loses_no_step"),
-    ("no lock", "cli/runs.py", "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "            pass\n", "cli/test_trials.py -k in_use"),
+    ("no lock", "run/folder.py", "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "            pass\n", "cli/test_trials.py -k in_use"),
     ("weights not checked", "engines/trl/launch.py", "    if not _weights_are_finite(trainer):", "    if False:", "cli/test_trials.py -k weights_that"),
     ("generation forgotten", "engines/trl/trainer.py", "\"generation\": self._buffered_inputs if self._step % every else None", "\"generation\": None", "trl/test_resume.py -k last_good"),
     ("stops alone", "engines/trl/launch.py", "any(gather_object([self._requested]))", "self._requested", "trl/test_failures.py -k stop_together"),

@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from dew.compare.comparison import Result
 from typer.testing import CliRunner
 
 from dew.cli import compare as command
 from dew.cli.app import app
 from dew.cli.flags import load_run
 from dew.compare import compare_runs
-from dew.compare.comparison import Result
 from dew.errors import ConfigError
 from dew.rewards.process import cores
 from dew.run.config import make_run

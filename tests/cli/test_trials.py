@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from dew.cli import app
-from dew.cli.runs import claim, lock
 from dew.engines.problems import training_rows
 from dew.engines.trl import launch
 from dew.engines.trl.rewards import missing_columns
 from dew.engines.trl.settings import parse
 from dew.errors import ConfigError, EngineError
-from dew.run.config import RUN_AGAIN, make_run, parse_yaml, read_run, to_yaml
+from dew.run.config import make_run, parse_yaml, read_run, to_yaml
+from dew.run.folder import RUN_AGAIN, claim, lock
 from dew.run.permission import check_permission, remember, remembered
 from dew.tasks import TINY, task
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from dew.algorithms import algorithm_classes, get_algorithm
 from dew.algorithms.base import Part
 from dew.cli.lab import _report
-from dew.cli.runs import lock
 from dew.compare.statistics import Interval, holm, t_test
 from dew.engines.lab import Settings, Study, differences, load_study, markdown, study
 from dew.engines.lab import warm_start as warm
@@ -25,6 +24,7 @@ from dew.engines.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, g
 from dew.engines.lab.tiny import Adam, forward, new_policy, numerics, sample
 from dew.errors import ConfigError, DewError, RecordError
 from dew.rollouts import Rollouts
+from dew.run.folder import lock
 
 TINY = Settings(
     group_size=4,

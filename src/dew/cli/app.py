@@ -15,7 +15,7 @@ from dew.errors import DewError, Problem, user_line
 
 SECTIONS = {
     "Start": ("demo", "recipes"),
-    "Train": ("train", "resume", "preflight", "pairs", "export"),
+    "Train": ("train", "resume", "preflight", "export"),
     "Compare": ("eval", "compare", "lab"),
     "Inspect": ("report", "view", "explain"),
     "Help": ("doctor",),

@@ -1,6 +1,5 @@
-"""`dew eval`: mean@k, pass@k and maj@k of one model or two. `dew pairs`: preference pairs from a model's answers."""
+"""`dew eval`: mean@k, pass@k and maj@k of one model or two."""
 
-import json as json_
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +16,8 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
 from dew.cli.models import load_model, load_tokenizer
-from dew.errors import ConfigError, Problem
-from dew.files import is_plain, try_writing, write_atomically
+from dew.errors import ConfigError, Problem, unknown
+from dew.files import is_plain, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, VERIFIERS
 from dew.run.config import Run, read_run
@@ -27,52 +26,45 @@ from dew.run.folder import RunFolder
 if TYPE_CHECKING:
     from dew.compare import Scores
 
-TaskFlag = Annotated[
-    list[str] | None, typer.Option(metavar="<str>", help="Game, data set or file (default: the run's, or countdown).")
-]
-SettingsFlag = Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")]
-VerifierFlag = Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")]
-RewardFlag = Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")]
-ThresholdFlag = Annotated[float, typer.Option(help="Answers with a --reward above this count as correct.")]
-TemperatureFlag = Annotated[float, typer.Option(help="Sampling temperature.")]
-LengthFlag = Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")]
-SeedFlag = Annotated[int, typer.Option(help="Sampling seed.")]
-EngineFlag = Annotated[str, typer.Option(help="transformers or vllm.")]
+OPTIONS = {"top_p": float, "greedy": bool, "seed": int, "batch_size": int, "threshold": float, "float32": bool}
+"""What --options takes: rarely needed settings, and their types."""
+MORE = f"More settings, e.g. '{{greedy: true}}': {', '.join(OPTIONS)}."
 
 
 @app.command("eval")
 def evaluate_(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: TaskFlag = None,
-    settings: SettingsFlag = None,
-    verifier: VerifierFlag = None,
-    reward: RewardFlag = None,
-    threshold: ThresholdFlag = 0.5,
+    task: Annotated[
+        str | None, typer.Option(help="Game, data set, file, or the suite `paper` (default: the run's, or countdown).")
+    ] = None,
+    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Verifier or file.py:function (default: the task's verifier).")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Answers per problem.")] = 16,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
-    temperature: TemperatureFlag = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
-    max_new_tokens: LengthFlag = None,
-    batch_size: Annotated[int | None, typer.Option(help="Answers per batch (default 256; on a GPU 1,024).")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding, one answer per problem.")] = False,
-    seed: SeedFlag = 0,
-    engine: EngineFlag = "transformers",
-    float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    options: Annotated[str | None, typer.Option(help=MORE)] = None,
     vs: Annotated[str | None, typer.Option(help="A second model, or file, to compare on the same problems.")] = None,
-    suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings; choose: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this new JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
-    typed = _typed(context)
-    _check_flags(typed)
+    """Evaluate a model on held-out problems, with 95% intervals over problems."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    more = _options(options)
+    _check_flags(given, more)
     from dew import compare as ev
+    from dew.compare.suites import SUITES
 
-    sampling = {field.name: typed[field.name] for field in fields(ev.Sampling) if field.name in typed}
-    load = partial(load_model, engine=engine, float32=float32)
-    if suite is not None:
-        _evaluate_suite(suite, model, load, settings, problems, sampling, keep, json)
+    sampling = {field.name: x for field in fields(ev.Sampling) if (x := {**given, **more}.get(field.name)) is not None}
+    load = partial(load_model, engine=engine, float32=more.get("float32", False))
+    if task in SUITES:
+        _refuse(given.keys() & {"reward", "vs"}, f"no effect with the suite {task}, which has its own data sets")
+        _evaluate_suite(task, model, load, settings, problems, sampling, keep, json)
         return
     names = [name for name in (model, vs) if name is not None]
     kept = {name: ev.Scores.read(name) for name in names if name.endswith(".json") or Path(name).is_file()}
@@ -80,9 +72,9 @@ def evaluate_(
     left_out, how = False, dict[str, Any]()
     if models:
         like = next(iter(kept.values()), None)
-        left_out, how = _plan(models, task, settings, verifier, reward, threshold, problems, sampling, like)
+        left_out, how = _plan(models, task, settings, reward, more.get("threshold", 0.5), problems, sampling, like)
     else:
-        _refuse(typed.keys() - {"model", "vs", "json"}, "no effect on answers read from a file")
+        _refuse(given.keys() - {"model", "vs", "json"}, "no effect on answers read from a file")
     files = _new_files(keep, ("", "-vs")[: len(names)])
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
@@ -92,29 +84,34 @@ def evaluate_(
     _show(scores, names, left_out or not scores[0].of_train, json)
 
 
-def _typed(context: typer.Context) -> dict[str, Any]:
-    """The arguments and options that were given on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+def _options(text: str | None) -> dict[str, Any]:
+    """The settings in --options, checked."""
+    given, problems = mapping(text, "--options", "{greedy: true}"), []
+    for name, value in given.items():
+        kind = OPTIONS.get(name)
+        if kind is None:
+            problems.append(unknown(f"--options: {name!r} is not known.", name, OPTIONS))
+        elif not isinstance(value, int | float if kind is float else kind) or (
+            isinstance(value, bool) != (kind is bool)
+        ):
+            problems.append(Problem(f"--options: {name}={value!r}.", remedy=f"Give a value of type {kind.__name__}."))
+    if problems:
+        raise ConfigError(problems)
+    return given
 
 
-def _check_flags(typed: dict[str, Any]) -> None:
-    """Refuse flags that contradict others or would be ignored."""
-    judges = sorted(typed.keys() & {"reward", "verifier", "suite"})
-    if len(judges) > 1:
-        what = f"--{' and --'.join(judges)}: each decides how answers are scored."
-        raise ConfigError(Problem(what, remedy="Give one."))
-    if "suite" in typed:
-        _refuse(typed.keys() & {"task", "vs"}, "--suite evaluates one model on its own data sets")
-    if "greedy" in typed:
-        _refuse(typed.keys() & {"k", "temperature", "top_p", "seed"}, "no effect with --greedy")
-    if "reward" not in typed:
-        _refuse(typed.keys() & {"threshold"}, "no effect without --reward")
+def _check_flags(given: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    """Refuse flags that would be ignored."""
+    if more.get("greedy"):
+        _refuse({*given, *more} & {"k", "temperature", "top_p", "seed"}, "no effect with greedy decoding")
+    if "reward" not in given:
+        _refuse(more.keys() & {"threshold"}, "no effect without --reward")
 
 
 def _refuse(flags: Iterable[str], why: str) -> None:
     """Raise an error if flags were given that would be ignored."""
-    if unused := ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in sorted(flags)):
+    shown = {"k": "-k", **{name: name for name in OPTIONS}}
+    if unused := ", ".join(shown.get(name, f"--{name.replace('_', '-')}") for name in sorted(flags)):
         raise ConfigError(Problem(f"{unused}: {why}.", remedy="Leave it out."))
 
 
@@ -134,8 +131,8 @@ def _new_files(keep: Path | None, endings: Iterable[str]) -> list[Path]:
 
 
 def _plan(
-    models: Sequence[str], task: list[str] | None, settings: str | None, verifier: str | None, reward: str | None,
-    threshold: float, problems: int | None, sampling: dict[str, Any], like: "Scores | None",
+    models: Sequence[str], task: str | None, settings: str | None, reward: str | None, threshold: float,
+    problems: int | None, sampling: dict[str, Any], like: "Scores | None",
 ) -> tuple[bool, dict[str, Any]]:  # fmt: skip
     """(whether all models are of runs that left these problems out, the arguments of `evaluate`).
 
@@ -144,7 +141,7 @@ def _plan(
     from dew.compare.scores import check_comparable, judge_name, problem_key
 
     chosen, source, run = _problems(models, task, settings, like.task if like else "countdown")
-    judge = _judge(source, run, verifier, reward)
+    judge = _judge(source, run, reward)
     sampling = {"max_new_tokens": _max_length(models), **(asdict(like.sampling) if like else {}), **sampling}
     if like is not None:
         problems = len(like.problems) if problems is None else problems
@@ -155,13 +152,11 @@ def _plan(
 
 
 def _problems(
-    models: Sequence[str], task: list[str] | None, settings: str | None, default: str = "countdown"
+    models: Sequence[str], task: str | None, settings: str | None, default: str
 ) -> tuple[str, tasks.Task, Run]:
     """(the task's name, the task, the run that trained on it): as typed, else those of the runs, else the default."""
-    if task and len(task) > 1:
-        raise ConfigError(Problem(f"{len(task)} tasks: {', '.join(task)}.", remedy="Give one at a time."))
-    name, run = _run_on(task[0] if task else None, models)
-    chosen = task[0] if task else run.task
+    name, run = _run_on(task, models)
+    chosen = task or run.task
     if not chosen and (data := _data(run)):
         flags = _words({"--task": data, "--settings": "{prompt: prompt}", **_judge_flags(run)})
         remedy = f"Add {flags}." if data == run.settings.get("dataset_name") else "Name a task with --task."
@@ -185,7 +180,7 @@ def _run_on(task: str | None, models: Sequence[str]) -> tuple[str, Run]:
 def _data(run: Run) -> str:
     """What the run trained on."""
     mixture = "several data sets" if run.settings.get("datasets") else ""
-    return str(run.task or run.pairs or run.settings.get("dataset_name") or mixture)
+    return str(run.task or run.settings.get("dataset_name") or mixture)
 
 
 def _same(task: str, other: str | None) -> bool:
@@ -206,17 +201,18 @@ def _max_length(models: Iterable[str]) -> int:
     return max(_run_of(model).settings.get("max_completion_length") or 0 for model in models) or 128
 
 
-def _judge(source: tasks.Task, run: Run, verifier: str | None, reward: str | None) -> Any:
+def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
     """What decides which answers are correct: as typed, else the run's verifier, else the task's own.
 
     A run's folder may be somebody else's, so code that its config names only runs if it is typed.
     """
     if reward:
         return rewards.load_reward(reward) if is_user_function(reward) else rewards.reward(reward)
-    flags, own = _judge_flags(run), source.name if source.name in VERIFIERS else None
-    if name := verifier or run.verifier or own or flags.get("--verifier"):
+    flags = _judge_flags(run)
+    own = flags.get("--reward") if flags.get("--reward") in VERIFIERS else None
+    if name := run.verifier or (source.name if source.name in VERIFIERS else own):
         return rewards.verifier(name)
-    remedy = "Name a verifier (--verifier math) or your own reward function (--reward file.py:function)."
+    remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
     if flags:
         remedy = f"To score as in the run, add {_words(flags)}, which runs that code."
     raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
@@ -228,11 +224,10 @@ def _judge_flags(run: Run) -> dict[str, str]:
     names = [str(name) for name in (names if isinstance(names, list) else [names])]
     name = run.verifier or next((name for name in names if wanted in (None, re.split("[:.]", name)[-1])), None)
     if name is None or name in VERIFIERS:
-        return {"--verifier": name} if name else {}
+        return {"--reward": name} if name else {}
     path = name if is_user_function(name) or name in FORMATS else f"trl.rewards:{name}"
-    kwargs = run.settings.get("algorithm_kwargs")
-    threshold = kwargs.get("threshold", 0.5) if isinstance(kwargs, dict) else 0.5
-    return {"--reward": path, **({"--threshold": str(threshold)} if threshold != 0.5 else {})}
+    threshold = run.algorithm_settings.get("threshold", 0.5)
+    return {"--reward": path, **({"--options": f"{{threshold: {threshold}}}"} if threshold != 0.5 else {})}
 
 
 def _words(flags: Mapping[str, str]) -> str:
@@ -260,7 +255,7 @@ def _evaluate_suite(
         print_json({"suite": name, **{task: found.summary() for task, found in scores.items()}})
         return
     heading, *rows = chosen.table(model, scores)
-    table = Table(title=f"suite {name}, percent; 95 % intervals by problem, none for published rows")
+    table = Table(title=f"suite {name}, percent; 95% intervals by problem, none for published rows")
     for column in heading:
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
@@ -270,58 +265,20 @@ def _evaluate_suite(
         out.print(f"{task}: {len(found.problems)} problems x {found.k} answers, {found.truncated_share:.1%} truncated")
 
 
-@app.command()
-def pairs(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
-    to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
-    task: TaskFlag = None,
-    settings: SettingsFlag = None,
-    verifier: VerifierFlag = None,
-    reward: RewardFlag = None,
-    threshold: ThresholdFlag = 0.5,
-    k: Annotated[int, typer.Option("-k", min=2, help="Answers to sample per problem.")] = 8,
-    problems: Annotated[int, typer.Option("-n", "--problems", min=1, help="Training problems.")] = 1024,
-    per_problem: Annotated[int, typer.Option(help="Maximum number of pairs per problem.", min=1)] = 1,
-    temperature: TemperatureFlag = 1.0,
-    max_new_tokens: LengthFlag = None,
-    seed: SeedFlag = 0,
-    engine: EngineFlag = "transformers",
-) -> None:
-    """Make preference pairs for `trainer: dpo`. Each pairs a correct and a wrong answer to one training problem."""
-    _check_flags(_typed(context))
-    if to.suffix != ".jsonl":
-        raise ConfigError(Problem(f"{to} does not end in .jsonl.", remedy="Name a new .jsonl file."))
-    _new_files(to, [""])
-    from dew import compare as ev
-
-    _, source, run = _problems([model], task, settings)
-    judge, rows = _judge(source, run, verifier, reward), source.rows(problems)
-    length = _max_length([model]) if max_new_tokens is None else max_new_tokens
-    sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": length, "seed": seed}
-    loaded = load_model(model, engine)
-    scores = ev.evaluate(*loaded, rows, judge, name=source.name, threshold=threshold, **sampling)
-    found = ev.preference_pairs(scores, per_problem=per_problem, seed=seed)
-    share = f"{scores['pass@1'].value:.1%} of {len(scores.problems)} x {k} answers are correct"
-    if not found:
-        remedy = "Sample more answers (-k), or choose problems that the model solves sometimes."
-        raise ConfigError(Problem(f"No problem has a correct and a wrong answer: {share}.", remedy=remedy))
-    write_atomically(to, "".join(json_.dumps(row, ensure_ascii=False) + "\n" for row in found).encode("utf-8"))
-    out.print(f"{to}: {len(found)} pairs; {share}, {scores.truncated_share:.1%} truncated")
-
-
 def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: bool) -> None:
     """The scores of one model, or of two with their differences."""
-    from dew.compare import compare
+    from dew.compare import compare_scores, verdicts
+    from dew.compare.verdicts import signed
 
-    differences = compare(*scores) if len(scores) == 2 else {}
+    arms = {"arm": names[-1], "baseline": names[0]}
+    differences = compare_scores(scores[1], scores[0], **arms) if len(scores) == 2 else {}
     if as_json:
         both = {key: scored.summary() for key, scored in zip(("model", "vs"), scores, strict=False)}
-        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+        found = {name: d.to_json() for name, d in differences.items()}
         print_json({**both, "differences": found} if differences else both["model"])
         return
     first, kind = scores[0], "held-out problems" if held_out else "problems"
-    title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95 % intervals by problem"
+    title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95% intervals by problem"
     out.print(f"{title}\n")
     table = Table("score")
     for column in [*names, "second − first, paired"] if differences else names:
@@ -329,7 +286,7 @@ def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: boo
     for name in first.scores:
         cells = [str(score.scores.get(name, "")) for score in scores]
         if name in differences:
-            cells.append(f"{differences[name].difference}{' (noise)' * differences[name].within_noise}")
+            cells.append(f"{signed(differences[name])}{' (noise)' * differences[name].within_noise}")
         table.add_row(name, *cells)
     out.print(table)
     for name, score in zip(names, scores, strict=True):
@@ -342,5 +299,7 @@ def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: boo
     if not held_out:
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
-    if differences and all(d.within_noise for d in differences.values()):
-        out.print("Every difference is within noise: these problems do not show which model is better.")
+    from dew.compare.results import main_scores
+
+    for text in verdicts([differences[name] for name in main_scores(differences)]):
+        out.print(text)

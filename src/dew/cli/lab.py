@@ -9,9 +9,10 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.cli.runs import clock, lock
+from dew.cli.runs import clock
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
+from dew.run.folder import lock
 
 if TYPE_CHECKING:
     from dew.engines.lab import Progress, Study

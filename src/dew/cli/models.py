@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from dew import tasks
-from dew.cli.runs import merge_command
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.run.config import find_model
 from dew.run.folder import RunFolder
 
 ENGINES = ("transformers", "vllm")
+LATEST = "latest_checkpointed_iteration.txt"
+"""The file in which verl names its last complete checkpoint."""
 
 
 def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
@@ -78,3 +79,11 @@ def no_model(folder: Path) -> Problem:
         return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
     remedy = "Give the output_dir of a run that has one. `dew resume` finishes a run; in Python: trainer.save_model()."
     return Problem(f"{folder} holds no final model and no checkpoint.", remedy=remedy)
+
+
+def merge_command(checkpoints: Path, folder: Path) -> str:
+    """The command that makes a model of verl's last checkpoint."""
+    latest = checkpoints / LATEST
+    step = latest.read_text().strip() if latest.is_file() else "N"
+    shards = checkpoints / f"global_step_{step}" / "actor"
+    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"

@@ -12,11 +12,10 @@ from dew.cli.app import app
 from dew.cli.console import out
 from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
 from dew.cli.models import no_model
-from dew.cli.runs import make_folder
 from dew.errors import ConfigError, Problem
 from dew.files import stay_inside
 from dew.run.config import read_run, read_yaml
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, make_folder
 
 
 @app.command(context_settings=PASS_ON)

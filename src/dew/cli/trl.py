@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from dew.cli.console import is_main_process, out, print_json, printable
+from dew.cli.console import out, print_json, printable
 from dew.cli.flags import Typed
-from dew.cli.runs import RunView, claim, live, lock
+from dew.cli.runs import RunView, live
 from dew.engines.trl import launch
 from dew.engines.trl.failures import disk_full
 from dew.engines.trl.settings import Parsed, parse, setting_fields
@@ -18,7 +18,7 @@ from dew.files import sweep
 from dew.preflight.plan import plan
 from dew.report import build
 from dew.run.config import OWN_KEYS, Run, to_yaml
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, claim, is_main_process, lock
 from dew.run.permission import remember, remembered
 
 

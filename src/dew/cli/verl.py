@@ -6,7 +6,8 @@ import typer
 
 from dew.cli.console import out, print_json
 from dew.cli.flags import Typed
-from dew.cli.runs import LATEST, Child, claim, live, lock, merge_command, run_all
+from dew.cli.models import LATEST, merge_command
+from dew.cli.runs import Child, live, run_all
 from dew.engines.compat import require, trl_beside_verl
 from dew.engines.verl import data
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, command, hydra_words, prepare, shell_text
@@ -14,7 +15,7 @@ from dew.errors import EngineError, Problem
 from dew.files import write_atomically
 from dew.preflight.verl import plan_lines, plan_of
 from dew.run.config import Run, read_run, to_yaml
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, claim, lock
 from dew.run.permission import check_permission, remember, remembered
 
 CONFIG = "verl.yaml"

@@ -74,7 +74,8 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
         members.setdefault(key, []).append(i)
     arms = [
         {"label": _label(runs, known, arm, members.values(), compared), "runs": arm}
-        | {name: known[arm[0]].get(name) for name in ("algorithm", "data", "learning_rate")}
+        | {"algorithm": runs[arm[0]].facts.get("arm") or known[arm[0]].get("algorithm")}
+        | {name: known[arm[0]].get(name) for name in ("data", "learning_rate")}
         for arm in members.values()
     ]
     table = [{"name": n, "values": [settings.get(n) for settings in known]} for n in names if n != "output_dir"]
@@ -82,11 +83,11 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
 
 
 def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arms: Any, names: list[str]) -> str:
-    """The algorithm, and what tells the arm apart from others with the same algorithm; else the run's name."""
+    """The arm's own label; else the algorithm and what tells arms with the same apart; else the run's name."""
     mine = known[arm[0]]
-    if runs[arm[0]].kind == "study":
-        rates = {settings["learning_rate"] for settings in known}
-        return mine["algorithm"] + (f" @ {mine['learning_rate']}" if len(rates) > 1 else "")
+    if given := runs[arm[0]].facts.get("arm"):
+        rates = {settings.get("learning_rate") for settings in known}
+        return f"{given} @ {mine.get('learning_rate')}" if len(rates) > 1 else str(given)
     if "algorithm" not in mine or len(runs) == 1:
         return runs[arm[0]].name
     others = [known[a[0]] for a in arms if a is not arm and known[a[0]].get("algorithm") == mine["algorithm"]]

@@ -23,7 +23,7 @@ from dew.run.records import Json
 
 PAUSE = 4.0
 """Rebuilding takes at most one part in this many of the time."""
-FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*", "completions/*", "token_exports/*/*")
+FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*", "completions/*")
 """What the page is made of, in the folder of a run."""
 HEADERS = {
     "Cache-Control": "no-store",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from dew.compare.comparison import MIN_SEEDS
+from dew.compare.differences import MIN_SEEDS
 from dew.compare.statistics import holm, t_test
 from dew.engines.lab.study import Study
 from dew.errors import ConfigError, unknown

@@ -30,8 +30,8 @@ from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
-from dew.run.config import RUN_AGAIN, find_model, to_yaml
-from dew.run.folder import RunFolder
+from dew.run.config import find_model, to_yaml
+from dew.run.folder import RUN_AGAIN, RunFolder
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
