@@ -63,7 +63,8 @@ def open_grid(
     finished: Callable[[RunFolder], bool] = RunFolder.finished,
     say: Callable[[str], None] = print,
 ) -> list[Cell]:
-    """The cells that are not finished, in order. The first cell's arm is the baseline.
+    """The cells that are not finished, in order. The first cell's arm is the baseline, unless the cells are added to
+    those of a baseline that is not among them.
 
     `settings` are what all runs share: a folder whose runs have others is refused, as is one that holds something
     else. Runs of a rule whose code has changed are set aside, into a folder that the message names.
@@ -87,11 +88,17 @@ def open_grid(
     _set_aside(folder, old.get("sources", {}), sources, say)
     content = {
         "settings": settings,
-        "arms": list(dict.fromkeys([*sources, *old.get("arms", [])])),
+        "arms": _ordered(list(sources), old.get("arms", [])),
         "sources": {**old.get("sources", {}), **sources},
     }
     write_atomically(folder / GRID, json.dumps(content, indent=1).encode())
     return [cell for cell in cells if not finished(RunFolder(folder / cell.home))]
+
+
+def _ordered(new: list[str], old: list[str]) -> list[str]:
+    """The first is the baseline: of the new arms, unless they are added to a grid whose baseline is not among them."""
+    added = old and old[0] not in new
+    return list(dict.fromkeys([*old, *new] if added else [*new, *old]))
 
 
 def read_grid(folder: Path) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def read_result(folder: Path | str, **known: Any) -> Result:
 
 
 def run_folders(study: Path) -> list[Path]:
-    """The run folders in the folder of a study, up to two levels down."""
-    return sorted(path.parent for pattern in ("*/run.json", "*/*/run.json") for path in study.glob(pattern))
+    """The run folders in the folder of a study, up to two levels down; not those set aside in hidden folders."""
+    return sorted(path.parent for pattern in ("[!.]*/run.json", "[!.]*/*/run.json") for path in study.glob(pattern))
 
 
 def read_answers(folder: Path | None, when: str = "after") -> Scores | None:
