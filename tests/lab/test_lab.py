@@ -548,8 +548,8 @@ def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monk
     whole = study(["dapo", "grpo"], output=tmp_path / "whole", **easy)
     monkeypatch.setattr(module, "memory", lambda *_: 0.3 * module._free("cpu"))  # two runs at a time
 
-    def interrupt(progress):
-        if progress.finished:
+    def interrupt(_, line):
+        if "2 of 4 runs finished" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -9,14 +9,13 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
-from dew.cli.runs import clock
 from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
 from dew.run.records import finite
 
 if TYPE_CHECKING:
     from dew.compare import Result
-    from dew.engines.lab import Progress, Settings
+    from dew.engines.lab import Settings
 
 
 @app.command()
@@ -62,7 +61,7 @@ def lab(
             controls=bool(arms) and not no_controls,
             device=device,
             say=(lambda _: None) if as_json else out.print,
-            progress=(lambda _: None) if as_json else _show_progress,
+            progress=(lambda *_: None) if as_json else _show_progress,
         )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
@@ -88,13 +87,9 @@ def _report(results: list["Result"], folder: Path, as_json: bool) -> None:
     out.print(f"\n{text}\n\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
 
 
-def _show_progress(now: "Progress") -> None:
+def _show_progress(share: float, line: str) -> None:
     """One line: on a terminal it is overwritten, elsewhere it is printed at every quarter."""
-    line = f"{now.task}: {now.finished} of {now.total} runs finished; {now.runs} at generation {now.generation} of "
-    line += f"{now.generations}, accuracy {now.accuracy:.3f}, about {clock(now.seconds_left)} left"
-    quarter, before = (n * 4 // now.generations for n in (now.generation, now.generation - 5))
-    ended = now.generation == now.generations
     if out.is_terminal:
-        out.print(line.ljust(out.width - 1), end="\n" if ended else "\r")
-    elif ended or quarter > before:
+        out.print(line.ljust(out.width - 1), end="\n" if share == 1 else "\r")
+    elif (4 * share).is_integer():
         out.print(line)

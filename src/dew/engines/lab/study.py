@@ -10,7 +10,8 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -42,23 +43,12 @@ QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=
 QUICK_TASK = "countdown-3"
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a study is."""
-
-    task: str
-    runs: int
-    """Runs that train at the moment."""
-    generation: int
-    generations: int
-    accuracy: float
-    """Mean over the runs."""
-    finished: int
-    total: int
-    seconds_left: float
-
+PARTS = 20
+"""Reports of the progress of a stack."""
 
 Say = Callable[[str], None]
+Progress = Callable[[float, str], None]
+"""Gets the share of the current stack that is trained, and a line about the study."""
 
 
 def study(
@@ -75,7 +65,7 @@ def study(
     cuda_graphs: bool | None = None,
     warm_starts: Path | str | None = None,
     say: Say = print,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Progress = lambda share, line: None,
 ) -> list[Result]:
     """Train every arm at every learning rate with every seed on every task; the first arm is the baseline.
 
@@ -114,9 +104,10 @@ def study(
             each = memory(task, settings, graphs)
             say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
             for stack in _train(build, runs, each, device, say, progress, len(replicas)):
-                written = zip(stack.replicas, stack.metrics(), stack.records, strict=True)
-                for replica, metrics, records in written:
-                    write_run(folder, _cell(name, replica), facts | _about(replica, start), metrics, records)
+                homes = [_cell(name, x) for x in stack.replicas]
+                about = [facts | _about(x, start) for x in stack.replicas]
+                with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
+                    list(pool.map(partial(write_run, folder), homes, about, stack.metrics(), stack.records))
                 _report_skipped_updates(stack, say)
         return load_study(folder)
 
@@ -202,7 +193,7 @@ def _report_skipped_updates(stack: Stack, say: Say) -> None:
 
 def _train(
     build: Callable[[Sequence[Replica]], Stack], todo: list[Replica], each: float, device: str, say: Say,
-    progress: Callable[[Progress], None], total: int,
+    progress: Progress, total: int,
 ) -> Iterator[Stack]:  # fmt: skip
     """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split.
 
@@ -235,19 +226,19 @@ def _train(
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
 
 
-def _train_stack(
-    runs: Stack, progress: Callable[[Progress], None], finished: int, total: int, seconds_after: float
-) -> None:
+def _train_stack(runs: Stack, progress: Progress, finished: int, total: int, seconds_after: float) -> None:
     """Train a stack to its end. `seconds_after` is the time that the stacks after it will take."""
-    generations, size, began = runs.settings.generations, len(runs.replicas), time.perf_counter()
+    generations, began = runs.settings.generations, time.perf_counter()
     for number in range(1, generations + 1):
         runs.generation(number - 1)
         if runs.settings.evaluated(number):
             runs.evaluate(number)
-        if number % 5 == 0 or number == generations:  # reading the accuracy waits for the device
-            accuracy = runs.history[-1]["accuracy"].mean().item()
-            seconds_left = (time.perf_counter() - began) * (generations / number - 1) + seconds_after
-            progress(Progress(runs.task.name, size, number, generations, accuracy, finished, total, seconds_left))
+        part, before = (n * PARTS // generations for n in (number, number - 1))
+        if part > before:  # reading the accuracy waits for the device
+            left = (time.perf_counter() - began) * (generations / number - 1) + seconds_after
+            line = f"{runs.task.name}: {finished} of {total} runs finished; {len(runs.replicas)} at generation {number}"
+            line += f" of {generations}, accuracy {runs.history[-1]['accuracy'].mean().item():.3f}, "
+            progress(part / PARTS, line + f"about {_duration(left)} left")
 
 
 def _time(runs: Stack) -> float:
