@@ -44,11 +44,13 @@ QUICK_TASK = "countdown-3"
 
 
 PARTS = 20
-"""Reports of the progress of a stack."""
+"""Reports on the progress of a stack."""
 
 Say = Callable[[str], None]
 Progress = Callable[[float, str], None]
 """Gets the share of the current stack that is trained, and a line about the study."""
+Trained = tuple[Sequence[Replica], list[list[Json]], list[list[GroupRecord]]]
+"""The runs of a stack, and the metrics and token records of each."""
 
 
 def study(
@@ -93,22 +95,20 @@ def study(
             task, runs = kinds[name], [cells[cell] for cell in of_task]
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
             _check_start(folder / name, start)
-            if on_gpu and cuda_graphs is None:
-                graphs = len(runs) * memory(task, settings, cuda_graphs=True) < MEMORY_SHARE * _free(device)
-            else:
-                graphs = on_gpu and bool(cuda_graphs)
+            room = len(runs) * memory(task, settings, cuda_graphs=True) < MEMORY_SHARE * _free(device)
+            graphs = on_gpu and (room if cuda_graphs is None else cuda_graphs)
             build = partial(
                 Stack, task, start.parameters, settings=settings, device=device, cuda_graphs=graphs,
                 recorded={first_seed},
             )  # fmt: skip
             each = memory(task, settings, graphs)
             say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
-            for stack in _train(build, runs, each, device, say, progress, len(replicas)):
-                homes = [_cell(name, x) for x in stack.replicas]
-                about = [facts | _about(x, start) for x in stack.replicas]
+            for trained, metrics, records in _train(build, runs, each, device, say, progress, len(replicas)):
+                homes = [_cell(name, x) for x in trained]
+                about = [facts | _about(x, start) for x in trained]
                 with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
-                    list(pool.map(partial(write_run, folder), homes, about, stack.metrics(), stack.records))
-                _report_skipped_updates(stack, say)
+                    list(pool.map(partial(write_run, folder), homes, about, metrics, records))
+                _report_skipped_updates(trained, metrics, say)
         return load_study(folder)
 
 
@@ -180,8 +180,8 @@ def scores_of(metrics: Sequence[Json]) -> dict[str, float]:
     return scores | {"flipped": mean(metrics, "credit/flipped_share")}
 
 
-def _report_skipped_updates(stack: Stack, say: Say) -> None:
-    runs = zip(stack.replicas, stack.metrics(), strict=True)
+def _report_skipped_updates(trained: Sequence[Replica], metrics: Sequence[list[Json]], say: Say) -> None:
+    runs = zip(trained, metrics, strict=True)
     skipped = Counter(x.arm.label for x, lines in runs for line in lines if not math.isfinite(line["grad_norm"]))
     for arm, n in skipped.items():
         where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
@@ -194,7 +194,7 @@ def _report_skipped_updates(stack: Stack, say: Say) -> None:
 def _train(
     build: Callable[[Sequence[Replica]], Stack], todo: list[Replica], each: float, device: str, say: Say,
     progress: Progress, total: int,
-) -> Iterator[Stack]:  # fmt: skip
+) -> Iterator[Trained]:  # fmt: skip
     """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split.
 
     `each` is the memory that a run needs.
@@ -211,10 +211,9 @@ def _train(
                 size = max(1, min(size, int(STACK_SECONDS / seconds)))
                 say(f"About {_duration(seconds * len(todo))}. Ctrl-C stops; the same command resumes.")
                 continue
-            began, trained = time.perf_counter(), build(stack)
+            began = time.perf_counter()
             after = seconds * (len(todo) - len(stack))
-            _train_stack(trained, progress, total - len(todo), total, after)
-            yield trained
+            yield _train_stack(build(stack), progress, total - len(todo), total, after)
             seconds = (time.perf_counter() - began) / len(stack)
             todo = todo[len(stack) :]
         except torch.OutOfMemoryError:
@@ -226,7 +225,7 @@ def _train(
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
 
 
-def _train_stack(runs: Stack, progress: Progress, finished: int, total: int, seconds_after: float) -> None:
+def _train_stack(runs: Stack, progress: Progress, finished: int, total: int, seconds_after: float) -> Trained:
     """Train a stack to its end. `seconds_after` is the time that the stacks after it will take."""
     generations, began = runs.settings.generations, time.perf_counter()
     for number in range(1, generations + 1):
@@ -239,6 +238,7 @@ def _train_stack(runs: Stack, progress: Progress, finished: int, total: int, sec
             line = f"{runs.task.name}: {finished} of {total} runs finished; {len(runs.replicas)} at generation {number}"
             line += f" of {generations}, accuracy {runs.history[-1]['accuracy'].mean().item():.3f}, "
             progress(part / PARTS, line + f"about {_duration(left)} left")
+    return runs.replicas, runs.metrics(), runs.records
 
 
 def _time(runs: Stack) -> float:
