@@ -214,8 +214,10 @@ def test_a_grid_returns_what_is_not_finished(tmp_path):
     assert other.facts() == {
         "arm": "dapo", "seed": 0, "control": "x", "data": "countdown-4", "learning_rate": 3e-5,
     }  # fmt: skip
-    open_grid(tmp_path / "g", [Cell("grpo", 0)], {"max_steps": 5})
-    assert read_grid(tmp_path / "g")["arms"] == ["grpo", "dapo", "gtpo(alpha2=0.5)"]  # the baseline first
+    open_grid(tmp_path / "g", [Cell("grpo", 0)], {"max_steps": 5})  # added to the baseline
+    assert read_grid(tmp_path / "g")["arms"] == ["dapo", "gtpo(alpha2=0.5)", "grpo"]
+    open_grid(tmp_path / "g", [Cell("grpo", 0), Cell("dapo", 0)], {"max_steps": 5})
+    assert read_grid(tmp_path / "g")["arms"] == ["grpo", "dapo", "gtpo(alpha2=0.5)"]
 
 
 def test_a_folder_holds_one_grid(tmp_path):

@@ -246,7 +246,7 @@ def run_folder(files: dict[str, str]) -> None:
     blobs(content_of([read_run(HERE / "run", 1000)]))
     RunFolder(HERE / "run").finished()
     with suppress(DewError):
-        read_result(HERE / "run", "gtpo", 0)
+        read_result(HERE / "run")
 
 
 def rows(content: bytes) -> None:
@@ -271,25 +271,19 @@ def guide(content: bytes) -> None:
 
 
 def foreign(content: bytes) -> None:
-    """Any file as a trainer state of TRL's, an export of prime-rl's, scores of an evaluation."""
+    """Any file as a trainer state of TRL's, scores of an evaluation."""
     from dew.compare import Scores
     from dew.report.readers import read_run
 
     put("trl/trainer_state.json", content)
-    put("prime/token_exports/step_1/rank_0.jsonl", content)
-    for name in ("trl", "prime"):
-        try:
-            read_run(HERE / name, 1000)
-        except DewError:
-            continue
+    with suppress(DewError):
+        read_run(HERE / "trl", 1000)
     Scores.read(put("scores.json", content))
 
 
 FOREIGN = st.one_of(
     VALUES.map(lambda v: json.dumps({"log_history": v, "global_step": 1}).encode()),
     st.lists(METRIC, max_size=3).map(lambda v: json.dumps({"log_history": v}).encode()),
-    damaged(json.dumps({"schema_version": 1, "token_ids": [1, 2, 3], "loss_mask": [False, True, True], "rewards": [0, 1, 1],
-                        "entropy": [0.1, 0.2, 0.3], "advantages": [0, 1, 1]}).encode()),
     damaged(json.dumps({"task": "t", "model": "m", "sampling": {"k": 1}, "seconds": 1.0, "problems": [
         {"prompt": "p", "gold": "g", "answers": [{"text": "a", "tokens": 1, "truncated": False, "status": "wrong",
                                                   "extracted": None}]}]}).encode()),

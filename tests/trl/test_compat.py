@@ -12,7 +12,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
 from dew.engines.trl import DewTrainer
-from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS, IMAGE_KEYS, PREDICTED, check_generated
+from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS, IMAGE_KEYS, check_generated
 from dew.engines.trl.recorded import RecordedTrainer
 from dew.errors import EngineError
 
@@ -56,11 +56,9 @@ def test_the_fused_head_has_its_name():
     assert hasattr(utils, FUSED_HEAD), changed(f"trl.trainer.utils.{FUSED_HEAD} is gone")
 
 
-def test_the_fused_head_has_its_outputs_and_one_that_grpo_does_not_read():
+def test_the_fused_head_has_its_outputs():
     fields = list(utils.FusedCausalLMOutput.__dataclass_fields__)
     assert fields[1 : 1 + len(HEAD_OUTPUTS)] == list(HEAD_OUTPUTS), changed("the outputs of the fused head")
-    assert PREDICTED in HEAD_OUTPUTS
-    assert PREDICTED not in inspect.getsource(inspect.getmodule(GRPOTrainer)), changed(f"GRPO reads {PREDICTED}")
 
 
 def test_the_head_takes_the_arguments_that_are_passed():

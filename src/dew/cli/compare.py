@@ -36,18 +36,19 @@ CONFIG = "recipe.yaml"
 def compare(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A YAML file, or a recipe name such as tiny/countdown.")],
-    algorithms: Annotated[str, typer.Option(help="Names or file.py:Class, comma-separated.")] = "gtpo,grpo_s,dapo,grpo",
+    algorithms: Annotated[
+        str, typer.Option(help="Names or file.py:Class, comma-separated, the baseline first.")
+    ] = "dapo,gtpo,grpo_s,grpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/compare-RECIPE).")] = None,
-    baseline: Annotated[str | None, typer.Option(help="Baseline algorithm (default: the first).")] = None,
     untrusted: Untrusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare algorithms over several seeds.
 
-    Differences are paired by seed. Further flags are settings of every run: `--max_steps 100`.
+    Differences from the first algorithm are paired by seed. Further flags are settings of every run: `--max_steps 100`.
     Re-run the same command to resume: finished runs are kept, interrupted ones are resumed.
     """
     run, typed = load_run(recipe, context.args)
@@ -55,25 +56,20 @@ def compare(
     check_settings(run, typed)
     check_permission(run, typed, untrusted)
     names = _algorithms(algorithms, run.algorithm_settings)
-    first = next(iter(_algorithms(baseline) if baseline else names))
-    if first not in names:
-        advice = f"Choose one of: {', '.join(names)}."
-        raise ConfigError(Problem(f"baseline: {first} is not among the algorithms.", remedy=advice))
     from dew.compare import compare_runs
     from dew.compare.verdicts import summary
     from dew.report import build
 
-    folder = folder or Path("runs") / f"compare-{recipe.stem}"
-    names = {first: names[first], **names}
+    folder, baseline = folder or Path("runs") / f"compare-{recipe.stem}", next(iter(names))
     at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
     with lock(folder):
         results = train_grid(run, folder, names, range(first_seed, first_seed + seeds), at_once, quiet=as_json)
-        differences = compare_runs(results, first)
+        differences = compare_runs(results, baseline)
         text = summary(results, differences)
         content = {
             "recipe": str(recipe),
             "settings": run.to_dict(),
-            "baseline": first,
+            "baseline": baseline,
             "runs": [result.to_json() for result in results],
             "differences": finite([difference.to_json() for difference in differences]),
         }

@@ -15,15 +15,15 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.compare import train_grid, without_per_run
-from dew.cli.console import by_credit, out
+from dew.cli.console import out
 from dew.cli.recipes import get
 from dew.cli.runs import clock
 from dew.rewards.process import cores
-from dew.run.config import Run, read_run
+from dew.run.config import read_run
 from dew.run.folder import lock
 
 if TYPE_CHECKING:
-    from dew.compare import Result, Scores
+    from dew.compare import Result
 
 RECIPE = "tiny/countdown6"
 BASELINE, RULE = DEMO_RUNS = ("dapo", "dew")
@@ -45,12 +45,10 @@ def demo(
     run = replace(run, settings={**run.settings, "max_steps": steps})
     _announce(steps, folder)
     with lock(folder):
-        _evaluate_untrained(run)
         _heading("Training")
-        shared, seeds = without_per_run(run, {}), [run.settings["seed"]]
-        results = train_grid(
-            shared, folder, dict(zip(DEMO_RUNS, DEMO_RUNS, strict=True)), seeds, 2, every=max(steps // 6, 1)
-        )
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the runs
+        algorithms, seeds = {name: name for name in DEMO_RUNS}, [run.settings["seed"]]
+        results = train_grid(without_per_run(run, {}), folder, algorithms, seeds, parallel=2, every=max(steps // 6, 1))
         _results(results)
         page = build([folder])
     _heading(f"Done in {clock(time.monotonic() - began)} minutes")
@@ -79,43 +77,6 @@ def _announce(steps: int, folder: Path) -> None:
         "On two idle cores this takes two to three minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
         f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; output in {folder}"
     )
-
-
-def _evaluate_untrained(run: Run) -> None:
-    """Show the model's accuracy before training, and where it is uncertain."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from dew.cli.models import load_model
-    from dew.compare import token_entropy
-    from dew.engines.problems import evaluate_run
-
-    model, tokenizer = load_model(run.settings["model_name_or_path"])
-    limit, seed = run.settings["max_completion_length"], run.settings["seed"]
-    scores = evaluate_run(run, model, tokenizer, max_new_tokens=limit, seed=seed)
-    _heading("Before training")
-    out.print(
-        f"{len(scores.problems)} held-out problems, {scores.k} answers each: pass@1 {scores['pass@1']}, "
-        f"pass@{scores.k} {scores[f'pass@{scores.k}']} (95% intervals)\n"
-        "Three answers; the deeper the orange, the higher the entropy:\n"
-    )
-    for prompt, answer, correct in three_answers(scores):
-        tokens, entropy = token_entropy(model, tokenizer, prompt, answer)
-        i = max(range(len(tokens)), key=entropy.__getitem__)
-        highest = f"   highest at token {i + 1} {tokens[i]!r} with {entropy[i]:.2f} nats"
-        line = Text(f"  {'✓' if correct else '✗'} {prompt} ") + by_credit(tokens, [-H for H in entropy])
-        out.print(line + Text(highest, style="dim"))
-
-
-def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:
-    """(prompt, answer, correct): a correct one and two wrong ones, from different problems if possible."""
-    found: dict[str, tuple[str, str, bool]] = {}
-    for wanted in (True, False, False):
-        for p in (p for p in scores.problems if p.prompt not in found):
-            match = [a.text for a, v in zip(p.answers, p.verdicts, strict=True) if v.correct is wanted and a.text]
-            if match:
-                found[p.prompt] = (p.prompt, match[0], wanted)
-                break
-    return list(found.values())
 
 
 def _results(results: list["Result"]) -> None:

@@ -13,7 +13,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 """The file in which verl names its last complete checkpoint."""
 
 
-def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
+def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
 
     Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
@@ -35,8 +35,8 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
         raise ConfigError(not_loaded("model", name, error)) from None
     if not torch.cuda.is_available():
         return model, tokenizer
-    cast = model.dtype == torch.float32 and not float32
-    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
+    cast = torch.bfloat16 if model.dtype == torch.float32 else None
+    return SamplingCopy(model.to("cuda"), cast).model, tokenizer
 
 
 def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:

@@ -2,12 +2,12 @@
 
 from dew.compare.differences import Difference, corrected, paired
 from dew.compare.results import Result, compare_runs, read_result
-from dew.compare.sampling import Sampling, load_vllm, sample, token_entropy
+from dew.compare.sampling import Sampling, load_vllm, sample
 from dew.compare.scores import Scores, compare_scores, evaluate
 from dew.compare.statistics import Interval
 from dew.compare.verdicts import verdicts
 
 __all__ = [
     "Difference", "Interval", "Result", "Sampling", "Scores", "compare_runs", "compare_scores", "corrected", "evaluate",
-    "load_vllm", "paired", "read_result", "sample", "token_entropy", "verdicts",
+    "load_vllm", "paired", "read_result", "sample", "verdicts",
 ]  # fmt: skip

@@ -44,18 +44,17 @@ def read_result(folder: Path | str, **known: Any) -> Result:
     run = RunFolder(folder)
     facts, metrics = run.run(), run.metrics()
     algorithm = facts.get("algorithm")
-    about = {
-        "arm": facts.get("arm") or (algorithm.get("name") if isinstance(algorithm, dict) else algorithm) or "",
-        "seed": facts.get("seed", 0),
-        "task": str(facts.get("data") or ""),
-        "learning_rate": facts.get("learning_rate"),
-        "control": facts.get("control"),
-    }
+    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+    about: dict[str, Any] = {"arm": str(facts.get("arm") or name or ""), "task": str(facts.get("data") or "")}
+    about |= {"seed": facts.get("seed", 0), **{key: facts.get(key) for key in ("learning_rate", "control")}}
     scores = {}
     if accuracy := [m["accuracy"] for m in metrics if isinstance(m.get("accuracy"), int | float)]:
         scores[AREA] = fmean(accuracy)
     for entry in (entry for entry in run.scores() if entry.get("when") == "after"):
-        scores |= {name: score["value"] for name, score in entry["scores"].items()}
+        found = entry.get("scores")
+        for name, score in found.items() if isinstance(found, dict) else ():
+            if isinstance(score, dict) and isinstance(score.get("value"), int | float):
+                scores[name] = score["value"]
     if AREA not in scores:
         raise ConfigError(f"{folder}: the metrics contain no accuracy, so there is nothing to compare.")
     sampled = [m.get("groups/sampled") for m in metrics]

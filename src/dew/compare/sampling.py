@@ -1,4 +1,4 @@
-"""Sample k answers to each of n prompts with transformers or vLLM, and compute the entropy of given answers."""
+"""Sample k answers to each of n prompts with transformers or vLLM."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -175,19 +175,3 @@ def _sample_with_vllm(llm: Any, ids: list[list[int]], sampling: Sampling) -> lis
         [Sampled(one.text, len(one.token_ids), one.finish_reason == "length") for one in result.outputs]
         for result in results
     ]
-
-
-def token_entropy(model: Any, tokenizer: Any, prompt: Any, answer: str) -> tuple[list[str], list[float]]:
-    """The tokens of an answer, and the entropy (in nats) of the distribution that each was sampled from.
-
-    Hₜ = − Σᵥ pₜᵥ · log pₜᵥ
-    """
-    import torch
-
-    before = prompt_ids(tokenizer, prompt)
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    with torch.inference_mode():
-        logits = model(torch.tensor([before + ids], device=model.device)).logits[0, len(before) - 1 : -1]
-        logp = logits.float().log_softmax(-1)
-        entropy = -(logp.exp() * logp).sum(-1)
-    return [tokenizer.decode([i]) for i in ids], entropy.tolist()

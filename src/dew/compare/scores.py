@@ -267,7 +267,7 @@ def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iter
     """Refuse to compare `a` with scores of other problems, or by another judge. `problems`: by `problem_key`."""
     if None not in (a.scored_by, scored_by) and a.scored_by != scored_by:
         what = f"The answers are not scored by the same reward or verifier: {a.scored_by} and {scored_by}."
-        remedy = "Evaluate both with the same --verifier, or --reward and --threshold."
+        remedy = "Evaluate both with the same --reward and threshold."
         raise ConfigError(Problem(what, remedy=remedy))
     first, second = a.by_problem.keys(), set(problems)
     if first != second:

@@ -22,28 +22,26 @@ def title(score: str) -> str:
 def verdicts(differences: Sequence[Difference]) -> list[str]:
     """A sentence on each arm that differs from its baseline, then one each on all that are within noise, have too few
     seeds or are identical. Differences in `entropy` only tell whether runs are identical."""
-    several = len({d.task for d in differences}) > 1
+    changed = {(d.arm, d.baseline) for d in differences if d.score == "entropy" and not d.equal}
+    judged = [d for d in differences if d.score != "entropy"]
     arms: dict[tuple[str, str, str], list[Difference]] = {}
-    for d in differences:
+    for d in judged:
         arms.setdefault((d.task, d.arm, d.baseline), []).append(d)
     texts: list[tuple[str, str]] = []
     alike: dict[tuple[str, str, str], dict[str, list[Difference]]] = {}
-    for (task, arm, baseline), every in arms.items():
-        found = [d for d in every if d.score != "entropy"]
-        if all(d.equal and d.unit == "seeds" and d.pairs > 1 for d in every):
+    for (task, arm, baseline), found in arms.items():
+        enough = [d for d in found if not d.too_few]
+        if all(d.equal and d.unit == "seeds" and d.pairs > 1 for d in found) and (arm, baseline) not in changed:
             kind = "identical"
-        elif not found:
-            continue
-        elif not (enough := [d for d in found if not d.too_few]):
-            kind = "few"
-        elif all(d.within_noise for d in enough):
-            kind, found = "noise", enough
-        else:
+        elif not all(d.within_noise for d in enough):
             texts.append((task, _arm_verdict(arm, baseline, enough)))
             continue
-        alike.setdefault((kind, task, baseline), {})[arm] = found
+        else:
+            kind = "noise" if enough else "few"
+        alike.setdefault((kind, task, baseline), {})[arm] = enough or found
     for kind, write in (("noise", _within_noise), ("few", _too_few), ("identical", _identical)):
         texts += [(task, write(of, base)) for (k, task, base), of in alike.items() if k == kind]
+    several = len({d.task for d in judged}) > 1
     return [f"{task}: {text}" if several and task else text for task, text in texts]
 
 
@@ -125,14 +123,17 @@ def difference_table(differences: Sequence[Difference]) -> str:
         seeds = max((d.pairs for d in found.values() if d.unit == "seeds"), default=1)
         table.append([f"{arm} − {baseline}", str(seeds), *(_cell(found.get(score)) for score in scores)])
     text = markdown_table(["difference", "seeds", *map(title, scores)], table)
-    text += "\nPaired by seed, with 95% intervals of Student's t; bold: p < 0.05 after Holm's correction.\n"
+    bold = f"p < 0.05 after Holm's correction, with {MIN_SEEDS} seeds or more"
+    text += f"\nPaired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
     if any(d.unit == "problems" for d in differences):
         text += "With one seed, scores are paired by problem: the interval covers other problems, not other seeds.\n"
     return text
 
 
 def _cell(d: Difference | None) -> str:
-    return "" if d is None else signed(d) if d.within_noise else f"**{signed(d)}**"
+    if d is None:
+        return ""
+    return signed(d) if d.within_noise or d.unit == "problems" else f"**{signed(d)}**"
 
 
 def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str:

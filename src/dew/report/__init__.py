@@ -38,11 +38,11 @@ def read_content(folders: Sequence[Path]) -> Json:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
     runs = read_runs([run for folder in folders for run in run_folders(folder)])
     arms = [arm for folder in folders for arm in read_grid(folder).get("arms", [])]
-    tasks = list(dict.fromkeys(run.facts.get("data") for run in runs))
+    tasks = list(dict.fromkeys(str(run.facts.get("data")) for run in runs))
 
     def place(run: Run) -> tuple[int, int]:  # the baseline first
         arm = run.facts.get("arm")
-        return tasks.index(run.facts.get("data")), arms.index(arm) if arm in arms else len(arms)
+        return tasks.index(str(run.facts.get("data"))), arms.index(arm) if arm in arms else len(arms)
 
     return content_of(sorted(runs, key=place) if arms else runs)
 

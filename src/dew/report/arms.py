@@ -67,14 +67,17 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
         return missing or len(set(has)) > 1
 
     names = [name for name in dict.fromkeys(name for settings in known for name in settings) if differs(name)]
-    compared = [name for name in names if name.rsplit(".", 1)[-1] not in NOT_COMPARED]
+    named = all("arm" in run.facts for run in runs)  # then an arm's name stands for the settings of its algorithm
+    ignored = NOT_COMPARED | (own if named else set())
+    compared = [name for name in names if name.rsplit(".", 1)[-1] not in ignored]
     members: dict[tuple[Any, ...], list[int]] = {}
     for i, settings in enumerate(known):
-        key = tuple(settings.get(name) for name in compared) if "algorithm" in settings else (i,)
+        name = _name(runs[i], settings)
+        key = (name, *(settings.get(name) for name in compared)) if name else (i,)
         members.setdefault(key, []).append(i)
     arms = [
         {"label": _label(runs, known, arm, members.values(), compared), "runs": arm}
-        | {"algorithm": runs[arm[0]].facts.get("arm") or known[arm[0]].get("algorithm")}
+        | {"algorithm": _name(runs[arm[0]], known[arm[0]])}
         | {name: known[arm[0]].get(name) for name in ("data", "learning_rate")}
         for arm in members.values()
     ]
@@ -82,14 +85,20 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
     return arms, table
 
 
-def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arms: Any, names: list[str]) -> str:
-    """The arm's own label; else the algorithm and what tells arms with the same apart; else the run's name."""
-    mine = known[arm[0]]
-    if given := runs[arm[0]].facts.get("arm"):
-        rates = {settings.get("learning_rate") for settings in known}
-        return f"{given} @ {mine.get('learning_rate')}" if len(rates) > 1 else str(given)
-    if "algorithm" not in mine or len(runs) == 1:
+def _name(run: Run, settings: dict[str, str]) -> str:
+    """The arm as its study calls it, else the algorithm; empty if unknown."""
+    return str(run.facts.get("arm") or settings.get("algorithm") or "")
+
+
+def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arms: Any, compared: list[str]) -> str:
+    """The arm's name and what tells it apart from others with the same name; else the run's name."""
+    mine, name = known[arm[0]], _name(runs[arm[0]], known[arm[0]])
+    if not name or len(runs) == 1:
         return runs[arm[0]].name
-    others = [known[a[0]] for a in arms if a is not arm and known[a[0]].get("algorithm") == mine["algorithm"]]
-    apart = [n for n in names if any(other.get(n) != mine.get(n) for other in others)]
-    return " ".join([mine["algorithm"], *(f"{n.rsplit('.', 1)[-1]}={mine.get(n, '–')}" for n in apart[:3])])
+    rates = {settings.get("learning_rate") for settings in known}
+    rate = f" @ {mine.get('learning_rate')}" if len(rates) > 1 and "arm" in runs[arm[0]].facts else ""
+    others = [known[a[0]] for a in arms if a is not arm and _name(runs[a[0]], known[a[0]]) == name]
+    apart = [
+        n for n in compared if any(x.get(n) != mine.get(n) for x in others) and not (rate and n == "learning_rate")
+    ]
+    return " ".join([name + rate, *(f"{n.rsplit('.', 1)[-1]}={mine.get(n, '–')}" for n in apart[:3])])

@@ -20,8 +20,8 @@ from dew.run.records import Json
 
 MIN_STEPS = 20
 """Shorter runs are not checked for a flat reward."""
-MAX_CHECKED = 2000
-"""Steps checked again for alarms; of a longer run, the first and the last ones."""
+MAX_CHECKED = 20_000
+"""Steps of all runs that are checked again for alarms: the first and the last ones of each."""
 MAX_PAIRED = 16
 """Runs whose evaluated answers are read, to pair scores by problem."""
 
@@ -38,10 +38,10 @@ METRIC_OF = {
 # ── alarms checked afterwards ───────────────────────────────────────────────────────────────────────────────
 
 
-def remarks(metrics: Sequence[Json], alarms: Sequence[Json]) -> list[Json]:
+def remarks(metrics: Sequence[Json], alarms: Sequence[Json], most: int = MAX_CHECKED) -> list[Json]:
     """The first alarm of each rule, checked afterwards (other trainers have no alarms), and a flat reward."""
     rules = Alarms()
-    checked = [*metrics[:MIN_STEPS], *metrics[MIN_STEPS:][-MAX_CHECKED:]]
+    checked = [*metrics[:MIN_STEPS], *metrics[MIN_STEPS:][-most:]]
     found = [alarm for line in checked for alarm in rules.update(line["step"], line)]
     raised = {str(alarm.get("alarm")) for alarm in alarms}
     first: dict[str, Json] = {}
@@ -146,7 +146,7 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
     """One finding per alarm: the first run that raised it, how often, and how many other runs did, or of each arm."""
     raised: dict[str, dict[int, list[Json]]] = {}
     for i, run in enumerate(runs):
-        for alarm in [*run.alarms, *remarks(run.metrics, run.alarms)]:
+        for alarm in [*run.alarms, *remarks(run.metrics, run.alarms, MAX_CHECKED // len(runs))]:
             raised.setdefault(str(alarm.get("alarm")), {}).setdefault(i, []).append(alarm)
     found = []
     for name, by_run in raised.items():

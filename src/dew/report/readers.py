@@ -76,9 +76,9 @@ def _kind(folder: Path) -> str | None:
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs in `folders`, which divide the tokens of a page and the time to read them."""
-    share = min(len(folders), MAX_RECORDED)
-    recorded = evenly(len(folders), MAX_RECORDED)
-    return [read_run(folder, share if i in recorded else 0) for i, folder in enumerate(folders)]
+    recorded = [folder for folder in folders if any((folder / name).is_dir() for name in ("records", "completions"))]
+    chosen = {recorded[i] for i in evenly(len(recorded), MAX_RECORDED)}
+    return [read_run(folder, len(chosen) if folder in chosen else 0) for folder in folders]
 
 
 def read_run(folder: Path, share: int = 1) -> Run:
@@ -203,7 +203,7 @@ def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
     for number, (prompt, rows) in enumerate(by_prompt):
         members = list(rows)
         step = int(members[0].get("step") or 0)
-        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm="grpo"))
+        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members]))
     return groups, len(groups)
 
 
