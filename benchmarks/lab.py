@@ -5,7 +5,7 @@
 Trains the warm start of countdown-4 if it is not in the cache. For each number of replicas: seconds per generation of
 512 answers (median of three, after one to warm up), the parts of it, and peak memory. Replicas are 12 arms, so all but
 the smallest stacks mix rules. `--whole` also times a whole study: 132 runs of 120 generations with 3 evaluations of
-256 x 16 answers, without the warm start; it uses CUDA graphs where memory allows, as `dew lab` does.
+256 x 16 answers, without the warm start.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def main() -> None:
     if options.whole:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            given = {"seeds": 11, "controls": False, "device": device, "cuda_graphs": options.cuda_graphs or None}
+            given = {"seeds": 11, "controls": False, "device": device, "cuda_graphs": options.cuda_graphs}
             study(ARMS, output=Path(folder) / "study", settings=settings, warm_starts=options.warm_starts, **given)  # type: ignore[arg-type]
             lines += ["", f"A whole study, 132 runs: {time.perf_counter() - began:.0f} s."]
     text = "\n".join(lines) + "\n"

@@ -64,7 +64,7 @@ def study(
     settings: Settings = Settings(),  # noqa: B008
     controls: bool = True,
     device: str = "auto",
-    cuda_graphs: bool | None = None,
+    cuda_graphs: bool = False,
     warm_starts: Path | str | None = None,
     say: Say = print,
     progress: Progress = lambda share, line: None,
@@ -73,8 +73,8 @@ def study(
 
     An arm is written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
     are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
-    that weights tokens the same rule without the weights. `cuda_graphs` samples and judges with fewer launches: the
-    same numbers, more memory (default: on a GPU that has room for it). `differences` compares the arms of the result.
+    that weights tokens the same rule without the weights. `cuda_graphs` samples and judges with fewer launches on a
+    GPU: the same numbers, more memory. `differences` compares the arms of the result.
     """
     chosen = parse_arms(arms, learning_rates, controls=controls)
     kinds = {name: get_task(name) for name in tasks}
@@ -82,6 +82,7 @@ def study(
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
     device, folder = _device(device), Path(output)
     on_gpu = device.startswith("cuda")
+    cuda_graphs = cuda_graphs and on_gpu
     machine = {"platform": platform.platform(), "gpu": torch.cuda.get_device_name(device) if on_gpu else None}
     facts = {"settings": asdict(settings), "versions": versions("torch"), "machine": machine}
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
@@ -95,13 +96,11 @@ def study(
             task, runs = kinds[name], [cells[cell] for cell in of_task]
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
             _check_start(folder / name, start)
-            room = len(runs) * memory(task, settings, cuda_graphs=True) < MEMORY_SHARE * _free(device)
-            graphs = on_gpu and (room if cuda_graphs is None else cuda_graphs)
             build = partial(
-                Stack, task, start.parameters, settings=settings, device=device, cuda_graphs=graphs,
+                Stack, task, start.parameters, settings=settings, device=device, cuda_graphs=cuda_graphs,
                 recorded={first_seed},
             )  # fmt: skip
-            each = memory(task, settings, graphs)
+            each = memory(task, settings, cuda_graphs)
             say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
             for trained, metrics, records in _train(build, runs, each, device, say, progress, len(replicas)):
                 homes = [_cell(name, x) for x in trained]
