@@ -1,7 +1,6 @@
 """`dew lab`: tasks, stacked training, studies. Runs here have tiny policies and rewards that need no warm start."""
 
 import dataclasses
-import itertools
 import json
 import math
 import sys
@@ -71,40 +70,30 @@ def countdown_oracle(answer, numbers, target):
     return value == target
 
 
-def test_countdown_verdicts_by_hand():
-    cases = [
-        ("3+7=10;10-2=8", True),
-        ("7+3=10;10-2=8;", False),  # nothing after the last step
-        ("3+7=10", False),  # not the target
-        ("3+3=6;6+2=8", False),  # 3 is there once
-        ("3+7=11;11-3=8", False),  # wrong sum
-        ("10-2=8", False),  # 10 is not there
-        ("3+7=10;10-2=8=8", False),
-        ("+3=8", False),
-    ]
-    answers = torch.tensor([ids(answer, 20) for answer, _ in cases])
-    facts = torch.tensor([[3, 7, 2, 8]]).expand(len(cases), -1)
-    assert get_task("countdown-3").verdict(answers, facts).tolist() == [correct for _, correct in cases]
-    cut = torch.tensor([ids("3+7=10;10-2=8")[:-1]])  # without EOS
-    assert not get_task("countdown-3").verdict(cut, facts[:1]).any()
-
-
 def test_countdown_verdicts_equal_a_replay():
-    """Demonstrations with random characters replaced."""
+    """By hand, and demonstrations with random characters replaced."""
+    cases = {
+        "3+7=10;10-2=8": True,
+        "7+3=10;10-2=8;": False,  # nothing after the last step
+        "3+7=10": False,  # not the target
+        "3+3=6;6+2=8": False,  # 3 is there once
+        "3+7=11;11-3=8": False,  # wrong sum
+        "10-2=8": False,  # 10 is not there
+        "3+7=10;10-2=8=8": False,
+        "+3=8": False,
+    }
+    assert [countdown_oracle(answer, [3, 7, 2], 8) for answer in cases] == list(cases.values())
     task, random = get_task("countdown-4"), generator("oracle")
+    answers = torch.tensor([ids(answer, 20) for answer in cases])
+    assert task.verdict(answers, torch.tensor([[3, 7, 2, 8]] * len(cases))).tolist() == list(cases.values())
+    assert not task.verdict(answers[:1, :13], torch.tensor([[3, 7, 2, 8]])).any()  # without EOS
     problems = task.problems(300, random)[0]
-    answers = problems.demonstration.clone()
-    at = torch.randint(0, 22, (300, 1), generator=random)
-    changed = torch.where(
-        answers.gather(1, at) < EOS, torch.randint(0, 18, (300, 1), generator=random), answers.gather(1, at)
-    )
-    answers[100:] = answers.scatter(1, at, changed)[100:]
+    answers, at = problems.demonstration.clone(), torch.randint(0, 22, (300, 1), generator=random)
+    kept, drawn = answers.gather(1, at), torch.randint(0, 18, (300, 1), generator=random)
+    answers[100:] = answers.scatter(1, at, torch.where(kept < EOS, drawn, kept))[100:]
     found = task.verdict(answers, problems.facts)
-    expected = [
-        countdown_oracle(text(a), facts[:-1].tolist(), facts[-1].item())
-        for a, facts in zip(answers, problems.facts, strict=True)
-    ]
-    assert found.tolist() == expected
+    pairs = zip(answers, problems.facts.tolist(), strict=True)
+    assert found.tolist() == [countdown_oracle(text(answer), facts[:-1], facts[-1]) for answer, facts in pairs]
     assert found[:100].all() and 0 < found[100:].float().mean() < 0.5
 
 
@@ -267,11 +256,6 @@ def test_replicas_do_not_leak_into_one_another():
     assert not torch.allclose(before["out"][4], after["out"][4], atol=1e-3)
 
 
-def test_rules_that_look_at_the_whole_batch_are_called_for_each_replica():
-    names = {"gtpo": True, "gtpo(scope=batch)": False, "forking_tokens": False, "clip_cov": False, "otb": True}
-    assert [team.stacked for team in stack(list(names)).teams] == list(names.values())
-
-
 def test_every_registered_algorithm_trains():
     """From the same answers to the same problems, for the same seed."""
     runs = stack(OWN_LOSS, (0, 1))
@@ -346,19 +330,26 @@ def test_where_no_cuda_graph_can_be_made_the_kernels_are_launched_one_by_one(mon
     assert all(map(torch.equal, eager, replayed))
 
 
-@pytest.mark.parametrize("name", ["dapo", "gtpo", "gtpo over the batch", "kl_cov", "reinforce_pp"])
-def test_credit_of_several_runs_is_that_of_each(name):
-    """Whether the runs can be stacked or, with statistics of a batch, not."""
-    name, _, scope = name.partition(" over the ")
-    algorithm = get_algorithm(name, max_tokens=10, **({"scope": scope} if scope else {}))
-    given = _random_rollouts(6, 10)
-    credit = Team(algorithm, slice(0, 2), 6, 10).credit(given, shaped=True)
-    assert credit["signal"].tolist() == [[False, True, True, True]] * 2
+@pytest.mark.parametrize(
+    ("text", "stacked"),
+    [
+        ("dapo", True), ("gtpo", True), ("otb", True), ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False),
+        ("gtpo(scope=batch)", False), ("forking_tokens", False), ("dapo(overlong=soft,overlong_buffer=4)", True),
+    ],
+)  # fmt: skip
+def test_credit_of_several_runs_is_that_of_each(text, stacked):
+    """In one call if the rule treats each group on its own, else in a call for each run."""
+    algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), _random_rollouts(6, 10)
+    team = Team(algorithm, slice(0, 2), 6, 10)
+    credit = team.credit(given, shaped=True)
+    assert team.stacked == stacked and credit["signal"].tolist() == [[False, True, True, True]] * 2
     assert not any(credit[name][:, 0].any() for name in ("advantages", "flipped", "shaped"))
     for i in range(2):
         rollouts = Rollouts(**{field: x[i, 1:] for field, x in given.items()})
         own = {"advantages": algorithm.advantages(rollouts), "shaped": algorithm.rewards(rollouts)}
-        own["flipped"] = ((own["advantages"] * (2 * rollouts.reward[..., None] - 1)) < 0).float()
+        total = rollouts.reward + algorithm.extra(rollouts)
+        above = torch.sign((total - total.mean(-1, keepdim=True)).round(decimals=5))[..., None]
+        own["flipped"] = (own["advantages"] * above < 0).float()
         for name, x in own.items():
             torch.testing.assert_close(credit[name][i, 1:], x, rtol=1e-4, atol=1e-5)
 
@@ -638,14 +629,6 @@ def test_training_makes_the_chosen_gpu_the_current_one(easy, tmp_path, monkeypat
     monkeypatch.setattr(torch.cuda, "device", enter)
     with pytest.raises(KeyboardInterrupt):
         study(["dapo"], output=tmp_path / "out", **easy | {"device": "cuda:1"})
-
-
-def test_a_slow_warm_start_says_how_long_it_takes(easy, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(warm, "CHECK", 12)
-    monkeypatch.setattr(warm, "perf_counter", itertools.count(0, 30).__next__)  # ten steps in 30 s
-    warm.warm_start(EASY, 32, 2, "cpu", tmp_path, said.append)
-    assert "36 s per 12 steps here" in said[1]
 
 
 def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):

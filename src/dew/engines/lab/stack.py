@@ -27,6 +27,8 @@ from dew.run.records import AnswerRecord, GroupRecord, Json
 
 RECORDED_GROUPS = 2
 """Groups in a token record."""
+TRAINED = ("advantages", "penalty")
+"""Fields of `Credit` that the loss reads."""
 
 Answer = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 """(R, P, L) prompts, (R, P, F) facts and (R, P·G, T) uniforms -> the fields of `Answers`, and (R, P·G) verdicts."""
@@ -101,9 +103,10 @@ class Team:
         self.vectorised: bool | None = None  # not tried yet
         two = _random_rollouts(group_size, tokens)
         self.stacked = True
-        together = self.credit(two)["advantages"]
+        together = self.credit(two)
         self.stacked = False
-        self.stacked = torch.allclose(together, self.credit(two)["advantages"], rtol=1e-4, atol=1e-5)
+        alone = {name: x for name, x in self.credit(two).items() if name in TRAINED}
+        self.stacked = all(torch.allclose(together[name], x, rtol=1e-4, atol=1e-5) for name, x in alone.items())
 
     def credit(self, given: dict[str, Tensor], *, shaped: bool = False) -> dict[str, Tensor]:
         """(r, P) signal and (r, P, G, T) fields of `Credit`, 0 in groups without signal, which do not train.
@@ -132,7 +135,7 @@ class Team:
         return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
 
     def _check(self, found: dict[str, Tensor]) -> None:
-        values = torch.stack([found[name] for name in ("advantages", "penalty") if name in found])
+        values = torch.stack([found[name] for name in TRAINED if name in found])
         if (bad := ~values.isfinite()).any():
             share = f"{int(bad.sum())} of {bad.numel()}"
             what = f"{self.algorithm.name}: {share} advantages or penalties are NaN or infinite."
@@ -252,8 +255,8 @@ class Stack:
                 given = {"mask": mask[at], "old_logp": old[at]}
                 if team.algorithm.needs_entropy == "current" and entropy is not None:
                     given["entropy"] = entropy[at]
-                names = [name for name in ("advantages", "penalty") if name in credit]
-                given |= {name: _take(credit[name].flatten(1, 2), rows[at])[..., :longest] for name in names}
+                trained = {name: x.flatten(1, 2) for name, x in credit.items() if name in TRAINED}
+                given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
                 total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[i, at]).sum()
             norms.append(self.policies.step(total))
         return torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
