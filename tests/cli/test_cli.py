@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from dew import __version__
 from dew.cli import console, runs
 from dew.cli.app import app
 from dew.compare.sampling import Sampled, Sampling
@@ -103,10 +102,6 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
     assert re.findall(r"^  (\w+)  .*[^.]\.$", done.stdout, flags=re.MULTILINE) == COMMANDS
     group = typer.main.get_command(app)
     assert set(group.commands) == set(COMMANDS), "every command is in a section of the help"
-
-
-def test_version(dew):
-    assert dew("--version") == (0, f"dew {__version__}\n", "")
 
 
 def test_the_package_is_typed_and_the_marker_is_packaged():
@@ -271,6 +266,13 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
 
 
+def test_explain_names_the_signal_that_another_algorithm_needs(dew, tmp_path):
+    answers = [replace(a, logp=[-0.1, -0.2]) for a in group().answers]
+    write_records(tmp_path, 3, [replace(group(), answers=answers)])
+    assert dew("explain", tmp_path, "--algorithm", "clip_cov")[0] == 0
+    assert "answers [1, 2] have no recorded sum_sq" in dew("explain", tmp_path, "--algorithm", "otb")[2]
+
+
 def test_text_is_readable_on_every_credit():
     for credit in [x / 20 for x in range(-20, 21)]:
         style = console.by_credit(["a"], [credit], 1.0).spans[0].style if abs(credit) > 0.02 else None
@@ -329,11 +331,6 @@ def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path, capsys):
     text = capsys.readouterr().out
     for word in (tmp_path.name[:20], "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
         assert word in text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05")])
-def test_time_left_is_readable(seconds, text):
-    assert runs.clock(seconds) == text
 
 
 def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):

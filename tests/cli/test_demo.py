@@ -169,22 +169,25 @@ def test_children_of_a_killed_parent_keep_the_folder_locked(tmp_path):
         pass
 
 
-def test_a_run_is_finished_when_it_is_evaluated(tmp_path):
+@pytest.mark.parametrize(
+    ("status", "model", "scores", "finished"),
+    [
+        ("done", True, [], True),
+        ("done", True, ["before", "after"], True),
+        ("done", True, ["before"], False),
+        ("done", True, [{"damaged": 1}], False),
+        ("done", False, [], False),
+        ("stopped", True, [], False),
+    ],
+)
+def test_a_run_is_finished_when_it_is_evaluated(tmp_path, status, model, scores, finished):
     folder = RunFolder(tmp_path)
-    (tmp_path / "model").mkdir()
-    assert not folder.finished()
-    folder.write_run({"status": "done"})
-    assert folder.finished()
-    for before in ("before", {"damaged": 1}):
-        folder.write_scores([{"when": before}])
-        assert not folder.finished()
-    folder.write_scores([{"when": "before"}, {"when": "after"}])
-    assert folder.finished()
-    folder.write_run({"status": "stopped"})
-    assert not folder.finished()
-    folder.write_run({"status": "done"})
-    (tmp_path / "model").rmdir()
-    assert not folder.finished()
+    folder.write_run({"status": status})
+    if model:
+        (tmp_path / "model").mkdir()
+    if scores:
+        folder.write_scores([{"when": when} for when in scores])
+    assert folder.finished() is finished
 
 
 # The whole

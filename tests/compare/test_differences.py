@@ -243,7 +243,7 @@ def test_runs_of_a_rule_that_was_edited_are_set_aside(tmp_path, capsys):
         open_grid(tmp_path, [cell], {})
         finish(tmp_path, cell)
     open_grid(tmp_path, [replace(old, source="2")], {})
-    assert "The code of mine has changed: its 1 runs are now in" in capsys.readouterr().out
+    assert "The code of mine has changed: its runs (1) are now in" in capsys.readouterr().out
     assert not (tmp_path / old.home).exists() and (tmp_path / other.home).exists()
     assert RunFolder(tmp_path / ".replaced" / "1" / old.home).run()["source"] == "1"
     open_grid(tmp_path, [replace(old, source="2")], {})

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dew.compare.grid import Cell, finish, open_grid
-from dew.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "real_model_seeds.py"
@@ -92,27 +91,6 @@ def test_obvious_mistakes(tmp_path, monkeypatch):
     open_grid(tmp_path / "o", [Cell("dapo", 0)], {"k": 4})
     finish(tmp_path / "o", Cell("dapo", 0))
     assert "other settings" in refused("--recipe", "tiny/countdown", "--limit", "40")
-
-
-def test_the_shortest_limit_that_fits(monkeypatch, tmp_path):
-    """Answers of 10, 20, 30 and 400 tokens: 300 cuts off one of four, 400 none."""
-    lengths = [10, 20, 30, 400]
-
-    class Part:
-        def __init__(self, **given):
-            self.__dict__.update(given)
-
-    answers = [Part(tokens=n, truncated=False) for n in lengths]
-    scores = Part(problems=[Part(answers=answers, verdicts=[Part(correct=n < 30) for n in lengths])])
-    monkeypatch.setattr("dew.cli.models.load_model", lambda model: (None, None))
-    monkeypatch.setattr("dew.compare.evaluate", lambda *_, **__: scores)
-    options = Part(templates=[], limits=[300, 400, 500], limit_problems=1)
-    settings = {"model": "tiny", "task": "countdown", "task_settings": {}}
-    chosen = script.choose_limit(options, settings)
-    assert (chosen["limit"], chosen["cut_off"], chosen["correct"]) == (400, 0.0, 0.5)
-    options.limits = [300]
-    with pytest.raises(ConfigError, match="more than 15%"):
-        script.choose_limit(options, settings)
 
 
 @pytest.mark.slow

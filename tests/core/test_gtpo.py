@@ -68,13 +68,13 @@ def test_golden_penalty():
     close(gtpo_rewards(CORRECT, ENTROPY, MASK, extra=charge), [[0.55, 0.60], [1.15, 0], [-1.15, -1.10], [-1.55, 0]])
 
 
-def test_golden_advantages_over_the_group():
+@pytest.mark.parametrize("scale", [1.0, 0.1])  # the sign of a reward is its polarity, however small it is
+def test_golden_advantages_over_the_group(scale):
     # r̃⁺ over the 6 tokens: 1.05 1.10 1.15 0 0 0 -> mean .55, sample variance 1.82/5
-    expected = torch.tensor([[0.50, 0.55], [0.60, 0]], dtype=torch.float64) / ((1.82 / 5) ** 0.5 + 1e-4)
-    A = gtpo_advantages(REWARDS, MASK)
-    close(A[:2], expected)
-    mirrored = torch.tensor([[-0.60, -0.55], [-0.50, 0]], dtype=torch.float64) / ((1.82 / 5) ** 0.5 + 1e-4)
-    close(A[2:], mirrored)
+    std = scale * (1.82 / 5) ** 0.5 + 1e-4
+    A = gtpo_advantages(scale * REWARDS, MASK)
+    close(A[:2], scale * torch.tensor([[0.50, 0.55], [0.60, 0]], dtype=torch.float64) / std)
+    close(A[2:], scale * torch.tensor([[-0.60, -0.55], [-0.50, 0]], dtype=torch.float64) / std)
 
 
 def test_golden_advantages_jointly():

@@ -2,12 +2,14 @@
 
 import math
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
+from dew.engines.trl import rollout
 from dew.engines.trl.nonfinite import ENTROPY, LOGITS, NonFinite, nonfinite_rows
 from dew.engines.trl.rewards import checked
 from dew.errors import EngineError
@@ -70,6 +72,8 @@ def in_scoring(place):
 
 def in_sampling(trainer, steps, value):
     """In the entropies that the sampler returns with its tokens."""
+    with mock.patch.object(rollout, "refusal", lambda model: None):
+        trainer.sampling_model()
     inner = trainer._captured_sampling.generate
 
     def generate(prompts):

@@ -65,14 +65,16 @@ def evaluate_(
     if not models:
         _refuse(given.keys() - {"model", "vs", "json"}, "no effect on answers read from a file")
     like = next(iter(kept.values()), None)
-    how = _plan(models, task, settings, reward, threshold, problems, sampling, like) if models else {}
+    left_out, how = False, dict[str, Any]()
+    if models:
+        left_out, how = _plan(models, task, settings, reward, threshold, problems, sampling, like)
     files = _new_files(keep, ("", "-vs")[: len(names)])
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
     scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), **how) for name in names]
     for scored, file in zip(scores, files, strict=False):
         scored.write(file)
-    _show(scores, names, json)
+    _show(scores, names, left_out or not scores[0].of_train, json)
 
 
 def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, Any], float]:
@@ -119,8 +121,11 @@ def _new_files(keep: Path | None, endings: Iterable[str]) -> list[Path]:
 def _plan(
     models: Sequence[str], task: str | None, settings: str | None, reward: str | None, threshold: float,
     problems: int | None, sampling: dict[str, Any], like: "Scores | None",
-) -> dict[str, Any]:  # fmt: skip
-    """The arguments of `evaluate`. What was not typed is as in the file to compare with (`like`), or as in the runs."""
+) -> tuple[bool, dict[str, Any]]:  # fmt: skip
+    """(whether all models are of runs that left these problems out, the arguments of `evaluate`).
+
+    What was not typed is as in the file to compare with (`like`), or as in the runs.
+    """
     from dew.compare.scores import check_comparable, judge_name, problem_key
 
     runs = {name: _run_of(name) for name in models}
@@ -134,7 +139,12 @@ def _plan(
         problems = len(like.problems) if problems is None else problems
         keys = [problem_key(row["prompt"], row.get("answer")) for row in source.rows(problems, split="held_out")]
         check_comparable(like, source.name, judge_name(judge, threshold), keys)
-    return {"problems": source, "verifier": judge, "n_problems": problems, "threshold": threshold, **sampling}
+    left_out = like is None and all(_trained_on(chosen, run) for run in runs.values())
+    return left_out, {"problems": source, "verifier": judge, "n_problems": problems, "threshold": threshold, **sampling}
+
+
+def _trained_on(task: str, run: Run) -> bool:
+    return bool(run.task) and Path(task).resolve() == Path(str(run.task)).resolve()
 
 
 def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
@@ -149,7 +159,7 @@ def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
     if not task and len({(str(run.task), str(run.task_settings)) for run in trained.values()}) > 1:
         each = [f"{name} on {run.task} {run.task_settings or ''}".rstrip() for name, run in trained.items()]
         raise ConfigError(Problem(f"Trained on different problems: {', '.join(each)}.", remedy="Choose with --task."))
-    same = [run for run in trained.values() if not task or Path(task).resolve() == Path(str(run.task)).resolve()]
+    same = [run for run in trained.values() if not task or _trained_on(task, run)]
     return same[0] if same else Run()
 
 
@@ -214,7 +224,7 @@ def _evaluate_suite(
     _details(scores)
 
 
-def _show(scores: Sequence["Scores"], names: Sequence[str], as_json: bool) -> None:
+def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
     """The scores of one model, or of two with their differences."""
     from dew.compare import compare_scores, verdicts
     from dew.compare.results import main_scores
@@ -227,7 +237,7 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], as_json: bool) -> No
         found = {name: d.to_json() for name, d in differences.items()}
         print_json({**both, "differences": found} if differences else both["model"])
         return
-    kind = "problems" if first.of_train else "held-out problems"
+    kind = "held-out problems" if held_out else "problems"
     out.print(f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95% intervals by problem\n")
     table = Table("score")
     for column in [*names, "second − first, paired"] if differences else names:
@@ -241,7 +251,7 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], as_json: bool) -> No
     if changed := [key for key in one if one[key] != other[key] and key not in ("seed", "batch_size")]:
         values = ", ".join(f"{key} {one[key]} and {other[key]}" for key in changed)
         out.print(f"The answers were sampled with different settings: {values}.")
-    if first.of_train:
+    if not held_out:
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
     for text in verdicts([differences[name] for name in main_scores(differences)]):

@@ -130,4 +130,4 @@ def _set_aside(folder: Path, old: Mapping[str, str], new: Mapping[str, str], say
             target.parent.mkdir(parents=True, exist_ok=True)
             home.rename(target)
         if homes:
-            say(f"The code of {arm} has changed: its {len(homes)} runs are now in {aside}, and are trained again.")
+            say(f"The code of {arm} has changed: its runs ({len(homes)}) are now in {aside}, and are trained again.")

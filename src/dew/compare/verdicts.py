@@ -1,6 +1,7 @@
 """Verdicts in words and tables in Markdown, the same in the terminal, in files and on the page."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
@@ -85,11 +86,12 @@ def listed(texts: Sequence[str]) -> str:
 
 def change_sentence(who: str, d: Difference, score: str = "") -> str:
     """How a score changed from before to after training."""
-    score, low, high = score or d.score, *(f"{100 * x:+.1f}".replace("-", "−") for x in (d.low, d.high))
-    verb = "rose" if d.value >= 0 else "fell"
-    line = f"{who}: {score} {verb} by {abs(100 * d.value):.1f} points (95% interval {low} to {high})"
+    line = f"{who}: {score or d.score} {'rose' if d.value >= 0 else 'fell'} by {abs(100 * d.value):.1f} points"
+    if isfinite(d.high):
+        low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (d.low, d.high))
+        line += f" (95% interval {low} to {high})"
     if d.within_noise:
-        return f"{line}, which is within noise."
+        return f"{line}." if d.too_few else f"{line}, which is within noise."
     narrower = d.value < 0 and d.score not in ("pass@1", "accuracy")
     return f"{line}." + (" The answers have become less diverse." if narrower else "")
 
@@ -108,8 +110,7 @@ def spread(values: Sequence[float]) -> str:
 
 def signed(d: Any) -> str:
     """A difference or an interval: +0.050 [+0.010, +0.090]. A single seed has no interval."""
-    bounds = f" [{d.low:+.3f}, {d.high:+.3f}]" if abs(d.high) != float("inf") else ""
-    return f"{d.value:+.3f}{bounds}"
+    return f"{d.value:+.3f}" + (f" [{d.low:+.3f}, {d.high:+.3f}]" if isfinite(d.high) else "")
 
 
 def difference_table(differences: Sequence[Difference]) -> str:

@@ -13,10 +13,11 @@ import numpy as np
 
 from dew.engines.recorder import gold_of
 from dew.engines.trl.launch import data_of, rewards_of
-from dew.engines.trl.rewards import checked, missing_columns, reward_name
+from dew.engines.trl.rewards import checked, missing_columns
 from dew.engines.trl.settings import Parsed
 from dew.preflight.check import Check, failed, graded, ok, warning
 from dew.rewards import Verifier
+from dew.rewards.calls import reward_name
 from dew.rewards.verifiers import text_of
 from dew.tasks import Row
 

@@ -9,12 +9,11 @@ from urllib.parse import quote
 import numpy as np
 
 from dew.compare import Difference, paired, verdicts
-from dew.compare.differences import MIN_SEEDS
 from dew.compare.results import by_problem
 from dew.compare.verdicts import change_sentence, listed
 from dew.report.readers import Run
 from dew.report.results import EVAL_PASS, answers_of
-from dew.report.statistics import SURE
+from dew.report.tokens import SURE
 from dew.run.alarms import Alarms
 from dew.run.records import Json
 
@@ -113,33 +112,23 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
 
 def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tuple[str, float, str] | None:
     """An arm's change of a score: the kind of finding, its size, and a sentence; None if it was not measured twice."""
-    ends = [(i, row["before"][i], row["after"][i]) for i in arm["runs"]]
-    changes = [(i, after - before) for i, before, after in ends if before is not None and after is not None]
-    if not changes:
+    change = _difference(runs, arm, row)
+    if change is None:
         return None
-    mean = sum(x for _, x in changes) / len(changes)
-    change = _difference(runs, row, changes)
-    noise = abs(mean) < 0.05 if change is None else change.within_noise
-    who = arm["label"] if len(runs) > 1 else runs[0].name
-    if change is not None:
-        text = change_sentence(who, change, score)
-    else:
-        same = sum(x * mean > 0 for _, x in changes)
-        text = f"{who}: {score} {'rose' if mean >= 0 else 'fell'} by {abs(100 * mean):.1f} points"
-        text += f" on average, in {same} of {len(changes)} runs." if len(changes) > 1 else "."
-    return "note" if noise else "bad" if mean < 0 else "good", abs(mean), text
+    noise = abs(change.value) < 0.05 if change.too_few else change.within_noise
+    text = change_sentence(arm["label"] if len(runs) > 1 else runs[0].name, change, score)
+    return "note" if noise else "bad" if change.value < 0 else "good", abs(change.value), text
 
 
-def _difference(runs: Sequence[Run], row: Json, changes: Sequence[tuple[int, float]]) -> Difference | None:
-    """The change during training: over seeds, or over problems for a single run that kept its answers."""
-    if len(changes) >= MIN_SEEDS:
-        return paired(
-            dict(changes), dict.fromkeys(dict(changes), 0.0), arm="after", baseline="before", score=row["name"]
-        )
-    if len(changes) > 1 or "task" not in row or len(runs) > MAX_PAIRED:
-        return None
-    folder = runs[changes[0][0]].folder
-    return by_problem(answers_of(folder), answers_of(folder, "before"), row["name"])
+def _difference(runs: Sequence[Run], arm: Json, row: Json) -> Difference | None:
+    """The change during training: over problems for a single run that kept its answers, else over seeds."""
+    after, before = ({i: x for i in arm["runs"] if (x := row[when][i]) is not None} for when in ("after", "before"))
+    common = [i for i in after if i in before]
+    if len(common) == 1 and "task" in row and len(runs) <= MAX_PAIRED:
+        folder = runs[common[0]].folder
+        if found := by_problem(answers_of(folder), answers_of(folder, "before"), row["name"]):
+            return found
+    return paired(after, before, arm="after", baseline="before", score=row["name"])
 
 
 def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:

@@ -142,6 +142,7 @@ TRL_NAMES = {
     "kl": "kl/ref",
 }
 """TRL's name -> dew's name of a metric; others keep TRL's."""
+TRL_TRAINS = "grpo"
 NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
@@ -203,7 +204,7 @@ def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
     for number, (prompt, rows) in enumerate(by_prompt):
         members = list(rows)
         step = int(members[0].get("step") or 0)
-        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members]))
+        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm=TRL_TRAINS))
     return groups, len(groups)
 
 
@@ -238,16 +239,10 @@ def cost(group: GroupRecord) -> int:
 
 
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """Evenly spaced groups whose total cost is at most `tokens`; all of them if they fit."""
-    most = len(groups)
-    while most > 0:
-        kept = [groups[i] for i in evenly(len(groups), most)]
-        size = sum(map(cost, kept))
-        if size <= tokens:
-            return kept
-        most = min(most - 1, int(most * tokens / size))
-    cheapest = min(groups, key=cost, default=None)
-    return [cheapest] if cheapest and cost(cheapest) <= tokens else []
+    """All groups, or every second, fourth ... of them, until their total cost is at most `tokens`."""
+    while groups and sum(map(cost, groups)) > tokens:
+        groups = [groups[i] for i in evenly(len(groups), len(groups) // 2)]
+    return groups
 
 
 def read_sample(

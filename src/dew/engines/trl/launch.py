@@ -23,12 +23,13 @@ from trl import rewards as trl_rewards
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recorder import git_commit, versions
 from dew.engines.trl.recorded import RecordedTrainer
-from dew.engines.trl.rewards import outcome_index, reward_name
+from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
+from dew.rewards.calls import reward_name
 from dew.rewards.user_function import is_user_function
 from dew.run.config import find_model, to_yaml
 from dew.run.folder import RUN_AGAIN, RunFolder

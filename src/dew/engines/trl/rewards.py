@@ -1,7 +1,6 @@
 """Reward functions whose failures (an exception, a NaN, a hang, a missing column) are reported by name, at once."""
 
 import asyncio
-import functools
 import inspect
 import logging
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from torch import nn
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.rewards import Verifier
-from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
+from dew.rewards.calls import Rewards, as_rewards, reported, reward_name, time_limit, too_late
 from dew.rewards.math import MathVerifier
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 
@@ -79,15 +78,6 @@ def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) ->
             found.append(Problem(what, remedy="Correct the column `answer`: nothing could be learned from these rows."))
     for problem in filter(None, found):
         logger.warning("%s", problem)
-
-
-def reward_name(reward: Any) -> str:
-    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    if isinstance(reward, nn.Module):
-        reward = getattr(reward.config, "_name_or_path", "")
-    return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
 def outcome_index(names: Sequence[str], args: Any) -> int:

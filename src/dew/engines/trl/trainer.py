@@ -32,9 +32,10 @@ from dew.engines.trl.loss import exact_head, head_with_sum_sq, loss_inputs, micr
 from dew.engines.trl.nonfinite import ADVANTAGES, describe
 from dew.engines.trl.padding import aligned_passes, update_parts
 from dew.engines.trl.recorded import RecordedTrainer, own_config
-from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
+from dew.engines.trl.rewards import checked, missing_columns, outcome_index, warn_early
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
 from dew.errors import ConfigError, RewardError
+from dew.rewards.calls import reward_name
 
 logger = logging.getLogger("dew")
 
