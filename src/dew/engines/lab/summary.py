@@ -7,7 +7,7 @@ from statistics import fmean
 from dew.compare import Difference, Result, corrected, paired, read_result, verdicts
 from dew.compare.grid import read_grid
 from dew.compare.results import main_scores, run_folders
-from dew.compare.verdicts import difference_table, markdown_table
+from dew.compare.verdicts import difference_table, markdown_table, table_note
 from dew.errors import ConfigError, Problem, unknown
 from dew.run.folder import RunFolder
 
@@ -101,14 +101,18 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     means = {name: [fmean(r.scores[s] for r in runs) for s in [*scores, *OTHERS]] for name, runs in points.items()}
     rows = [[name, str(len(points[name])), *(f"{x:.3f}" for x in mean)] for name, mean in means.items()]
     yield markdown_table(["arm", "seeds", *scores, *OTHERS], rows)
-    compared = {"baseline": "", "best": "Each arm at its best learning rate:", "control": "The weighting alone:"}
+    compared = {
+        "baseline": "",
+        "best": "Each arm at its best learning rate:\n\n",
+        "control": "The weighting alone:\n\n",
+    }
     for compare, heading in compared.items():
         found = [d for score in scores for d in differences(results, task, score, compare)]
         if found and (several_rates or compare != "best"):
-            yield f"{heading}\n\n{difference_table(found)}"
+            yield heading + difference_table(found)
     if several_rates:
         yield "The best rates were chosen on these same seeds: confirm them on others (`--first-seed`)."
     compare = "best" if several_rates else "baseline"
     judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
     nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
-    yield "\n\n".join(verdicts(judged) or [nothing])
+    yield "\n\n".join([table_note(judged), *verdicts(judged)] if judged else [nothing])
