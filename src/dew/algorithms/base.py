@@ -10,7 +10,8 @@ setting is explicit.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -123,7 +124,7 @@ class Algorithm:
     """Group overlong: a group is easy if at least this share of its answers is correct."""
 
     def __post_init__(self) -> None:
-        if problems := _wrong_values(self) or self.problems():
+        if problems := wrong_values(self) or self.problems():
             raise ConfigError([f"{self.name}: {p}" for p in problems])
 
     def problems(self) -> list[str]:
@@ -144,7 +145,7 @@ class Algorithm:
             found.append(f"oversample={self.oversample}: a round takes at least one batch of prompts. Give 1 or more.")
         if self.overlong == "soft":
             if self.overlong_buffer is None:
-                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of the completion length.")
+                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens.")
             elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
                 what = f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}, where it ends."
                 found.append(f"{what} Give 0 < overlong_buffer <= max_tokens.")
@@ -269,13 +270,14 @@ def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
 TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
 
 
-def _wrong_values(settings: Algorithm) -> list[str]:
+def wrong_values(settings: Any) -> list[str]:
     """Settings from a file or a command line whose value is not of the annotated type, or not one of its Literal's."""
     found = []
     for name, hint in get_type_hints(type(settings)).items():
-        kinds, value = get_args(hint) or (hint,), getattr(settings, name, None)
+        value = getattr(settings, name, None)
+        kinds = get_args(hint) if get_origin(hint) in (Literal, Union, UnionType) else (hint,)
         if get_origin(hint) is Literal and value not in kinds:
-            found.append(f"{name}={value!r} is not known. Choose one of: {', '.join(kinds)}.")
+            found.append(f"{name}={value!r} is not known. Choose one of: {', '.join(map(str, kinds))}.")
         if get_origin(hint) is ClassVar or not all(kind in TYPE_NAMES for kind in kinds):
             continue
         if type(value) not in kinds and not (float in kinds and type(value) is int):
