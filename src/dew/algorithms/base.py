@@ -124,7 +124,7 @@ class Algorithm:
     """Group overlong: a group is easy if at least this share of its answers is correct."""
 
     def __post_init__(self) -> None:
-        if problems := wrong_values(self) or self.problems():
+        if problems := wrong_types(self) or [*_wrong_choices(self), *self.problems()]:
             raise ConfigError([f"{self.name}: {p}" for p in problems])
 
     def problems(self) -> list[str]:
@@ -270,19 +270,25 @@ def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
 TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
 
 
-def wrong_values(settings: Any) -> list[str]:
-    """Settings from a file or a command line whose value is not of the annotated type, or not one of its Literal's."""
+def wrong_types(settings: Any) -> list[str]:
+    """Settings whose type is not the annotated one, as a value from a file or a command line may be."""
     found = []
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name, None)
-        kinds = get_args(hint) if get_origin(hint) in (Literal, Union, UnionType) else (hint,)
-        if get_origin(hint) is Literal and value not in kinds:
-            found.append(f"{name}={value!r} is not known. Choose one of: {', '.join(map(str, kinds))}.")
-        if get_origin(hint) is ClassVar or not all(kind in TYPE_NAMES for kind in kinds):
-            continue
-        if type(value) not in kinds and not (float in kinds and type(value) is int):
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        right = type(value) in kinds or (float in kinds and type(value) is int)
+        if all(kind in TYPE_NAMES for kind in kinds) and not right:
             found.append(f"{name}={value!r} is not {' or '.join(TYPE_NAMES[kind] for kind in kinds)}.")
     return found
+
+
+def _wrong_choices(settings: Algorithm) -> list[str]:
+    """Settings whose value is not among those of the annotated Literal."""
+    hints = {
+        name: get_args(hint) for name, hint in get_type_hints(type(settings)).items() if get_origin(hint) is Literal
+    }
+    wrong = {name: value for name in hints if (value := getattr(settings, name)) not in hints[name]}
+    return [f"{x}={v!r} is not known. Choose one of: {', '.join(map(str, hints[x]))}." for x, v in wrong.items()]
 
 
 SIGNALS = {"entropy": "entropy", "logp": "log-probability", "sum_sq": "sum of squared probabilities"}

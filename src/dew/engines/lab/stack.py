@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.algorithms.base import Part, wrong_values
+from dew.algorithms.base import Part, wrong_types
 from dew.algorithms.credit import give_credit
 from dew.credit import grpo_advantages, has_signal
 from dew.engines.lab.arms import Arm
@@ -56,7 +56,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         least = {"group_size": 2, "width": 8}
-        wrong = wrong_values(self) or [
+        wrong = wrong_types(self) or [
             f"{f.name}={getattr(self, f.name)}: give at least {least.get(f.name, 1)}."
             for f in fields(self)
             if getattr(self, f.name) < least.get(f.name, 1)
