@@ -127,7 +127,7 @@ def test_the_search_itself_finds_each(line):
 
 WATCHER = r"""
 import json, os, signal, sys
-from dew.rewards import extract, format, normalize, verifier
+from dew.rewards import extract, normalize, verifier, verifiers
 from dew.rewards.worker import violates
 from dew.rewards.latex import WARM_UP, compare
 from dew.tasks.datasets import TEMPLATES, render
@@ -164,7 +164,7 @@ for now in completions:
     extract.is_formula(now)
     normalize.read_number(now)
     normalize.words(now); normalize.gold_choice(now); normalize.final_choice(now)
-    for form in (format.think_format, format.think_answer_format, format.boxed_format): form([now])
+    for form in (verifiers.think_format, verifiers.think_answer_format, verifiers.boxed_format): form([now])
     countdown.check(now, numbers=[3, 5], answer="8")
     chain.check(now, answer="8")
     equation.check(now, numbers=[3, 5], answer=8)
