@@ -11,9 +11,9 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 
 .PHONY: quickstart install test lint types layers unit slow test-vllm test-verl docs mutants clean
 
-# Replaces an earlier demo in runs/demo.
+# Resumes a demo that was stopped; remove runs/demo to start again.
 quickstart: install
-	$(BIN)/dew demo --overwrite
+	$(BIN)/dew demo
 
 # Install torch first and alone, so that no dependency makes pip choose another build.
 $(VENV)/.installed: pyproject.toml locks/core.txt

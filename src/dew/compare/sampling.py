@@ -1,4 +1,4 @@
-"""Sample k answers to each of n prompts with transformers or vLLM, and compute the entropy of given answers."""
+"""Sample k answers to each of n prompts with transformers or vLLM."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,15 +116,10 @@ def _generate(model: Any, tokenizer: Any, sampling: Sampling, ids: list[list[int
     draw: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
         draw = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-    # On one CPU core a static cache is up to a quarter faster; on a GPU it would be compiled first. It has one dtype,
-    # and under accelerate's autocast keys and values may differ.
-    static = model.device.type == "cpu" and not hasattr(model, "_original_forward")
-    cache = {"cache_implementation": "static", "disable_compile": True} if static else {}
     output = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
         **draw,
-        **cache,
         repetition_penalty=1.0,
         max_new_tokens=sampling.max_new_tokens,
         pad_token_id=tokenizer.pad_token_id,
@@ -171,19 +166,3 @@ def _sample_with_vllm(llm: Any, ids: list[list[int]], sampling: Sampling) -> lis
         [Sampled(one.text, len(one.token_ids), one.finish_reason == "length") for one in result.outputs]
         for result in results
     ]
-
-
-def token_entropy(model: Any, tokenizer: Any, prompt: Any, answer: str) -> tuple[list[str], list[float]]:
-    """The tokens of an answer, and the entropy (in nats) of the distribution that each was sampled from.
-
-    Hₜ = − Σᵥ pₜᵥ · log pₜᵥ
-    """
-    import torch
-
-    before = prompt_ids(tokenizer, prompt)
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    with torch.inference_mode():
-        logits = model(torch.tensor([before + ids], device=model.device)).logits[0, len(before) - 1 : -1]
-        logp = logits.float().log_softmax(-1)
-        entropy = -(logp.exp() * logp).sum(-1)
-    return [tokenizer.decode([i]) for i in ids], entropy.tolist()

@@ -140,7 +140,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 def without_empty(rollout: Callable[..., Columns], end: int) -> Callable[..., Columns]:
-    """A rollout function whose empty completions, which TRL cannot pad, become a masked end-of-text token."""
+    """A rollout function whose empty answers, which TRL cannot pad, become a masked end-of-text token."""
 
     @functools.wraps(rollout)
     def filled(*args: Any, **kwargs: Any) -> Columns:
@@ -179,7 +179,7 @@ class CapturedSampling:
         """Whether the sampler's entropies are near those of a scoring pass."""
 
     def generate(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], Tensor, Tensor] | None:
-        """One completion per prompt, with log-probabilities and entropies; None where TRL has to sample."""
+        """One answer per prompt, with log-probabilities and entropies; None where TRL has to sample."""
         self.current_model()
         if self._decoder is None:
             return None
