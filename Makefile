@@ -70,7 +70,6 @@ $(VENV)-docs/.installed: locks/docs.txt
 
 mutants: install
 	$(BIN)/python tests/mutants.py
-	$(BIN)/python tests/mutants_survive.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -256,6 +256,13 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
 
 
+def test_explain_names_the_signal_that_another_algorithm_needs(dew, tmp_path):
+    answers = [replace(a, logp=[-0.1, -0.2]) for a in group().answers]
+    write_records(tmp_path, 3, [replace(group(), answers=answers)])
+    assert dew("explain", tmp_path, "--algorithm", "clip_cov")[0] == 0
+    assert "answers [1, 2] have no recorded sum_sq" in dew("explain", tmp_path, "--algorithm", "otb")[2]
+
+
 def test_text_is_readable_on_every_credit():
     for credit in [x / 20 for x in range(-20, 21)]:
         style = console.by_credit(["a"], [credit], 1.0).spans[0].style if abs(credit) > 0.02 else None

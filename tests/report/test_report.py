@@ -20,10 +20,12 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import torch
 
 from dew.compare import Sampling, Scores
 from dew.compare.sampling import Sampled
 from dew.compare.scores import ScoredProblem
+from dew.credit import group_relative
 from dew.errors import ConfigError, RecordError
 from dew.report import build, build_from_records
 from dew.report.content import content_of
@@ -31,7 +33,7 @@ from dew.report.findings import remarks
 from dew.report.readers import Run
 from dew.report.results import arms_of, rows_of
 from dew.report.serve import View, make_server
-from dew.report.statistics import statistics, summary
+from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
 from dew.rewards import Verdict
 from dew.run.folder import RunFolder
@@ -74,14 +76,6 @@ def test_words_relative_to_the_mean_of_their_answer() -> None:
     wrong = AnswerRecord([" so", " we", " Wait"], False, 0.0, advantage=[-1.0, -1.0, -4.0])
     found = statistics([GroupRecord(0, g, "", [wrong]) for g in range(5)])["words"]
     assert found == {"correct": [], "wrong": [{"word": "Wait", "uses": 5, "extra": pytest.approx(1.0)}]}
-
-
-def test_reward_mass_excludes_penalties() -> None:
-    """Correct: r̃ − penalty = 1.05, 1.15 with mean 1.1. Wrong: |−1.1| twice. α1 + α2 = 1.1."""
-    right = answer(True, shaped=[0.55, 0.65], extra=-0.5)
-    wrong = answer(False, shaped=[-1.1, -1.1])
-    found = statistics([GroupRecord(0, 0, "", [right, wrong], settings={"alpha1": 1.0, "alpha2": 0.1})])["mass"]
-    assert found == {key: pytest.approx(1.1) for key in ("correct", "wrong", "expected")}
 
 
 def test_untrained_tokens_are_not_counted() -> None:
@@ -533,15 +527,23 @@ def test_a_penalised_correct_answer_is_not_flipped() -> None:
     assert summary(GroupRecord(0, 0, "", [right, better]))["flipped"] == 0
 
 
+def test_the_wrong_sign_is_that_of_dew_credit() -> None:
+    for seed in range(50):
+        rewards = torch.rand(6, generator=torch.Generator().manual_seed(seed)).mul(3).round()
+        rewards[0] = -1.0  # not all equal
+        group = GroupRecord(0, 0, "", [AnswerRecord(["a"], r > 0.5, r) for r in rewards.tolist()])
+        assert np.sign(above_mean(group)).tolist() == group_relative(rewards).sign().tolist()
+
+
 def test_credit_over_training_by_step() -> None:
     early = GroupRecord(
         1, 0, "", [answer(True, "x" * 10, entropy=[0.001] * 5 + [1.0] * 5, advantage=[1.0] * 5 + [3.0] * 5)]
     )
     late = GroupRecord(9, 0, "", [answer(False, advantage=[1.0, -1.0], entropy=[1.0, 1.0])])
     first, second = statistics([early, late])["periods"]
-    assert (first["from"], first["to"], first["sure"], first["flipped"]) == (1, 1, 0.5, 0.0)
+    assert (first["from"], first["to"]) == (1, 1)
     assert first["deciles"]["correct"]["shares"] == pytest.approx([0.05] * 5 + [0.15] * 5)
-    assert (second["from"], second["flipped"], second["deciles"]) == (9, 0.5, {})
+    assert (second["from"], second["deciles"]) == (9, {})
 
 
 def test_extreme_numbers_are_shown(tmp_path: Path) -> None:

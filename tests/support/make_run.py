@@ -248,7 +248,7 @@ def make_run(
         {
             "step": int(steps * 0.62),
             "alarm": "truncated",
-            "message": "31 % of the answers were cut off at the length limit for 10 steps.",
+            "message": "31% of the answers were cut off at the length limit for 10 steps.",
             "remedy": "Raise max_completion_length, or turn on the soft overlong punishment.",
             "value": 0.31,
             "threshold": 0.3,

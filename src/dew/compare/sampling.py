@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem
@@ -96,25 +97,20 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
 
 
 def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Drawing:
-    """One of dew's decoders; `generate` for models that they do not support."""
-    from dew.decoding import Decoder, Draw, decoder_for
+    """dew's decoder; `generate` for models that it does not support."""
+    from dew.decoding import Decoder, Draw, refusal
 
-    kind, size = decoder_for(model), sampling.batch_size or (1024 if model.device.type == "cuda" else 256)
+    size = sampling.batch_size or (1024 if model.device.type == "cuda" else 256)
     size = size // sampling.answers * sampling.answers or size  # all answers to a prompt together, if they fit
-    if isinstance(kind, str):
-        return _in_batches(lambda ids: _generate(model, tokenizer, ids, sampling), size)
+    if refusal(model):
+        batches = partial(_generate, model, tokenizer, sampling)
+        return lambda ids: [row for i in range(0, len(ids), size) for row in batches(ids[i : i + size])]
     draw = Draw(temperature=sampling.temperature, top_p=sampling.top_p, greedy=sampling.greedy)
-    decoder = kind(model, draw, ends=ends, pad=tokenizer.pad_token_id)
-    if isinstance(decoder, Decoder):
-        return lambda ids: decoder.answers(ids, sampling.max_new_tokens, at_once=size)
-    return _in_batches(lambda ids: decoder.answers(ids, sampling.max_new_tokens), size)
+    decoder = Decoder(model, draw, ends=ends, pad=tokenizer.pad_token_id)
+    return lambda ids: decoder.answers(ids, sampling.max_new_tokens, at_once=size)
 
 
-def _in_batches(draw: Drawing, size: int) -> Drawing:
-    return lambda ids: [row for first in range(0, len(ids), size) for row in draw(ids[first : first + size])]
-
-
-def _generate(model: Any, tokenizer: Any, ids: list[list[int]], sampling: Sampling) -> list[list[int]]:
+def _generate(model: Any, tokenizer: Any, sampling: Sampling, ids: list[list[int]]) -> list[list[int]]:
     inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding_side="left").to(model.device)
     # Every setting is explicit, because the model may bring its own (top_k=20, a repetition penalty).
     draw: dict[str, Any] = {"do_sample": False}

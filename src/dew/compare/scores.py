@@ -19,7 +19,7 @@ from dew.compare.statistics import Interval, mean_interval, score_problem
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
-from dew.rewards.calls import NOT_FINITE, call_reward
+from dew.rewards.calls import NOT_FINITE, call_reward, reward_name
 from dew.rewards.user_function import UserFunction, required_columns
 from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
@@ -88,10 +88,6 @@ def evaluate(
     model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
     of_train = isinstance(problems, Dataset) and problems.held_out is None
     return Scores(task_name, str(model_name), settings, scored, seconds, of_train, judge_name(verifier, threshold))
-
-
-def reward_name(reward: Any) -> str:
-    return str(getattr(reward, "__name__", type(reward).__name__))
 
 
 def judge_name(judge: Any, threshold: float) -> str:

@@ -124,9 +124,13 @@ def difference_table(differences: Sequence[Difference]) -> str:
     for (arm, baseline), found in rows.items():
         seeds = max((d.pairs for d in found.values() if d.unit == "seeds"), default=1)
         table.append([f"{arm} − {baseline}", str(seeds), *(_cell(found.get(score)) for score in scores)])
-    text = markdown_table(["difference", "seeds", *map(title, scores)], table)
+    return markdown_table(["difference", "seeds", *map(title, scores)], table)
+
+
+def table_note(differences: Sequence[Difference]) -> str:
+    """How to read `difference_table`."""
     bold = f"p < 0.05 after Holm's correction, with {MIN_SEEDS} seeds or more"
-    text += f"\nPaired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
+    text = f"Paired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
     if any(d.unit == "problems" for d in differences):
         text += "With one seed, scores are paired by problem: the interval covers other problems, not other seeds.\n"
     return text
@@ -151,4 +155,4 @@ def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str
         text += "\nMean ± standard deviation over seeds.\n"
     if not differences:
         return text
-    return "\n".join([text, difference_table(differences), *verdicts(differences)]) + "\n"
+    return "\n".join([text, difference_table(differences), table_note(differences), *verdicts(differences)]) + "\n"

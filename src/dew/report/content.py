@@ -12,7 +12,7 @@ from dew import __version__
 from dew.report.findings import findings_of
 from dew.report.readers import Run, evenly
 from dew.report.results import arms_of, rows_of
-from dew.report.statistics import statistics, summary
+from dew.report.tokens import above_mean, statistics, summary
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
 SCHEMA = 1
@@ -127,13 +127,13 @@ def _group(group: GroupRecord, numbers: Json) -> Json:
         **{name: getattr(group, name) for name in ("step", "group", "prompt", "gold", "algorithm")},
         "summary": finite(numbers),
         "settings": finite(dict(group.settings)),
-        "answers": [_answer(answer) for answer in group.answers],
+        "answers": [_answer(*pair) for pair in zip(group.answers, above_mean(group).tolist(), strict=True)],
     }
 
 
-def _answer(answer: AnswerRecord) -> Json:
+def _answer(answer: AnswerRecord, above: float) -> Json:
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
-    out: Json = {name: finite(getattr(answer, name)) for name in names}
+    out: Json = {name: finite(getattr(answer, name)) for name in names} | {"above": finite(above)}
     if answer.rewards:
         out["rewards"] = finite(dict(answer.rewards))
     out["tokens"] = list(answer.tokens)

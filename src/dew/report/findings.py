@@ -13,7 +13,7 @@ from dew.compare.results import by_problem
 from dew.compare.verdicts import change_sentence, listed
 from dew.report.readers import Run
 from dew.report.results import EVAL_PASS, answers_of
-from dew.report.statistics import SURE
+from dew.report.tokens import SURE
 from dew.run.alarms import Alarms
 from dew.run.records import Json
 

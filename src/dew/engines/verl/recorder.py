@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recorder import RunLog, due, group_records
+from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, due, entropy_sums, group_records
+from dew.engines.verl.config import RunSettings, read
 from dew.engines.verl.estimators import CreditedBatch
-from dew.engines.verl.settings import RunSettings, read
 
 TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
 """verl's timers -> dew's `seconds/...`"""
@@ -42,10 +41,10 @@ class Recorder(RunLog):
         facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps}
         self.begin(self.algorithm, ["verl", "ray"], gpus, **facts)
 
-    def add(self, batch: CreditedBatch, truncated: Tensor) -> Numbers:
+    def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
-        self.check_rewards(1, self.algorithm, batch.rows.outcome)
+        self.check_rewards(step, self.algorithm, batch.rows.outcome)
         self._batches.append((int(batch.credit.scored.sum()), numbers))  # without padding rows
         return numbers
 
@@ -70,7 +69,6 @@ def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> 
     if not here.any():
         return {}
     answers = {
-        "guided": rows.guided[here],
         "outcome": rows.outcome[here],
         "extra": rows.extra[here],
         "length": rows.mask.sum(-1)[here],
@@ -141,7 +139,6 @@ def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor
             for info in infos
         ],
         "truncated": truncated,
-        "guided": rows.guided,
         "entropy": rows.entropy,
         "logp": join(data["old_log_probs"]),
         "outcome": rows.outcome,
