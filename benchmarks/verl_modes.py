@@ -30,10 +30,9 @@ import yaml
 from dew.cli.recipes import names
 from dew.compare.statistics import t_test
 from dew.engines.verl import data
+from dew.engines.verl.config import EXTERNAL
 from dew.engines.verl.launch import MAIN, Launch, check_with_verl, hydra_words, prepare
-from dew.engines.verl.recipe import flat
-from dew.engines.verl.settings import EXTERNAL
-from dew.run.config import Run, read_run
+from dew.run.config import Run, flat, read_run
 
 RUNS = {
     "verl_grpo": ("grpo", None),

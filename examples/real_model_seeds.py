@@ -30,7 +30,7 @@ from dew.compare import Difference, Scores, corrected, paired
 from dew.compare.grid import Cell, open_grid
 from dew.compare.results import AREA
 from dew.compare.statistics import pass_at_k
-from dew.compare.verdicts import difference_table, markdown_table, spread
+from dew.compare.verdicts import difference_table, markdown_table, spread, table_note
 from dew.engines.lab.arms import Arm, parse_arms
 from dew.errors import ConfigError, DewError, Problem
 from dew.files import write_atomically
@@ -249,7 +249,7 @@ def table(content: Json) -> str:
     scores = [("", 0), *((name, j) for name in content["settings"]["sets"] for j in dict.fromkeys((1, k)))]
     found = [_difference(runs, k, *pair, name, j) for pair in pairs for name, j in scores]
     if differences := corrected(d for d in found if d):
-        text.append(difference_table(differences))
+        text += [difference_table(differences), table_note(differences)]
     if trained:
         rows = []
         for arm in trained:

@@ -1,29 +1,76 @@
 """The tables of memory and time in docs/scale.md: the paper's runs on 8, 16 and 64 GPUs.
 
-python scripts/scale_tables.py     prints both tables; a test compares them with the page
+    python scripts/scale_tables.py     prints both tables; a test compares them with the page
+
+Memory is `dew.preflight.verl`'s. Seconds of a step with R answers of mean length n to prompts of length p:
+
+    training     R (p + n) · (2 + 8 E) P / (N · peak · 0.4): 2 P for the old policy; in each of E passes 6 P forward
+                 and backward, 2 P recomputed
+    generation   R n / (tokens per second of all samplers), at least the longest answer by itself. Each decoding step
+                 of a sampler reads its weights and the cache of its running answers at 0.6 of the memory bandwidth.
+
+0.4 and 0.6 are assumptions; docs/scale.md compares the result with published runs.
 """
 
-from dew.engines.verl.recipe import Batches
-from dew.preflight.machine import GB
-from dew.preflight.verl import GPUS, SHAPES, Job, estimate, fits, pace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-RUNS = [(model, gpus) for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B") for gpus in (8, 16, 64)]
+from dew.engines.verl.launch import SAMPLER_GPUS, Launch, prepare
+from dew.preflight.machine import GB
+from dew.preflight.memory import Shape
+from dew.preflight.verl import cache_tokens, estimate, fits, shape_of_model
+from dew.run.config import flat, read_run
+
+RECIPES = Path(__file__).parents[1] / "recipes" / "paper"
+RUNS = [(model, gpus) for model in ("7b", "32b") for gpus in (8, 16, 64)]
 TERMS = ("weights", "gradients", "adam", "gathered", "activations", "logits", "entropy")
 """Column titles for the terms of training, in the order of `estimate`."""
+MFU, BANDWIDTH_SHARE = 0.4, 0.6
+SEQUENCES = 256
+"""Maximum number of answers that a sampler decodes at once: verl's max_num_seqs."""
+PROMPT = 200
+"""Assumed mean length of a prompt."""
 
 
-def paper_job(model: str, gpus: int) -> Job:
-    """The paper's run, as in recipes/paper, on this many GPUs."""
-    parallel = 1 if model.endswith("7B") else 4
-    batches = Batches(128, mini=128, answers=16, nodes=gpus // 8, gpus_per_node=8, tensor_parallel=parallel)
-    return Job(
-        shape=SHAPES[model],
-        batches=batches,
-        prompt_limit=2048,
-        answer_limit=4096,
-        steps=210,
-        sampler_share=0.4,
-    )
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory: float
+    peak: float
+    """Dense bf16 operations per second."""
+    bandwidth: float
+
+
+GPUS = (Gpu("80 GB (H100)", 80 * GB, 989e12, 3.35e12), Gpu("141 GB (H200)", 141 * GB, 989e12, 4.8e12))
+
+
+def paper_run(model: str, gpus: int, **verl: float) -> tuple[Launch, Shape]:
+    """The paper's run on this many GPUs; `verl` changes keys, with __ for the dots."""
+    run = read_run(RECIPES / f"qwen2.5-{model}.yaml")
+    own = {"trainer.nnodes": gpus // 8, "trainer.n_gpus_per_node": 8}
+    own |= {key.replace("__", "."): value for key, value in verl.items()}
+    launch = prepare(replace(run, verl={**flat(run.verl), **own}))
+    return launch, shape_of_model(launch)
+
+
+def pace(launch: Launch, s: Shape, gpu: Gpu, n: float) -> dict[str, float]:
+    """Seconds per step of both phases, tokens per second, hours of the run, for answers of mean length n."""
+    t, batches, limit = launch[SAMPLER_GPUS], launch.batches, launch["data.max_response_length"]
+    answers, samplers = batches.sampled, max(1, batches.processes // t)
+    running = max(1.0, min(SEQUENCES, answers / samplers, cache_tokens(launch, s, gpu.memory) / (PROMPT + n)))
+    seconds = step_seconds(s, gpu, answers / samplers, PROMPT, n, limit, running=running, passes=batches.passes, gpus=t)
+    speed, hours = answers * (PROMPT + n) / sum(seconds), launch["trainer.total_training_steps"] * sum(seconds) / 3600
+    return {"generation": seconds[0], "training": seconds[1], "tokens_per_second": speed, "hours": hours}
+
+
+def step_seconds(
+    s: Shape, gpu: Gpu, answers: float, p: float, n: float, limit: int, *, running: float, passes: int, gpus: int = 1
+) -> tuple[float, float]:
+    """Generation and training of one sampler's answers on its GPUs. `running` answers are decoded at once."""
+    weights, bandwidth = s.compute_bytes * s.parameters, gpus * gpu.bandwidth * BANDWIDTH_SHARE
+    decoding_step = (weights + running * (p + n / 2) * s.cache_bytes) / bandwidth
+    generation = max(answers / running * n * decoding_step, limit * weights / bandwidth)
+    return generation, answers * (p + n) * (2 + 8 * passes) * s.parameters / (gpus * gpu.peak * MFU)
 
 
 def memory_table() -> str:
@@ -31,12 +78,12 @@ def memory_table() -> str:
     heads = [*TERMS, "training", *(f"sampling, {gpu.name}" for gpu in GPUS), *(f"fits {gpu.name}" for gpu in GPUS)]
     lines = [f"| model, GPUs | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for model, gpus in RUNS:
-        job = paper_job(model, gpus)
-        terms = list(estimate(job, GPUS[0]).training.values())
-        sampling = [sum(estimate(job, gpu).generation.values()) for gpu in GPUS]
+        job = paper_run(model, gpus)
+        terms = list(estimate(*job, GPUS[0].memory).training.values())
+        sampling = [sum(estimate(*job, gpu.memory).generation.values()) for gpu in GPUS]
         cells = [f"{number / GB:.1f}" for number in (*terms, sum(terms), *sampling)]
-        cells += ["yes" if fits(job, gpu) else "**no**" for gpu in GPUS]
-        lines.append(f"| {model.removeprefix('Qwen/')}, {gpus} | {' | '.join(cells)} |")
+        cells += ["yes" if fits(*job, gpu.memory) else "**no**" for gpu in GPUS]
+        lines.append(f"| Qwen2.5-{model.upper()}, {gpus} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -47,13 +94,13 @@ def pace_table() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for model, gpus in RUNS:
-        job = paper_job(model, gpus)
-        for gpu in (gpu for gpu in GPUS if fits(job, gpu)):
+        job = paper_run(model, gpus)
+        for gpu in (gpu for gpu in GPUS if fits(*job, gpu.memory)):
             for mean in (1024, 4096):
-                found = pace(job, gpu, mean)
+                found = pace(*job, gpu, mean)
                 speed = found["tokens_per_second"]
                 lines.append(
-                    f"| {model.removeprefix('Qwen/')}, {gpus} | {gpu.name} | {mean:,} | {found['generation']:.0f} | "
+                    f"| Qwen2.5-{model.upper()}, {gpus} | {gpu.name} | {mean:,} | {found['generation']:.0f} | "
                     f"{found['training']:.0f} | {speed:,.0f} | {speed / gpus:,.0f} | {found['hours']:.1f} |"
                 )
     return "\n".join(lines)

@@ -61,9 +61,16 @@ def test_what_is_in_the_archives(built):
 
 def test_the_core_alone(environment):
     bin, folder = environment("")
+    code = "import dew, dew.kernels; from dew.credit import gtpo_rewards; print(dew.list_algorithms())"
+    assert "gtpo" in run(bin / "python", "-W", "error", "-c", code, cwd=folder)
+    assert "typer" not in run(bin / "pip", "list", cwd=folder)
+    assert "pip install 'dew-rl[cli]'" in run(bin / "dew", "--help", cwd=folder, fails=True)
+
+
+def test_the_commands_without_an_engine(environment):
+    bin, folder = environment("cli")
     assert "dew 0." in run(bin / "dew", "--version", cwd=folder)
-    code = "import dew, torch; from dew.credit import gtpo_rewards; print(dew.list_algorithms())"
-    assert "gtpo" in run(bin / "python", "-c", code, cwd=folder)
+    assert "Train" in run(bin / "dew", "--help", cwd=folder)
     assert "GTPO" in run(bin / "python", ROOT / "examples" / "one_group.py", cwd=folder)
     said = run(bin / "dew", "train", "tiny/countdown", cwd=folder, fails=True)
     assert "pip install" in said and "trl" in said

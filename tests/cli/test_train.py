@@ -2,20 +2,24 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from dew.engines.problems import evaluate_run
+from dew.cli import app, train
+from dew.cli.runs import claim, lock
+from dew.engines.problems import evaluate_run, training_rows
 from dew.engines.trl import launch
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
-from dew.run.config import make_run, read_run
+from dew.run.config import RUN_AGAIN, make_run, read_run, to_yaml
 from dew.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -54,17 +58,12 @@ def config(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo", "grpo"])
-def test_every_recipe_takes_every_algorithm(algorithm):
-    for path in RECIPES:
-        parsed = parse(read_run(path, {"algorithm": algorithm}), dry=True)
-        assert parsed.args.build_algorithm().name == algorithm
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
-def test_every_recipe_is_understood(path):
-    parsed = parse(read_run(path), dry=True)
-    assert parsed.args.batches.fits and parsed.args.build_algorithm().name in path.read_text()
+def test_every_recipe_takes_every_algorithm(path):
+    for algorithm in ("gtpo", "grpo_s", "dapo", "grpo"):
+        parsed = parse(read_run(path, {"algorithm": algorithm}), dry=True)
+        assert parsed.args.build_algorithm().name == algorithm and parsed.args.batches.fits
+    assert str(read_run(path).settings["algorithm"]) in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +114,9 @@ def test_text_stays_as_it_was_typed():
         ({"bf16": "maybe"}, "yes/no"),
         ({"lr_scheduler_type": "cosin"}, "Did you mean 'cosine'"),
         ({"reward_weights": ["much"]}, "invalid float"),
+        ({"torch_dtype": "bfloat16"}, "Write dtype"),
+        ({"max_prompt_length": 512}, "no longer truncates prompts"),
+        ({"vllm_device": "cuda:1"}, "dew train --keys"),
         ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
     ],
 )
@@ -129,26 +131,15 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
-        ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
-        ({"num_generations": 5}, "5"),
-        ({"model_name_or_path": None}, "model_name_or_path is missing"),
-    ],
-)
-def test_bad_settings_are_named_before_anything_is_loaded(change, says):
-    with pytest.raises(ConfigError, match=says):
-        parse(make_run({**SMALL, **change}, source="x.yaml"))
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
         ({"task": None}, "nothing to train on"),
+        ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
+        ({"model_name_or_path": None}, "model_name_or_path is missing"),
+        ({"learning_rate": float("inf")}, "learning_rate=inf: give a number >= 0"),
         ({"task": "contdown"}, "Did you mean 'countdown'"),
         ({"task": None, "dataset_name": "nobody/nothing"}, "cannot be loaded"),
     ],
 )
-def test_missing_data_is_named(change, says):
+def test_bad_settings_and_missing_data_are_named(change, says):
     with pytest.raises(ConfigError, match=says):
         launch.data_of(parse(make_run({**SMALL, **change})))
 
@@ -162,7 +153,7 @@ def test_problems_whose_gold_cannot_be_matched_are_left_out_with_a_warning(tmp_p
     run = make_run(
         {**SMALL, "task": str(tmp_path / "p.jsonl"), "task_settings": settings, "verifier": "math", "problems": 8}
     )
-    _, kept = launch.training_rows(run)
+    _, kept = training_rows(run)
     assert 0 < len(kept) < 8 and all(row["answer"].isdecimal() for row in kept)
     assert "are left out" in caplog.text
 
@@ -238,7 +229,7 @@ def test_own_data_and_rewards_are_scored_on_problems_that_the_run_left_out(dew, 
     warning = "data has no test split: these problems are an eighth of its training data"
     mine, kept = f"{tmp_path}/mine.py:same", tmp_path / "kept.json"
     _, said, _ = dew("eval", tmp_path / "run", *few, mine, "--keep", kept)
-    trained = {row["prompt"] for row in launch.training_rows(read_run(path))[1]}
+    trained = {row["prompt"] for row in training_rows(read_run(path))[1]}
     assert "held-out problems" in said and warning not in said
     assert trained and not trained & prompts(kept)
     assert f"add --reward {mine} --options '{{threshold: 0.3}}'" in dew("eval", tmp_path / "run")[2]
@@ -265,20 +256,16 @@ def test_scores_need_a_verifier_or_a_reward_function(tmp_path):
     "error", [OSError(28, "No space left on device"), RuntimeError("write: No space left on device")]
 )
 def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
-    from dew.cli import trl
-
     def launched(*_, **__):
         raise error
 
     monkeypatch.setattr(launch, "launch", launched)
     with pytest.raises(EngineError, match=r"disk is full.*dew resume trainer_output"):
-        trl._train(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
+        train._train_on_trl(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
 
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_run_that_fails_says_how_to_resume(monkeypatch, capsys, tmp_path, saved):
-    from dew.cli import trl
-
     def fails(*_, **__):
         if saved:
             (tmp_path / "checkpoint-5").mkdir()
@@ -286,7 +273,7 @@ def test_a_run_that_fails_says_how_to_resume(monkeypatch, capsys, tmp_path, save
 
     monkeypatch.setattr(launch, "launch", fails)
     with pytest.raises(RuntimeError, match="CUDA error"):
-        trl._train(parse(make_run({**SMALL, "output_dir": str(tmp_path)})), resume=False)
+        train._train_on_trl(parse(make_run({**SMALL, "output_dir": str(tmp_path)})), resume=False)
     assert ("dew resume" in capsys.readouterr().out) == saved
 
 
@@ -300,6 +287,68 @@ def test_more_steps_need_a_checkpoint(dew, tmp_path):
     assert "at step 4 already" in dew("resume", tmp_path, "--max_steps", "4")[2]
     (tmp_path / "verl.yaml").write_text("")
     assert "verl.yaml, then resume" in dew("resume", tmp_path, "--max_steps", "4")[2]
+
+
+def test_too_few_problems_are_refused_before_training(dew, config):
+    path = config(problems=8, steps_per_generation=4)
+    code, _, err = dew("train", path)
+    assert code == 1 and "8 problems are fewer than the 16 prompts" in err
+    assert dew("preflight", path, "--answers", "0")[0] == 1
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    settings = {**SMALL, "learning_rate": 1e39, "weight_decay": 0.5, "output_dir": str(tmp_path), "max_steps": 1}
+    with pytest.raises(EngineError, match="not finite"):
+        parsed = parse(make_run(settings))
+        launch.launch(parsed, launch.build_trainer(parsed), say=lambda text: None)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_in_use_is_refused(dew, tmp_path):
+    (tmp_path / "r.yaml").write_text(json.dumps({**SMALL, "output_dir": str(tmp_path / "run")}))
+    with lock(tmp_path / "run"):
+        (tmp_path / "run/config.yaml").write_text(json.dumps(SMALL))
+        (tmp_path / "run/run.json").write_text("{}")
+        for words in (["train", tmp_path / "r.yaml", "--overwrite"], ["resume", tmp_path / "run"]):
+            code, _, err = dew(*words)
+            assert code == 1 and "in use by another command" in err
+        claim(tmp_path / "run", overwrite=True)
+        with pytest.raises(ConfigError, match="in use"), lock(tmp_path / "run"):
+            pass
+
+
+def test_overwrite_deletes_a_run_and_nothing_else(tmp_path):
+    for name in ("config.yaml", "notes.txt", "model/weights", "records/step-1", "checkpoints/latest", "data/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("task: countdown\n")
+    with pytest.raises(ConfigError, match="does not hold a run, but checkpoints, config"):
+        claim(tmp_path, overwrite=True)  # a project of the user's that has a config.yaml
+    (tmp_path / "config.yaml").write_text(to_yaml(make_run(SMALL), [RUN_AGAIN]))  # stopped before its first step
+    claim(tmp_path, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "data", "notes.txt"]
+    (tmp_path / "verl.yaml").touch()  # on verl, these two are the run's
+    claim(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_only_the_first_of_several_processes_prints():
+    command = [sys.executable, "-m", "dew.cli", "recipes"]
+    done = subprocess.run(command, env={**os.environ, "RANK": "1"}, capture_output=True, text=True, check=True)
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("error", [PackageNotFoundError("transformers"), ModuleNotFoundError(name="peft")])
+def test_a_missing_package_names_its_extra(error, capsys):
+    assert app._explain(error) == 1
+    assert "is not installed.\n→ pip install 'dew-rl[trl]'" in capsys.readouterr().err
+
+
+def test_messages_name_commands_that_exist():
+    from typer.main import get_command
+
+    texts = [file.read_text("utf-8") for file in (ROOT / "src/dew").rglob("*.py")]
+    named = {word for text in texts for word in re.findall(r"`dew ([a-z]+)", text)}
+    assert named and named <= set(get_command(app.app).commands)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -152,19 +152,19 @@ def test_padding_is_never_read(group, compare, average):
         assert A.isfinite().all() and not A[~mask].any()
 
 
-@given(groups(), groups())
-def test_batch_equals_its_groups_one_by_one(one, two):
+@given(groups(), groups(), COMPARE)
+def test_batch_equals_its_groups_one_by_one(one, two, compare):
     G, T = max(len(one[0]), len(two[0])), 5
     correct, mask = torch.zeros(2, G, dtype=torch.bool), torch.zeros(2, G, T, dtype=torch.bool)
     entropy = torch.full((2, G, T), float("nan"), dtype=torch.float64)
     for p, group in enumerate((one, two)):
         c, H, m = tensors(group)
         correct[p, : len(c)], entropy[p, : len(c), : H.shape[1]], mask[p, : len(c), : H.shape[1]] = c, H, m
-    rewards = gtpo_rewards(correct, entropy, mask)
+    rewards = gtpo_rewards(correct, entropy, mask, compare=compare)
     advantages = gtpo_advantages(rewards, mask)
     for p, group in enumerate((one, two)):
         c, H, m = tensors(group)
-        alone = gtpo_rewards(c, H, m)
+        alone = gtpo_rewards(c, H, m, compare=compare)
         torch.testing.assert_close(rewards[p, : len(c), : H.shape[1]], alone)
         torch.testing.assert_close(advantages[p, : len(c), : H.shape[1]], gtpo_advantages(alone, m))
 

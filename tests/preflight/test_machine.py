@@ -13,19 +13,20 @@ from dew.errors import EngineError
 from dew.preflight import machine
 
 ROOT = Path(__file__).parents[2]
-VERL = {**dict.fromkeys(machine.PACKAGES), **machine.LOCKS["verl"]}
+VERL = {**dict.fromkeys(machine.PACKAGES), **machine.pins("verl")}
 LOCK_FILES = [ROOT / "locks" / f"{name}.txt" for name in machine.LOCKS]
 
 
 @pytest.mark.parametrize("path", LOCK_FILES, ids=lambda path: path.stem)
 def test_the_matrix_agrees_with_the_lock_files(path):
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", path.read_text(), flags=re.MULTILINE))
-    table = machine.LOCKS[path.stem]
+    table = machine.pins(path.stem)
     assert {name: pins.get(name, pins.get(f"{name}-cpu")) for name in table} == table
 
 
 def test_the_versions_that_verl_requires_on_gpus():
-    assert machine.ON_GPUS == {"torch": "2.11.0", "transformers": "5.9.0", "vllm": "0.24.0"}
+    found = machine.pins("verl", machine.ON_GPUS)
+    assert found == {"torch": "2.11.0", "transformers": "5.9.0", "vllm": "0.24.0"}
 
 
 def test_the_locks_travel_in_the_wheel():
@@ -37,7 +38,7 @@ def test_the_tried_releases_are_those_of_pyproject_and_the_locks():
     for package, lock in (("trl", "core"), ("transformers", "core"), ("verl", "verl")):
         releases, oldest, newest, _ = SUPPORTED[package]
         assert f"{package}{releases}" in extras["verl" if package == "verl" else "trl"]
-        assert oldest in SpecifierSet(releases) and newest == machine.LOCKS[lock][package]
+        assert oldest in SpecifierSet(releases) and newest == machine.pins(lock)[package]
 
 
 @pytest.mark.parametrize(("package", "found"), [("trl", "1.14.2"), ("trl", "2.0.0"), ("transformers", "4.57.6")])
@@ -65,7 +66,7 @@ def test_another_release_is_one_clear_error(monkeypatch, package, found):
     ],
 )
 def test_versions(monkeypatch, change, status, says):
-    there = {**machine.LOCKS["core"], **change}
+    there = {**machine.pins("core"), **change}
     monkeypatch.setattr(machine, "installed", there.get)
     found = machine.check_versions()
     assert found.status == status and says in found.says
@@ -78,10 +79,10 @@ def test_advice_about_threads(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = machine.check_threads()
+    found = machine.check_torch()
     assert found.status == "warning" and "8 threads" in found.says and "OMP_NUM_THREADS=1" in found.remedy
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert machine.check_threads().status == "ok"
+    assert machine.check_torch().status == "ok"
 
 
 def test_little_memory_and_disk_are_warnings(monkeypatch):

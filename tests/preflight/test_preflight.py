@@ -12,16 +12,17 @@ from typer.testing import CliRunner
 import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
+from dew.cli.recipes import get
 from dew.engines.credit import give_credit
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
-from dew.preflight import answers, memory, passed, preflight
-from dew.preflight.check import attempt, failed, guarded, ok, skipped, warning
+from dew.preflight import answers, attempt, failed, guarded, memory, ok, passed, preflight, skipped, warning
 from dew.preflight.data import Data, check_golds, correct_answers
 from dew.preflight.memory import Shape, checkpoints, optimizer_steps
 from dew.rewards import verifier
-from dew.run.config import make_run
+from dew.run.config import make_run, read_run
+from dew.run.settings import Batches
 from dew.tasks import TINY
 
 REWARDS = '''
@@ -140,9 +141,9 @@ def test_format_rewards_that_never_change_or_that_the_model_never_earns(settings
 
 def test_an_indivisible_batch_fails_with_the_nearest_that_fit(settings):
     found = look({**settings, "per_device_train_batch_size": 6})
-    batches = found["batches"]
+    batches = found["settings"]
     assert batches.status == "failed" and "groups of 4" in batches.says
-    assert "per_device_train_batch_size=4 or 8" in f"{batches.says} {batches.remedy}"
+    assert "per_device_train_batch_size=4 or 8" in batches.remedy
     assert found["the rest"].status == "skipped"
 
 
@@ -182,25 +183,6 @@ def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):
     assert found["memory"].status == "failed" and found["memory"].facts["parameters"] > 3e11
     assert found["memory"].facts["largest"] == "optimizer" and "use_peft" in found["memory"].remedy
     assert found["answers"].status == "skipped"
-
-
-def test_code_that_comes_with_the_model_is_read_where_it_is_allowed(settings, tmp_path, monkeypatch):
-    folder = tmp_path / "custom"
-    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((folder / "config.json").read_text())
-    names = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyModel"}
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mine", "auto_map": names}))
-    (folder / "mine.py").write_text(
-        "from transformers import LlamaConfig, LlamaForCausalLM\n"
-        "class MyConfig(LlamaConfig):\n    model_type = 'mine'\n"
-        "class MyModel(LlamaForCausalLM):\n    config_class = MyConfig\n"
-    )
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(tmp_path / "modules")
-    found = memory.read_shape(
-        parse(make_run({**settings, "model_name_or_path": str(folder), "trust_remote_code": True}))
-    )
-    assert found.layers == config["num_hidden_layers"]
 
 
 def test_a_missing_column_fails(settings, tmp_path):
@@ -252,11 +234,11 @@ def test_anything_that_cannot_be_loaded_is_one_failed_check(settings, change, na
 
 
 def test_every_invalid_setting_is_a_check_of_its_own(settings):
-    run = make_run({**settings, "per_device_train_batch_size": 6, "epsilon": 0.7, "top_entropy_quantile": 0.5})
+    run = make_run({**settings, "per_device_train_batch_size": 6, "algorithm": "gtpo", "top_entropy_quantile": 0.5})
     with pytest.raises(ConfigError) as raised:
         parse(run)
     problems = [check for check in preflight(run, answers=0, say=print) if check.status == "failed"]
-    assert len(problems) == len(raised.value.problems) and problems[0].name == "batches"
+    assert len(problems) == len(raised.value.problems) == 2
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -297,7 +279,7 @@ def arguments(**changes):
         "deepspeed": None,
         "fsdp": None,
         "build_algorithm": GTPO,
-        "batches": SimpleNamespace(per_device=2, micro_batches=3),
+        "batches": Batches(sampled=6, trained=6, answers=2),
     }
     return SimpleNamespace(**{**plain, **changes})
 
@@ -336,14 +318,12 @@ def test_memory_grows_with_each_setting():
 
 def test_memory_remedies_name_what_to_change():
     found = memory.estimate(MODEL, arguments(), prompt=4)
-    rest = found.total - found.terms["activations"]
-    say = memory.check_memory(found, MODEL, arguments(), "a GPU", 0.9 * found.total)
-    assert say.status == "failed" and say.remedy == "Set gradient_checkpointing: true."
-    args = arguments(gradient_checkpointing=True, gradient_accumulation_steps=4)
-    say = memory.check_memory(found, MODEL, args, "a GPU", (rest + 0.6 * found.terms["activations"]) / memory.ROOM)
-    assert "per_device_train_batch_size: 1 and gradient_accumulation_steps: 8" in say.remedy
-    assert memory.check_memory(found, MODEL, arguments(), "a GPU", 1.05 * found.total).status == "warning"
-    assert memory.check_memory(found, MODEL, arguments(), "a GPU", 2 * found.total).status == "ok"
+
+    def checked(free):
+        return memory.check_memory(found, MODEL, arguments(), "a GPU", free * found.total)
+
+    assert checked(0.9).status == "failed" and "gradient_checkpointing: true" in checked(0.9).remedy
+    assert checked(1.05).status == "warning" and checked(2).status == "ok"
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
@@ -405,9 +385,9 @@ def test_checkpoints_on_the_disk():
         max_steps=-1,
         num_train_epochs=3,
         num_iterations=1,
-        batches=SimpleNamespace(per_device=8, processes=2, accumulation=2, answers=4),
+        batches=Batches(sampled=32, trained=32, answers=4),
     )
-    assert optimizer_steps(steps, 80) == 30  # 32 completions = 8 prompts a step, 80 prompts, 3 times
+    assert optimizer_steps(steps, 80) == 30  # 32 answers = 8 prompts a step, 80 prompts, 3 times
 
 
 def drawn(outcome, **changes):
@@ -449,14 +429,6 @@ def test_a_filter_on_the_summed_reward_is_detected():
         assert give_credit(rule, answers.four_wrong(rule)).signal.any() == keeps
 
 
-def test_a_demonstration_that_contradicts_its_gold_is_a_warning():
-    rows = [{"prompt": "1;+1:", "answer": "2", "solution": "1+1=2"} for _ in range(4)]
-    rows[1] = {**rows[1], "solution": "1+1=3"}
-    data = Data(rows, [verifier("chain")])
-    said = check_golds(data, 0, 0.5)
-    assert said.status == "warning" and said.facts["contradicted"] == [1]
-
-
 def test_correct_answers():
     assert correct_answers({"prompt": "?"}) == []
     assert correct_answers({"answer": "7", "solution": "3+4=7"})[0] == "3+4=7"
@@ -474,3 +446,27 @@ def test_errors_become_checks():
     assert "ZeroDivisionError" in guarded("x", divmod, 1, 0)[0].says
     assert passed([ok("a", ""), warning("b", "", ""), skipped("c", "")])
     assert not passed([ok("a", ""), failed("b", "", "")])
+
+
+# ---- the plan of `dew train --dry-run` -----------------------------------------------------------
+def planned(name, **changed):
+    return memory.plan(parse(read_run(get(name), changed), dry=True))
+
+
+def test_a_plan():
+    found = planned("gsm8k/qwen2.5-0.5b-instruct", num_iterations=2, algorithm_kwargs='{"alpha2": 0.2}')
+    assert found["algorithm"] == "gtpo(alpha2=0.2)"
+    # 200 steps, two on every generation of 8 x 64 answers
+    assert found["length"] == "200 optimizer steps on 100 generations: 51,200 answers of at most 512 tokens"
+    both = [planned(f"math/qwen2.5-1.5b-instruct{kind}")["memory"] for kind in ("", "-lora")]
+    full, lora = (float(text.split()[1]) for text in both)
+    assert lora < full
+    elsewhere = planned("tiny/countdown", model_name_or_path="nobody/nothing-at-all")
+    assert "not estimated" in elsewhere["memory"]
+
+
+def test_the_length_is_not_invented():
+    """4096 problems in three epochs are the maximum; a data set of the hub has as many rows as it has."""
+    epochs = {"max_steps": -1, "num_train_epochs": 3}
+    assert planned("tiny/countdown", **epochs)["length"].startswith("at most ")
+    assert "length" not in planned("tiny/countdown", **epochs, task=None, scores=None, dataset_name="some/data")

@@ -133,15 +133,11 @@ def test_no_process_outlives_its_parent(way: str):
     assert gone(*pids)
 
 
-def test_a_worker_that_was_killed_is_replaced():
+def test_workers_and_a_server_that_were_killed_are_replaced():
     assert statuses(r"\boxed{1+x}") == ["correct"]
     for worker in workers._idle:
         worker.socket.shutdown(2)
     assert statuses(r"\boxed{1+x}", r"\boxed{2+x}") == ["correct", "wrong"]
-
-
-def test_a_server_that_was_killed_is_replaced():
-    assert statuses(r"\boxed{1+x}") == ["correct"]
     os.kill(workers._server.popen.pid, signal.SIGKILL)
     workers._server.popen.wait()
     for worker in workers._idle:

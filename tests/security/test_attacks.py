@@ -47,7 +47,7 @@ ALLOWED = {
     ("rewards/process.py", "subprocess.Popen"): "this interpreter, arguments as a list of JSON",
     ("cli/train.py", "subprocess.run"): "the script that started a run, on dew resume; not with --untrusted",
     ("cli/runs.py", "subprocess.Popen"): "dew itself, arguments as a list",
-    ("engines/verl/recipe.py", "import_module"): "the user's algorithm, in external_lib; not in an untrusted file",
+    ("engines/verl/config.py", "import_module"): "the user's algorithm, in external_lib; not in an untrusted file",
     ("engines/recorder.py", "subprocess.run"): "git rev-parse HEAD",
 }
 """(file, call) -> why it may be there."""

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import zlib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,14 @@ import torch
 from attacks import FAMILIES
 from dew.cli.flags import load_run
 from dew.engines.trl import launch
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, DewError, RecordError
 from dew.files import stay_inside, write_atomically
-from dew.run.config import make_run, parse_yaml, read_run
+from dew.run.config import OWN_KEYS, make_run, parse_yaml, read_run
 from dew.run.folder import RunFolder
-from dew.run.permission import OFF, RUNS_CODE, SENDS, check_permission, needs_approval
+from dew.run.permission import ALLOWED, check_permission
 from dew.run.records import AnswerRecord, GroupRecord, read_records
+from dew.tasks import task
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "src/dew/tasks/data/tiny"
@@ -33,54 +33,40 @@ SMALL = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4
 
 # ── configs ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-NEED_APPROVAL = {
-    "algorithm": {"algorithm": "evil_rules.py:Rule"},
-    "env": {"env": {"LD_PRELOAD": "/tmp/evil.so"}},
-    "overwrite_output_dir": {"overwrite_output_dir": True},
-    "trust_remote_code": {"trust_remote_code": True},
-    "trust_remote_code ": {"trust_remote_code": "yes"},
-    "model_init_kwargs.trust_remote_code": {"model_init_kwargs": {"trust_remote_code": True}},
-    "model_init_kwargs.trust_remote_code ": {"model_init_kwargs": '{"trust_remote_code": true}'},
-    "generation_kwargs.custom_generate": {"generation_kwargs": {"custom_generate": "evil/code"}},
-    "model_init_kwargs.use_kernels": {"model_init_kwargs": {"use_kernels": True}},
-    "attn_implementation": {"attn_implementation": "evil/kernel"},
-    "model_init_kwargs.attn_implementation": {"model_init_kwargs": {"attn_implementation": "evil/kernel"}},
-    "model_init_kwargs.use_safetensors": {"model_init_kwargs": {"use_safetensors": False}},
-    "model_init_kwargs.weights_only": {"model_init_kwargs": {"weights_only": False}},
-    "reward_funcs": {"reward_funcs": ["rewards.py:score"]},
-    "reward_funcs ": {"reward_funcs": ["think_format", "os.system"]},
-    "reward_funcs  ": {"reward_funcs": "os:system"},
-    "push_to_hub": {"push_to_hub": True},
-    "log_completions_hub_repo": {"log_completions_hub_repo": "evil/answers"},
-    "trackio_space_id": {"trackio_space_id": "evil/space"},
-    "report_to": {"report_to": ["tensorboard", "wandb"]},
-    "report_to ": {"report_to": "all"},
-    "deepspeed": {"deepspeed": {"tensorboard": {"output_path": "/"}}},
-    "guide": {"guide": "http://evil.example/v1"},
-    "vllm_server_base_url": {"vllm_server_base_url": "http://evil.example:8000"},
-    "vllm_server_host": {"vllm_server_host": "evil.example"},
-    "output_dir": {"output_dir": "/etc/dew"},
-    "output_dir ": {"output_dir": "../../elsewhere"},
-    "output_dir  ": {"output_dir": "runs/../../elsewhere"},
-    "output_dir   ": {"output_dir": ".git/hooks"},
-    "output_dir    ": {"output_dir": "."},
-    "output_dir     ": {"output_dir": "~/x/../../../../etc"},
-    "output_dir      ": {"output_dir": "~/runs"},
-    "output_dir       ": {"output_dir": "~root/runs"},
-}
-HARMLESS = [
-    {"trust_remote_code": False},
-    {"trust_remote_code": "false"},
-    {"model_init_kwargs": {"use_safetensors": True, "attn_implementation": "sdpa"}},
-    {"reward_funcs": ["think_format", "boxed_format", "accuracy_reward"]},
-    {"report_to": "none"},
-    {"report_to": "tensorboard"},
-    {"guide": "http://localhost:8000/v1"},
-    {"guide": "answers.jsonl"},
-    {"vllm_server_host": "0.0.0.0"},
-    {"output_dir": "runs/mine"},
-    {"push_to_hub": False, "log_completions_hub_repo": None},
-]
+REFUSED = [
+    ("algorithm", "evil_rules.py:Rule"), ("env", {"LD_PRELOAD": "/tmp/evil.so"}), ("overwrite_output_dir", True),
+    ("trust_remote_code", True), ("trust_remote_code", "yes"), ("attn_implementation", "evil/kernel"),
+    ("model_init_kwargs", {"trust_remote_code": True}), ("model_init_kwargs", '{"use_safetensors": false}'),
+    ("model_init_kwargs", {"offload_folder": "/etc", "key_mapping": {"(a+)+": "b"}}),
+    ("generation_kwargs", {"custom_generate": "evil/code"}), ("reward_funcs", ["rewards.py:score"]),
+    ("reward_funcs", ["think_format", "os.system"]), ("reward_funcs", "os:system"), ("push_to_hub", True),
+    ("log_completions_hub_repo", "evil/answers"), ("trackio_space_id", "evil/space"), ("hub_model_id", "evil/model"),
+    ("report_to", ["tensorboard", "wandb"]), ("report_to", "all"), ("deepspeed", {"tensorboard": {"output_path": "/"}}),
+    ("deepspeed", "/dev/zero"), ("accelerator_config", "/dev/zero"), ("fsdp_config", "pipe.json"),
+    ("lora_target_modules", "(a+)+$"), ("guide", "http://evil.example/v1"), ("vllm_server_host", "evil.example"),
+    ("vllm_server_base_url", "http://evil.example:8000"), ("vllm_mode", "server"), ("dataset_name", "/etc"),
+    ("task", "/etc/passwd"), ("task", "../secret.jsonl"), ("task_settings", {"keep": "../x"}),
+    ("model_name_or_path", "~/models/x"), ("run_name", "${oc.env:HOME}"), ("learning_rate", "${oc.env:HOME}"),
+    *[("output_dir", path) for path in ("/etc/dew", "../x", "runs/../../x", ".git/hooks", ".", "~/x", "link/x")],
+]  # fmt: skip
+VERL_REFUSED = [
+    {"actor_rollout_ref": {"model": {"trust_remote_code": True}}}, {"reward.custom_reward_function.path": "/tmp/x.py"},
+    {"data": {"custom_cls": {"path": "x.pyc"}}}, {"data.custom_cls.path": "pkg://x"}, {"data.train_files": ["/etc/x"]},
+    {"actor_rollout_ref.model.external_lib": "x"}, {"trainer": {"rollout_data_dir": "/etc"}}, {"hydra.run.dir": "x"},
+    {"hydra.searchpath": ["file:///tmp"]}, {"trainer": {"logger": ["console", "wandb"]}},
+    {"actor_rollout_ref.actor._target_": "os.system"}, {"trainer.default_local_dir": "${oc.env:HOME}"},
+    {"+ray_kwargs.ray_init.runtime_env.env_vars": {"LD_PRELOAD": "x"}}, {"trainer.nnodes": "${oc.env:HOME}"},
+    {"actor_rollout_ref.rollout.agent.agent_loop_config_path": "x.yaml"}, {"~trainer.logger": None},
+    {"actor_rollout_ref.rollout.multi_turn.tool_config_path": "x.yaml"},
+    {"actor_rollout_ref.rollout.load_format": "pt"}, {"actor_rollout_ref.model.override_config": {"x": "evil/kernel"}},
+]  # fmt: skip
+HARMLESS = {
+    "trust_remote_code": False, "push_to_hub": "no", "log_completions_hub_repo": None, "report_to": "none",
+    "reward_funcs": ["think_format", "boxed_format", "accuracy_reward"], "attn_implementation": "sdpa",
+    "output_dir": "runs/mine", "dataset_config": "main", "algorithm_kwargs": {"alpha2": 0.2, "entropy_clip": [0.1, 2]},
+    "lora_target_modules": ["q_proj", "v_proj"], "model_name_or_path": "Qwen/Qwen2.5-0.5B", "task": "data/mine.jsonl",
+    "verl": {"trainer": {"nnodes": 2}, "+data.max_prompt_length": 99},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -92,15 +78,45 @@ def here(tmp_path, monkeypatch):
     return tmp_path / "recipes"
 
 
-@pytest.mark.parametrize(("name", "settings"), NEED_APPROVAL.items())
-def test_an_untrusted_file_needs_approval_on_the_command_line(here, name, settings):
-    run = make_run({**SMALL, **settings}, source=str(here / "r.yaml"))
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_an_untrusted_file_needs_approval_on_the_command_line(here, name, value):
+    Path("link").symlink_to(here)
+    run = make_run({**SMALL, name: value, **({"task": None} if name == "dataset_name" else {})}, source="r.yaml")
     with pytest.raises(ConfigError) as error:
-        parse(run, untrusted=True)
+        check_permission(run, (), untrusted=True)
     (problem,) = error.value.problems
-    assert problem.what.startswith(f"{name.strip()}: ") and "command line" in problem.remedy
-    check_permission(run, settings, untrusted=True)  # typed
+    assert problem.what.startswith(f"{name}: ") and "command line" in problem.remedy
+    check_permission(run, [name], untrusted=True)  # typed
     check_permission(run, (), untrusted=False)
+
+
+@pytest.mark.parametrize("verl", VERL_REFUSED, ids=str)
+def test_an_untrusted_file_for_verl_needs_approval_too(here, verl):
+    (here / "r.yaml").write_text(json.dumps({**SMALL, "engine": "verl", "verl": verl}))
+    run, typed = load_run(here / "r.yaml", [])
+    with pytest.raises(ConfigError) as error:
+        check_permission(run, typed, untrusted=True)
+    name = error.value.problems[0].what.split(": ")[0]
+    assert len(error.value.problems) == 1 and name.startswith("verl.")
+    run, typed = load_run(here / "r.yaml", [f"{name.removeprefix('verl.')}=~/x.py"] if "~" not in name else [])
+    check_permission(run, typed or [name], untrusted=True)
+
+
+def test_plain_training_settings_need_no_approval(here):
+    check_permission(make_run({**SMALL, **HARMLESS}, source="r.yaml"), (), untrusted=True)
+    for path in (ROOT / "recipes").rglob("*.yaml"):
+        check_permission(read_run(path), (), untrusted=True)
+
+
+def test_every_allowed_setting_exists():
+    from dew.engines.trl.launch import setting_fields
+
+    known = {field.name for field in setting_fields()} | set(OWN_KEYS)
+    assert {name.partition("=")[0] for name in ALLOWED if "." not in name} <= known
+    risky = re.compile("token$|remote|push|hub|url|host|path$|_dir$|kwargs$|config$")
+    assert {name for name in ALLOWED if risky.search(name)} == {
+        "algorithm_kwargs", "output_dir", "model_name_or_path", "dataset_config",
+    }  # fmt: skip
 
 
 TRL_FILE = """
@@ -108,19 +124,14 @@ model_name_or_path: tiny
 dataset_name: somebody/problems
 reward_funcs: [accuracy_reward, my_rewards.brevity, rewards/mine.py:score]
 outcome_reward: accuracy_reward
-reward_weights: [1.0, 0.1, 0.1]
 report_to: wandb
 push_to_hub: true
-hub_model_id: me/my-model
 output_dir: %s/elsewhere/run
-trackio_space_id: me/space
 learning_rate: 1e-6
 num_generations: 4
 per_device_train_batch_size: 8
 use_cpu: true
 bf16: false
-log_completions: true
-vllm_server_host: gpu-node-1
 model_init_kwargs: {attn_implementation: sdpa}
 """
 
@@ -131,11 +142,11 @@ def test_an_ordinary_config_of_trl_is_trusted(here, tmp_path, dew):
     assert code == 0, err
     found = json.loads(out)
     assert found["report_to"] == "wandb" and found["push_to_hub"] is True
-    assert found["reward_funcs"] == ["accuracy_reward", "my_rewards.brevity", "rewards/mine.py:score"]
     code, _, err = dew("train", here / "r.yaml", "--dry-run", "--untrusted")
     assert code == 1
-    for name in ("reward_funcs", "report_to", "push_to_hub", "output_dir", "trackio_space_id", "vllm_server_host"):
-        assert f"  {name}: " in err
+    for name in ("reward_funcs", "report_to", "push_to_hub", "output_dir", "model_init_kwargs"):
+        assert f"  {name}: " in err  # all of them at once
+    assert "learning_rate" not in err
 
 
 def test_remote_code_and_pickles_are_off_unless_the_file_turns_them_on(here):
@@ -148,130 +159,27 @@ def test_remote_code_and_pickles_are_off_unless_the_file_turns_them_on(here):
     assert parsed.args.trust_remote_code is True and parsed.args.model_init_kwargs == {"use_safetensors": False}
 
 
-@pytest.mark.parametrize(
-    ("verl", "name"),
-    [
-        (
-            {"actor_rollout_ref": {"model": {"trust_remote_code": True}}},
-            "verl.actor_rollout_ref.model.trust_remote_code",
-        ),
-        ({"reward.custom_reward_function.path": "/tmp/x.py"}, "verl.reward.custom_reward_function.path"),
-        ({"data": {"custom_cls": {"path": "pkg://x"}}}, "verl.data.custom_cls.path"),
-        ({"actor_rollout_ref.model.external_lib": "x"}, "verl.actor_rollout_ref.model.external_lib"),
-        ({"trainer": {"rollout_data_dir": "/etc"}}, "verl.trainer.rollout_data_dir"),
-        ({"hydra.run.dir": "/etc"}, "verl.hydra.run.dir"),
-        ({"trainer": {"logger": ["console", "wandb"]}}, "verl.trainer.logger"),
-        ({"actor_rollout_ref.actor._target_": "os.system"}, "verl.actor_rollout_ref.actor._target_"),
-    ],
-)
-def test_an_untrusted_file_for_verl_needs_approval_too(here, verl, name):
-    (here / "r.yaml").write_text(json.dumps({**SMALL, "engine": "verl", "verl": verl}))
-    run, typed = load_run(here / "r.yaml", [])
-    with pytest.raises(ConfigError) as error:
-        check_permission(run, typed, untrusted=True)
-    assert error.value.problems[0].what.startswith(f"{name}: ")
-    check_permission(run, typed, untrusted=False)
-    run, typed = load_run(here / "r.yaml", [f"{name.removeprefix('verl.')}=~/x.py"])
-    check_permission(run, typed, untrusted=True)
-    harmless = {"actor_rollout_ref.model.path": "folder", "trainer.default_local_dir": "runs/x/checkpoints"}
-    harmless["trainer.logger"] = ["console"]
-    check_permission(make_run({**SMALL, "verl": harmless}, source=str(here / "r.yaml")), (), untrusted=True)
-
-
-@pytest.mark.parametrize("settings", HARMLESS)
-def test_what_needs_no_approval(here, settings):
-    assert list(needs_approval(settings, here)) == []
-
-
-def test_all_settings_that_need_approval_are_listed_at_once(here):
-    keys = {"trust_remote_code": True, "push_to_hub": True, "reward_funcs": ["a.py:b"]}
-    with pytest.raises(ConfigError) as error:
-        parse(make_run({**SMALL, **keys}, source=str(here / "r.yaml")), untrusted=True)
-    assert {problem.what.split(":")[0] for problem in error.value.problems} == set(keys)
-
-
-@pytest.mark.parametrize("untrusted", [False, True])
-def test_a_secret_is_refused_everywhere(here, dew, untrusted):
-    with pytest.raises(ConfigError, match="HF_TOKEN") as error:
-        parse(make_run({**SMALL, "hub_token": "hf_x"}), untrusted=untrusted)
-    assert "hf_x" not in str(error.value)
+@pytest.mark.parametrize("flags", [[], ["--untrusted"]])
+def test_a_secret_is_refused_everywhere(here, dew, flags):
     (here / "r.yaml").write_text(json.dumps({**SMALL, "output_dir": "run"}))
-    words = ["train", here / "r.yaml", "--hub_token", "hf_x", *["--untrusted"] * untrusted]
-    code, out, err = dew(*words)
-    assert code == 1 and "HF_TOKEN" in err and "hf_x" not in out + err and not Path("run").exists()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda p: p.stem)
-def test_bundled_recipes_need_no_approval(path):
-    check_permission(read_run(path), (), untrusted=True)
-
-
-REVIEWED = {
-    "output_dir", "hub_token", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision",
-    "dataset_name", "model_name_or_path", "reward_model_name_or_path", "model_revision", "attn_implementation",
-    "report_to", "guide", "guide_timeout", "guide_weight", "guide_completions", "guide_failed_weight", "reward_funcs",
-    "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "use_liger_kernel",
-    "liger_kernel_config", "resume_from_checkpoint", "restore_callback_states_from_checkpoint", "enable_jit_checkpoint",
-    "gradient_checkpointing", "gradient_checkpointing_kwargs", "cache_implementation", "torch_compile",
-    "torch_compile_backend", "torch_compile_mode", "model_init_kwargs", "generation_kwargs", "chat_template_kwargs",
-    "vllm_model_impl", "use_cache", "torch_empty_cache_steps", "include_num_input_tokens_seen",
-    "average_tokens_across_devices", "save_total_limit", "load_in_4bit", "load_in_8bit", "load_best_model_at_end",
-    "fsdp_config", "accelerator_config", "parallelism_config", "transformers_continuous_batching_config",
-    "dataset_config", "eval_use_gather_object", "lr_scheduler_kwargs", "algorithm_kwargs", "optim_args",
-    "outcome_reward", "reward_timeout", "reward_memory", "reward_weights", "scale_rewards",
-}  # fmt: skip
-"""Settings whose names sound as if they might run, load, send or write something, and that were reviewed."""
-SOUNDS = re.compile(
-    r"remote|code|hub|token|url|host|server|space|bucket_id|repo|_dir|path|deepspeed|kernel|config|kwargs|args|backend|"
-    r"checkpoint|compile|template|reward|guide|dataset_name|model|(?<!data)load|gather_object|impl|report_to|cache|script"
-)
-
-
-def test_new_settings_of_trl_are_reviewed():
-    """A new version may bring a new way to run code or to send data: this test fails until somebody has reviewed it."""
-    from trl import ModelConfig
-    from trl.scripts.grpo import GRPOScriptArguments
-
-    from dew.engines.trl import DewConfig
-
-    names = {f.name for kind in (GRPOScriptArguments, DewConfig, ModelConfig) for f in fields(kind) if f.init}
-    unknown = {n for n in names if SOUNDS.search(n)} - REVIEWED - set(RUNS_CODE) - set(SENDS)
-    assert unknown <= {
-        "max_completion_length", "disable_dropout", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps",
-        "metric_for_best_model", "save_only_model", "vllm_max_model_length", "ddp_backend",
-    }, unknown  # fmt: skip
-
-
-def test_off_is_off_however_it_is_written():
-    from transformers.hf_argparser import string_to_bool
-
-    for word in ("yes", "true", "t", "y", "1", "on"):
-        assert word not in OFF
-        try:
-            assert string_to_bool(word) is True
-        except Exception:
-            assert word == "on"  # which argparse refuses
-    for word in ("no", "false", "f", "n", "0"):
-        assert word in OFF and string_to_bool(word) is False
+    (here / "s.yaml").write_text(json.dumps({**SMALL, "hub_token": "hf_x"}))
+    for words in (["train", here / "s.yaml"], ["train", here / "r.yaml", "--hub_token", "hf_x"]):
+        code, out, err = dew(*words, *flags)
+        assert code == 1 and "HF_TOKEN" in err and "hf_x" not in out + err and not Path("run").exists()
 
 
 def test_every_command_refuses_an_untrusted_file_until_the_setting_is_typed(here, dew):
     (here / "mine.py").write_text("open('ran', 'w')\ndef score(completions, **_): return [0.0] * len(completions)\n")
-    path = here / "r.yaml"
-    path.write_text(json.dumps({**SMALL, "output_dir": "run", "reward_funcs": [f"{here}/mine.py:score"]}))
-    code, _, err = dew("train", path, "--dry-run", "--untrusted")
-    assert code == 1 and "runs code" in err
-    code, out, _ = dew("preflight", path, "--answers", "0", "--json", "--untrusted")
-    assert code == 1 and "runs code" in out
-    code, _, err = dew("compare", path, "--untrusted")
-    assert code == 1 and "runs code" in err
+    path, rewards = here / "r.yaml", f"{here}/mine.py:score"
+    path.write_text(json.dumps({**SMALL, "output_dir": "run", "reward_funcs": [rewards]}))
     (here / "run").mkdir()
     shutil.copy(path, here / "run" / "config.yaml")
-    code, _, err = dew("resume", here / "run", "--untrusted")
-    assert code == 1 and "runs code" in err
+    for words in (["train", path, "--dry-run"], ["preflight", path, "--answers", "0"], ["compare", path],
+                  ["resume", here / "run"]):  # fmt: skip
+        code, out, err = dew(*words, "--untrusted")
+        assert code == 1 and "needs your approval" in " ".join((out + err).split())
     assert not Path("ran").exists() and not list(Path().iterdir())
-    words = ["train", path, "--dry-run", "--untrusted", "--reward_funcs", f"{here}/mine.py:score"]
-    assert dew(*words)[0] == 0
+    assert dew("train", path, "--dry-run", "--untrusted", "--reward_funcs", rewards)[0] == 0
     assert dew("train", path, "--dry-run")[0] == 0
 
 
@@ -405,7 +313,7 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, con
 
 
 def test_data_that_unpack_to_much_are_refused(tmp_path, monkeypatch):
-    from dew.tasks import files, task
+    from dew.tasks import files
 
     monkeypatch.setattr(files, "MAX_LINE", 1 << 20)
     monkeypatch.setattr(files, "MAX_JSON", 1 << 20)
@@ -426,6 +334,22 @@ def test_names_with_paths_in_them_stay_names(tmp_path, monkeypatch, name, run):
     build([run])
     made = {p for p in tmp_path.rglob("*")} - before
     assert made == {run / "report.html", run / "report.json"}
+
+
+def test_a_pipe_and_a_device_are_refused_wherever_a_file_is_read(tmp_path):
+    from dew.engines.trl.guide import RecordedGuide
+
+    for suffix in ("yaml", "jsonl"):
+        os.mkfifo(tmp_path / f"pipe.{suffix}")
+        (tmp_path / f"zero.{suffix}").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        for read in (
+            lambda path: read_run(f"{path}.yaml"),
+            lambda path: task(f"{path}.jsonl").rows(4),
+            lambda path: RecordedGuide(f"{path}.jsonl", None, 8),
+        ):
+            with pytest.raises(ConfigError, match="not a regular file"):
+                read(tmp_path / name)
 
 
 # ── models, checkpoints, data sets ──────────────────────────────────────────────────────────────────────────
@@ -466,6 +390,15 @@ def test_weights_that_are_pickles_are_not_loaded(tmp_path, model, dew):
     with pytest.raises(Exception, match=r"model\.safetensors"):
         launch.build_trainer(parse(run))
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("damaged", ["config.json", "model.safetensors"])
+def test_a_damaged_model_is_refused(damaged, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((TINY / name).read_bytes()[: 100 if name == damaged else None])
+    run = make_run({**SMALL, "model_name_or_path": str(tmp_path), "output_dir": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        launch.build_trainer(parse(run))
 
 
 def test_code_in_a_model_folder_is_not_run(tmp_path, dew, monkeypatch):

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dew.algorithms import get_algorithm
-from dew.engines.verl.settings import SET_BY_VERL
+from dew.engines.verl.config import SET_BY_VERL
 from dew.tasks import TINY
 
 

@@ -47,7 +47,7 @@ def overrides(data: Path, folder: Path, *, workers: int = 2, steps: int = 2, ans
         f"actor_rollout_ref.rollout.n={answers}", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
         "actor_rollout_ref.rollout.agent.num_workers=1",
-        "reward.num_workers=1", "reward.custom_reward_function.path=pkg://dew.engines.verl.rewards",
+        "reward.num_workers=1", "reward.custom_reward_function.path=pkg://dew.engines.verl.data",
         "trainer.device=cpu", f"trainer.n_gpus_per_node={workers}", "trainer.nnodes=1", "trainer.logger=[console]",
         "trainer.val_before_train=False", "trainer.test_freq=-1", f"trainer.total_training_steps={steps}",
         "trainer.total_epochs=50", "trainer.save_freq=-1", f"trainer.default_local_dir={folder / 'checkpoints'}",

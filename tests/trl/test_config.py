@@ -9,9 +9,9 @@ import trl_tiny as tiny
 from dew import GTPO, register_algorithm
 from dew.algorithms import GRPO
 from dew.engines.trl import DewConfig
-from dew.engines.trl.config import Batches
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
+from dew.run.settings import Batches
 
 # what an algorithm sets
 
@@ -53,32 +53,13 @@ def test_an_object_and_a_json_string_are_equivalent(tmp_path):
 
 
 def test_command_line_and_yaml(tmp_path):
-    (config,) = TrlParser([DewConfig]).parse_args_and_config(
-        [
-            "--output_dir",
-            str(tmp_path),
-            "--algorithm",
-            "grpo_s",
-            "--algorithm_kwargs",
-            '{"beta2": 0.3}',
-            "--bf16",
-            "false",
-        ]
-    )
-    assert config.build_algorithm().beta2 == 0.3
+    words = ["--output_dir", str(tmp_path), "--algorithm", "gtpo", "--algorithm_kwargs", '{"alpha2": 0.2}', "--bf16=no"]
     (tmp_path / "c.yaml").write_text(
         f"output_dir: {tmp_path}\nalgorithm: gtpo\nalgorithm_kwargs:\n  alpha2: 0.2\nbf16: false\n"
     )
-    (config,) = TrlParser([DewConfig]).parse_args_and_config(["--config", str(tmp_path / "c.yaml")])
-    assert config.build_algorithm().alpha2 == 0.2
-
-
-def test_a_registered_algorithm(algorithm_registry, tmp_path):
-    @register_algorithm
-    class Mine(GRPO):
-        name = "mine"
-
-    assert tiny.config(tmp_path, algorithm="mine").build_algorithm() == Mine(max_tokens=6)
+    for given in (words, ["--config", str(tmp_path / "c.yaml")]):
+        (config,) = TrlParser([DewConfig]).parse_args_and_config(given)
+        assert config.build_algorithm().alpha2 == 0.2
 
 
 CHOSEN = {
@@ -147,7 +128,7 @@ REJECTED = {
     "group of one": ({"num_generations": 1}, "at least 2"),
     "indivisible": (
         {"per_device_train_batch_size": 6, "num_generations": 4},
-        r"6 per device x 1 process x 1 micro-batch = 6 completions at once, which is not a whole number of groups of 4",
+        r"6 per device x 1 process x 1 micro-batches = 6 answers at once: not a whole number of groups of 4",
     ),
     "two clippings": ({"epsilon": 0.1, "algorithm_kwargs": {"clip_low": 0.3}}, "epsilon=0.1, but algorithm_kwargs has"),
     "other loss": ({"algorithm": "gtpo", "loss_type": "bnpo"}, "gtpo trains with 'dapo'.*'trl' follows"),
@@ -209,19 +190,26 @@ def test_every_problem_is_listed_at_once(tmp_path):
     assert all(problem.remedy for problem in caught.value.problems)
 
 
-def test_the_nearest_settings_fit():
-    given = Batches(per_device=6, processes=2, accumulation=3, micro_batches=3, answers=16)
-    assert not given.fits
-    assert given.nearest() == [
-        "per_device_train_batch_size=8",
-        "gradient_accumulation_steps=4",
-        "num_generations=18",
-    ]
-    assert Batches(8, 2, 3, 3, 16).fits and Batches(6, 2, 4, 4, 16).fits and Batches(6, 2, 3, 3, 18).fits
-    assert str(Batches(8, 2, 2, 4, 16)) == (
-        "8 per device x 2 processes x 4 micro-batches = 64 completions at once = 4 prompts x 16 answers; "
-        "32 completions per optimizer step, 2 optimizer steps per generation"
+def test_the_nearest_settings_fit(tmp_path, monkeypatch):
+    """6 per device x 2 processes x 3 micro-batches = 36 answers are no groups of 16; 8, 4 or 18 would fit."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sizes = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 3, "num_generations": 16}
+    with pytest.raises(ConfigError) as error:
+        tiny.config(tmp_path, **sizes)
+    nearest = "per_device_train_batch_size=8; gradient_accumulation_steps=4; num_generations=18"
+    assert error.value.problems[0].remedy == f"Nearest that fit: {nearest}."
+
+
+def test_batches_in_words():
+    batches = Batches(sampled=64, trained=32, answers=16, processes=2, micro=8)
+    assert str(batches) == (
+        "4 prompts x 16 answers = 64 answers per generation on 2 processes; 32 answers per optimizer step in "
+        "micro-batches of 8, 2 optimizer steps per generation"
     )
+    assert batches.misaligned("x", 8) is None
+    assert Batches(sampled=64, trained=32, answers=16, passes=2).optimizer_steps == 4
+    uneven = Batches(sampled=96, trained=64, answers=16).misaligned("steps_per_generation", 16)
+    assert uneven is not None and uneven.remedy == "Nearest: steps_per_generation=4 or 8."
 
 
 def test_plain_grpo_config_is_rejected(tmp_path):

@@ -15,7 +15,7 @@ from dew.cli.models import load_model
 from dew.compare import evaluate
 from dew.engines.recorder import RESUME
 from dew.engines.trl import launch
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import parse
 from dew.errors import ConfigError
 from dew.preflight import passed, preflight
 from dew.run.config import make_run
@@ -176,14 +176,6 @@ def test_evaluation_with_a_reward_function():
     assert strict["pass@2"].value == 0
 
 
-def test_bf16_on_a_cpu_can_be_scored_in_the_trainer(tmp_path):
-    trainer = tiny.trainer(tmp_path, max_steps=1, bf16=True)
-    trainer.train()
-    rows = [{"prompt": "1+1=", "answer": "2"}]
-    scores = evaluate(trainer.sampling_model(), tiny.tokenizer(), rows, tiny.has_a, k=2, max_new_tokens=4)
-    assert scores.k == 2
-
-
 # TRL's files
 
 
@@ -206,11 +198,6 @@ def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
         launch.data_of(without)
 
 
-def test_reward_functions_may_be_a_tuple(tmp_path):
-    trainer = tiny.trainer(tmp_path, (tiny.has_a, tiny.outcome), outcome_reward="outcome")
-    assert (trainer.reward_func_names, trainer.outcome_index) == (["has_a", "outcome"], 1)
-
-
 def test_the_outcome_of_several_rewards_is_checked_without_loading_them():
     keys = {**SMALL, "dataset_name": "d", "reward_funcs": ["m.py:right", "package.short"]}
     with pytest.raises(ConfigError, match=r"2 reward functions \(right, short\).*outcome_reward='right'"):
@@ -218,12 +205,6 @@ def test_the_outcome_of_several_rewards_is_checked_without_loading_them():
     launch.check_outcome(parse(make_run({**keys, "outcome_reward": "short"})))
     launch.check_outcome(parse(make_run({**keys, "algorithm": "trl"})))
     launch.check_outcome(parse(make_run({**keys, "dataset_name": None, "task": "countdown"})))
-
-
-def test_optimizer_steps_count_iterations(tmp_path):
-    assert "4 optimizer steps per generation" in str(
-        tiny.config(tmp_path, num_iterations=2, steps_per_generation=2).batches
-    )
 
 
 def test_trls_own_loss_reports_dews_metrics(tmp_path, caplog):

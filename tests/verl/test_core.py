@@ -19,10 +19,9 @@ from dew.algorithms import get_algorithm
 from dew.credit import entropy_advantages
 from dew.engines.credit import Rows, give_credit
 from dew.engines.verl import plugin
+from dew.engines.verl.config import dew_estimators
 from dew.engines.verl.estimators import batch_context
 from dew.engines.verl.losses import actor_loss
-from dew.engines.verl.settings import dew_estimators
-from dew.errors import EngineError
 from dew.losses import policy_loss
 from verl_rows import context, rows, with_padding
 from verl_worker import actor, model_output, proto, td, worker_batch
@@ -93,20 +92,6 @@ def test_several_rows_of_a_conversation_through_verls_own_path():
     close(joined, found.credit.advantages, rtol=0, atol=0)
 
 
-def test_a_group_split_over_workers_gets_the_same_advantages():
-    """verl balances lengths over workers, so rows of a group lie apart in the batch."""
-    entry = GOLDEN[-1]
-    given = rows(entry)
-    with batch_context(context("gtpo", given[3])):
-        whole = compute_advantage(proto(*given[:3]), adv_estimator="gtpo").batch["advantages"]
-    n = len(whole)
-    order = [i for worker in range(3) for i in range(worker, n, 3)]
-    rewards, mask, uids, entropy = (x[order] for x in given)
-    with batch_context(context("gtpo", entropy)):
-        split = compute_advantage(proto(rewards, mask, uids), adv_estimator="gtpo").batch["advantages"]
-    close(split, whole[order], rtol=0, atol=1e-7)
-
-
 def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
     """Peaked distributions as a trained model has them: why `entropy_from_logits_with_chunking` is required."""
     g = torch.Generator().manual_seed(0)
@@ -117,12 +102,6 @@ def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
     coarse, fine = (f(logits).double() for f in (verl_F.entropy_from_logits, verl_F.entropy_from_logits_with_chunking))
     assert ((coarse - truth).abs() > 0.5 * truth).double().mean() > 0.5
     assert (fine - truth).abs().max() < 1e-4
-
-
-def test_verls_own_trainer_is_refused():
-    rewards, mask, uids, _ = rows(GOLDEN[0])
-    with pytest.raises(EngineError, match=r"trainer\.v1\.trainer_mode=dew_sync"):
-        compute_advantage(proto(rewards, mask, uids), adv_estimator="gtpo")
 
 
 # ── losses ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """verl's rows to advantages, without verl: golden values, padding rows, conversations, refusals."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
+from dew.engines.verl.config import dew_estimators
 from dew.engines.verl.estimators import Conversations, batch_context, estimator
-from dew.engines.verl.settings import dew_estimators
 from dew.errors import EngineError, ShapeError
 from groups import batches, pad
 from verl_rows import context, rows, with_padding
@@ -195,43 +196,28 @@ def test_a_masked_answer_still_counts_in_its_groups_baseline():
 LIVE = torch.ones(2, 3, dtype=torch.long)
 
 
-def refused(entropy, mask=LIVE, name="gtpo"):
+@pytest.mark.parametrize(
+    ("entropy", "message"),
+    [
+        (None, "bypass_mode"),
+        (torch.ones(2, 4), "(2, 4)"),
+        (torch.zeros(2, 3), "exactly 0 on every token"),
+        (torch.tensor([[0.0, 0, 0], [0, 0, 1.0]]), "exactly 0"),  # the last one is masked
+        *[
+            (torch.tensor([[1.0, 1, 1], [1, bad, 1]]), "NaN, infinite or negative")
+            for bad in (math.nan, math.inf, -1.0)
+        ],
+    ],
+)
+def test_what_is_not_an_entropy_is_refused(entropy, message):
+    mask = LIVE.clone()
+    mask[1, 2] = 0
     with pytest.raises(EngineError) as error:
-        estimate(name, torch.zeros(2, 3), mask, ["a", "a"], entropy)
-    return str(error.value)
+        estimate("gtpo", torch.zeros(2, 3), mask, ["a", "a"], entropy)
+    assert message in str(error.value)
 
 
-def test_without_the_trainer_the_error_names_the_setting():
-    with pytest.raises(EngineError, match=r"trainer\.v1\.trainer_mode=dew_sync"):
-        estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])
-
-
-def test_missing_entropy():
-    assert "bypass_mode" in refused(None)
-
-
-def test_entropy_of_another_shape():
-    assert "(2, 4)" in refused(torch.ones(2, 4))
-
-
-def test_entropy_of_zeros():
-    assert "exactly 0 on every token" in refused(torch.zeros(2, 3))
-
-
-def test_entropy_that_is_zero_where_it_is_read():
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    entropy = torch.where(mask.bool(), 0.0, 1.0)
-    assert "exactly 0" in refused(entropy, mask)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_entropy_with_impossible_values(bad):
-    entropy = torch.ones(2, 3)
-    entropy[1, 1] = bad
-    assert "NaN, infinite or negative" in refused(entropy)
-
-
-def test_a_context_ends_with_its_batch():
+def test_a_context_ends_with_its_batch_and_without_the_trainer_the_error_names_the_setting():
     estimate("gtpo", torch.zeros(2, 3), LIVE, ["a", "a"], torch.ones(2, 3))
-    with pytest.raises(EngineError, match="does not pass on"):
+    with pytest.raises(EngineError, match=r"does not pass on.*trainer\.v1\.trainer_mode=dew_sync"):
         estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])

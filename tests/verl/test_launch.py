@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.algorithms import algorithm_classes
-from dew.cli.flags import known_settings
+from dew.cli import train
 from dew.engines import compat
 from dew.engines.verl import data, launch
-from dew.engines.verl.launch import hydra_text, hydra_words, prepare
-from dew.engines.verl.recipe import OWN_REWARD, PLAIN_TEMPLATE, SHARED, Batches, flat, merged
+from dew.engines.verl.launch import OWN_REWARD, PLAIN_TEMPLATE, hydra_text, hydra_words, prepare
 from dew.errors import ConfigError, EngineError, did_you_mean
-from dew.preflight.verl import preflight_verl
-from dew.run.config import make_run, read_run, to_yaml
+from dew.preflight import preflight
+from dew.run.config import flat, make_run, merged, read_run, to_yaml
 from dew.run.folder import RunFolder
+from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -62,6 +62,7 @@ def test_the_papers_setup():
         f"{ROLLOUT}.temperature": 1.0,
         f"{ROLLOUT}.top_p": 1.0,
         "algorithm.adv_estimator": "gtpo",
+        "algorithm.rollout_correction.rollout_is_threshold": "1e-09_3.0",  # TRL's default
         "algorithm.filter_groups.enable": False,
         "trainer.v1.trainer_mode": "dew_sync",
         "trainer.total_training_steps": 210,
@@ -71,12 +72,7 @@ def test_the_papers_setup():
         "data.seed": 0,
     }
     assert {key: found[key] for key in expected} == expected
-    assert found.batches == Batches(prompts=128, mini=128, answers=16, nodes=1, gpus_per_node=8)
-
-
-def test_the_update_computes_the_entropy_only_where_the_algorithm_reads_it():
-    for algorithm, needed in (("gtpo", False), ("dapo", False), ("entropy_advantage", True)):
-        assert prepare(small(algorithm=algorithm))[f"{ACTOR}.calculate_entropy"] is needed
+    assert found.batches == Batches(sampled=2048, trained=2048, answers=16, processes=8)
 
 
 def test_optimizer_steps_become_steps():
@@ -124,11 +120,7 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
     assert (found[f"{ACTOR}.clip_ratio_low"], found[f"{ACTOR}.clip_ratio_high"]) == clip
     assert (found[f"{ACTOR}.clip_ratio_c"] is not None) == (loss == "vanilla")  # no dual clip: dew's losses have none
     assert found["algorithm.norm_adv_by_std_in_grpo"] is (False if name == "dr_grpo" else None)
-
-
-def test_an_algorithm_of_trl_alone_is_refused():
-    with pytest.raises(ConfigError, match="algorithm: trl works only on TRL"):
-        prepare(small(algorithm="trl"))
+    assert found[f"{ACTOR}.calculate_entropy"] is (name == "entropy_advantage")  # in the update
 
 
 def test_settings_of_the_algorithm():
@@ -159,16 +151,6 @@ def test_the_overlong_penalty_is_dews_or_verls():
         prepare(small(algorithm="dapo", algorithm_kwargs={"overlong": "group"}))
 
 
-def test_the_correction_for_the_sampler_is_trls_default():
-    """Sequences whose importance weight is above 3 do not train; `verl:` changes it."""
-    assert prepare(small())["algorithm.rollout_correction.rollout_is_threshold"] == "1e-09_3.0"
-    changed = prepare(
-        small(verl={"algorithm.rollout_correction": {"rollout_is": "token", "rollout_is_threshold": 2.0}})
-    )
-    assert changed["algorithm.rollout_correction.rollout_is"] == "token"
-    assert changed["algorithm.rollout_correction.rollout_is_threshold"] == 2.0
-
-
 def test_scores_become_verls_validation():
     found = prepare(small(scores={"problems": 4, "k": 2}, save_total_limit=1))
     assert found["trainer.val_before_train"] is True and found["trainer.test_freq"] == 2
@@ -196,22 +178,22 @@ def test_float32_recipes_are_float32_on_verl():
 
 # ---- settings ----------------------------------------------------------------------------------
 def test_shared_settings_are_trls_and_no_other_setting_is_taken_for_a_typing_error():
-    known = known_settings()
-    if known is None:
-        pytest.skip("TRL's settings are known only where TRL is installed: make test")
-    assert set(SHARED) <= known
-    assert [name for name in known - set(SHARED) if did_you_mean(name, SHARED, cutoff=0.92)] == []
+    pytest.importorskip("trl")
+    from dew.engines.trl.launch import setting_fields
+
+    known = {field.name: field.default for field in setting_fields()}
+    assert {*SETTINGS, *ALGORITHM_NAMES, *CHOOSE_ALGORITHM} <= set(known)
+    assert [name for name in set(known) - set(SETTINGS) if did_you_mean(name, SETTINGS, cutoff=0.92)] == []
+    differ = {name for name, x in SETTINGS.items() if x.default is not None and x.default != known[name]}
+    assert differ <= {"eval_steps", "num_generations", "warmup_steps", "output_dir"}  # None, or dew's own
 
 
 def test_settings_that_verl_does_not_use_are_listed_once():
-    found = prepare(small(use_vllm=True, deepspeed="zero3.json", logging_steps=5, scores={"max_new_tokens": 999}))
-    assert found.notes == ["not used on verl: use_vllm, deepspeed, logging_steps, scores.max_new_tokens"]
-
-
-def test_oversampling_is_left_to_verl():
-    found = prepare(small(algorithm="dapo", algorithm_kwargs={"oversample": 3, "max_rounds": 9}))
-    assert found["algorithm.filter_groups.enable"]
-    assert found.notes == ["not used on verl: algorithm_kwargs.max_rounds, algorithm_kwargs.oversample"]
+    own = {"algorithm": "dapo", "algorithm_kwargs": {"oversample": 3}}
+    found = prepare(small(use_vllm=True, logging_steps=5, scores={"max_new_tokens": 9}, **own))
+    assert found.notes == [
+        "not used on verl: use_vllm, logging_steps, scores.max_new_tokens, algorithm_kwargs.oversample"
+    ]
 
 
 def test_the_learning_rate_is_constant_after_the_warmup():
@@ -226,6 +208,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
     [
         ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
+        ({"algorithm": "trl"}, "algorithm: trl works only on TRL"),
+        ({"temperature": 0.0}, "give a number > 0"),
         ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
@@ -269,30 +253,32 @@ def test_all_problems_are_listed_at_once():
 
 # ---- batches -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("batches", "message"),
+    ("prompts", "mini", "answers", "gpus", "verl", "message"),
     [
-        (Batches(prompts=128, mini=128, answers=16, nodes=8, gpus_per_node=8), None),
-        (Batches(prompts=128, mini=32, answers=16, gpus_per_node=8), None),
-        (Batches(prompts=100, mini=32, answers=16), "data.train_batch_size=96 or 128"),
-        (Batches(prompts=3, mini=3, answers=5, gpus_per_node=2), "data.train_batch_size=4"),  # 15 rows to 2 GPUs
-        (Batches(prompts=6, mini=3, answers=5, gpus_per_node=2), "ppo_mini_batch_size=4"),
-        (Batches(prompts=3, mini=3, answers=5, gpus_per_node=2, sequence_parallel=2), None),  # 2 GPUs share each row
-        (Batches(prompts=8, mini=8, answers=2, gpus_per_node=4, tensor_parallel=3), "tensor_model_parallel_size=3"),
-        (
-            Batches(prompts=8, mini=8, answers=2, gpus_per_node=4, sequence_parallel=3),
-            "sequence_parallel_size=3",
-        ),
+        (128, 128, 16, 64, {}, None),
+        (128, 32, 16, 8, {}, None),
+        (100, 32, 16, 1, {}, "data.train_batch_size=96 or 128"),
+        (3, 3, 5, 2, {}, "data.train_batch_size=4"),  # 15 rows to 2 GPUs
+        (6, 3, 5, 2, {}, "ppo_mini_batch_size=4"),
+        (3, 3, 5, 2, {launch.SEQUENCE_GPUS: 2}, None),  # 2 GPUs share each row
+        (8, 8, 2, 4, {launch.SAMPLER_GPUS: 3}, "tensor_model_parallel_size=3"),
+        (8, 8, 2, 4, {launch.SEQUENCE_GPUS: 3}, "sequence_parallel_size=3"),
     ],
 )
-def test_uneven_batches_are_refused_with_the_nearest_even_ones(batches, message):
-    found = batches.problems()
-    assert found == [] if message is None else message in str(found[0])
+def test_uneven_batches_are_refused_with_the_nearest_even_ones(prompts, mini, answers, gpus, verl, message):
+    keys = {launch.PROMPTS: prompts, launch.MINI_BATCH: mini, f"{ROLLOUT}.n": answers, launch.GPUS_PER_NODE: gpus}
+    run = small(verl={**keys, **verl})
+    if message is None:
+        assert prepare(run).batches == Batches(prompts * answers, mini * answers, answers, processes=gpus)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            prepare(run)
 
 
 def test_more_gpus_do_not_change_the_prompts_of_a_step():
     run = read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")
     more = {**run.to_dict(), "verl": {**flat(run.verl), "trainer.nnodes": 8}}
-    assert prepare(make_run(more)).batches.prompts == 128 and prepare(make_run(more)).batches.gpus == 64
+    assert prepare(make_run(more)).batches.prompts == 128 and prepare(make_run(more)).batches.processes == 64
     plain = small(verl={"trainer.n_gpus_per_node": 4})  # without verl's own number TRL's arithmetic holds: 16 x 4 / 4
     assert prepare(plain).batches.prompts == 16
 
@@ -306,7 +292,7 @@ def test_verls_own_keys_win():
     assert f"+{ROLLOUT}.engine_kwargs.vllm.x=1" in hydra_words(found)
     for key in ("trainer.nnodes", "+trainer.nnodes", "++trainer.nnodes"):
         found = prepare(small(verl={key: 2}))
-        assert found.batches.nodes == found["trainer.nnodes"] == 2 and f"{key}=2" in hydra_words(found)
+        assert found.batches.processes == found["trainer.nnodes"] == 2 and f"{key}=2" in hydra_words(found)
 
 
 def test_values_in_hydras_grammar():
@@ -342,7 +328,7 @@ def test_what_is_written_is_what_hydra_reads(value):
 def test_every_recipe_works_with_every_algorithm(path):
     algorithms = ["gtpo", "grpo_s", "dapo", "grpo"]
     runs = [prepare(read_run(path, {"algorithm": algorithm})) for algorithm in algorithms]
-    assert [run.algorithm.name for run in runs] == algorithms and not any(run.batches.problems() for run in runs)
+    assert [run.algorithm.name for run in runs] == algorithms
     launch.check_with_verl(runs[RECIPES.index(path) % 4])  # where verl is installed, it knows every key
 
 
@@ -352,11 +338,6 @@ def test_arguments_of_the_chat_template_are_a_key_that_verl_knows():
     launch.check_with_verl(found)
 
 
-@pytest.mark.parametrize("name", ["7b", "32b"])
-def test_the_papers_recipes_need_no_further_settings(name):
-    assert prepare(read_run(ROOT / f"recipes/paper/qwen2.5-{name}.yaml", {"engine": "verl"})).batches.prompts == 128
-
-
 def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
     dry_run = ["train", "paper/qwen2.5-7b", "--engine", "verl", "--dry-run"]
     code, shown, errors = dew(*dry_run, "--output_dir", tmp_path / "run")
@@ -364,7 +345,8 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
     lines = [line for line in shown.splitlines() if not line.startswith("#")]
     words = shlex.split("\n".join(lines))
     assert words[:3] == ["python", "-m", "dew.engines.verl.main"] and "data.train_batch_size=128" in words
-    assert "Plan, 8 x 80 GB" in shown and not list(tmp_path.iterdir())
+    assert "# Memory: Estimated on each of 8 GPUs: 80 GB: training 39.1 GB, sampling 43.4 GB, fits." in shown
+    assert not list(tmp_path.iterdir())
     as_json = json.loads(dew(*dry_run, "--json")[1])
     assert as_json["command"][:3] == words[:3] and as_json["batches"]["prompts"] == 128
 
@@ -448,7 +430,7 @@ def test_long_prompts_are_left_out_and_too_few_rows_are_refused(caplog):
     found = data.prepare_data(prepare(run), Tokenizer())
     assert 0 < found.too_long == 64 - len(found.train) and "Left out" in caplog.text
     few = small(problems=2)
-    with pytest.raises(ConfigError, match="fewer than the 4 prompts of one step"):
+    with pytest.raises(ConfigError, match="fewer than the 4 prompts of a generation"):
         data.prepare_data(prepare(few), Tokenizer())
 
 
@@ -487,20 +469,19 @@ open(f"{folder}/checkpoints/latest_checkpointed_iteration.txt", "w").write("1")
 @pytest.fixture
 def fake_run(tmp_path, monkeypatch, capsys):
     """Everything except verl: a driver that writes the files of a run."""
-    from dew.cli import verl
     from dew.cli.console import out
 
     (tmp_path / "driver.py").write_text(FAKE_DRIVER)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verl, "MAIN", ("driver.py",))
-    monkeypatch.setattr(verl, "require", lambda package: None)
-    monkeypatch.setattr(verl, "check_with_verl", lambda _: True)
+    monkeypatch.setattr(launch, "MAIN", ("driver.py",))
+    monkeypatch.setattr(compat, "require", lambda package: None)
+    monkeypatch.setattr(launch, "check_with_verl", lambda _: True)
     monkeypatch.setattr(data, "load_tokenizer", lambda _: Tokenizer())
     monkeypatch.setattr(out, "_file", None)
 
     def run(**changes):
         keys = {**SMALL, "output_dir": str(tmp_path / "run"), **changes}
-        verl.train(make_run(keys), [], dry=False, overwrite=False, as_json=False, untrusted=False)
+        train.train_on_verl(make_run(keys), {}, dry=False, overwrite=False, as_json=False, untrusted=False)
         return RunFolder(tmp_path / "run")
 
     return run
@@ -516,15 +497,9 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
     assert (
         again.engine == "verl" and prepare(again).overrides == prepare(make_run({**SMALL, **again.settings})).overrides
     )
-    assert "dew.engines.verl.main" in (folder.path / "train.sh").read_text()
+    assert "driver.py" in (folder.path / "train.sh").read_text()
     with pytest.raises(ConfigError, match="is not empty"):
         fake_run()
-
-
-def test_without_verl_the_error_says_where_to_install_it(monkeypatch):
-    monkeypatch.setattr(compat, "installed", lambda _: None)
-    with pytest.raises(EngineError, match=r"verl is not installed\. In an environment without TRL"):
-        compat.require("verl")
 
 
 def test_trl_beside_verl_is_one_clear_error_before_anything_starts(fake_run, tmp_path, monkeypatch):
@@ -534,7 +509,7 @@ def test_trl_beside_verl_is_one_clear_error_before_anything_starts(fake_run, tmp
     with pytest.raises(EngineError, match="environment without TRL"):
         fake_run()
     assert not (tmp_path / "run").exists()
-    first, *_ = preflight_verl(small())
+    first, *_ = preflight(small())
     assert (first.name, first.status) == ("versions", "failed") and "TRL 1.16.0" in first.says
     there["trl"] = "1.14.0"
     assert fake_run().run()["status"] == "done"
@@ -542,8 +517,6 @@ def test_trl_beside_verl_is_one_clear_error_before_anything_starts(fake_run, tmp
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fake_run, tmp_path, capsys, elsewhere):
-    from dew.cli import verl
-
     (tmp_path / "fail").touch()
     checkpoints = tmp_path / ("elsewhere" if elsewhere else "run/checkpoints")
     changes = {"verl": {"trainer.default_local_dir": str(checkpoints)}} if elsewhere else {}
@@ -552,26 +525,24 @@ def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fak
     folder = RunFolder(tmp_path / "run")
     assert folder.run()["status"] == "failed"
     with pytest.raises(EngineError, match="no checkpoint yet"):
-        verl.resume(folder.path)
+        train.resume_on_verl(folder.path)
     (tmp_path / "fail").unlink()
     checkpoints.mkdir()
-    (checkpoints / verl.LATEST).write_text("1")
-    verl.resume(folder.path)
+    (checkpoints / train.LATEST).write_text("1")
+    train.resume_on_verl(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
     assert "CUDA out of memory" in (tmp_path / "run.log").read_text()
-    verl.resume(folder.path)
+    train.resume_on_verl(folder.path)
     assert "is finished" in capsys.readouterr().out
 
 
 def test_a_finished_run_is_extended_by_a_larger_max_steps(fake_run, capsys):
-    from dew.cli import verl
-
     folder = fake_run()
-    config = folder.path / verl.CONFIG
+    config = folder.path / train.VERL_CONFIG
     config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 3"))
-    verl.resume(folder.path)
+    train.resume_on_verl(folder.path)
     assert folder.metrics()[-1]["resume"] == "auto"
-    verl.resume(folder.path)
+    train.resume_on_verl(folder.path)
     assert "is finished" in capsys.readouterr().out
 
 

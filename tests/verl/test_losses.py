@@ -120,12 +120,6 @@ def test_padding_rows_add_nothing():
         assert value.item() == 0.0
 
 
-def test_several_processes_need_the_size_of_the_batch():
-    x = torch.zeros(1, 1)
-    with pytest.raises(KeyError, match="batch_num_tokens"):
-        loss("grpo_s", x, x, x, torch.ones(1, 1), config=actor(dp_size=2))
-
-
 def test_metrics_have_verls_names_and_dews():
     x = torch.zeros(1, 1)
     _, metrics = loss("grpo_s", x, x, x, torch.ones(1, 1), config=actor())

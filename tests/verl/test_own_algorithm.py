@@ -9,10 +9,10 @@ import torch
 
 from dew import algorithms
 from dew.algorithms import get_algorithm
+from dew.engines.verl.config import check, dew_estimators, read_algorithm
 from dew.engines.verl.estimators import BatchContext, batch_context, estimator
 from dew.engines.verl.launch import prepare
 from dew.engines.verl.losses import policy_loss
-from dew.engines.verl.settings import check, dew_estimators, read_algorithm
 from dew.errors import ConfigError
 from dew.run.config import make_run
 from verl_rows import context

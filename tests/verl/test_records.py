@@ -1,15 +1,16 @@
 """A verl run's folder and reward function, without verl."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from dew.engines.verl.config import RunSettings
+from dew.engines.verl.data import compute_score
 from dew.engines.verl.estimators import batch_context, estimator, record_rows
 from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, step_numbers
-from dew.engines.verl.rewards import compute_score
-from dew.engines.verl.settings import RunSettings
 from dew.errors import ConfigError, RewardError
 from dew.run.folder import RunFolder
 from dew.run.records import read_records
@@ -117,7 +118,7 @@ def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
     recorder.start({"data": {"train_files": "train.parquet"}}, steps=7)
-    recorder.add(found, TRUNCATED)
+    recorder.add(1, found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
     recorder.end("done")
     run = RunFolder(tmp_path)
@@ -125,6 +126,14 @@ def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     assert run.run()["steps"] == 7
     [line] = run.metrics()
     assert (line["step"], line["loss"], line["accuracy"]) == (1, 0.1, 0.25)
+
+
+def test_a_graded_reward_is_an_alarm_of_the_step_that_saw_it(tmp_path):
+    found, _ = credited()
+    graded = replace(found, rows=replace(found.rows, outcome=torch.linspace(0, 1, len(found.rows.outcome))))
+    recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
+    recorder.add(3, graded, TRUNCATED)
+    assert [(alarm["step"], alarm["alarm"]) for alarm in RunFolder(tmp_path).alarms()] == [(3, "graded_reward")]
 
 
 # ── rewards ─────────────────────────────────────────────────────────────────────────────────────────────────

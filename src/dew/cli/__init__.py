@@ -1,5 +1,14 @@
 """The command line: parse, call, print."""
 
-from dew.cli.app import main
+import sys
 
-__all__ = ["main"]
+
+def main() -> None:
+    """Run `dew`. Its packages are an extra."""
+    try:
+        from dew.cli.app import main as run
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("dew"):
+            raise
+        sys.exit(f"error: {error.name} is not installed.\n→ pip install 'dew-rl[cli]', or an engine: 'dew-rl[trl]'")
+    run()

@@ -37,6 +37,7 @@ app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_excepti
 COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "explain", "recipes")
 """The modules that define the commands."""
 EXTRAS = {
+    **dict.fromkeys(("scipy", "jinja2", "ruamel", "ruamel.yaml", "psutil", "packaging"), "cli"),
     **dict.fromkeys(("trl", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors"), "trl"),
     **dict.fromkeys(("math_verify", "latex2sympy2_extended", "sympy"), "math"),
     "verl": "verl",
@@ -64,9 +65,9 @@ def main() -> None:
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's config may request
-    for module in COMMANDS:
-        import_module(f"dew.cli.{module}")
     try:
+        for module in COMMANDS:
+            import_module(f"dew.cli.{module}")
         code = app(sys.argv[1:] or ["--help"], prog_name="dew", standalone_mode=False)
     except typer.Exit as stop:
         code = stop.exit_code

@@ -1,10 +1,8 @@
 """Settings on the command line: `--learning_rate 1e-5`, for verl also `trainer.nnodes=8`, merged over a file's."""
 
-import ast
 import os
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +11,11 @@ import typer
 from dew.cli.recipes import get
 from dew.errors import ConfigError, Problem
 from dew.rewards.user_function import is_user_function
-from dew.run.config import OWN_KEYS, Run, Settings, check_keys, make_run, parse_yaml, read_run
+from dew.run.config import OWN_KEYS, Run, Settings, flat, make_run, merged, parse_yaml, read_run
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands whose further flags are settings."""
-UNTRUSTED = "Refuse settings that run code, upload or write elsewhere, unless you also give them as flags."
+UNTRUSTED = "Allow only plain training settings in the file; others must also be given as flags."
 Untrusted = Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)]
 OVERRIDE = re.compile(r"\+{0,2}\w+(\.\w+)+=.*", re.DOTALL)
 NO_VALUE = re.compile(rf"--.*|-[a-zA-Z]|{OVERRIDE.pattern}", re.DOTALL)
@@ -36,8 +34,6 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     keys = {**run.to_dict(), **settings}
     make_run({key: keys[key] for key in OWN_KEYS if key in keys}, source="command line")  # its errors name the source
     if "verl" in settings:
-        from dew.engines.verl.recipe import flat, merged
-
         keys["verl"] = merged(flat(run.verl), flat(settings["verl"]))
         if keys["engine"] != "verl":
             what = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
@@ -113,48 +109,8 @@ def _located(code: Any, folder: Path) -> Any:
     return f"{found}:{attribute}" if is_user_function(str(code)) and (here or beside) else code
 
 
-# ── known settings ──────────────────────────────────────────────────────────────────────────────────────────
-
-CLASSES = {
-    "GRPOScriptArguments": "trl/scripts/grpo.py",
-    "ScriptArguments": "trl/scripts/utils.py",
-    "ModelConfig": "trl/trainer/model_config.py",
-    "DatasetMixtureConfig": "trl/scripts/utils.py",
-    "DewConfig": "dew/engines/trl/config.py",
-    "GRPOConfig": "trl/trainer/grpo_config.py",
-    "_BaseConfig": "trl/trainer/base_config.py",
-    "TrainingArguments": "transformers/training_args.py",
-}
-"""The dataclasses that hold TRL's settings, with their bases, and the files that define them."""
-
-
 def check_settings(run: Run, typed: Typed) -> None:
-    """Report unknown settings and algorithms before anything slow is imported."""
-    known = known_settings()
-    if known is not None:
-        check_keys([name for name in run.settings if name in typed], known, source="command line")
-        check_keys(run.settings, known, source=run.source)
-    algorithm = run.settings.get("algorithm")
-    own = run.engine == "verl" or ":" in str(algorithm)  # imported later, with permission
-    if isinstance(algorithm, str) and not own:
-        from dew.algorithms import get_algorithm
+    """Report unknown settings of a TRL run, with the closest known ones, before anything is created."""
+    from dew.engines.trl.launch import check_names
 
-        get_algorithm(algorithm)
-
-
-def known_settings() -> set[str] | None:
-    """Names of all TRL settings, read from the source files: importing TRL takes ten seconds.
-
-    None without TRL, or with a version that has another layout; then the engine alone checks the names.
-    """
-    known: set[str] = set()
-    for name, file in CLASSES.items():
-        package, _, path = file.partition("/")
-        spec = find_spec(package)
-        source = Path(spec.origin).parent / path if spec and spec.origin else None
-        tree = ast.parse(source.read_bytes()) if source and source.is_file() else ast.Module([], [])
-        found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-        if not found or any(ast.unparse(base).rpartition(".")[2] not in CLASSES for base in found[0].bases):
-            return None
-        known |= {ast.unparse(line.target) for line in found[0].body if isinstance(line, ast.AnnAssign)}
-    return known
+    check_names(run, typed)

@@ -15,9 +15,7 @@ from dew.cli.app import app
 from dew.cli.console import err, out, print_json, show_checks
 from dew.cli.flags import PASS_ON, Untrusted, load_run
 from dew.preflight import Check, passed
-from dew.preflight import doctor as check_machine
 from dew.preflight import preflight as check_run
-from dew.preflight.machine import LOCKS, lock_in_use, matrix
 
 
 @app.command(context_settings=PASS_ON)
@@ -47,6 +45,9 @@ def preflight(
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check this machine and the installation. Covers package versions, GPU, Triton, memory and disk."""
+    from dew.preflight.machine import LOCKS, lock_in_use, matrix
+    from dew.preflight.machine import doctor as check_machine
+
     checks = check_machine()
     if not json:
         heads = ("package", "installed", *(f"lock {name}" for name in LOCKS))

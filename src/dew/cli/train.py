@@ -1,21 +1,32 @@
-"""`dew train`, `dew resume` and `dew export`."""
+"""`dew train`, `dew resume` and `dew export`, on either engine. Engines are imported where they are used."""
 
 import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Annotated, Any
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from dew.cli.app import app
-from dew.cli.console import out
-from dew.cli.flags import PASS_ON, Untrusted, check_settings, load_run
-from dew.cli.models import no_model
-from dew.errors import ConfigError, Problem
-from dew.files import stay_inside
-from dew.run.config import read_run, read_yaml
-from dew.run.folder import RunFolder, make_folder
+from dew.cli.console import out, print_json, printable
+from dew.cli.flags import PASS_ON, Untrusted, load_run
+from dew.cli.models import LATEST, merge_command, no_model
+from dew.cli.runs import Child, RunView, live, run_all
+from dew.errors import ConfigError, EngineError, Problem
+from dew.files import stay_inside, sweep, write_atomically
+from dew.run.config import OWN_KEYS, Run, read_run, read_yaml, to_yaml
+from dew.run.folder import RunFolder, claim, is_main_process, lock, make_folder
+from dew.run.permission import check_permission
+
+if TYPE_CHECKING:
+    from dew.engines.trl.launch import Parsed
+    from dew.engines.verl.launch import Launch
+
+VERL_CONFIG = "verl.yaml"
+"""The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""
 
 
 @app.command(context_settings=PASS_ON)
@@ -23,7 +34,7 @@ def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print config, batch sizes, memory and time, then exit.")
+        bool, typer.Option("--dry-run", help="Print the config, batch sizes and memory, then exit.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in output_dir first.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
@@ -35,18 +46,12 @@ def train(
     `--engine verl` trains on a cluster; write verl's own keys as hydra does: `trainer.nnodes=8`.
     """
     if keys:
-        from dew.cli import trl
-
-        trl.print_keys()
+        _print_keys()
         return
     if config is None:
         raise ConfigError(Problem("No config given.", remedy="Write `dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
-    check_settings(run, typed)
-    if run.engine == "verl":
-        from dew.cli.verl import train as start
-    else:
-        from dew.cli.trl import train as start
+    start = train_on_verl if run.engine == "verl" else train_on_trl
     start(run, typed, dry=dry_run, overwrite=overwrite, as_json=json, untrusted=untrusted)
 
 
@@ -57,30 +62,23 @@ def resume(
     untrusted: Untrusted = False,
 ) -> None:
     """Resume a run from its last complete checkpoint. A larger --max_steps extends a finished run."""
-    config, on_verl = folder / "config.yaml", (folder / "verl.yaml").is_file()
+    config, on_verl = folder / "config.yaml", (folder / VERL_CONFIG).is_file()
     from_python = not config.is_file() and not on_verl
     if from_python and not (folder / "run.json").is_file():
         raise ConfigError(Problem(f"{folder} is not the folder of a run.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
     if max_steps and (from_python or on_verl):
-        remedy = "Change it in the script." if from_python else f"Change it in {folder / 'verl.yaml'}, then resume."
+        remedy = "Change it in the script." if from_python else f"Change it in {folder / VERL_CONFIG}, then resume."
         raise ConfigError(Problem(f"{folder}: --max_steps is for TRL runs that `dew train` started.", remedy=remedy))
     if from_python:
         _resume_script(folder, untrusted)
-        return
-    if on_verl:
-        from dew.cli import verl
-
-        verl.resume(folder, untrusted)
-        return
-    if "actor_rollout_ref" in read_yaml(config):
+    elif on_verl:
+        resume_on_verl(folder, untrusted)
+    elif "actor_rollout_ref" in read_yaml(config):
         advice = "Resume with the command that started it and trainer.resume_mode=auto."
         raise ConfigError(Problem(f"{folder}: this run was started with verl itself, not `dew train`.", remedy=advice))
-    changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
-    run = read_run(config, changed)
-    from dew.cli import trl
-
-    trl.resume(run, folder, changed, untrusted)
+    else:
+        resume_on_trl(folder, max_steps, untrusted)
 
 
 def _resume_script(folder: Path, untrusted: bool) -> None:
@@ -106,6 +104,216 @@ def _resume_script(folder: Path, untrusted: bool) -> None:
         raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None
     raise typer.Exit(code)
 
+
+# ── TRL ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def train_on_trl(
+    run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool
+) -> None:
+    from dew.engines.trl.launch import parse, quiet
+
+    quiet()
+    parsed = parse(run, typed, dry=dry, untrusted=untrusted)
+    if dry:
+        _print_plan(parsed, as_json)
+        return
+    folder = Path(parsed.args.output_dir)
+    with lock(folder):
+        if is_main_process:
+            claim(folder, overwrite or parsed.args.overwrite_output_dir, delete=False)
+        _train_on_trl(parsed, resume=False)
+
+
+def resume_on_trl(folder: Path, max_steps: int | None, untrusted: bool) -> None:
+    from dew.engines.trl.launch import parse, quiet
+    from dew.report import build
+
+    quiet()
+    finished = RunFolder(folder).finished()
+    done = max((m["step"] for m in RunFolder(folder).metrics()), default=0)
+    if max_steps and max_steps <= done:
+        raise ConfigError(Problem(f"{folder}: the run is at step {done} already.", remedy="Give a larger --max_steps."))
+    if finished and max_steps and not any(folder.glob("checkpoint-*/trainer_state.json")):
+        remedy = "Train again, with save_strategy: steps and the larger max_steps."
+        raise ConfigError(Problem(f"{folder}: the run is finished and kept no checkpoint.", remedy=remedy))
+    if finished and not max_steps:
+        sweep(folder)
+        page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
+        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}")
+        return
+    changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
+    parsed = parse(read_run(folder / "config.yaml", changed), changed, untrusted=untrusted)
+    with lock(folder):
+        _train_on_trl(parsed, resume=True)
+
+
+def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
+    from dew.engines.trl.failures import disk_full
+    from dew.engines.trl.launch import build_trainer, launch
+    from dew.report import build
+
+    args, folder = parsed.args, Path(parsed.args.output_dir)
+    args.disable_tqdm = True
+    out.print(f"{os.path.basename(str(args.algorithm))} on {parsed.data}: {args.batches}")
+    trainer = build_trainer(parsed)
+    if is_main_process and not resume:  # with --overwrite: only now that the new run can start
+        RunFolder(folder).clear()
+    view = RunView(folder)
+    try:
+        with live(lambda: [view], every=max(int(args.logging_steps), 1)):
+            status = launch(parsed, trainer, resume=resume, say=out.print)
+    except Exception as error:
+        if full := disk_full(error, folder):
+            raise full from None
+        if any(folder.glob("checkpoint-*")):
+            out.print(f"A checkpoint is kept. Resume with: dew resume {folder}")
+        raise
+    if not is_main_process:
+        return
+    if status == "stopped":
+        saved = "with" if any(folder.glob("checkpoint-*")) else "without"
+        out.print(f"Stopped at step {view.step} {saved} a checkpoint. Resume with: dew resume {folder}")
+        return
+    out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
+
+
+def _print_plan(parsed: "Parsed", as_json: bool) -> None:
+    from dew.engines.trl.launch import check_outcome
+    from dew.preflight.memory import plan
+
+    check_outcome(parsed)
+    found, settings = plan(parsed), vars(parsed.args.build_algorithm())
+    if as_json:
+        print_json({**parsed.run.to_dict(), "algorithm_settings": settings, "plan": found})
+        return
+    out.print(to_yaml(parsed.run))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for heading, text in found.items():
+        table.add_row(heading, printable(text))
+    out.print(table)
+
+
+def _print_keys() -> None:
+    from dew.engines.trl.launch import setting_fields
+
+    out.print(f"dew's own: {', '.join(OWN_KEYS)}\n")
+    for field in sorted(setting_fields(), key=lambda field: field.name):
+        text = shorten(str(field.metadata.get("help", "")), 300, placeholder=" ...")
+        out.print(f"{field.name}  {text}")
+
+
+# ── verl ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def train_on_verl(
+    run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool
+) -> None:
+    """Print the command, or write what it reads, start it and follow it."""
+    from dew.engines.verl import data
+    from dew.engines.verl.launch import check_with_verl, prepare
+
+    check_permission(run, typed, untrusted)
+    run.set_environment()
+    launch = prepare(run)
+    checked = check_with_verl(launch)
+    if dry:
+        _print_command(launch, checked, as_json)
+        return
+    _require_verl()
+    folder = Path(launch["algorithm.dew_run.folder"])
+    problems = data.prepare_data(launch, data.load_tokenizer(launch))
+    with lock(folder):
+        claim(folder, overwrite)
+        write_atomically(folder / VERL_CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
+        data.write_data(problems, folder)
+        out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")
+        _train_on_verl(launch, folder)
+
+
+def resume_on_verl(folder: Path, untrusted: bool = False) -> None:
+    """Resume through verl's own resume mode, with the data in the run's folder."""
+    from dew.engines.verl.launch import prepare
+
+    run = read_run(folder / VERL_CONFIG, {"output_dir": str(folder)})
+    check_permission(run, ["output_dir"], untrusted)
+    run.set_environment()
+    launch = prepare(run, resume=True)
+    facts, steps = RunFolder(folder).run(), launch["trainer.total_training_steps"] or 0
+    if facts.get("status") == "done" and steps <= facts.get("steps", steps):
+        out.print(f"{folder} is finished.\n{_next_steps(launch, folder)}")
+        return
+    if not (Path(launch["trainer.default_local_dir"]) / LATEST).is_file():
+        advice = f"Start again with a smaller save_steps: dew train {folder / VERL_CONFIG} --output_dir NEW_FOLDER."
+        raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
+    _require_verl()
+    with lock(folder):
+        _train_on_verl(launch, folder)
+
+
+def _require_verl() -> None:
+    from dew.engines.compat import require, trl_beside_verl
+
+    require("verl")
+    if problem := trl_beside_verl():
+        raise EngineError(problem)
+
+
+def _print_command(launch: "Launch", checked: bool, as_json: bool) -> None:
+    from dew.engines.verl.launch import command, shell_text
+    from dew.preflight.verl import check_memory
+
+    memory = check_memory(launch)
+    if as_json:
+        print_json(
+            {
+                "command": command(launch, "python"),
+                "overrides": launch.overrides,
+                "batches": {**launch.batches.facts(), "text": str(launch.batches)},
+                "algorithm_settings": vars(launch.algorithm),
+                "memory": memory.facts,
+                "notes": launch.notes,
+                "checked_against_verl": checked,
+            }
+        )
+        return
+    lines = [f"{launch.algorithm}", f"{launch.batches}.", f"Memory: {memory.says}"]
+    lines += [f"Note: {note}." for note in launch.notes]
+    if not checked:
+        lines.append("verl is not installed here: its own keys are checked when the command runs.")
+    out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")))
+
+
+def _train_on_verl(launch: "Launch", folder: Path) -> None:
+    from dew.engines.verl.launch import MAIN, command, hydra_words, shell_text
+
+    script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
+    write_atomically(folder / "train.sh", script.encode())
+    child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
+    where = f"Command: {folder / 'train.sh'}\nLog: {child.log}"
+    notes = "".join(f"Note: {note}.\n" for note in launch.notes)
+    out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{notes}{where}")
+    RunFolder(folder).write_run({"status": "running", "engine": "verl"})
+    status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
+    try:
+        with live(lambda: [child.view]):
+            run_all([child], 1, advice=advice)
+        status = "done"
+    except typer.Abort:
+        status = "stopped"
+        raise
+    finally:
+        RunFolder(folder).write_run({"status": status})
+    out.print(f"Done: {folder}\n{_next_steps(launch, folder)}")
+
+
+def _next_steps(launch: "Launch", folder: Path) -> str:
+    """How to see the report, and how to get a model."""
+    merge = merge_command(Path(launch["trainer.default_local_dir"]), folder)
+    return f"Report: dew report {folder}\nModel: {merge}"
+
+
+# ── export ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 NOT_MODEL = (
     "training_args.bin", "optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "dew_*",

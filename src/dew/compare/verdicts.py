@@ -22,8 +22,9 @@ def title(score: str) -> str:
 
 def verdicts(differences: Sequence[Difference]) -> list[str]:
     """A sentence on each arm that differs from its baseline, then one each on all that are within noise, have too few
-    seeds or are identical. Differences in `entropy` only tell whether runs are identical."""
-    changed = {(d.arm, d.baseline) for d in differences if d.score == "entropy" and not d.equal}
+    seeds or are identical. Differences in `entropy` only tell whether runs are identical: scores may also be equal
+    because no problem was ever solved."""
+    same_entropy = {(d.arm, d.baseline) for d in differences if d.score == "entropy" and d.equal and d.pairs > 1}
     judged = [d for d in differences if d.score != "entropy"]
     arms: dict[tuple[str, str, str], list[Difference]] = {}
     for d in judged:
@@ -32,7 +33,7 @@ def verdicts(differences: Sequence[Difference]) -> list[str]:
     alike: dict[tuple[str, str, str], dict[str, list[Difference]]] = {}
     for (task, arm, baseline), found in arms.items():
         enough = [d for d in found if not d.too_few]
-        if all(d.equal and d.unit == "seeds" and d.pairs > 1 for d in found) and (arm, baseline) not in changed:
+        if all(d.equal for d in found) and (arm, baseline) in same_entropy:
             kind = "identical"
         elif not all(d.within_noise for d in enough):
             texts.append((task, _arm_verdict(arm, baseline, enough)))
@@ -123,9 +124,13 @@ def difference_table(differences: Sequence[Difference]) -> str:
     for (arm, baseline), found in rows.items():
         seeds = max((d.pairs for d in found.values() if d.unit == "seeds"), default=1)
         table.append([f"{arm} − {baseline}", str(seeds), *(_cell(found.get(score)) for score in scores)])
-    text = markdown_table(["difference", "seeds", *map(title, scores)], table)
+    return markdown_table(["difference", "seeds", *map(title, scores)], table)
+
+
+def table_note(differences: Sequence[Difference]) -> str:
+    """How to read `difference_table`."""
     bold = f"p < 0.05 after Holm's correction, with {MIN_SEEDS} seeds or more"
-    text += f"\nPaired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
+    text = f"Paired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
     if any(d.unit == "problems" for d in differences):
         text += "With one seed, scores are paired by problem: the interval covers other problems, not other seeds.\n"
     return text
@@ -149,4 +154,4 @@ def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str
     text += "\nMean ± standard deviation over seeds.\n"
     if not differences:
         return text
-    return "\n".join([text, difference_table(differences), *verdicts(differences)]) + "\n"
+    return "\n".join([text, difference_table(differences), table_note(differences), *verdicts(differences)]) + "\n"

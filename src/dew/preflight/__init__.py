@@ -4,20 +4,85 @@
 
     checks = preflight(read_run("my.yaml"), answers=128)
 
-Each `Check` has a name, a status, one sentence and one remedy. `doctor` checks the machine and the installation.
+Each `Check` has a name, a status, one sentence and one remedy. `machine.doctor` checks the machine and the
+installation.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dew.preflight.check import Check, passed
-from dew.preflight.machine import doctor
+from dew.errors import DewError, Problem
 from dew.run.config import Run
 
 if TYPE_CHECKING:
     from dew.engines.trl.trainer import DewTrainer
 
-__all__ = ["Check", "doctor", "passed", "preflight"]
+T = TypeVar("T")
+Status = Literal["ok", "warning", "failed", "skipped"]
+EMPTY_REMEDY = "Return 0 for an empty answer; otherwise the policy learns to write nothing."
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    status: Status
+    says: str
+    """One sentence."""
+    remedy: str = ""
+    """What to change; empty if nothing has to change."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The numbers behind the sentence, for programs."""
+
+
+def ok(name: str, says: str, **facts: Any) -> Check:
+    return Check(name, "ok", says, "", facts)
+
+
+def warning(name: str, says: str, remedy: str, **facts: Any) -> Check:
+    return Check(name, "warning", says, remedy, facts)
+
+
+def failed(name: str, says: str, remedy: str, **facts: Any) -> Check:
+    return Check(name, "failed", says, remedy, facts)
+
+
+def skipped(name: str, why: str) -> Check:
+    return Check(name, "skipped", why)
+
+
+def graded(name: str, says: str, remedy: str, *, warn: bool, fail: bool = False, **facts: Any) -> Check:
+    """Failed, a warning or ok; the remedy is dropped if it is ok."""
+    return Check(name, "failed" if fail else "warning" if warn else "ok", says, remedy * (warn or fail), facts)
+
+
+def from_problem(name: str, problem: Problem) -> Check:
+    says = " ".join(f"{problem.what} {problem.why}".split())
+    return failed(name, says, problem.remedy or "Fix this, then run dew preflight again.")
+
+
+def passed(checks: Sequence[Check]) -> bool:
+    """True if no check failed. Warnings are allowed."""
+    return all(check.status != "failed" for check in checks)
+
+
+def attempt(name: str, function: Callable[..., T], *args: Any) -> tuple[T | None, list[Check]]:
+    """(result, []), or (None, the failed checks) if the function raises."""
+    try:
+        return function(*args), []
+    except DewError as error:
+        return None, [from_problem(name, problem) for problem in error.problems]
+    except Exception as error:  # libraries and the user's own functions may raise anything
+        reason = str(error).strip().split("\n", maxsplit=1)[0][:300]
+        return None, [failed(name, f"{type(error).__name__}: {reason}", "Training would stop with the same error.")]
+
+
+def guarded(name: str, check: Callable[..., Check | list[Check]], *args: Any) -> list[Check]:
+    """The checks that `check` returns, or a failed one if it raises."""
+    result, failures = attempt(name, check, *args)
+    if result is None:
+        return failures
+    return result if isinstance(result, list) else [result]
 
 
 def preflight(
@@ -30,12 +95,12 @@ def preflight(
 ) -> list[Check]:
     """Every check of a run, or of a TRL trainer, before it trains.
 
-    `answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see engines/permission.py.
+    `answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py.
     """
     if isinstance(run, Run) and run.engine == "verl":
-        from dew.preflight.verl import preflight_verl
+        from dew.preflight.verl import check_run as check_verl
 
-        return preflight_verl(run, typed or {}, untrusted)
+        return check_verl(run, typed or {}, untrusted)
     from dew.preflight.run import check_run, check_trainer
 
     if isinstance(run, Run):

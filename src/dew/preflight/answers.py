@@ -16,10 +16,9 @@ from dew.compare.statistics import mean_interval
 from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.launch import build_trainer
-from dew.engines.trl.settings import Parsed
+from dew.engines.trl.launch import Parsed, build_trainer
 from dew.engines.trl.trainer import DewTrainer
-from dew.preflight.check import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
+from dew.preflight import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
 from dew.preflight.data import Data, correct_answers, score
 
 TRUNCATED_WARNING, TRUNCATED_FAILURE = 0.3, 0.7
@@ -67,7 +66,7 @@ def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
     size, args, training = trainer.num_generations, trainer.args, trainer.model.training
     groups = min(max(1, math.ceil(count / size)), len(data.rows))
     chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
-    at_once = max(1, args.batches.per_device * args.batches.micro_batches // size)
+    at_once = max(1, args.batches.per_process // size)
     batches = []
     every, args.records_every = args.records_every, 1  # keeps the entropy
     trainer.model.train()
@@ -133,7 +132,7 @@ def check_mean(answers: Answers) -> Check:
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
     interval = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
     facts = {"mean": interval.value, "low": interval.low, "high": interval.high, "answers": n, "not_judged": missing}
-    says = f"Mean {interval.value:.3f}, 95 % interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers"
+    says = f"Mean {interval.value:.3f}, 95% interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers"
     if missing > 0.01 * n:
         remedy = "Find out why the reward returns None for them: they are left out of training."
         return warning("mean reward", f"{says}; {missing} were not scored.", remedy, **facts)
@@ -214,7 +213,7 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
     if problem is None:
         return ok("filter", f"{name} decides which answers are correct, a binary reward.", **facts)
     says = f"{name}: {problem.what} {problem.why}"
-    if isinstance(args.algorithm_kwargs, dict) and "threshold" in args.algorithm_kwargs:
+    if "threshold" in (args.algorithm_kwargs or {}):
         remedy = "Nothing to change if answers above your threshold are the correct ones."
         return warning("filter", says, remedy, **facts)
     return graded("filter", says, problem.remedy, warn=True, fail=algorithm.dynamic_sampling, **facts)

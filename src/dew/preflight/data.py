@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from dew.engines.recorder import gold_of
-from dew.engines.trl.launch import data_of, rewards_of
+from dew.engines.trl.launch import Parsed, data_of, rewards_of
 from dew.engines.trl.rewards import checked, missing_columns
-from dew.engines.trl.settings import Parsed
-from dew.preflight.check import Check, failed, graded, ok, warning
+from dew.preflight import Check, failed, graded, ok, warning
 from dew.rewards import Verifier
 from dew.rewards.calls import reward_name
 from dew.rewards.verifiers import text_of
@@ -100,16 +99,17 @@ def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) ->
 def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
     reward, name = data.rewards[outcome], data.names[outcome]
-    results, contradicted, errors = _try_golds(reward, data, threshold)
+    results, errors = _try_golds(reward, data, threshold)
     counts, n = Counter(results), len(data.rows)
     rejected = [i for i, result in enumerate(results) if result not in ("correct", "none")]
-    facts = {"rows": n, **counts, "not_accepted": rejected[:100], "contradicted": contradicted[:100]}
+    facts = {"rows": n, **counts, "not_accepted": rejected[:100]}
     if counts["none"] == n:
         remedy = "If the reward needs one, name its column answer, gold or solution."
         return warning("gold", "The rows have no gold answer.", remedy, **facts)
     if rejected:
         kinds = ", ".join(f"{counts[kind]} {kind}" for kind in BEST_FIRST[1:-1] if counts[kind])
-        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {_examples(rejected, data)}."
+        examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
+        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {examples}."
         if counts["raised"]:
             remedy = f"Correct or remove those rows: training would stop there ({errors[0]:.120})."
             return failed("gold", says, remedy, **facts)
@@ -119,25 +119,16 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
             return warning("gold", says, remedy, **facts)
         remedy = "Correct or remove those rows: no answer to them can be rewarded."
         return graded("gold", says, remedy, warn=True, fail=len(rejected) > TOLERATED * n, **facts)
-    if contradicted:
-        says = f"{len(contradicted)} of {n} demonstrations are wrong according to their gold answers"
-        remedy = "Check which of the two is right; training uses the gold answer."
-        return warning("gold", f"{says}, e.g. {_examples(contradicted, data)}.", remedy, **facts)
     return ok("gold", f"{name} accepts all {counts['correct']} gold answers.", **facts)
 
 
-def _examples(rows: list[int], data: Data) -> str:
-    return "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rows[:3])
-
-
-def _try_golds(reward: Any, data: Data, threshold: float) -> tuple[list[str], list[int], list[str]]:
-    """(result of each row, rows whose demonstration is wrong, exceptions of the reward).
+def _try_golds(reward: Any, data: Data, threshold: float) -> tuple[list[str], list[str]]:
+    """(result of each row, exceptions of the reward).
 
     The correct answers to a row are tried in turn, the demonstration first, until one is accepted.
     """
     tries = [correct_answers(row) for row in data.rows]
     results = ["none"] * len(tries)
-    contradicted: list[int] = []
     errors: list[str] = []
     for turn in range(max(map(len, tries))):
         left = [i for i, texts in enumerate(tries) if results[i] != "correct" and turn < len(texts)]
@@ -146,9 +137,7 @@ def _try_golds(reward: Any, data: Data, threshold: float) -> tuple[list[str], li
         texts, rows = [tries[i][turn] for i in left], [data.rows[i] for i in left]
         for i, result in zip(left, _results(reward, texts, rows, data, threshold, errors), strict=True):
             results[i] = min(results[i], result, key=BEST_FIRST.index)
-            if turn == 0 and result == "wrong" and demonstration(data.rows[i]):
-                contradicted.append(i)
-    return results, contradicted, errors
+    return results, errors
 
 
 def _results(

@@ -4,13 +4,14 @@ import os
 import platform
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dew.engines.compat import installed, supported, tried
 from dew.files import existing, try_writing
 from dew.memory import free_memory
-from dew.preflight.check import Check, failed, graded, guarded, ok, warning
+from dew.preflight import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
 IN_WHEEL = Path(__file__).parents[1] / "locks"
@@ -22,18 +23,19 @@ PACKAGES = (
     "tensordict", "TransferQueue",
 )  # fmt: skip
 """The packages to show; the lock files pin many more."""
+LOCKS = ("core", "vllm", "verl")
+"""Sets of versions that are tested together: the files in locks/."""
+ON_GPUS = r"^# gpu: ([\w.-]+)==([\w.]+)"
+"""Lines with the versions that verl requires on GPUs; its lock file is for a CPU."""
 
 
-def _pins(lock: str, pattern: str) -> dict[str, str]:
+@cache
+def pins(lock: str, pattern: str = r"^([\w.-]+)==([\w.]+)") -> dict[str, str]:
+    """Package -> version in a lock file."""
     found = dict(re.findall(pattern, (FOLDER / f"{lock}.txt").read_text(), flags=re.MULTILINE))
-    pins = {name: found.get(name, found.get(f"{name}-cpu")) for name in PACKAGES}
-    return {name: number for name, number in pins.items() if number}
+    versions = {name: found.get(name, found.get(f"{name}-cpu")) for name in PACKAGES}
+    return {name: number for name, number in versions.items() if number}
 
-
-LOCKS = {lock: _pins(lock, r"^([\w.-]+)==([\w.]+)") for lock in ("core", "vllm", "verl")}
-"""Versions that are tested together, from the files in locks/."""
-ON_GPUS = _pins("verl", r"^# gpu: ([\w.-]+)==([\w.]+)")
-"""Versions that verl requires on GPUs; its lock file is for a CPU."""
 
 TRAINING_NEEDS = {
     "trl": ("transformers", "trl", "accelerate", "datasets"),
@@ -86,7 +88,7 @@ def lock_in_use() -> str:
 def matrix() -> list[dict[str, str | None]]:
     """A row per package: the installed version, and that of each lock."""
     return [
-        {"package": name, "installed": installed(name), **{lock: LOCKS[lock].get(name) for lock in LOCKS}}
+        {"package": name, "installed": installed(name), **{lock: pins(lock).get(name) for lock in LOCKS}}
         for name in PACKAGES
     ]
 
@@ -94,12 +96,13 @@ def matrix() -> list[dict[str, str | None]]:
 def check_versions(lock: str | None = None) -> Check:
     """Whether the installed versions are those of a lock; by default, of the one in use."""
     lock = lock or lock_in_use()
-    tested = LOCKS[lock]
+    tested = pins(lock)
     found = {name: installed(name) for name in tested}
     facts = {"lock": lock, "installed": found, "tested": tested}
     install = f"pip install {' '.join(f'{name}=={number}' for name, number in tested.items())}"
     present = {name: number for name, number in found.items() if number is not None}
-    engine, extra, on_gpus = (("verl",), "verl", ON_GPUS) if lock == "verl" else (("trl", "transformers"), "trl", {})
+    engine, extra = (("verl",), "verl") if lock == "verl" else (("trl", "transformers"), "trl")
+    on_gpus = pins(lock, ON_GPUS)
     broken = [f"{name} {present[name]}" for name in engine if name in present and not supported(name, present[name])]
     if broken:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
@@ -121,34 +124,26 @@ def check_versions(lock: str | None = None) -> Check:
 
 def doctor() -> list[Check]:
     """Fails only if something is broken or not supported."""
-    checks = (
-        check_python, check_torch, check_threads, check_versions, check_gpu, check_triton, check_memory, check_disk,
-    )  # fmt: skip
+    checks = (check_torch, check_versions, check_gpu, check_triton, check_memory, check_disk)
     return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
 
 
-def check_python() -> Check:
-    number = platform.python_version()
-    return ok("python", f"Python {number} on {platform.platform()}.", version=number)
-
-
 def check_torch() -> Check:
-    import torch
-
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
-    facts = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
-    return ok("torch", f"torch {torch.__version__} ({built}).", **facts)
-
-
-def check_threads() -> Check:
     """Several processes with several threads each are many times slower than with one thread each."""
     import torch
 
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     given, n, cores = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads(), os.cpu_count()
-    says = f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
+    says = f"torch {torch.__version__} ({built}), Python {platform.python_version()} on {platform.platform()}; "
+    says += f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
     remedy = "export OMP_NUM_THREADS=1 if several processes share the cores."
     warn = given is None and n > 1 and not torch.cuda.is_available()
-    return graded("threads", says, remedy, warn=warn, OMP_NUM_THREADS=given, threads=n, cores=cores)
+    facts: dict[str, Any] = {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+    return graded("torch", says, remedy, warn=warn, OMP_NUM_THREADS=given, threads=n, cores=cores, **facts)
 
 
 def check_gpu() -> Check:

@@ -1,4 +1,4 @@
-"""Memory of one step at full length, by arithmetic, for both engines; memory and disk checks of a run on TRL.
+"""Memory of one step at full length, by arithmetic; the plan, memory and disk checks of a run on TRL.
 
 P parameters, P′ of them trained; L layers of width D with feed-forward width I, queries Q and keys K wide; V vocabulary
 entries. w, r and c are bytes per weight, per element of the residual stream and per element of a matrix product.
@@ -25,7 +25,7 @@ the terms that verl adds and the sharding over GPUs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +34,13 @@ import torch
 from dew.compare.sampling import prompt_text
 from dew.errors import ConfigError, not_loaded
 from dew.memory import free_memory
-from dew.preflight.check import Check, graded
+from dew.preflight import Check, graded
 from dew.preflight.machine import free_disk, gpus, size
 from dew.run.config import find_model
 
 if TYPE_CHECKING:  # verl's environment has no TRL
     from dew.engines.trl.config import DewConfig
-    from dew.engines.trl.settings import Parsed
+    from dew.engines.trl.launch import Parsed
     from dew.engines.trl.trainer import DewTrainer
 
 LONGEST_TRIED = 256
@@ -49,6 +49,9 @@ TILE = (4096, 32768)
 """Tokens and vocabulary entries whose scores TRL's fused head holds at a time."""
 ROOM = 0.85
 """Share of the free memory that a run may use without a warning: allocators fragment, and the estimate is not exact."""
+
+TYPICAL_PROMPT = 200
+"""Tokens of a prompt, in a plan made without reading the data."""
 
 Terms = dict[str, float]
 
@@ -104,6 +107,21 @@ class Shape:
         """Per token, of all layers."""
         A = self.layer_bytes
         return self.residual_bytes * self.width * self.layers + A if checkpointing else A * self.layers
+
+
+SHAPES = {
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(0.494e9, 24, 896, 4864, 896, 128, 151936),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1.544e9, 28, 1536, 8960, 1536, 256, 151936),
+    "Qwen/Qwen2.5-7B": Shape(7.616e9, 28, 3584, 18944, 3584, 512, 152064),
+    "Qwen/Qwen2.5-32B": Shape(32.764e9, 64, 5120, 27648, 5120, 1024, 152064),
+}
+"""From the models' config files, so that a dry run needs no download."""
+
+
+def lora_parameters(s: Shape, rank: int) -> int:
+    """Adapters of all linear layers: rank times the sum of both widths of each."""
+    widths = 2 * (s.width + s.query) + 2 * (s.width + s.key) + 3 * (s.width + s.inner)
+    return rank * widths * s.layers
 
 
 @dataclass(frozen=True)
@@ -164,11 +182,50 @@ def shape_of(config: Any, **more: Any) -> Shape:
     )
 
 
+def known_shape(model: str, revision: str = "main", trusted: bool = False) -> Shape:
+    """From the table, or from the model's config: no weights are loaded."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if model in SHAPES:
+        return SHAPES[model]
+    try:
+        config = AutoConfig.from_pretrained(find_model(model), revision=revision, trust_remote_code=trusted)
+        with torch.device("meta"):  # takes no memory
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+        return _shape(empty, weight_bytes=(getattr(config, "dtype", None) or torch.float32).itemsize)
+    except Exception as error:  # many kinds, from the hub and from the file system
+        raise ConfigError(not_loaded("model_name_or_path", model, error)) from None
+
+
+def _shape(model: Any, **more: Any) -> Shape:
+    return shape_of(
+        model.config.get_text_config(),
+        parameters=sum(p.numel() for p in model.parameters()),
+        normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        **more,
+    )
+
+
+def shape_of_run(parsed: "Parsed") -> Shape:
+    """With the run's precision and LoRA's adapters."""
+    model, args = parsed.model, parsed.args
+    shape = known_shape(model.model_name_or_path, model.model_revision, args.trust_remote_code)
+    dtype = str((args.model_init_kwargs or {}).get("dtype") or model.dtype or "float32").removeprefix("torch.")
+    stored = shape.weight_bytes if dtype == "auto" else getattr(torch, dtype, torch.float32).itemsize
+    stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else stored
+    adapters = lora_parameters(shape, int(model.lora_r)) if model.use_peft else 0
+    return replace(shape, adapters=adapters, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
+
+
+def _compute_bytes(args: "DewConfig", stored: float) -> int:
+    return 2 if args.bf16 or args.fp16 or stored <= 2 else 4
+
+
 def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     """What follows from the model's config: context, memory, disk."""
     from transformers import AutoTokenizer
 
-    shape, wanted, trusted = read_shape(parsed), parsed.model, parsed.args.trust_remote_code
+    shape, wanted, trusted = shape_of_run(parsed), parsed.model, parsed.args.trust_remote_code
     folder = find_model(wanted.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
     return _check_shape(shape, parsed.args, longest_prompt(tokenizer, rows), len(rows))
@@ -179,7 +236,8 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
     model, args = trainer.model, trainer.args
     weights = list(model.parameters())
     stored = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)
-    shape = _shape(model, model.config, args, stored, adapters=hasattr(model, "peft_config"))
+    adapters = sum(p.numel() for p in weights if p.requires_grad) if hasattr(model, "peft_config") else 0
+    shape = _shape(model, adapters=adapters, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
     return _check_shape(shape, args, longest_prompt(trainer._tokenizer, rows), len(rows), loaded=True)
 
 
@@ -194,61 +252,20 @@ def _check_shape(shape: Shape, args: "DewConfig", prompt: int, rows: int, loaded
     ]
 
 
-def read_shape(parsed: "Parsed") -> Shape:
-    """The shape of a run's model, from its config: no weights are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from trl import get_peft_config
-
-    wanted = parsed.model
-    folder, trusted = find_model(wanted.model_name_or_path), parsed.args.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
-    except Exception as error:  # many kinds, from the hub and from the file system
-        raise ConfigError(not_loaded("model_name_or_path", wanted.model_name_or_path, error)) from None
-    lora = get_peft_config(wanted)
-    with torch.device("meta"):  # takes no memory
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-        if lora is not None:
-            from peft import get_peft_model
-
-            model = get_peft_model(model, lora)
-    return _shape(model, config, parsed.args, weight_bytes(parsed, config), adapters=lora is not None)
-
-
-def _shape(model: Any, config: Any, args: "DewConfig", stored: float, adapters: bool) -> Shape:
-    return shape_of(
-        config.get_text_config(),
-        parameters=sum(p.numel() for p in model.parameters()),
-        adapters=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapters else 0,
-        normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
-        weight_bytes=stored,
-        compute_bytes=2 if args.bf16 or args.fp16 or stored <= 2 else 4,
-    )
-
-
-def weight_bytes(parsed: "Parsed", config: Any) -> float:
-    if parsed.model.load_in_4bit or parsed.model.load_in_8bit:
-        return 0.5 if parsed.model.load_in_4bit else 1.0
-    dtype = (parsed.args.model_init_kwargs or {}).get("dtype") or parsed.model.dtype or "float32"
-    if dtype == "auto":
-        dtype = getattr(config, "dtype", None) or "float32"
-    return getattr(torch, str(dtype).removeprefix("torch."), torch.float32).itemsize
-
-
 def longest_prompt(tokenizer: Any, rows: list[dict[str, Any]]) -> int:
     """Tokens of the longest prompt."""
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-LONGEST_TRIED:]
     return max(len(ids) for ids in tokenizer(texts)["input_ids"])
 
 
-def check_context(shape: Shape, prompt: int, completion: int) -> Check:
+def check_context(shape: Shape, prompt: int, limit: int) -> Check:
     """Whether the longest prompt and the longest answer fit the model's context."""
-    facts = {"prompt": prompt, "completion": completion, "context": shape.context}
-    says = f"The longest prompt has {prompt} tokens; with max_completion_length={completion} that makes "
-    says += f"{prompt + completion}, and the model has {shape.context or 'no fixed number of'} positions."
-    room = completion if shape.context is None else shape.context - prompt
+    facts = {"prompt": prompt, "answer": limit, "context": shape.context}
+    says = f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes "
+    says += f"{prompt + limit}, and the model has {shape.context or 'no fixed number of'} positions."
+    room = limit if shape.context is None else shape.context - prompt
     remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
-    return graded("context", says, remedy, warn=False, fail=completion > room, **facts)
+    return graded("context", says, remedy, warn=False, fail=limit > room, **facts)
 
 
 def estimate(shape: Shape, args: "DewConfig", prompt: int, device_total: float = 0.0) -> Estimate:
@@ -279,7 +296,7 @@ def _sampling(shape: Shape, args: "DewConfig", tokens: int, device_total: float)
         return {"vllm": args.vllm_gpu_memory_utilization * device_total if colocated else 0.0}
     algorithm = args.build_algorithm()
     times = algorithm.oversample if algorithm.dynamic_sampling else 1.0
-    at_once = times * args.batches.per_device * args.batches.micro_batches
+    at_once = times * args.batches.per_process
     return {"cache": at_once * tokens * shape.cache_bytes, "scores": 12 * shape.vocabulary * at_once}
 
 
@@ -293,37 +310,30 @@ def check_memory(found: Estimate, shape: Shape, args: "DewConfig", device: str, 
     says += f"{device} has {size(free)} free."
     sharded = bool(args.deepspeed or args.fsdp)
     hint = "The estimate is for one process without sharding, so the run may still fit. " if sharded else ""
-    remedy = hint + _remedy(found, args)
+    remedy = hint + REMEDIES.get(name, "Use a smaller model, or dtype: bfloat16 with use_peft: true.")
     return graded("memory", says, remedy, warn=total > ROOM * free, fail=total > free and not sharded, **facts)
 
 
+SMALLER_BATCH = (
+    "Halve per_device_train_batch_size and double gradient_accumulation_steps until it fits; the result is the same."
+)
+FEWER_AT_ONCE = "Sample fewer answers at once (a smaller per_device_train_batch_size), or set use_vllm: true."
 REMEDIES = {
     "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
-    "optimizer": "Set use_peft: true (LoRA trains about 1 % of the weights), or optim: adamw_8bit.",
-    "gradients": "Set use_peft: true (LoRA trains about 1 % of the weights).",
+    "optimizer": "Set use_peft: true (LoRA trains about 1% of the weights), or optim: adamw_8bit.",
+    "gradients": "Set use_peft: true (LoRA trains about 1% of the weights).",
+    "activations": f"Set gradient_checkpointing: true. {SMALLER_BATCH}",
+    "head": SMALLER_BATCH,
+    "cache": FEWER_AT_ONCE,
+    "scores": FEWER_AT_ONCE,
 }
-SMALLER = "Use a smaller model, or dtype: bfloat16 with use_peft: true."
-
-
-def _remedy(found: Estimate, args: "DewConfig") -> str:
-    if found.largest not in ("activations", "head", "cache", "scores"):
-        return REMEDIES.get(found.largest, SMALLER)
-    if found.largest == "activations" and not args.gradient_checkpointing:
-        return "Set gradient_checkpointing: true."
-    rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    if rows % 2:
-        return "Lower max_completion_length, or use a larger device."
-    if found.largest in ("cache", "scores"):
-        return f"Sample fewer answers at once (per_device_train_batch_size: {rows // 2}), or set use_vllm: true."
-    half = f"per_device_train_batch_size: {rows // 2} and gradient_accumulation_steps: {2 * steps}"
-    return f"Set {half}, and so on until it fits; the result is the same."
+"""What to change, by the largest term."""
 
 
 def optimizer_steps(args: "DewConfig", rows: int) -> int:
     if args.max_steps > 0:
         return int(args.max_steps)
-    batches = args.batches
-    prompts_per_step = batches.per_device * batches.processes * batches.accumulation / batches.answers
+    prompts_per_step = args.batches.trained / args.batches.answers
     return math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
 
 
@@ -348,3 +358,26 @@ def check_disk(args: "DewConfig", shape: Shape, rows: int) -> Check:
     says = f"{each} and the model take {size(needed)}; {size(free)} free."
     remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
     return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, **facts)
+
+
+def plan(parsed: "Parsed") -> dict[str, str]:
+    """What `dew train --dry-run` prints: heading -> text."""
+    args, batches = parsed.args, parsed.args.batches
+    found = {
+        "model": parsed.model.model_name_or_path,
+        "data": parsed.data,
+        "algorithm": args.build_algorithm().label,
+        "batches": str(batches),
+    }
+    if steps := optimizer_steps(args, parsed.run.problems if parsed.run.task else 0):  # 0: known once data are read
+        generations = math.ceil(steps / batches.optimizer_steps)
+        most = "" if args.max_steps > 0 else "at most "  # a file may have fewer problems than the run asks for
+        found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
+        found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"
+    try:
+        shape = shape_of_run(parsed)
+    except ConfigError:
+        return {**found, "memory": "not estimated: the model is neither local nor one whose shape dew knows"}
+    device = next((gpu["total"] for gpu in gpus()), 80e9)
+    total = estimate(shape, args, TYPICAL_PROMPT, device).total
+    return {**found, "memory": f"about {size(total)} on each device, for prompts of {TYPICAL_PROMPT} tokens"}

@@ -5,19 +5,17 @@ from functools import partial
 from pathlib import Path
 
 from dew.engines.trl.config import DewConfig
+from dew.engines.trl.launch import Parsed, parse
 from dew.engines.trl.rewards import outcome_index
-from dew.engines.trl.settings import Parsed, parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError
+from dew.preflight import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
 from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
-from dew.preflight.check import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
 from dew.preflight.data import Data, check_columns, check_golds, read_data, rows_of
 from dew.preflight.machine import check_folder, check_versions
 from dew.preflight.memory import check_loaded_model, check_model
 from dew.run.config import Run
 
-ABOUT_BATCHES = ("groups of", "num_generations=")
-"""Words of the problems that are reported as `batches` instead of `settings`."""
 Say = Callable[[str], None]
 Draw = Callable[[Data, int], Answers]
 
@@ -27,9 +25,7 @@ def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted
     try:
         parsed = parse(run, typed, untrusted=untrusted)
     except DewError as error:
-        for problem in error.problems:
-            about_batches = any(words in str(problem) for words in ABOUT_BATCHES)
-            checks.append(from_problem("batches" if about_batches else "settings", problem))
+        checks += [from_problem("settings", problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
     checks.append(check_settings(parsed))
     checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
@@ -66,12 +62,11 @@ def check_settings(parsed: Parsed) -> Check:
 
 
 def check_batches(args: DewConfig) -> Check:
-    """Completions, prompts and optimizer steps per generation."""
+    """Prompts, answers and optimizer steps per generation."""
     batches = args.batches
-    facts = {**vars(batches), "completions": batches.completions, "prompts": batches.completions // batches.answers}
-    if problem := batches.misaligned():
-        return warning("batches", problem.what, problem.remedy, **facts)
-    return ok("batches", f"{batches}.", **facts)
+    if problem := args.misaligned():
+        return warning("batches", problem.what, problem.remedy, **batches.facts())
+    return ok("batches", f"{batches}.", **batches.facts())
 
 
 def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:
@@ -90,7 +85,7 @@ def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say)
         answers, failures = attempt("answers", draw, data, count)
         checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
     else:
-        checks.append(skipped("answers", "None sampled: --answers 0, or a failed check above."))
+        checks.append(skipped("answers", "Skipped (--answers 0, or an earlier check failed)."))
     for i, reward in enumerate(data.names):
         checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
     return checks + guarded("filter", check_filter, args, outcome, data, answers)

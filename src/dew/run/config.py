@@ -4,7 +4,6 @@ Any GRPO config file of TRL works.
 """
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
 from dew.errors import ConfigError, Problem, RecordError, did_you_mean
@@ -93,6 +92,21 @@ TYPES |= dict.fromkeys(("task_settings", "verl", "env"), dict)
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
 
+def flat(nested: Mapping[str, Any], above: str = "") -> Settings:
+    """{"trainer": {"nnodes": 2}} and {"trainer.nnodes": 2} -> {"trainer.nnodes": 2}; an empty mapping is a value."""
+    found: Settings = {}
+    for key, value in nested.items():
+        name = f"{above}{key}"
+        found.update(flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value})
+    return found
+
+
+def merged(overrides: Settings, own: Settings) -> Settings:
+    """verl's keys with those of `own` in their place, whether or not either key has a +."""
+    given = {key.lstrip("+") for key in own}
+    return {**{key: value for key, value in overrides.items() if key.lstrip("+") not in given}, **own}
+
+
 def read_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Run:
     """The run that a YAML file describes, with some keys replaced."""
     return make_run({**read_yaml(path), **(overrides or {})}, source=str(path))
@@ -106,6 +120,10 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
         for key, kind in TYPES.items()
         if key in own and (not isinstance(own[key], kind) or isinstance(own[key], bool))
     ]
+    if "hub_token" in keys:
+        why = "Secrets do not belong in settings, which are saved in the run's folder and its report."
+        remedy = "Set HF_TOKEN in the environment, or run `hf auth login`."
+        problems.append(Problem("hub_token:", why, remedy))
     if own.get("engine", "trl") not in ENGINES:
         problems.append(Problem(f"engine: {own['engine']!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
     if not problems and not 1 <= own.get("problems", 1) <= MAX_PROBLEMS:
@@ -179,30 +197,15 @@ def find_model(name: str, setting: str = "model_name_or_path") -> str:
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
 
 MAX_SIZE = 200_000
-"""Characters of a config file, and values in it with every alias expanded."""
+"""Characters of a config file."""
 
 
 class _Constructor(SafeConstructor):
-    """Plain values only. The size is checked before aliases and merge keys are expanded."""
-
-    def construct_document(self, node: Node) -> Any:
-        if _size(node, {}) > MAX_SIZE:
-            raise ValueError("its aliases expand to too many values; write each value once")
-        return super().construct_document(node)
+    """Plain values only; dates and `=` stay text."""
 
 
-for _tag in ("timestamp", "value"):  # dates and `=` stay text
+for _tag in ("timestamp", "value"):
     _Constructor.add_constructor(f"tag:yaml.org,2002:{_tag}", SafeConstructor.construct_yaml_str)
-
-
-def _size(node: Node, sizes: dict[int, float]) -> float:
-    """Values in a node with aliases expanded, each node visited once; infinite if the node contains itself."""
-    if id(node) not in sizes:
-        sizes[id(node)] = math.inf
-        parts = [] if isinstance(node, ScalarNode) else node.value
-        parts = [part for pair in parts for part in pair] if isinstance(node, MappingNode) else parts
-        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
-    return sizes[id(node)]
 
 
 def read_yaml(path: str | Path) -> Settings:
@@ -224,8 +227,9 @@ def parse_yaml(text: str, source: str = "config") -> Settings:
         raise ConfigError(f"{source}: {len(text):,} characters; a config has at most {MAX_SIZE:,}.")
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
-    yaml.composer.warn_double_anchors = False
     try:
+        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):  # a few of them can expand to gigabytes
+            raise ValueError("aliases such as *name are not supported; write each value once")
         value = yaml.load(text)
     except (YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)

@@ -48,6 +48,10 @@ class RunFolder:
     def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(self.path / "scores.json", to_json([dict(score) for score in scores], indent=1))
 
+    def write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """All lines of metrics.jsonl at once."""
+        write_atomically(self.path / "metrics.jsonl", b"".join(to_json(dict(line)) for line in lines))
+
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", metrics)
 

@@ -1,10 +1,8 @@
 """DewConfig: TRL's GRPOConfig, the name of an algorithm, and what a run records."""
 
-import json
 import logging
 import math
 import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, get_args
 
@@ -21,114 +19,31 @@ from dew.algorithms import (
 )
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
+from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
 
 logger = logging.getLogger("dew")
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The numbers that set the batch sizes, and what follows from them."""
-
-    per_device: int
-    """per_device_train_batch_size: completions of one micro-batch on one process."""
-    processes: int
-    accumulation: int
-    """gradient_accumulation_steps: micro-batches in one optimizer step."""
-    micro_batches: int
-    """steps_per_generation: micro-batches that are sampled at once."""
-    answers: int
-    """num_generations: G, the size of a group."""
-    iterations: int = 1
-    """num_iterations: times that a generation is trained on."""
-
-    @property
-    def completions(self) -> int:
-        """Completions sampled at once, on all processes."""
-        return self.per_device * self.processes * self.micro_batches
-
-    @property
-    def fits(self) -> bool:
-        return self.completions % self.answers == 0
-
-    def __str__(self) -> str:
-        factors = f"{self.per_device} per device x {self.processes} process{'es' * (self.processes > 1)}"
-        micro_batches = f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
-        sampled = f"{factors} x {micro_batches} = {self.completions} completions at once"
-        if not self.fits:
-            return f"{sampled}, which is not a whole number of groups of {self.answers}"
-        steps = self.iterations * self.micro_batches / self.accumulation
-        prompts, trained = self.completions // self.answers, self.per_device * self.processes * self.accumulation
-        return (
-            f"{sampled} = {prompts} prompt{'s' * (prompts > 1)} x {self.answers} answers; "
-            f"{trained} completion{'s' * (trained > 1)} per optimizer step, "
-            f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
-        )
-
-    def misaligned(self) -> Problem | None:
-        """A generation that does not make whole optimizer steps."""
-        if self.micro_batches % self.accumulation == 0:
-            return None
-        nearest = -(-self.micro_batches // self.accumulation) * self.accumulation
-        remedy = f"Set steps_per_generation to a multiple of gradient_accumulation_steps, such as {nearest}."
-        return Problem(f"{self}: optimizer steps do not line up with generations.", remedy=remedy)
-
-    def check_rows(self, data: Any) -> None:
-        """TRL samples whole generations only: with fewer prompts than one takes, it would stop at step 0."""
-        rows, prompts = len(data) if hasattr(data, "__len__") else math.inf, self.completions // self.answers
-        if rows < prompts:
-            what = f"{rows} problems, but a generation of {self.completions} completions takes {prompts}."
-            remedy = f"Give at least {prompts} problems, or reduce per_device_train_batch_size or steps_per_generation."
-            raise ConfigError(Problem(what, remedy=remedy))
-
-    def nearest(self) -> list[str]:
-        """Settings that fit, each by changing a single number."""
-        together = self.micro_batches == self.accumulation  # steps_per_generation follows accumulation
-        micro_batches = "gradient_accumulation_steps" if together else "steps_per_generation"
-        found = []
-        for setting, value in (("per_device_train_batch_size", self.per_device), (micro_batches, self.micro_batches)):
-            unit = self.answers // math.gcd(self.answers, self.completions // value)
-            found.append(f"{setting}={' or '.join(str(n * unit) for n in (value // unit, value // unit + 1) if n > 0)}")
-        sizes = [n for n in range(2, self.completions + 1) if self.completions % n == 0]
-        if sizes:
-            found.append(f"num_generations={min(sizes, key=lambda n: abs(n - self.answers))}")
-        return found
-
-
-POSITIVE = ("temperature", "reward_timeout", "reward_memory", "guide_timeout")
-FINITE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "top_p")
-AT_LEAST = {"records_every": 0, "records_groups": 1, "records_keep": 0, "guide_weight": 0, "guide_failed_weight": 0}
-"""The smallest value of each number."""
-
-
-def number_problems(config: Any) -> list[Problem]:
-    """Numbers that are too small or not finite. A config may lack some of them."""
-    problems = []
-    for name in (*AT_LEAST, *POSITIVE, *FINITE):
-        value, least = getattr(config, name, None), AT_LEAST.get(name)
-        if value is None:
-            continue
-        if least is not None and not least <= value < math.inf:
-            problems.append(Problem(f"{name}={value}:", remedy=f"give a number >= {least}."))
-        elif name in POSITIVE and not value > 0:
-            problems.append(Problem(f"{name}={value}:", remedy="give a number > 0."))
-        elif isinstance(value, float) and not math.isfinite(value):
-            problems.append(Problem(f"{name}={value}:", "not a finite number."))
-    return problems
+LIMITS = {
+    **SETTINGS,
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), Setting(least=0)),
+    **dict.fromkeys(("guide_weight", "guide_failed_weight"), Setting(least=0)),
+    **dict.fromkeys(("reward_timeout", "reward_memory", "guide_timeout"), Setting(above=0)),
+}
+"""Settings with limits: those of both engines, and of TRL alone."""
 
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+def _shared(name: str, help: str) -> Any:
+    return _setting(SETTINGS[name].default, help)
+
+
 def _of_algorithm(setting: str | None = None) -> Any:
     meaning = f"The same as algorithm_kwargs[{setting!r}]" if setting else "May choose the algorithm"
     return _setting(None, f"{meaning}; see docs/trl.md.")
-
-
-def float32_without_bf16(args: Any) -> None:
-    """TRL's default is bf16, which is an error on a machine without a GPU that supports it: use float32 there."""
-    if args.bf16 is None and not args.fp16 and not is_torch_bf16_gpu_available():
-        args.bf16 = False
 
 
 @dataclass
@@ -148,9 +63,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
     reward_memory: float | None = _setting(None, "Memory limit in GiB of a reward given by path (default: half).")
-    records_every: int = _setting(20, "Write token records at the first step and every this many; 0 disables them.")
-    records_groups: int = _setting(4, "Groups in each token record.")
-    records_keep: int = _setting(400, "Maximum number of records; beyond it every second one is deleted. 0 keeps all.")
+    records_every: int = _shared("records_every", "Write token records at step 1, then every N steps; 0: none.")
+    records_groups: int = _shared("records_groups", "Groups in each token record.")
+    records_keep: int = _shared(
+        "records_keep", "Maximum number of records; beyond it every second one is deleted. 0: all."
+    )
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
@@ -177,7 +94,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             algorithm = self.build_algorithm()
         except ConfigError as error:
             problems += error.problems
-        problems += self._batch_problems() + number_problems(self)
+        problems += self._batch_problems()
+        problems += filter(None, (limit.problem(name, getattr(self, name, None)) for name, limit in LIMITS.items()))
         problems += self.guide_problems() if self.guide is not None and algorithm is not None else []
         if algorithm is None or not algorithm.engine_loss:
             problems += _unsupported(self)
@@ -187,35 +105,40 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             raise ConfigError(problems)
         if algorithm.engine_loss:
             for f in fields(GRPOConfig):
-                if f.name in (*DEW_NAMES, *CHOOSES) and getattr(self, f.name) is None:
+                if f.name in (*ALGORITHM_NAMES, *CHOOSE_ALGORITHM) and getattr(self, f.name) is None:
                     setattr(self, f.name, f.default)
         else:
             for name, value in _trl_settings(algorithm).items():
                 setattr(self, name, value)
-        float32_without_bf16(self)
+        given: Any = self
+        if given.bf16 is None and not given.fp16 and not is_torch_bf16_gpu_available():
+            given.bf16 = False  # TRL's default is bf16, an error on a machine without a GPU that supports it
         super().__post_init__()
 
     def build_algorithm(self) -> Algorithm:
         """The algorithm with its settings; the generation budget is max_completion_length."""
-        settings: Any = self.algorithm_kwargs or {}
-        return get_algorithm(
-            self.algorithm or DEFAULT_ALGORITHM, **{"max_tokens": self.max_completion_length, **settings}
-        )
+        settings = {"max_tokens": self.max_completion_length, **algorithm_settings(self.algorithm_kwargs)}
+        return get_algorithm(self.algorithm or DEFAULT_ALGORITHM, **settings)
 
     @property
     def batches(self) -> Batches:
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        micro = self.steps_per_generation
-        if micro is None and self.generation_batch_size is not None:
-            micro = max(1, self.generation_batch_size // (self.per_device_train_batch_size * processes))
+        processes, per_device = int(os.environ.get("WORLD_SIZE", "1")), self.per_device_train_batch_size
+        sampled_at_once = self.steps_per_generation
+        if sampled_at_once is None and self.generation_batch_size is not None:
+            sampled_at_once = max(1, self.generation_batch_size // (per_device * processes))
         return Batches(
-            per_device=self.per_device_train_batch_size,
-            processes=processes,
-            accumulation=self.gradient_accumulation_steps,
-            micro_batches=micro or self.gradient_accumulation_steps,
+            sampled=per_device * processes * (sampled_at_once or self.gradient_accumulation_steps),
+            trained=per_device * processes * self.gradient_accumulation_steps,
             answers=self.num_generations,
-            iterations=self.num_iterations,
+            passes=self.num_iterations,
+            processes=processes,
+            micro=per_device,
         )
+
+    def misaligned(self) -> Problem | None:
+        """A generation that does not make whole optimizer steps."""
+        batches = self.batches
+        return batches.misaligned("steps_per_generation", self.per_device_train_batch_size * batches.processes)
 
     def filtered_sampling(self) -> Problem | None:
         """Sampling settings with which vLLM's probabilities are not the policy's."""
@@ -228,13 +151,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     def _read_algorithm(self) -> list[Problem]:
         """The name and a mapping of settings, where they were given as JSON or (in Python) as an algorithm object."""
-        problems, written = [], self.algorithm_kwargs
-        if isinstance(written, str):
-            with suppress(ValueError):
-                self.algorithm_kwargs = json.loads(written)
-        if not isinstance(self.algorithm_kwargs, dict | None):
-            self.algorithm_kwargs, remedy = None, """Write e.g. '{"alpha2": 0.2}'."""
-            problems.append(Problem(f"algorithm_kwargs={written!r} is not a mapping in YAML or JSON.", remedy=remedy))
+        problems: list[Problem] = []
+        try:
+            self.algorithm_kwargs = algorithm_settings(self.algorithm_kwargs) or None
+        except ConfigError as error:
+            self.algorithm_kwargs, problems = None, error.problems
         if isinstance(self.algorithm, Algorithm):
             default: Any = type(self.algorithm)()
             changed = {k: v for k, v in asdict(self.algorithm).items() if v != getattr(default, k)}
@@ -248,9 +169,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
             self.algorithm = self._choose_algorithm()
-        settings: Any = self.algorithm_kwargs or {}
-        kwargs: dict[str, Any] = dict(settings)
-        given = {ours: getattr(self, theirs) for theirs, ours in DEW_NAMES.items()}
+        kwargs = algorithm_settings(self.algorithm_kwargs)
+        given = {ours: getattr(self, theirs) for theirs, ours in ALGORITHM_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
             high = given["clip_high"]
             given |= {"clip_low": None, "clip_high": None if high is None else max(high - 1, 0.0)}
@@ -258,7 +178,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             given["clip_high"] = kwargs.get("clip_high", given["clip_low"])
         problems = [
             Problem(f"{theirs}={given[ours]}, but algorithm_kwargs has {ours}={kwargs[ours]}.", remedy="Give one.")
-            for theirs, ours in DEW_NAMES.items()
+            for theirs, ours in ALGORITHM_NAMES.items()
             if given[ours] is not None and kwargs.get(ours, given[ours]) != given[ours]
         ]
         kwargs |= {name: value for name, value in given.items() if value is not None}
@@ -268,7 +188,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def _choose_algorithm(self) -> str:
         """The algorithm that TRL's settings describe: the default if it agrees with them, else one that trains what
         one of them asks for and agrees with the others, else TRL's own."""
-        given = {name: getattr(self, name) for name in CHOOSES if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in CHOOSE_ALGORITHM if getattr(self, name) is not None}
         wanted = [name for setting, value in given.items() for name in algorithms_for(f"{setting}={value}")]
         for name in [DEFAULT_ALGORITHM, *wanted]:
             if not _conflicts(self, get_algorithm(name)) and not _unsupported(self):
@@ -286,8 +206,22 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             why = "Advantages compare the answers to one prompt with each other."
             return [Problem(f"num_generations={self.num_generations}:", why, "Give at least 2; TRL's default is 8.")]
         if not self.batches.fits:
-            return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self.batches.nearest())}.")]
+            return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self._nearest_batches())}.")]
         return []
+
+    def _nearest_batches(self) -> list[str]:
+        """Settings that fit, each by changing a single number."""
+        sampled, G = self.batches.sampled, self.num_generations
+        per_device = self.per_device_train_batch_size
+        micro_batches = self.batches.per_process // per_device
+        together = micro_batches == self.gradient_accumulation_steps  # steps_per_generation follows accumulation
+        setting = "gradient_accumulation_steps" if together else "steps_per_generation"
+        found = []
+        for name, value in (("per_device_train_batch_size", per_device), (setting, micro_batches)):
+            unit = G // math.gcd(G, sampled // value)
+            found.append(f"{name}={' or '.join(str(n * unit) for n in (value // unit, value // unit + 1) if n > 0)}")
+        sizes = [n for n in range(2, sampled + 1) if sampled % n == 0]
+        return [*found, f"num_generations={min(sizes, key=lambda n: abs(n - G))}"] if sizes else found
 
     def guide_problems(self) -> list[Problem]:
         """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
@@ -298,9 +232,9 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if not 1 <= self.guide_completions < self.num_generations:
             what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"
             problems.append(Problem(what, "guide and policy must each give at least one of a group's answers."))
-        per_process = self.batches.per_device * self.batches.micro_batches
+        per_process = self.batches.per_process
         if per_process % self.num_generations:
-            what = f"{per_process} completions per process are not whole groups of {self.num_generations},"
+            what = f"{per_process} answers per process are not whole groups of {self.num_generations},"
             remedy = "Set per_device_train_batch_size x steps_per_generation to a multiple of num_generations."
             problems.append(Problem(what, "which a guide needs.", remedy))
         if algorithm.kl_coef:
@@ -309,10 +243,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
 
-DEW_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef", "sapo_temperature_pos": "tau_pos",
-             "sapo_temperature_neg": "tau_neg"}  # fmt: skip
-CHOOSES = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
-"""TRL's settings that describe an algorithm."""
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
 """TRL's `loss_type` by what the loss is divided by."""
 
@@ -320,7 +250,7 @@ LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
     """The algorithm's settings under TRL's names, so that TRL's logs, model card and checks agree with the loss."""
     return {
-        **{theirs: getattr(algorithm, ours) for theirs, ours in DEW_NAMES.items()},
+        **{theirs: getattr(algorithm, ours) for theirs, ours in ALGORITHM_NAMES.items()},
         "loss_type": LOSS_TYPES["fixed" if algorithm.fixed_divisor else algorithm.reduce],
         "scale_rewards": "group" if algorithm.scale else "none",
         "importance_sampling_level": "token" if algorithm.ratio == "token" else "sequence",
@@ -337,7 +267,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
         given = getattr(config, name)
         without_kl = name == "use_bias_correction_kl" and not (config.beta or algorithm.kl_coef)
         same_loss = name == "loss_type" and given == algorithm.surrogate
-        if name in CHOOSES and given not in (None, own) and not without_kl and not same_loss:
+        if name in CHOOSE_ALGORITHM and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
             other = f"choose another algorithm: {ENGINE_ALGORITHM!r} follows all of TRL's settings"
             problems.append(Problem(what, remedy=f"Remove it, or {other}."))

@@ -1,40 +1,147 @@
-"""From a `Run` to a trained model in its folder, with dew's tasks and rewards."""
+"""From a `Run` to a trained model in its folder: `parse`, `build_trainer`, `launch`."""
 
-import json
+import argparse
 import logging
 import os
 import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import Field, dataclass, fields, replace
 from functools import partial
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, DatasetInfo, disable_progress_bars, load_dataset
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch.nn import Module
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import get_dataset, get_peft_config, get_quantization_config
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    TrlParser,
+    get_dataset,
+    get_peft_config,
+    get_quantization_config,
+)
 from trl import rewards as trl_rewards
+from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recorder import git_commit, versions
+from dew.engines.trl.config import DewConfig
 from dew.engines.trl.rewards import outcome_index
-from dew.engines.trl.settings import Parsed
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import ConfigError, EngineError, Problem, not_loaded
+from dew.errors import ConfigError, EngineError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.calls import reward_name
 from dew.rewards.user_function import is_user_function
-from dew.run.config import find_model, to_yaml
+from dew.run.config import Run, check_keys, find_model, to_yaml
 from dew.run.folder import RUN_AGAIN, RunFolder
+from dew.run.permission import check_permission
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
+
+
+# ── settings ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A run as TRL's dataclasses."""
+
+    run: Run
+    script: Any
+    args: DewConfig
+    model: Any
+    mixture: Any
+    """TRL's `datasets:`, a list of data sets to mix."""
+
+    @property
+    def data(self) -> str:
+        """What the run trains on, for messages."""
+        mixed = ", ".join(source.path for source in self.mixture.datasets)
+        return self.run.task or mixed or self.script.dataset_name or ""
+
+
+CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
+"""TRL's dataclasses of all settings."""
+
+
+def setting_fields() -> list[Field[Any]]:
+    return [f for kind in CLASSES for f in fields(kind) if f.init]
+
+
+def check_names(run: Run, typed: Mapping[str, str]) -> None:
+    """Report every unknown setting with the closest known one."""
+    known = [f.name for f in setting_fields()]
+    check_keys([name for name in run.settings if name in typed], known, source="command line")
+    check_keys(run.settings, known, source=run.source or "config")
+
+
+def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
+    """TRL's dataclasses for a run's settings.
+
+    `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
+    that has none. `untrusted`: see run/permission.py.
+    """
+    typed, file = typed or {}, run.source or "config"
+    check_names(run, typed)
+    both = f"{file} with the command line" if typed else file
+    check_permission(run, typed, untrusted)
+    run.set_environment()
+    parser = TrlParser(CLASSES, exit_on_error=False)
+    actions = {action.dest: action for action in reversed(parser._actions)}  # --x, not its --no_x
+    settings, problems, wrong = {}, [], set()
+    for name, value in run.settings.items():
+        try:
+            settings[name] = _convert(parser, actions[name], value, typed.get(name))
+        except argparse.ArgumentError as error:
+            advice = did_you_mean(str(value), map(str, actions[name].choices or ()))
+            problems.append(Problem(f"{name}: {error.message}.", remedy=advice))
+            wrong.add("command line" if name in typed else file)
+    if problems:
+        raise ConfigError(problems, source=wrong.pop() if len(wrong) == 1 else both)
+    parser.set_defaults_with_config(**deepcopy(settings))  # TRL changes `datasets` in place
+    if dry and not torch.cuda.is_available():
+        parser.set_defaults_with_config(use_cpu=True)
+    try:
+        script, args, model, mixture = parser.parse_args_into_dataclasses(args=[], look_for_args_file=False)
+    except ConfigError as error:
+        raise ConfigError(error.problems, source=both) from None
+    except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and their dependencies
+        kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{kind}{error}", source=both) from error
+    if not model.model_name_or_path:
+        advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
+        raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
+    parsed = Parsed(replace(run, settings=settings), script, args, model, mixture)
+    if not parsed.data:
+        remedy = "Write `task: countdown` (or a .jsonl file) or TRL's `dataset_name:` or `datasets:`."
+        raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=file)
+    return parsed
+
+
+def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:
+    """One value in its type; `text` is what was typed for it. Mappings and unusual types are left to TRL."""
+    kind = action.type.__name__  # TRL wraps some types
+    simple = action.choices or kind in ("int", "float", "str", "string_to_bool")
+    if value is None or isinstance(value, Mapping) or not simple:
+        return value
+    if action.nargs == "+":
+        return parser._get_values(action, [str(x) for x in (value if isinstance(value, list) else [value])])
+    if kind == "str" and not action.choices:
+        return value if isinstance(value, str | bool | list) else text or str(value)  # --run_name 1.10 is text
+    if kind == "int" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return parser._get_values(action, [str(value)])
 
 
 # ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────
@@ -114,26 +221,11 @@ def build_trainer(parsed: Parsed) -> Any:
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}
     rewards = rewards_of(parsed)
     try:
-        check_width(Path(folder), args.model_init_kwargs)
         return DewTrainer(folder, rewards, **others)
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, JSONDecodeError) as error:
         if getattr(error, "errno", None) is not None:  # of the file system, not of transformers
             raise
         raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
-
-
-def check_width(folder: Path, changed: Mapping[str, Any]) -> None:
-    """Refuse a config whose width is not that of the weights: transformers would allocate the model first."""
-    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
-        return
-    width = {**json.loads((folder / "config.json").read_text()), **changed}.get("hidden_size")
-    with safe_open(folder / "model.safetensors", "pt") as weights:
-        names = [name for name in weights.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118
-        found = weights.get_slice(names[0]).get_shape()[1] if names else width
-    if width not in (None, found):  # None: a vision-language model has it in a part of its config
-        what = f"model_name_or_path: {folder} has weights of hidden size {found}, but its config says {width}."
-        remedy = "Restore its config.json, and remove hidden_size from model_init_kwargs."
-        raise ConfigError(Problem(what, remedy=remedy))
 
 
 def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:

@@ -107,7 +107,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._nonfinite = NonFinite()
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
-        for problem in (args.batches.misaligned(), args.filtered_sampling()):
+        for problem in (args.misaligned(), args.filtered_sampling()):
             if problem is not None and self.accelerator.is_main_process:
                 logger.warning("%s", problem)
 

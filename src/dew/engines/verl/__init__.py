@@ -2,16 +2,15 @@
 
     python -m dew.engines.verl.main algorithm.adv_estimator=NAME trainer.v1.trainer_mode=dew_sync ...
 
-    launch      a recipe as verl's overrides and command line
-    data        a recipe's problems as verl's Parquet files
-    settings    verl's configuration as one of dew's algorithms, and every setting that cannot work
+    launch      a run as verl's overrides and command line
+    data        a run's problems as verl's Parquet files, and dew's verifiers as verl's reward function
+    config      verl's configuration as one of dew's algorithms, and every setting that cannot work
     main        starts verl with dew's trainer modes
     trainer     verl's trainer modes, with the old policy's entropy passed to the estimator
     estimators  rows and what the trainer knows about them in, advantages out
     losses      the algorithm's loss inside verl's
     plugin      registers estimators and loss in every process of verl
     recorder    the run's folder
-    rewards     dew's verifiers as verl's reward function
 
 Only `plugin`, `trainer` and `main` import verl at module level.
 """

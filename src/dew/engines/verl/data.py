@@ -4,11 +4,17 @@ prompt        messages; a prompt that is already formatted is one message, and t
 data_source   the name of the verifier that scores the answer
 reward_model  {style: rule, ground_truth: the gold answer}
 extra_info    {index, split, and every column that the verifier reads}
+
+`compute_score` is the reward function that reads these columns:
+
+    reward.custom_reward_function.path=pkg://dew.engines.verl.data
+    reward.custom_reward_function.name=compute_score
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,7 @@ from dew.compare.sampling import prompt_ids
 from dew.engines.problems import held_out_rows, training_rows, verifier_of
 from dew.engines.verl.launch import Launch
 from dew.errors import ConfigError, Problem, not_loaded
+from dew.rewards import verifier
 from dew.tasks import Row
 
 UNUSED_VALIDATION = 16
@@ -36,22 +43,19 @@ class Data:
 
 def prepare_data(launch: Launch, tokenizer: Any) -> Data:
     """All rows that verl will read. An error if they do not fill one step."""
-    run, limit, prompts = launch.run, int(launch["data.max_prompt_length"]), launch.batches.prompts
+    run, limit = launch.run, int(launch["data.max_prompt_length"])
     source, rows = training_rows(run)
-    verifier = None if launch.own_reward else verifier_of(run)
-    if verifier is None and not launch.own_reward:
+    judge = None if launch.own_reward else verifier_of(run)
+    if judge is None and not launch.own_reward:
         remedy = "Write `verifier: math`, or name your own reward function."
         raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
-    name, columns = (verifier.name, verifier.columns) if verifier is not None else (source.name, ())
+    name, columns = (judge.name, judge.columns) if judge is not None else (source.name, ())
     # What the tokenizer puts before a text (often <s>, or nothing); a chat template does not, so the data must.
     prefix = str(tokenizer.decode(tokenizer("")["input_ids"]))
     short = [row for row in rows if len(prompt_ids(tokenizer, row["prompt"])) <= limit]
     if dropped := len(rows) - len(short):
         logger.warning("Left out %d problems with prompts of more than %d tokens.", dropped, limit)
-    if len(short) < prompts:
-        what = f"{len(short)} problems are fewer than the {prompts} prompts of one step: verl would train on nothing."
-        most = max(1, len(short))
-        raise ConfigError(Problem(what, "", f"Raise problems, or set data.train_batch_size to at most {most}."))
+    launch.batches.check_rows(short, reduce="data.train_batch_size")
     held_out = short[:UNUSED_VALIDATION]
     if launch["trainer.val_before_train"] or launch["trainer.test_freq"] > 0:
         held_out = held_out_rows(run, source)
@@ -102,3 +106,21 @@ def load_tokenizer(launch: Launch) -> Any:
         return AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
     except Exception as error:  # the hub raises many kinds of errors
         raise ConfigError(not_loaded("model_name_or_path", model, error)) from None
+
+
+_verifier = cache(verifier)
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **_: Any
+) -> dict[str, Any]:
+    """`data_source` names the verifier. `score` is the reward; `acc`, raw correctness, filters groups and decides
+    between O⁺ and O⁻."""
+    row = {"answer": ground_truth, **(extra_info or {})}
+    [verdict] = _verifier(data_source).verdicts([solution_str], [row])
+    return {
+        "score": verdict.reward,
+        "acc": float(verdict.correct),
+        "verdict": verdict.status,
+        "extracted": verdict.extracted or "",
+    }

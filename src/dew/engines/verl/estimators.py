@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dew.algorithms import Algorithm
 from dew.engines.credit import Credit, Rows, give_credit, outcomes
-from dew.engines.verl.settings import SWITCH_ON
+from dew.engines.verl.config import SWITCH_ON
 from dew.errors import EngineError, Problem
 
 OTHER_RELEASE = "Install a release of verl that dew is tested with."

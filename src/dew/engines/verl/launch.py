@@ -1,30 +1,100 @@
-"""A recipe as the command that trains it on verl.
+"""From a `Run` to the command that trains it on verl.
 
     prepare(run)  ->  Launch(overrides={"data.train_batch_size": 128, ...}, batches, algorithm, notes)
 
-Recipes use TRL's names; `recipe.py` translates the settings that both engines have. Everything else is written in
-verl's own keys, under `verl:` in the recipe (nested or dotted) or as `key=value` on the command line, and takes
-precedence.
+A run uses TRL's names. The settings that both engines have (`dew.run.settings`) become verl's keys. All others are
+written in verl's own keys, under `verl:` in the file (nested or dotted) or as `key=value` on the command line, and take
+precedence. Settings that verl does not use are listed in one note.
 """
 
+import math
 import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from os import environ
 from pathlib import Path
 from typing import Any
 
-from dew.algorithms import Algorithm
-from dew.engines.verl.recipe import DEFAULTS, OWN_REWARD, Batches, Overrides, Recipe, flat, merged
-from dew.engines.verl.settings import check
-from dew.errors import ConfigError, Problem, did_you_mean
-from dew.run.config import Run
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm_classes, get_algorithm
+from dew.engines.verl.config import (
+    DEW_LOSS,
+    EXTERNAL,
+    FSDP,
+    REDUCTIONS,
+    SET_BY_VERL,
+    check,
+    dew_estimators,
+    import_modules,
+    stock_estimator,
+)
+from dew.errors import ConfigError, DewError, Problem, did_you_mean
+from dew.run.config import OWN_KEYS, Run, flat, merged
+from dew.run.settings import (
+    ACTOR,
+    ALGORITHM_NAMES,
+    CHOOSE_ALGORITHM,
+    MODEL,
+    ROLLOUT,
+    SETTINGS,
+    Batches,
+    algorithm_settings,
+)
+from dew.tasks import Task, model_folder, task
 
-MAIN = ("-m", "dew.engines.verl.main")
-BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
-"""Text that hydra reads as it stands; everything else is quoted."""
+Overrides = dict[str, Any]
+"""verl's key -> value; a leading + where verl's configuration has no such key."""
+
+OWN_REWARD = SETTINGS["reward_funcs"].verl
+RUN_FOLDER = "algorithm.dew_run.folder"
+DEFAULTS: Overrides = {
+    f"{MODEL}.use_remove_padding": True,
+    f"{ACTOR}.strategy": "fsdp2",
+    f"{ACTOR}.use_dynamic_bsz": True,
+    f"{FSDP}.model_dtype": "fp32",
+    f"{FSDP}.dtype": "bfloat16",
+    f"{ACTOR}.optim.lr_scheduler_type": "constant",  # TRL's is linear; the others are as in TRL
+    f"{ACTOR}.optim.betas": [0.9, 0.999],
+    f"{ACTOR}.optim.weight_decay": 0.0,
+    f"{ACTOR}.optim.clip_grad": 1.0,
+    f"{ACTOR}.entropy_coeff": 0,
+    f"{ACTOR}.entropy_from_logits_with_chunking": True,  # in float32; the other way is mostly rounding
+    f"{ACTOR}.entropy_checkpointing": True,  # or an update with entropy would keep float32 copies of the logits
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.dtype": "bfloat16",
+    f"{ROLLOUT}.calculate_log_probs": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.filter_groups.metric": "acc",
+    # As TRL does by default: sequences whose importance weight against the sampler is above 3 do not train.
+    "algorithm.rollout_correction.rollout_is": "sequence",
+    "algorithm.rollout_correction.rollout_is_threshold": "1e-09_3.0",
+    "algorithm.rollout_correction.bypass_mode": False,
+    OWN_REWARD: "pkg://dew.engines.verl.data",
+    "reward.custom_reward_function.name": "compute_score",
+    "data.max_prompt_length": 2048,
+    "data.filter_overlong_prompts": False,  # dew drops them when it writes the data, and reports how many
+    "data.shuffle": True,
+    "trainer.v1.trainer_mode": "dew_sync",
+    "trainer.project_name": "dew",
+    "trainer.logger": ["console"],
+    "trainer.val_before_train": False,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+}
+"""What every run sets, unless its `verl:` section does."""
+PROMPTS, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+NODES, GPUS_PER_NODE = "trainer.nnodes", "trainer.n_gpus_per_node"
+SAMPLER_GPUS = f"{ROLLOUT}.tensor_model_parallel_size"
+SEQUENCE_GPUS = f"{ACTOR}.ulysses_sequence_parallel_size"
+MICRO_BATCH = f"{ACTOR}.ppo_max_token_len_per_gpu"
+STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
+"""verl's own losses, by the ratio that they use."""
+NO_DUAL_CLIP = 1e9
+"""verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""A chat template that adds nothing, for prompts that are already formatted."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +120,260 @@ class Launch:
 
 def prepare(run: Run, *, resume: bool = False) -> Launch:
     """Translate the run, or raise one error with every problem."""
-    recipe = Recipe(run)
-    algorithm, batches = recipe.algorithm(), recipe.batches()
-    overrides = merged(recipe.overrides(algorithm, batches, resume), flat(run.verl))
-    problems = [*recipe.problems, *batches.problems()]
-    if problems or algorithm is None:
-        raise ConfigError(dict.fromkeys(problems), source=f"{run.source or 'configuration'} on verl")
-    unused = [f"not used on verl: {', '.join(recipe.unused)}"] if recipe.unused else []
-    return Launch(run, overrides, batches, algorithm, unused + recipe.notes)
+    translation = Translation(run)
+    translation.check_names()
+    algorithm, (batches, found) = translation.algorithm(), translation.batches()
+    found = {
+        **DEFAULTS,
+        **translation.copied(),
+        **translation.model(),
+        **found,
+        **translation.schedule(max(1, int(batches.optimizer_steps))),
+        **(translation.objective(algorithm) if algorithm is not None else {}),
+        **translation.folder(resume),
+    }
+    overrides = merged(found, flat(run.verl))
+    if translation.problems or algorithm is None:
+        raise ConfigError(dict.fromkeys(translation.problems), source=f"{run.source or 'configuration'} on verl")
+    unused = [f"not used on verl: {', '.join(translation.unused)}"] if translation.unused else []
+    return Launch(run, overrides, batches, algorithm, unused + translation.notes)
+
+
+class Translation:
+    """Reads a run part by part and collects all problems and notes."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.given = run, run.settings
+        self.own = {key.lstrip("+"): value for key, value in flat(run.verl).items()}
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self.unused = [key for key in self.given if key not in (*SETTINGS, *ALGORITHM_NAMES)]
+
+    def problem(self, what: str, remedy: str = "") -> None:
+        self.problems.append(Problem(what, remedy=remedy))
+
+    def get(self, name: str) -> Any:
+        """A setting or its default; another type than the default's is a problem."""
+        value, default = self.given.get(name), SETTINGS[name].default
+        if value is None:
+            return default
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        if default is not None and type(value) not in kinds:
+            self.problem(f"{name}={value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}.")
+            return default
+        if problem := SETTINGS[name].problem(name, value):
+            self.problems.append(problem)
+        return value
+
+    def count(self, name: str, default: int = 1) -> int:
+        """A whole number of at least 1: one of verl's keys if the name has a dot, else a setting."""
+        value = (self.own if "." in name else self.given).get(name)
+        if value is None:
+            value = default if "." in name else SETTINGS[name].default or default
+        if type(value) is int and value >= 1:  # True is an int too, but not a count
+            return value
+        self.problem(f"{name}={value!r}: expected a whole number of at least 1.")
+        return default
+
+    @property
+    def max_tokens(self) -> int:
+        return self.count("data.max_response_length", self.count("max_completion_length"))
+
+    def check_names(self) -> None:
+        """Settings that are misspelled, in the wrong place, or not translated."""
+        for key in self.unused:
+            value = self.given[key]
+            if "." in key:
+                self.problem(f"{key} is a key of verl, not a setting.", f"Write {key}=VALUE, or put it under `verl:`.")
+            elif guess := did_you_mean(key, (*SETTINGS, *OWN_KEYS), cutoff=0.92):  # no two TRL settings are this close
+                self.problem(f"{key} is not a setting.", guess)
+            elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
+                self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
+            elif key in CHOOSE_ALGORITHM and value is not None and not self.given.get("algorithm"):
+                remedy = "Name it with `algorithm:`; only the TRL engine chooses one by this setting."
+                self.problem(f"{key}={value}, but no algorithm is named.", remedy)
+        if RUN_FOLDER in self.own:
+            self.problem(f"{RUN_FOLDER}: data, checkpoints and records of a run share one folder.", "Set output_dir.")
+        for name, setting in SETTINGS.items():
+            value, key = self.given.get(name), setting.verl
+            if setting.same is not None and value and value not in setting.same and key not in self.own:
+                self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
+
+    def algorithm(self) -> Algorithm | None:
+        name = self.given.get("algorithm") or DEFAULT_ALGORITHM
+        try:
+            settings = algorithm_settings(self.given.get("algorithm_kwargs"))
+            if name not in algorithm_classes():
+                import_modules(self.own.get(f"{MODEL}.external_lib"))
+                import_modules(environ.get(EXTERNAL, "").split(","))
+            algorithm = get_algorithm(name, **{**self.trl_names(), **settings})
+            if not algorithm.engine_loss and ":" not in name:
+                return algorithm
+            own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
+            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else "Choose another algorithm.")
+        except DewError as error:
+            self.problems += error.problems
+        return None
+
+    def trl_names(self) -> dict[str, Any]:
+        """Settings of the algorithm that the run has under TRL's names."""
+        found = {ours: x for theirs, ours in ALGORITHM_NAMES.items() if (x := self.given.get(theirs)) is not None}
+        if "clip_low" in found:
+            found.setdefault("clip_high", found["clip_low"])  # as in TRL
+        return {"max_tokens": self.max_tokens, **found}
+
+    def batches(self) -> tuple[Batches, Overrides]:
+        """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
+        nodes, per_node = self.count(NODES), self.count(GPUS_PER_NODE)
+        G, gpus = self.count(f"{ROLLOUT}.n", self.count("num_generations")), nodes * per_node
+        accumulation = self.count("gradient_accumulation_steps")
+        generation = self.count("steps_per_generation", accumulation)
+        answers = self.count("per_device_train_batch_size") * gpus * generation
+        prompts = self.count(PROMPTS, max(1, answers // G))
+        mini = self.count(MINI_BATCH, max(1, prompts * accumulation // max(generation, accumulation)))
+        passes = self.count(f"{ACTOR}.ppo_epochs", self.count("num_iterations"))
+        sampler = self.count(SAMPLER_GPUS, self.count("vllm_tensor_parallel_size"))
+        sequence = self.count(SEQUENCE_GPUS)
+        batches = Batches(prompts * G, mini * G, G, passes=passes, processes=gpus)
+        if G < 2:
+            self.problem(f"num_generations={G}: credit compares the answers to one prompt.", "Use at least 2.")
+        if answers % G and PROMPTS not in self.own:
+            what = f"{answers} answers per generation are not a whole number of groups of {G}."
+            self.problem(what, f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step.")
+        for key, size in ((SAMPLER_GPUS, sampler), (SEQUENCE_GPUS, sequence)):
+            if gpus % size:
+                self.problem(f"{gpus} GPUs are not divisible by {key}={size}.", "Set it to a divisor.")
+        if problem := batches.misaligned(PROMPTS, G):  # verl would pad the last optimizer step with empty rows
+            self.problems.append(problem)
+        shares = max(1, gpus // sequence)
+        if batches.trained % shares:
+            fitting = next(m for m in range(mini, mini + shares + 1) if m * G % shares == 0)
+            key = PROMPTS if mini == prompts else MINI_BATCH
+            what = f"{mini} prompts x {G} answers = {batches.trained} rows per optimizer step"
+            self.problem(f"{what} cannot be divided evenly among {shares} GPUs.", f"Next larger: {key}={fitting}.")
+        longest = self.count("data.max_prompt_length", DEFAULTS["data.max_prompt_length"]) + self.max_tokens
+        micro = self.count(MICRO_BATCH, max(16384, longest))
+        if micro * sequence < longest:
+            what = f"{MICRO_BATCH}={micro}: a prompt and its answer may have {longest} tokens."
+            self.problem(f"{what} Both must fit in one micro-batch.", "Raise it, or shorten them.")
+        return batches, {
+            PROMPTS: prompts, MINI_BATCH: mini, f"{ROLLOUT}.n": G, f"{ACTOR}.ppo_epochs": passes, NODES: nodes,
+            GPUS_PER_NODE: per_node, SAMPLER_GPUS: sampler, SEQUENCE_GPUS: sequence, MICRO_BATCH: micro,
+        }  # fmt: skip
+
+    def copied(self) -> Overrides:
+        """The settings that have one key of verl."""
+        plain = {name: setting.verl for name, setting in SETTINGS.items() if setting.verl and setting.same is None}
+        found = {key: self.get(name) for name, key in plain.items() if not SETTINGS[name].steps}
+        seeds, top_k = (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed"), self.get("top_k")
+        found |= {**dict.fromkeys(seeds, found["data.seed"]), f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def model(self) -> Overrides:
+        """The model, and how its prompts are formatted."""
+        if not self.given.get("model_name_or_path"):
+            self.problem("model_name_or_path is missing.", "Name a model folder, a hub model, or tiny.")
+        if self.run.task is None:
+            self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
+        found: Overrides = {f"{MODEL}.path": model_folder(self.given.get("model_name_or_path") or "")}
+        try:
+            if self.run.task and not has_messages(task(self.run.task, **self.run.task_settings)):
+                found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
+        except DewError as error:  # data that cannot be read
+            self.problems += error.problems
+        return found
+
+    def schedule(self, per_step: int) -> Overrides:
+        """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
+        found: Overrides = {}
+        for name, setting in SETTINGS.items():
+            if setting.steps and (value := self.get(name)) > 0:
+                found[setting.verl] = math.ceil(value / per_step)
+                if value % per_step:
+                    became = f"{found[setting.verl]} steps of {per_step} each"
+                    self.notes.append(f"{name}={value} optimizer steps become {became}")
+        total = found.get("trainer.total_training_steps")
+        # An epoch has at least one step, so that many epochs never end the run early.
+        epochs = self.own.get("trainer.total_training_steps") or total or self.count("num_train_epochs")
+        found["trainer.total_epochs"] = epochs
+        if scoring := self.run.scores:
+            if scoring.max_new_tokens not in (None, self.count("max_completion_length")):
+                self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
+            found.setdefault("trainer.test_freq", total or found.get("trainer.save_freq", -1))
+            found["trainer.val_before_train"] = True
+            found[f"{ROLLOUT}.val_kwargs.n"] = scoring.k
+            found[f"{ROLLOUT}.val_kwargs.do_sample"] = scoring.temperature > 0
+            found[f"{ROLLOUT}.val_kwargs.temperature"] = scoring.temperature
+        return found
+
+    def folder(self, resume: bool) -> Overrides:
+        folder = Path(self.get("output_dir")).absolute()
+        return {
+            "data.train_files": str(folder / "data" / "train.parquet"),
+            "data.val_files": str(folder / "data" / "val.parquet"),
+            f"+{RUN_FOLDER}": str(folder),
+            "trainer.default_local_dir": str(folder / "checkpoints"),
+            "trainer.resume_mode": "auto" if resume else "disable",
+            "trainer.experiment_name": folder.name,
+            "hydra.run.dir": str(folder / "hydra"),
+        }
+
+    def objective(self, algorithm: Algorithm) -> Overrides:
+        """Estimator, loss and filter: dew's, or verl's own where the class declares that they train the same."""
+        stock, own = stock_estimator(type(algorithm)), self.own.get("algorithm.adv_estimator", algorithm.name)
+        if own != algorithm.name and own in dew_estimators():
+            what = f"algorithm.adv_estimator={own}, but the algorithm is {algorithm.name}."
+            self.problem(what, f"Write `algorithm: {own}` instead.")
+        found: Overrides = {
+            "algorithm.adv_estimator": stock or algorithm.name,
+            f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
+            f"{ACTOR}.loss_agg_mode": REDUCTIONS[algorithm.reduce],
+            f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
+            f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
+            f"{ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
+            # In the update; with a coefficient of 0, too, verl's backward pass goes through it.
+            f"{ACTOR}.calculate_entropy": algorithm.needs_entropy == "current",
+            "algorithm.filter_groups.enable": algorithm.dynamic_sampling,
+        }
+        if algorithm.kl_coef > 0:
+            found |= {f"{ACTOR}.kl_loss_coef": algorithm.kl_coef, f"{ACTOR}.kl_loss_type": "low_var_kl"}
+        changed = {f.name: x for f in fields(algorithm) if (x := getattr(algorithm, f.name)) != f.default}
+        self.unused += [f"algorithm_kwargs.{name}" for name in ("max_rounds", "oversample") if name in changed]
+        other = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
+        return found | (self.stock(algorithm, other) if stock else {f"+algorithm.dew.{k}": v for k, v in other.items()})
+
+    def stock(self, algorithm: Algorithm, own: dict[str, Any]) -> Overrides:
+        """Further keys of verl's own estimator and loss. Its reward manager has the soft overlong penalty."""
+        found: Overrides = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP} if algorithm.ratio == "token" else {}
+        if not algorithm.scale:
+            found["algorithm.norm_adv_by_std_in_grpo"] = False
+        if algorithm.reduce == "tokens" and algorithm.divisor(1, 1) != 1:  # a fixed divisor per answer
+            found[f"{ACTOR}.loss_agg_mode"] = "seq-mean-token-sum-norm"
+            found[f"{ACTOR}.loss_scale_factor"] = algorithm.max_tokens
+        if own.get("overlong") == "soft":
+            buffer = {"enable": True, "len": own["overlong_buffer"], "penalty_factor": 1.0, "log": False}
+            found |= {f"+reward.reward_kwargs.overlong_buffer_cfg.{name}": value for name, value in buffer.items()}
+            found |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": algorithm.max_tokens}
+            own = {name: value for name, value in own.items() if name not in ("overlong", "overlong_buffer")}
+        for name, value in own.items():
+            self.problem(f"{name}={value!r}: verl's own {algorithm.name} has no such setting.", "Leave it out.")
+        return found
+
+
+def has_messages(source: Task) -> bool:
+    """Whether its prompts are chat messages, which the model's own template formats. Without a template of the task,
+    its first prompt decides."""
+    template = getattr(source, "template", "plain")
+    if template is None:
+        return any(not isinstance(row["prompt"], str) for row in source.rows(1))
+    return bool(template == "chat")
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
+
+MAIN = ("-m", "dew.engines.verl.main")
+BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
+"""Text that hydra reads as it stands; everything else is quoted."""
 
 
 def hydra_words(launch: Launch) -> list[str]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
+from dew.engines.verl.config import DEW_LOSS, SWITCH_ON
 from dew.engines.verl.estimators import CURRENT, BatchContext, batch_context
-from dew.engines.verl.settings import DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
 
 
@@ -27,7 +27,7 @@ def actor_loss(
     from verl.workers.utils.padding import no_padding_2_padding
 
     entropy = None
-    if algorithm.needs_entropy == "current":  # settings.check has seen to it that verl computes it
+    if algorithm.needs_entropy == "current":  # config.check has seen to it that verl computes it
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
     penalty = data["returns"].to_padded_tensor(0) if algorithm.penalises else None  # see estimators.credit_rows
     with batch_context(BatchContext(algorithm=algorithm, entropy=entropy, penalty=penalty)):

@@ -32,8 +32,7 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from dew.engines.verl import plugin
-from dew.engines.verl.recipe import import_modules
-from dew.engines.verl.settings import EXTERNAL, check, plain, read_run_settings
+from dew.engines.verl.config import EXTERNAL, check, import_modules, plain, read_run_settings
 
 
 class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, due, entropy_sums, group_records
+from dew.engines.verl.config import RunSettings, read
 from dew.engines.verl.estimators import CreditedBatch
-from dew.engines.verl.settings import RunSettings, read
 
 TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
 """verl's timers -> dew's `seconds/...`"""
@@ -41,10 +41,10 @@ class Recorder(RunLog):
         facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps}
         self.begin(self.algorithm, ["verl", "ray"], gpus, **facts)
 
-    def add(self, batch: CreditedBatch, truncated: Tensor) -> Numbers:
+    def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
-        self.check_rewards(1, self.algorithm, batch.rows.outcome)
+        self.check_rewards(step, self.algorithm, batch.rows.outcome)
         self._batches.append((int(batch.credit.scored.sum()), numbers))  # without padding rows
         return numbers
 

@@ -23,10 +23,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
 from dew.engines.verl import plugin
+from dew.engines.verl.config import DEW_LOSS, MODES, check, dew_estimators, read_run_settings
 from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, batch_context, record_rows
 from dew.engines.verl.losses import actor_loss
 from dew.engines.verl.recorder import Recorder, record_columns
-from dew.engines.verl.settings import DEW_LOSS, MODES, check, dew_estimators, read_run_settings
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically
 
@@ -132,7 +132,7 @@ class CreditMixin:
             found = record_rows(context, rewards, mask.bool(), _listed(data, "uid"), advantages)
         ends = [batch.tags[b]["response_len"] for b in found.conversations.last_row]
         truncated = torch.tensor(ends) >= recorder.limit
-        numbers = recorder.add(found, truncated)
+        numbers = recorder.add(self.global_steps, found, truncated)
         if context.recorded:
             columns = record_columns(found, {**_texts(batch), "reward_extra_info": infos}, truncated)
             recorder.record(self.global_steps, found, columns, self.tokenizer)

@@ -212,7 +212,7 @@ function spreadOf(run, r) {
   if (!credit.entropy && !credit.credit)
     return h('p.calm', 'No entropy or credit was recorded, so there is nothing to show here.');
   const { periods, words } = credit;
-  const overTraining = known([...SIDES.map((side) => decileMap(r, periods, side)), wordsOverTraining(r, periods)]);
+  const overTraining = known(SIDES.map((side) => decileMap(r, periods, side)));
   const groups = plural(run.groups.length, 'group');
   const over = `Over the ${whole(credit.tokens)} trained tokens of the ${groups} in this page.`;
   return [
@@ -224,6 +224,7 @@ function spreadOf(run, r) {
       deciles(r, credit.deciles),
     ),
     overTraining.length > 0 && [h('h2', 'Over training'), h('div.charts', overTraining)],
+    wordsOverTraining(r, periods),
     words &&
       h(
         'div.charts.two',

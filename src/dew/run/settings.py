@@ -1,0 +1,182 @@
+"""The settings that both engines have, under TRL's names, and the batch sizes that follow from them.
+
+A TRL run takes every setting as it is: TRL's dataclasses check the types, this table the numbers. A verl run gets
+verl's keys (engines/verl/launch.py). TRL counts answers and optimizer steps, verl prompts and generations; `Batches`
+has both.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dew.errors import ConfigError, Problem
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+"""Sections of verl's configuration."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a setting is on verl, its default on TRL, and the numbers that work."""
+
+    verl: str = ""
+    """verl's key, with a + where verl has no such key. Empty: engines/verl/launch.py converts it."""
+    default: Any = None
+    """TRL's default; None leaves verl's key out."""
+    steps: bool = False
+    """A number of optimizer steps, which becomes generations on verl; only positive ones are passed on."""
+    same: tuple[Any, ...] | None = None
+    """Not translated: verl's key must be given too, unless the value is one of these, which mean verl's default."""
+    least: float | None = None
+    above: float | None = None
+    """Limits of a number, including and excluding the limit."""
+
+    def problem(self, name: str, value: Any) -> Problem | None:
+        """A number outside of its limits, or not finite."""
+        if not isinstance(value, int | float):
+            return None
+        if self.least is not None and not self.least <= value < math.inf:
+            return Problem(f"{name}={value}:", remedy=f"give a number >= {self.least:g}.")
+        if self.above is not None and not self.above < value < math.inf:
+            return Problem(f"{name}={value}:", remedy=f"give a number > {self.above:g}.")
+        return None
+
+
+SETTINGS = {
+    "model_name_or_path": Setting(),
+    "trust_remote_code": Setting(f"{MODEL}.trust_remote_code"),
+    "gradient_checkpointing": Setting(f"{MODEL}.enable_gradient_checkpointing", True),
+    "algorithm": Setting(),
+    "algorithm_kwargs": Setting(),
+    # sampling
+    "num_generations": Setting(default=8),
+    "max_completion_length": Setting("data.max_response_length", 512),
+    "chat_template_kwargs": Setting("+data.apply_chat_template_kwargs"),
+    "temperature": Setting(f"{ROLLOUT}.temperature", 1.0, above=0),
+    "top_p": Setting(f"{ROLLOUT}.top_p", 1.0, above=0),
+    "top_k": Setting(default=0),
+    "vllm_tensor_parallel_size": Setting(default=1),
+    "vllm_gpu_memory_utilization": Setting(f"{ROLLOUT}.gpu_memory_utilization"),
+    # batches
+    "per_device_train_batch_size": Setting(default=8),
+    "gradient_accumulation_steps": Setting(default=1),
+    "steps_per_generation": Setting(),
+    "num_iterations": Setting(default=1),
+    "generation_batch_size": Setting("data.train_batch_size", same=()),
+    # optimizer
+    "learning_rate": Setting(f"{ACTOR}.optim.lr", 1.0e-6, least=0),
+    "lr_scheduler_type": Setting(f"{ACTOR}.optim.lr_scheduler_type", same=("constant", "constant_with_warmup")),
+    "weight_decay": Setting(f"{ACTOR}.optim.weight_decay", same=(0.0,), least=0),
+    "max_grad_norm": Setting(f"{ACTOR}.optim.clip_grad", same=(1.0,)),
+    "seed": Setting("data.seed", 42),
+    # length of the run
+    "num_train_epochs": Setting(default=3),
+    "max_steps": Setting("trainer.total_training_steps", -1, steps=True),
+    "warmup_steps": Setting(f"{ACTOR}.optim.lr_warmup_steps", 0, steps=True),
+    "save_steps": Setting("trainer.save_freq", 500, steps=True),
+    "eval_steps": Setting("trainer.test_freq", -1, steps=True),
+    "save_total_limit": Setting("trainer.max_actor_ckpt_to_keep"),
+    # the run's folder
+    "output_dir": Setting(default="trainer_output"),
+    "records_every": Setting("+algorithm.dew_run.records_every", 20, least=0),
+    "records_groups": Setting("+algorithm.dew_run.records_groups", 4, least=1),
+    "records_keep": Setting("+algorithm.dew_run.records_keep", 400, least=0),
+    # rewards and adapters
+    "reward_funcs": Setting("reward.custom_reward_function.path", same=()),
+    "use_peft": Setting(f"{MODEL}.lora_rank", same=()),
+    "lora_r": Setting(f"{MODEL}.lora_rank", same=()),
+    "lora_alpha": Setting(f"{MODEL}.lora_alpha", same=()),
+    "lora_target_modules": Setting(f"{MODEL}.target_modules", same=()),
+}
+
+ALGORITHM_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef",
+                   "sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg"}  # fmt: skip
+"""TRL's names for settings of the algorithm."""
+CHOOSE_ALGORITHM = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
+"""TRL's settings that describe an algorithm. The TRL engine chooses one by them where none is named."""
+
+
+def algorithm_settings(value: Any) -> dict[str, Any]:
+    """`algorithm_kwargs` as a mapping, also where it was given as JSON text."""
+    given = value
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            given = json.loads(value)
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        remedy = """Write e.g. '{"alpha2": 0.2}'."""
+        raise ConfigError(Problem(f"algorithm_kwargs={value!r} is not a mapping in YAML or JSON.", remedy=remedy))
+    return dict(given)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Sizes of a generation and of an optimizer step, on all processes together."""
+
+    sampled: int
+    """Answers of one generation: they are sampled at once."""
+    trained: int
+    """Answers of one optimizer step."""
+    answers: int
+    """G, the answers to one prompt."""
+    passes: int = 1
+    """How often a generation is trained on."""
+    processes: int = 1
+    """One per GPU."""
+    micro: int = 0
+    """Answers of a micro-batch on one process: TRL's per_device_train_batch_size. 0 on verl, which counts tokens."""
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of one generation."""
+        return self.sampled // self.answers
+
+    @property
+    def optimizer_steps(self) -> float:
+        """Optimizer steps per generation."""
+        return self.passes * self.sampled / self.trained
+
+    @property
+    def per_process(self) -> int:
+        """Answers that a process samples at once."""
+        return self.sampled // self.processes
+
+    @property
+    def fits(self) -> bool:
+        return self.sampled % self.answers == 0
+
+    def facts(self) -> dict[str, Any]:
+        """Every number, for programs."""
+        return {**vars(self), "prompts": self.prompts, "optimizer_steps": self.optimizer_steps}
+
+    def __str__(self) -> str:
+        processes = f"{self.processes} process{'es' * (self.processes > 1)}"
+        if not self.fits:
+            factors = f"{self.micro} per device x {processes} x {self.per_process // max(1, self.micro)} micro-batches"
+            return f"{factors} = {self.sampled} answers at once: not a whole number of groups of {self.answers}"
+        steps, micro = self.optimizer_steps, f" in micro-batches of {self.micro}" if self.micro else ""
+        return (
+            f"{self.prompts} prompt{'s' * (self.prompts > 1)} x {self.answers} answers = {self.sampled} answers per "
+            f"generation on {processes}; {self.trained} answer{'s' * (self.trained > 1)} per optimizer step{micro}, "
+            f"{steps:g} optimizer step{'s' * (steps != 1)} per generation"
+        )
+
+    def misaligned(self, setting: str, unit: int) -> Problem | None:
+        """A generation that does not make whole optimizer steps. One of `setting` is `unit` answers."""
+        if self.sampled % self.trained == 0:
+            return None
+        low = self.sampled // self.trained * self.trained
+        near = " or ".join(str(n // unit) for n in (low, low + self.trained) if n)
+        what = f"{self}: optimizer steps do not line up with generations."
+        return Problem(what, remedy=f"Nearest: {setting}={near}.")
+
+    def check_rows(self, data: Any, reduce: str = "per_device_train_batch_size or steps_per_generation") -> None:
+        """Both engines sample whole generations only: with fewer prompts they would train on nothing."""
+        rows = len(data) if hasattr(data, "__len__") else math.inf
+        if rows < self.prompts:
+            what = f"{rows} problems are fewer than the {self.prompts} prompts of a generation."
+            raise ConfigError(Problem(what, remedy=f"Give at least {self.prompts} problems, or reduce {reduce}."))

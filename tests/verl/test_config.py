@@ -1,0 +1,203 @@
+"""verl's configuration as dew reads it: the same settings and errors as elsewhere, and refusals."""
+
+from copy import deepcopy
+
+import pytest
+
+from dew.algorithms import DAPO, GRPO, GRPOS, GTPO, algorithm_classes, list_algorithms
+from dew.engines.verl.config import (
+    MODES,
+    SET_BY_VERL,
+    check,
+    dew_estimators,
+    read,
+    read_algorithm,
+    read_run_settings,
+    stock_estimator,
+)
+from dew.errors import ConfigError, DewError
+
+VERL = {
+    "algorithm": {
+        "adv_estimator": "gtpo",
+        "filter_groups": {"enable": False, "metric": "reward"},
+        "rollout_correction": {"bypass_mode": False},
+    },
+    "actor_rollout_ref": {
+        "actor": {
+            "policy_loss": {"loss_mode": "vanilla"},
+            "loss_agg_mode": "token-mean",
+            "clip_ratio": 0.2,
+            "clip_ratio_low": None,
+            "clip_ratio_high": 0.28,
+            "calculate_entropy": False,
+            "use_kl_loss": False,
+            "kl_loss_coef": 0.001,
+            "strategy": "fsdp2",
+            "fsdp_config": {"entropy_from_logits_with_chunking": True, "mixed_precision": None},
+        },
+        "model": {"use_remove_padding": True, "use_fused_kernels": False},
+    },
+    "data": {"max_response_length": 4096},
+    "trainer": {"use_v1": True, "v1": {"trainer_mode": "dew_sync"}},
+}
+
+
+def verl(**changes):
+    """A configuration that works, with `a__b=value` changed."""
+    config = deepcopy(VERL)
+    for path, value in changes.items():
+        *folders, last = path.split("__")
+        place = config
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return config
+
+
+ACTOR = "actor_rollout_ref__actor__"
+
+
+def test_the_papers_algorithm_with_verls_clipping():
+    assert check(verl()) == GTPO(max_tokens=4096, clip_low=0.2, clip_high=0.28)
+
+
+def test_settings_of_the_algorithm():
+    config = verl(algorithm__dew={"alpha2": 0.2, "entropy_clip": [0.1, 2.0]})
+    assert check(config) == GTPO(alpha2=0.2, entropy_clip=(0.1, 2.0), max_tokens=4096)
+
+
+LOSS = "actor_rollout_ref__actor__policy_loss__loss_mode"
+
+
+@pytest.mark.parametrize("loss", ["vanilla", "dew"])
+def test_names_of_an_algorithms_own_loss(loss):
+    assert isinstance(check(verl(algorithm__adv_estimator="grpo_s", **{LOSS: loss})), GRPOS)
+
+
+def test_verls_own_estimator_is_only_recorded():
+    algorithm = check(verl(algorithm__adv_estimator="rloo"), estimators=["rloo"])
+    assert (algorithm.name, algorithm.max_tokens, algorithm.clip_high) == ("rloo", 4096, 0.28)
+
+
+def test_which_algorithms_get_an_estimator_of_dews():
+    assert dew_estimators()[:5] == ["dew", "gtpo", "grpo_s", "forking_tokens", "entropy_advantage"]
+    assert {"cispo", "sapo", "maxrl", "qae", "w_reinforce", "clip_cov", "kl_cov", "otb"} <= set(dew_estimators())
+    stock = {name: stock_estimator(cls) for name, cls in algorithm_classes().items() if stock_estimator(cls)}
+    assert stock == dict.fromkeys(("grpo", "dapo", "dr_grpo", "gspo"), "grpo")
+    assert {*dew_estimators(), *stock} == set(list_algorithms()) - {"trl"}  # TRL's own loss
+
+
+@pytest.mark.parametrize("base", [GRPO, DAPO])
+def test_a_subclass_does_not_inherit_verls_own_estimator(base):
+    """It may compute something else, and would silently train its base class."""
+    mine = type("Mine", (base,), {"name": "mine"})
+    assert mine.verl_estimator == "grpo" and stock_estimator(mine) is None
+
+
+def test_what_verl_controls_is_read_from_verl():
+    config = verl(
+        actor_rollout_ref__actor__use_kl_loss=True, algorithm__filter_groups={"enable": True, "metric": "acc"}
+    )
+    algorithm = read_algorithm(config)
+    assert (algorithm.kl_coef, algorithm.dynamic_sampling) == (0.001, True)
+
+
+def test_reading_a_missing_key():
+    assert read(verl(), "algorithm.nothing.here", 7) == 7
+    assert read(verl(), "actor_rollout_ref.actor.clip_ratio_low", 0.5) == 0.5
+
+
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
+
+FSDP, MODEL, OTB = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__", {"algorithm__adv_estimator": "otb"}
+IN_BF16 = {f"{FSDP}entropy_from_logits_with_chunking": False}
+EXACT = {f"{FSDP}mixed_precision": {"param_dtype": "fp32"}}
+BYPASS = {"algorithm__rollout_correction__bypass_mode": True}
+BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *[
+            ({"trainer__v1__trainer_mode": mode}, f"Set trainer.v1.trainer_mode=dew_{mode}.")  # without the entropy
+            for mode in ("sync", "colocate_async", "separate_async")
+        ],
+        ({"trainer__v1__trainer_mode": "async"}, "trainer_mode=async is not known. Choose one of: dew_sync, "),
+        ({"trainer__use_v1": False}, "trainer.use_v1=False"),
+        (BYPASS, "bypass_mode=True"),
+        *[
+            ({"algorithm__filter_groups": {"enable": True, "metric": metric}}, "algorithm.filter_groups.metric=acc")
+            for metric in ("reward", "seq_final_reward", None)  # not raw correctness
+        ],
+        ({"algorithm__dew": {"alhpa1": 1.0}}, "gtpo has no setting 'alhpa1'. Did you mean 'alpha1'?"),
+        ({"algorithm__dew": 0.2}, "algorithm.dew=0.2 is not a setting"),
+        ({"algorithm__dew": {"alpha2": -0.1}}, "alpha2=-0.1: a wrong answer would be rewarded for being sure"),
+        *[
+            ({"algorithm__dew": {key: 1}}, f"algorithm.dew.{key}: in a verl run, verl controls this")
+            for key in SET_BY_VERL
+        ],
+        ({"algorithm__adv_estimator": "gtp0"}, "gtp0 is not known"),
+        ({"algorithm__adv_estimator": "grpo", "algorithm__dew": {"alpha1": 1.0}}, "adv_estimator is grpo"),
+        ({"algorithm__adv_estimator": "grpo", LOSS: "dew"}, "loss_mode=dew cannot be combined with"),
+        ({LOSS: "gspo"}, "loss_mode=dew"),
+        ({"algorithm__adv_estimator": "grpo_s", LOSS: "grpo_s"}, "loss_mode=grpo_s"),
+        ({f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"}, "loss_agg_mode=token-mean"),  # would be ignored
+        ({"distillation": {"enabled": True}}, "distillation"),
+        ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
+        (IN_BF16, "entropy_from_logits_with_chunking=True"),
+        ({f"{MODEL}use_remove_padding": False}, "use_remove_padding=True"),  # verl then does not chunk
+        (OTB, "param_dtype=fp32"),
+        ({**OTB, **EXACT, f"{MODEL}use_fused_kernels": True}, "use_fused_kernels=True"),
+        ({**OTB, **EXACT, **BYPASS}, "bypass_mode=True"),
+        ({"algorithm__dew": {"overlong": "group"}, **BUFFER}, "both penalize length"),
+    ],
+)
+def test_refused(changes, message):
+    with pytest.raises(DewError) as error:
+        check(verl(**changes), estimators=["grpo"])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm__adv_estimator": "grpo_s", f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"},
+        {**OTB, **EXACT},
+        {**OTB, f"{ACTOR}strategy": "megatron"},  # not FSDP's arithmetic
+        {**IN_BF16, f"{MODEL}use_fused_kernels": True},
+        {**IN_BF16, **EXACT},
+        {**IN_BF16, f"{ACTOR}strategy": "megatron"},
+        *[{"trainer__v1__trainer_mode": mode} for mode in MODES],
+    ],
+)
+def test_accepted(changes):
+    check(verl(**changes))
+
+
+def test_all_problems_are_listed_at_once():
+    with pytest.raises(DewError) as error:
+        check(verl(trainer__v1__trainer_mode="sync", **BYPASS, algorithm__dew={"x": 1}))
+    assert len(error.value.problems) == 3
+
+
+# ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = read_run_settings(verl(algorithm__dew_run={"folder": "runs/a", "records_every": 5}))
+    assert (settings.folder, settings.records_every, settings.records_groups) == (str(tmp_path / "runs/a"), 5, 4)
+
+
+def test_without_a_folder_nothing_is_recorded():
+    assert read_run_settings(verl()) is None
+
+
+@pytest.mark.parametrize(
+    "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}, "runs/a"]
+)
+def test_run_settings_that_cannot_work(given):
+    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0"):
+        read_run_settings(verl(algorithm__dew_run=given))
