@@ -87,7 +87,7 @@ def test_doctor_lists_every_package(dew):
 
 
 COMMANDS = [
-    "demo", "recipes", "train", "resume", "preflight", "pairs", "export", "eval", "compare", "lab", "report", "view",
+    "demo", "recipes", "train", "resume", "preflight", "export", "eval", "compare", "lab", "report", "view",
     "explain", "doctor",
 ]  # fmt: skip
 
