@@ -11,9 +11,9 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 
 .PHONY: quickstart install test lint types layers unit slow test-vllm test-verl docs mutants clean
 
-# Replaces an earlier demo in runs/demo.
+# Resumes a demo that was stopped; remove runs/demo to start again.
 quickstart: install
-	$(BIN)/dew demo --overwrite
+	$(BIN)/dew demo
 
 # Install torch first and alone, so that no dependency makes pip choose another build.
 $(VENV)/.installed: pyproject.toml locks/core.txt
@@ -70,7 +70,6 @@ $(VENV)-docs/.installed: locks/docs.txt
 
 mutants: install
 	$(BIN)/python tests/mutants.py
-	$(BIN)/python tests/mutants_survive.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -24,7 +24,7 @@ from dew.engines.lab import TASKS, Settings, study
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.stack import Replica, Stack, judge
 from dew.engines.lab.tasks import generator
-from dew.engines.lab.tiny import numerics, sample
+from dew.engines.lab.tiny import numerics
 from dew.engines.lab.warm_start import cache_folder, warm_start
 
 ARMS = ["dapo", "gtpo", "gtpo(alpha2=0.5)", "gtpo(alpha2=1.0)", "gtpo(pool=joint)", "gtpo(compare=row)", "grpo", "gspo",
@@ -54,8 +54,8 @@ def stack_row(replicas: int, settings: Settings, start: dict[str, torch.Tensor],
     whole = seconds(lambda: stack.generation(0), device)
     problems = stack.task.problems(settings.prompts, generator(0), device=device)[[0] * replicas]
     uniforms = torch.rand(replicas, settings.answers, stack.task.tokens, device=device)
-    answers = sample(stack.parameters, problems.prompt, uniforms)
-    sampling = seconds(lambda: sample(stack.parameters, problems.prompt, uniforms), device)
+    answers = stack.policies.sample(problems.prompt, uniforms)
+    sampling = seconds(lambda: stack.policies.sample(problems.prompt, uniforms), device)
     verdicts = seconds(lambda: judge(stack.task, answers.tokens, problems.facts), device)
     memory = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device == "cuda" else ""
     numbers = f"{whole:.3f} | {sampling:.3f} | {verdicts:.3f} | {whole / replicas:.4f}"

@@ -85,7 +85,7 @@ RUN = [
     ("colour: contrast", choose("Colour", "contrast")),
     ("wrong answers only", choose("Show", "wrong")),
     ("all answers", choose("Show", "all")),
-    ("longest answers first", choose("Sort", "longest")),
+    ("longest answers first", choose("Sort", "length")),
     ("identical answers: each", choose("Identical", "no")),
     ("point at a token", point(".answer .t", 30)),
     ("select a token", click(".answer .t")),

@@ -1,4 +1,4 @@
-"""Tokens per second of sampling: transformers' own methods, dew's decoders, and vLLM where it is installed.
+"""Tokens per second of sampling: transformers' own methods, dew's decoder, and vLLM where it is installed.
 
     python benchmarks/rollout.py                             Qwen2.5-0.5B's shape, 128 and 1,024 answers at once
     python benchmarks/rollout.py --model 1.5B --rows 256     another shape
@@ -33,7 +33,7 @@ import torch
 import transformers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from dew.decoding import CpuDecoder, Decoder, Draw
+from dew.decoding import Decoder, Draw
 from dew.decoding.decoder import GROUPED
 
 SHAPES = {
@@ -118,10 +118,6 @@ def ways(model, at_once):
             decoder.forward = torch.compile(decoder.forward, dynamic=False)
         return lambda prompts, new, _: decoder.answers(prompts, new, at_once)
 
-    def written_out(ends):
-        decoder = CpuDecoder(model, Draw(), ends=ends or [-1], pad=PAD)
-        return lambda prompts, new, _: decoder.answers(prompts, new)
-
     static = {"cache_implementation": "static"}
     found = {
         "generate": lambda _: functools.partial(generate, model),
@@ -133,8 +129,6 @@ def ways(model, at_once):
     if model.device.type == "cuda":  # on a CPU the first is what "captured steps" use, the second far slower
         found["dew, PyTorch's attention"] = functools.partial(dew, attention=GROUPED)
         found["generate_batch"] = lambda _: functools.partial(generate_batch, model)
-    else:
-        found["dew, written-out steps"] = written_out
     return found
 
 

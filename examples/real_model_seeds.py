@@ -1,4 +1,4 @@
-"""Train a real model with several algorithms and seeds; print differences paired by seed and by problem.
+"""Train a real model with several algorithms and seeds; print differences paired by seed.
 
     python examples/real_model_seeds.py OUT --model MODEL --choose-limit     choose token limit and prompt first
     python examples/real_model_seeds.py OUT --model MODEL --seeds 0 1 2      train and evaluate; resumes
@@ -10,29 +10,27 @@ MODEL is a folder or a hub name. Arms are written as for `dew lab`: dapo, 'gtpo(
 rate of its own). Each run trains the recipe with several optimizer steps per generation, then answers the held-out
 problems of every set k times. Seeds are finished one after the other, all arms of each. Re-run the same command to
 resume: finished runs are skipped, interrupted ones continue from their last checkpoint. OUT/counts.json gets the counts
-of every run as soon as it is finished. Further flags are settings of every run, e.g. `--save_strategy steps
+of every run once its seed is finished. Further flags are settings of every run, e.g. `--save_strategy steps
 --save_steps 25`.
 """
 
 import argparse
-import gc
 import json
-import multiprocessing
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import fields
 from math import ceil, log2
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from dew.cli.recipes import get
-from dew.compare.comparison import AREA, MIN_SEEDS, Result, difference
-from dew.compare.statistics import area, mean_interval, pass_at_k
+from dew.cli.runs import Child, run_all
+from dew.compare import Difference, Scores, corrected, paired
+from dew.compare.grid import Cell, open_grid
+from dew.compare.results import AREA
+from dew.compare.statistics import pass_at_k
+from dew.compare.verdicts import difference_table, markdown_table, spread, table_note
 from dew.engines.lab.arms import Arm, parse_arms
 from dew.errors import ConfigError, DewError, Problem
 from dew.files import write_atomically
@@ -59,84 +57,66 @@ LAST = 10
 Json = dict[str, Any]
 
 
-# ── one run, in a process of its own ────────────────────────────────────────────────────────────────────────
+# ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def train(settings: Json, arm: Arm, seed: int, home: Path) -> None:
-    """Start or resume the run in `home`."""
+def train(settings: Json, out: Path, cell: Cell, arm: Arm) -> Child | None:
+    """The process that starts or resumes this run; None if it is finished."""
+    home = out / cell.home
     if RunFolder(home).finished():
-        return
+        return None
     if any(home.glob("checkpoint-*/trainer_state.json")):
-        words = ["resume", str(home)]
-    else:
-        shutil.rmtree(home, ignore_errors=True)
-        changed = {f.name: getattr(arm.algorithm, f.name) for f in fields(arm.algorithm)}
-        changed = {name: value for name, value in changed.items() if value != getattr(type(arm.algorithm), name)}
-        prompts, answers = settings["prompts"], settings["group_size"]
-        micro = settings.get("micro_batch", answers)
-        passes = prompts * answers // micro
-        flags = {
-            "model_name_or_path": settings["model"],
-            "output_dir": home,
-            "algorithm": arm.algorithm.name,
-            "algorithm_kwargs": json.dumps({"dynamic_sampling": False, **changed}),
-            "learning_rate": arm.learning_rate,
-            "seed": seed,
-            "max_steps": settings["steps"],
-            "num_generations": answers,
-            "per_device_train_batch_size": micro,
-            "gradient_accumulation_steps": passes // settings["optimizer_steps"],
-            "steps_per_generation": passes,
-            "max_completion_length": settings["limit"],
-            "task_settings": json.dumps(settings["task_settings"]),
-            "scores": "false",
-        }
-        given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-        words = ["train", settings["recipe"], *given, *settings["flags"]]
-    log = home.with_name(f"{home.name}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        process = subprocess.Popen([sys.executable, "-m", "dew.cli", *words], stdout=file, stderr=file)
-        try:
-            process.wait()
-        except KeyboardInterrupt:  # Ctrl-C reached the run too, which saves a checkpoint
-            process.wait()
-            raise
-    if process.returncode or not RunFolder(home).finished():
-        end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise ConfigError(f"{home.name} is not finished. The end of {log}:\n{end}")
+        return Child(["resume", str(home)], home)
+    shutil.rmtree(home, ignore_errors=True)
+    changed = {f.name: getattr(arm.algorithm, f.name) for f in fields(arm.algorithm)}
+    changed = {name: value for name, value in changed.items() if value != getattr(type(arm.algorithm), name)}
+    prompts, answers = settings["prompts"], settings["group_size"]
+    micro = settings.get("micro_batch", answers)
+    passes = prompts * answers // micro
+    flags = {
+        "model_name_or_path": settings["model"],
+        "output_dir": home,
+        "algorithm": arm.algorithm.name,
+        "algorithm_kwargs": json.dumps({"dynamic_sampling": False, **changed}),
+        "learning_rate": arm.learning_rate,
+        "seed": cell.seed,
+        "max_steps": settings["steps"],
+        "num_generations": answers,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": passes // settings["optimizer_steps"],
+        "steps_per_generation": passes,
+        "max_completion_length": settings["limit"],
+        "task_settings": json.dumps(settings["task_settings"]),
+        "scores": "false",
+    }
+    return Child(["train", settings["recipe"], *_words(flags), *settings["flags"]], home)
 
 
-def evaluate(settings: Json, model: str, home: Path) -> Json:
-    """Counts of correct answers to every problem of every set."""
-    import torch
-
-    from dew.cli.evaluate import load_model
-    from dew.compare import Scores
-    from dew.compare import evaluate as score
-    from dew.tasks import task
-
-    loaded, found = None, {}
+def evaluate(settings: Json, out: Path, cell: Cell) -> list[Child]:
+    """A process for each set of problems that the run, or the model before training, has not answered yet."""
+    home = out / cell.home
+    model = settings["model"] if cell.arm == START else str(home)
+    children = []
     for name, problems in settings["sets"].items():
-        kept = home / f"answers-{name}.json"
-        if kept.exists():
-            scores = Scores.read(kept)
-        else:
-            loaded = loaded or load_model(model)
-            sampling = {"k": settings["k"], "max_new_tokens": settings["limit"], "seed": 1}
-            scores = score(*loaded, task(name, **_task_settings(settings, name)), n_problems=problems, **sampling)
-            scores.write(kept)
-        answers = [answer for problem in scores.problems for answer in problem.answers]
-        found[name] = {
-            "correct": [sum(verdict.correct for verdict in problem.verdicts) for problem in scores.problems],
-            "cut_off": scores.truncated_share,
-            "tokens": fmean(answer.tokens for answer in answers),
+        flags = {
+            "task": name,
+            "settings": json.dumps(_task_settings(settings, name)),
+            "problems": problems,
+            "max-new-tokens": settings["limit"],
+            "options": "{seed: 1}",
+            "keep": _kept(home, name),
         }
-    if loaded is not None:  # leave the GPU's memory to the next run
-        del loaded
-        gc.collect()
-        torch.cuda.empty_cache()
-    return found
+        if not _kept(home, name).exists():
+            children.append(Child(["eval", model, "-k", str(settings["k"]), *_words(flags)], home))
+    return children
+
+
+def _words(flags: Json) -> list[str]:
+    return [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def _kept(home: Path, name: str) -> Path:
+    return home / f"answers-{name}.json"
 
 
 def _task_settings(settings: Json, name: str) -> Json:
@@ -145,22 +125,23 @@ def _task_settings(settings: Json, name: str) -> Json:
     return own if name == settings["task"] else {key: own[key] for key in ("template",) if key in own}
 
 
-def run(settings: Json, arm: Arm | None, seed: int, home: Path, delete: bool) -> Json:
-    """Train and evaluate; without an arm, evaluate the start."""
-    if arm is None:
-        return {"arm": START, "seed": seed, "sets": evaluate(settings, settings["model"], home)}
-    train(settings, arm, seed, home)
-    sets = evaluate(settings, str(home), home)
-    metrics = RunFolder(home).metrics()
-    curves = {
-        name: [round(float(m[key]), 5) for m in metrics if m.get(key) is not None] for name, key in CURVES.items()
-    }
-    if delete:
-        shutil.rmtree(home / "model")
-    return {"arm": arm.label, "seed": seed, "sets": sets, "curves": curves}
-
-
-# ── all runs ────────────────────────────────────────────────────────────────────────────────────────────────
+def count(settings: Json, out: Path, cell: Cell) -> Json:
+    """The entry of a run in counts.json: counts of correct answers to every problem of every set, and curves."""
+    home, sets = out / cell.home, {}
+    for name in settings["sets"]:
+        scores = Scores.read(_kept(home, name))
+        sets[name] = {
+            "correct": [sum(verdict.correct for verdict in problem.verdicts) for problem in scores.problems],
+            "cut_off": scores.truncated_share,
+            "tokens": fmean(answer.tokens for problem in scores.problems for answer in problem.answers),
+        }
+    entry = {"arm": cell.arm, "seed": cell.seed, "sets": sets}
+    if cell.arm != START:
+        metrics = RunFolder(home).metrics()
+        entry["curves"] = {
+            name: [round(float(m[key]), 5) for m in metrics if m.get(key) is not None] for name, key in CURVES.items()
+        }
+    return entry
 
 
 def read(out: Path) -> Json:
@@ -172,40 +153,29 @@ def write(out: Path, content: Json) -> None:
     write_atomically(out / "counts.json", json.dumps(content, indent=None).encode())
 
 
-def run_all(options: argparse.Namespace, settings: Json) -> int:
-    """Everything that is missing, seed by seed; returns the number of failures."""
+def run(options: argparse.Namespace, settings: Json) -> None:
+    """Everything that is missing, seed by seed."""
     content = read(options.out)
-    old = content["settings"]
-    if changed := ", ".join(key for key in settings if old and old.get(key) != settings[key]):
-        what = f"{options.out} holds runs with other settings ({changed})."
-        raise ConfigError(Problem(what, "They cannot be paired.", "Choose another folder."))
-    content["settings"] = settings
-    write(options.out, content)
     done = {(entry["arm"], entry["seed"]) for entry in content["runs"]}
-    arms = parse_arms(options.arms, [settings["learning_rate"]], controls=False)
-    jobs: list[tuple[Arm | None, int]] = [(None, 0), *((arm, seed) for seed in options.seeds for arm in arms)]
-    jobs = [(arm, seed) for arm, seed in jobs if (arm.label if arm else START, seed) not in done]
-    failures, running = 0, {}
-    print(f"{len(done)} finished, {len(jobs)} to do, {options.parallel} at a time", flush=True)
-    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    with ProcessPoolExecutor(options.parallel, mp_context=spawn) as pool:
-        while jobs or running:
-            while jobs and len(running) < options.parallel:  # none waits in the pool, so that Ctrl-C ends it
-                arm, seed = jobs.pop(0)
-                label = arm.label if arm else START
-                home = options.out / f"{re.sub(r'[^A-Za-z0-9.]+', '_', label).strip('_')}-seed{seed}"
-                running[pool.submit(run, settings, arm, seed, home, options.delete_models)] = f"{label}, seed {seed}"
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                name = running.pop(future)
-                if error := future.exception():  # the others go on
-                    failures += 1
-                    print(f"{name}: {type(error).__name__}: {error}", flush=True)
-                    continue
-                content["runs"].append(entry := future.result())
-                write(options.out, content)
-                scores = {task: fmean(found["correct"]) / settings["k"] for task, found in entry["sets"].items()}
-                print(f"{name}: {', '.join(f'{task} {score:.3f}' for task, score in scores.items())}", flush=True)
-    return failures
+    arms = {arm.label: arm for arm in parse_arms(options.arms, [settings["learning_rate"]], controls=False)}
+    cells = [Cell(START, 0), *(Cell(label, seed) for seed in options.seeds for label in arms)]
+    homes = {options.out / Cell(arm, seed).home for arm, seed in done}
+    todo = open_grid(options.out, cells, settings, finished=lambda run: run.path in homes)
+    print(f"{len(done)} finished, {len(todo)} to do, {options.parallel} at a time", flush=True)
+    for seed in dict.fromkeys(cell.seed for cell in todo):
+        of_seed = [cell for cell in todo if cell.seed == seed]
+        training = [train(settings, options.out, cell, arms[cell.arm]) for cell in of_seed if cell.arm != START]
+        run_all([child for child in training if child], options.parallel)
+        run_all([child for cell in of_seed for child in evaluate(settings, options.out, cell)], options.parallel)
+        for cell in of_seed:
+            entry = count(settings, options.out, cell)
+            content = {**content, "settings": settings, "runs": [*content["runs"], entry]}
+            write(options.out, content)
+            if options.delete_models:
+                shutil.rmtree(options.out / cell.home / "model", ignore_errors=True)
+            scores = {task: fmean(found["correct"]) / settings["k"] for task, found in entry["sets"].items()}
+            shown = ", ".join(f"{task} {score:.3f}" for task, score in scores.items())
+            print(f"{cell.arm}, seed {seed}: {shown}", flush=True)
 
 
 # ── the token limit ─────────────────────────────────────────────────────────────────────────────────────────
@@ -216,7 +186,7 @@ def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
 
     For each template the smallest limit that cuts off at most 15 %; of these the one with the most correct answers.
     """
-    from dew.cli.evaluate import load_model
+    from dew.cli.models import load_model
     from dew.compare import evaluate as score
     from dew.rewards import verifier
     from dew.tasks import task
@@ -237,7 +207,7 @@ def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
                     "correct": sum(v.correct for v in whole) / len(pairs),
                 }
             )
-    print(markdown(["prompt", "limit", "cut off", "correct"], [_limit_row(row) for row in rows]))
+    print(markdown_table(["prompt", "limit", "cut off", "correct"], [_limit_row(row) for row in rows]))
     fitting = [row for row in rows if row["cut_off"] <= CUT_OFF]
     first = {json.dumps(row["task_settings"]): row for row in reversed(fitting)}
     if not first:
@@ -259,88 +229,62 @@ def _limit_row(row: Json) -> list[str]:
 def table(content: Json) -> str:
     """Scores of every arm, paired differences, and the end of training; all from the counts."""
     k, runs = content["settings"]["k"], content["runs"]
-    arms = list(dict.fromkeys(run["arm"] for run in sorted(runs, key=lambda run: _order(run["arm"]))))
+    arms = _arms(runs)
     ks = [2**i for i in range(k.bit_length()) if 2**i < k] + [k]
     text = []
     for name in content["settings"]["sets"]:
         rows = []
         for arm in arms:
             found = [run["sets"][name] for run in runs if run["arm"] == arm]
-            passes = [[fmean(pass_at_k(k, c, j) for c in one["correct"]) for one in found] for j in ks]
-            rows.append([arm, str(len(found)), *map(_spread, passes), *_ends(found)])
+            passes = [[fmean(_by_problem(one["correct"], k, j).values()) for one in found] for j in ks]
+            ends = [f"{fmean(one['cut_off'] for one in found):.0%}", f"{fmean(one['tokens'] for one in found):.0f}"]
+            rows.append([arm, str(len(found)), *map(spread, passes), *ends])
         head = ["arm", "seeds", *(f"pass@{j}" for j in ks), "cut off", "tokens"]
         problems = len(runs[0]["sets"][name]["correct"])
-        text += [f"{name}: {problems} held-out problems, {k} answers each\n", markdown(head, rows)]
+        text += [f"{name}: {problems} held-out problems, {k} answers each\n", markdown_table(head, rows)]
     trained = [arm for arm in arms if arm != START]
     pairs = [(arm, trained[0]) for arm in trained[1:]]
     controls = {arm.label: arm.control for arm in parse_arms(trained, [1e-6])} if trained else {}
     pairs += [(arm, control) for arm, control in controls.items() if control in trained and (arm, control) not in pairs]
-    scores = [f"{name} pass@{j}" for name in content["settings"]["sets"] for j in dict.fromkeys((1, k))]
-    results = [_result(run, k, ks) for run in runs if run["arm"] != START]
-    seeds = {arm: {run["seed"] for run in runs if run["arm"] == arm} for arm in trained}
-    pairs = [(arm, base) for arm, base in pairs if seeds[arm] & seeds[base]]
-    columns = [[_difference(results, *pair, score) for pair in pairs] for score in (AREA, *scores)]
-    names = ([f"{arm} − {base}", str(len(seeds[arm] & seeds[base]))] for arm, base in pairs)
-    rows = [[*name, *cells] for name, *cells in zip(names, *columns, strict=True)]
-    if rows:
-        heads = ["difference", "seeds", "accuracy in training", *scores]
-        text += [
-            "Paired by seed and by problem, with 95 % bootstrap intervals over both; bold: the interval excludes 0\n"
-        ]
-        text += [markdown(heads, rows)]
-        if any(int(row[1]) < MIN_SEEDS for row in rows):
-            few = f"With fewer than {MIN_SEEDS} seeds,"
-            text += [f"{few} the intervals are too narrow to prove a difference, so none is bold.\n"]
-        if any(row[1] == "1" for row in rows):
-            text += ["With one seed, the interval covers other problems, not other seeds.\n"]
+    scores = [("", 0), *((name, j) for name in content["settings"]["sets"] for j in dict.fromkeys((1, k)))]
+    found = [_difference(runs, k, *pair, name, j) for pair in pairs for name, j in scores]
+    if differences := corrected(d for d in found if d):
+        text += [difference_table(differences), table_note(differences)]
     if trained:
-        ends = []
+        rows = []
         for arm in trained:
-            found = [run["curves"] for run in runs if run["arm"] == arm]
-            last = [[fmean(curve[name][-LAST:]) for curve in found if curve[name]] for name in CURVES]
-            ends.append([arm, *(_spread(values) if values else "" for values in last)])
-        text += [f"Training, mean of the last {LAST} steps\n", markdown(["arm", *CURVES], ends)]
+            curves = [run["curves"] for run in runs if run["arm"] == arm]
+            last = [[fmean(curve[name][-LAST:]) for curve in curves if curve[name]] for name in CURVES]
+            rows.append([arm, *(spread(values) if values else "" for values in last)])
+        text += [f"Training, mean of the last {LAST} steps\n", markdown_table(["arm", *CURVES], rows)]
     return "\n".join(text)
 
 
-def _order(arm: str) -> int:
-    return -1 if arm == START else ARMS.index(arm) if arm in ARMS else len(ARMS)
+def _arms(runs: Sequence[Json]) -> list[str]:
+    def place(arm: str) -> int:
+        return -1 if arm == START else ARMS.index(arm) if arm in ARMS else len(ARMS)
+
+    return sorted(dict.fromkeys(run["arm"] for run in runs), key=place)
 
 
-def _result(run: Json, k: int, ks: Sequence[int]) -> Result:
-    """As `dew compare` reads it, with the scores of all sets."""
-    curve = run["curves"]["accuracy"]
-    scores: dict[str, dict[str, float]] = {AREA: {"": area(range(len(curve)), curve)}}
-    for name, found in run["sets"].items():
-        for j in ks:
-            scores[f"{name} pass@{j}"] = {str(i): pass_at_k(k, c, j) for i, c in enumerate(found["correct"])}
-    return Result(run["arm"], run["seed"], 0, scores)
+def _by_problem(correct: Sequence[int], k: int, j: int) -> dict[int, float]:
+    """pass@j of each problem."""
+    return {i: pass_at_k(k, c, j) for i, c in enumerate(correct)}
 
 
-def _difference(results: Sequence[Result], arm: str, base: str, score: str) -> str:
-    found = difference(results, arm, base, score)
-    interval = found.difference
-    if len(found.seeds) == 1:
-        if score == AREA:
-            return f"{interval.value:+.3f}"
-        one = {r.algorithm: r.problems[score] for r in results if r.seed == found.seeds[0]}
-        interval = mean_interval([one[arm][p] - one[base][p] for p in one[arm]], span=(-1.0, 1.0))
-    text = f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-    few = len(found.seeds) < MIN_SEEDS  # a bootstrap interval is then hardly more than the range of the seeds
-    return text if few or interval.low <= 0 <= interval.high else f"**{text}**"
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation over seeds."""
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
-
-
-def _ends(found: Sequence[Json]) -> list[str]:
-    return [f"{fmean(one['cut_off'] for one in found):.0%}", f"{fmean(one['tokens'] for one in found):.0f}"]
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
+def _difference(runs: Sequence[Json], k: int, arm: str, base: str, name: str, j: int) -> Difference | None:
+    """In pass@j on a set, or without a set in the mean accuracy in training."""
+    both = [{run["seed"]: run for run in runs if run["arm"] == one} for one in (arm, base)]
+    seeds = sorted(both[0].keys() & both[1].keys())
+    names = {"arm": arm, "baseline": base}
+    if not name:
+        values = ({seed: fmean(of[seed]["curves"]["accuracy"]) for seed in seeds} for of in both)
+        return paired(*values, score=AREA, **names)
+    problems = [{seed: _by_problem(of[seed]["sets"][name]["correct"], k, j) for seed in seeds} for of in both]
+    if len(seeds) == 1:
+        return paired(*(of[seeds[0]] for of in problems), score=f"{name} pass@{j}", unit="problems", **names)
+    means = ({seed: fmean(found.values()) for seed, found in of.items()} for of in problems)
+    return paired(*means, score=f"{name} pass@{j}", **names)
 
 
 # ── the figure ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -355,7 +299,7 @@ Line = list[tuple[float, float]]
 def figure(content: Json) -> str:
     """An SVG: training curves and pass@k on every set, thin for each seed and thick for their mean."""
     k, runs = content["settings"]["k"], content["runs"]
-    arms = list(dict.fromkeys(run["arm"] for run in sorted(runs, key=lambda run: _order(run["arm"]))))
+    arms = _arms(runs)
     of_arm = {arm: [run for run in runs if run["arm"] == arm] for arm in arms}
     panels: dict[str, dict[str, list[Line]]] = {}
     for name in ("accuracy", "entropy", "length"):
@@ -414,7 +358,7 @@ def _panel(
 def _passes(run: Json, name: str, k: int) -> Line:
     """(log2 j, pass@j) of a run."""
     correct = run["sets"][name]["correct"]
-    return [(log2(j), fmean(pass_at_k(k, c, j) for c in correct)) for j in range(1, k + 1)]
+    return [(log2(j), fmean(_by_problem(correct, k, j).values())) for j in range(1, k + 1)]
 
 
 def _smooth(curve: Sequence[float], generations: int) -> Line:
@@ -457,18 +401,18 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="only draw the curves, into this file (.svg)")
     options, flags = parser.parse_known_args()
     try:
-        raise SystemExit(_main(options, flags))
+        _main(options, flags)
     except DewError as error:
         raise SystemExit(f"error: {error}") from None
 
 
-def _main(options: argparse.Namespace, flags: list[str]) -> int:
-    content, failures = read(options.out), 0
+def _main(options: argparse.Namespace, flags: list[str]) -> None:
+    content = read(options.out)
     if (options.table or options.figure) and not content["runs"]:
         raise ConfigError(Problem(f"{options.out}: no counts.json with runs there."))
     if options.figure:
         options.figure.write_text(figure(content))
-        return 0
+        return
     if not options.table:
         recipe = read_run(get(options.recipe))
         choice = content["choice"] or {"task_settings": recipe.task_settings, "limit": None}
@@ -497,14 +441,14 @@ def _main(options: argparse.Namespace, flags: list[str]) -> int:
                 what = f"--micro-batch {options.micro_batch} does not divide the {answers} answers of a step."
                 raise ConfigError(Problem(what, remedy=f"Give one that divides {answers}."))
         if options.choose_limit:
+            open_grid(options.out, [], {})
             content["choice"] = choose_limit(options, {**settings, "task_settings": recipe.task_settings})
             write(options.out, content)
-            return 0
+            return
         if settings["limit"] is None:
             raise ConfigError(Problem("No token limit.", remedy="Give --limit, or run with --choose-limit first."))
-        failures = run_all(options, settings)
+        run(options, settings)
     print(table(read(options.out)))
-    return failures
 
 
 if __name__ == "__main__":

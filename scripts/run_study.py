@@ -5,8 +5,8 @@
     python scripts/run_study.py OUT --jobs rules/countdown-6/0   one job in this process
 
 A job is a study of its own in OUT/STEP/TASK/SEED; `load_study` merges those of a step. Finished jobs are kept:
-the same command resumes. Every arm of a task has DAPO's best learning rate of step 1, in `confirm` its own rule's, in
-`learned-confirm` learned credit its own best of the step `learned`.
+the same command resumes. Every arm of a task has DAPO's best learning rate of step 1, in `confirm` its own rule's.
+The steps `learned` and `learned-confirm` of the study need commit a719644, the last one with learned credit.
 """
 
 import argparse
@@ -18,8 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dew.engines.lab import Settings, load_study, study
-from dew.engines.lab.summary import best_rates
+from dew.engines.lab import Settings, study
 
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
@@ -27,7 +26,6 @@ GTPO_RATES = {**RATES, "countdown-4": 6e-5}
 FIRST_RATES = {**GTPO_RATES, "countdown-8": 6e-5}
 FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
 """The defaults of `dew` before `confirm-dew`, which made another candidate the default."""
-LEARNED = ("dapo(token_weight=learned)", "dapo(token_weight=learned,learned_share=1.0)")
 SHARED: dict[str, Any] = {"prompts": 16, "generations": 100, "evaluations": 2}
 RUNS_PER_SECOND = 3.1
 """Measured with three processes of 128 runs on an H200."""
@@ -38,7 +36,7 @@ CONTROL = "grpo_s(beta1=1.1,beta2=0.0"
 @dataclass(frozen=True)
 class Step:
     arms: tuple[str, ...]
-    """The baseline first. {gtpo}, {dew}, {half} and {whole}: that rule's best learning rate on the task."""
+    """The baseline first. {gtpo} and {dew}: that rule's best learning rate on the task."""
     tasks: tuple[str, ...] = ("countdown-6",)
     first_seeds: tuple[int, ...] = (0,)
     """One job each."""
@@ -105,16 +103,6 @@ STEPS = {
             "dapo", "gtpo", "gtpo(pool=sign)", "gtpo(average=geometric)", f"{OWN}:MicroBatches", f"{OWN}:EveryGroup",
         )
     ),
-    "learned": Step(
-        ("dapo", *(f"{arm}@{rate}" for arm in LEARNED for rate in ("1.5e-5", "3e-5", "6e-5"))),
-        ("countdown-4", "countdown-6", "addition-8"),
-    ),
-    "learned-confirm": Step(
-        ("dapo", "gtpo@{gtpo}", "dew", LEARNED[0] + "@{half}", LEARNED[1] + "@{whole}"),
-        ("countdown-4", "countdown-6", "addition-8"),
-        (200,),
-        32,
-    ),
 }  # fmt: skip
 """Name -> step, in order of value."""
 
@@ -130,11 +118,7 @@ def run(job: str, options: argparse.Namespace) -> None:
     """Train the job's runs in this process."""
     name, task, first = job.split("/")
     step = STEPS[name]
-    rates = {"gtpo": GTPO_RATES[task], "dew": FIRST_RATES[task]}
-    if name == "learned-confirm":
-        best = best_rates(load_study(options.out / "learned" / task / "0"), task)
-        rates |= {"half": best[LEARNED[0]], "whole": best[LEARNED[1]]}
-    arms = [arm.format(**rates) for arm in step.arms]
+    arms = [arm.format(gtpo=GTPO_RATES[task], dew=FIRST_RATES[task]) for arm in step.arms]
     given = {**SHARED, **step.settings, **({"generations": options.generations} if options.generations else {})}
     began = perf_counter()
     found = study(
@@ -150,7 +134,7 @@ def run(job: str, options: argparse.Namespace) -> None:
         warm_starts=options.warm_starts,
         say=lambda _: None,
     )
-    print(f"{job}: {len(found.runs)} runs, {perf_counter() - began:.0f} s", flush=True)
+    print(f"{job}: {len(found)} runs, {perf_counter() - began:.0f} s", flush=True)
 
 
 def main() -> None:

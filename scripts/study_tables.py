@@ -4,17 +4,24 @@ python scripts/study_tables.py           print the tables
 python scripts/study_tables.py --write   put them into docs/study.md, and draw docs/images/study-effect.svg
 """
 
+import json
 import re
 import sys
+import tarfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
-from dew.engines.lab import load_study
-from dew.engines.lab.study import Study
-from dew.engines.lab.summary import SCORES, Difference, difference, differences, points, values
+from dew.compare import Difference, Result, paired
+from dew.engines.lab import differences
+from dew.engines.lab.summary import by_point
+from dew.run.records import Json
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "study"
+TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
+SCORES = ("area", "final", "pass@1", "pass@16")
 CONTROL = "gtpo(alpha1=1.1,alpha2=0.0)"
 S_CONTROL = "beta1=1.1,beta2=0.0)"
 FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
@@ -34,139 +41,175 @@ NAMES = {
 }
 
 
+Runs = list[Result]
+METRICS: dict[Path | None, list[Json]] = {}
+"""The metrics of runs with learned credit, by their folders."""
+
+
+@cache
+def read(name: str) -> Runs:
+    """The runs of one study, as `load_study` has them, without unpacking 1,500 small files."""
+    with tarfile.open(RESULTS / f"{name}.tar.gz") as archive:
+        files = {Path(entry.name): archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+    arms, found = json.loads(files[Path("grid.json")])["arms"], []
+    for folder in dict.fromkeys(path.parent for path in files if path.name == "run.json"):
+        run, (scores,) = (json.loads(files[folder / name]) for name in ("run.json", "scores.json"))
+        values = {name: score["value"] for name, score in scores["scores"].items()}
+        found.append(Result(run["arm"], run["seed"], values, run["data"], run["learning_rate"], folder=folder))
+        if "learned" in run["arm"]:
+            METRICS[folder] = [json.loads(line) for line in files[folder / "metrics.jsonl"].splitlines()]
+    return sorted(found, key=lambda r: (arms.index(r.arm), r.seed))
+
+
+def tasks_of(runs: Runs) -> list[str]:
+    return [task for task in TASKS if any(r.task == task for r in runs)]
+
+
+def average(runs: Sequence[Result], score: str) -> str:
+    return f"{mean(r.scores[score] for r in runs):.3f}"
+
+
 def tables() -> dict[str, str]:
     """The marked tables of docs/study.md, by name."""
-    found = {path.parent.name: load_study(path.parent) for path in sorted(RESULTS.glob("*/study.json"))}
     return {
-        "rates": rates(found["select"]),
-        "confirm": confirmed(found["confirm"]),
-        "effect": effect(found["confirm"]),
-        "settings": varied(found["settings"]),
-        "candidates": by_task(found["candidates"], "area", "pass@k"),
-        "confirm-dew": by_task(found["confirm-dew"], "area", "pass@1", "pass@k"),
-        "pools": by_task(found["confirm-pools"], "area", "pass@k"),
-        "grpo_s": by_task(found["grpo_s"], "area", "pass@1"),
-        "grpo_s-1": varied(found["grpo_s-1"]),
-        "sizes": sizes(found),
-        "misreadings": varied(found["misreadings"]),
-        "rules": by_task(found["rules"], "area", "pass@k"),
-        "learned-rates": rates(found["learned"]),
-        "learned": by_task(found["learned-confirm"], "area", "pass@1", "pass@k"),
-        "learned-head": head(found["learned-confirm"]),
+        "rates": rates(read("select")),
+        "confirm": confirmed(read("confirm")),
+        "effect": effect(read("confirm")),
+        "settings": varied(read("settings")),
+        "candidates": by_task(read("candidates"), "area", "pass@16"),
+        "confirm-dew": by_task(read("confirm-dew"), "area", "pass@1", "pass@16"),
+        "pools": by_task(read("confirm-pools"), "area", "pass@16"),
+        "grpo_s": by_task(read("grpo_s"), "area", "pass@1"),
+        "grpo_s-1": varied(read("grpo_s-1")),
+        "sizes": sizes(),
+        "misreadings": varied(read("misreadings")),
+        "rules": by_task(read("rules"), "area", "pass@16"),
+        "learned-rates": rates(read("learned")),
+        "learned": by_task(read("learned-confirm"), "area", "pass@1", "pass@16"),
+        "learned-head": head(),
     }
 
 
-def rates(study: Study) -> str:
+def rates(runs: Runs) -> str:
     """Mean area of every arm at every learning rate."""
-    every = sorted({run["learning_rate"] for run in study.runs})
+    every = sorted({r.learning_rate for r in runs if r.learning_rate})
     lines = [f"| task | arm | {' | '.join(f'{rate:g}' for rate in every)} |", "|---" * (2 + len(every)) + "|"]
-    for task in study.tasks:
-        for arm in study.arms:
-            found = [list(values(study, task, (arm, rate), "area").values()) for rate in every]
-            best = max((mean(x) for x in found if len(x) == 16), default=0.0)
-            shown = [f"**{mean(x):.3f}**" if x and mean(x) == best else f"{mean(x):.3f}" if x else "" for x in found]
+    for task in tasks_of(runs):
+        for arm in dict.fromkeys(r.arm for r in runs):
+            at = {rate: [r.scores["area"] for r in runs if (r.task, r.arm, r.learning_rate) == (task, arm, rate)]
+                  for rate in every}  # fmt: skip
+            best = max((mean(x) for x in at.values() if len(x) == 16), default=0.0)
+            shown = [
+                f"**{mean(x):.3f}**" if x and mean(x) == best else f"{mean(x):.3f}" if x else "" for x in at.values()
+            ]
             lines.append(f"| {task} | {NAMES.get(arm, arm)} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
-def confirmed(study: Study) -> str:
+def confirmed(runs: Runs) -> str:
     """Every arm at its best rate against DAPO at its own, on fresh seeds."""
     lines = ["| task | arm | rate | area | final | pass@1 | pass@16 | entropy | flipped |", "|---" * 9 + "|"]
-    for task in study.tasks:
-        columns = {score: {d.arm: d for d in differences(study, task, score)} for score in SCORES}
-        for point in points(study, task):
-            if point[0] == "dapo":
-                cells = [f"{mean(values(study, task, point, score).values()):.3f}" for score in SCORES]
-            else:
-                cells = [shown(columns[score][point]) for score in SCORES]
-            others = [f"{mean(values(study, task, point, name).values()):.3f}" for name in ("entropy", "flipped")]
-            name = NAMES.get(point[0], point[0])
-            lines.append(f"| {task} | {name} | {point[1]:g} | {' | '.join(cells + others)} |")
+    for task in tasks_of(runs):
+        columns = {score: {d.arm: d for d in differences(runs, task, score)} for score in SCORES}
+        for point, own in by_point(runs, task).items():
+            arm, rate = own[0].arm, own[0].learning_rate
+            cells = [average(own, s) if arm == "dapo" else shown(columns[s][point]) for s in SCORES]
+            cells += [average(own, name) for name in ("entropy", "flipped")]
+            lines.append(f"| {task} | {NAMES.get(arm, arm)} | {rate:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def effect(study: Study) -> str:
+def effect(runs: Runs) -> str:
     """The weighting alone: GTPO minus its control at the same rate."""
     lines = ["| task | tokens | area | final | pass@1 | pass@16 |", "|---" * 6 + "|"]
-    for task in study.tasks:
-        gtpo = next(p for p in points(study, task) if p[0] == "gtpo")
-        cells = [shown(difference(study, task, gtpo, (CONTROL, gtpo[1]), score)) for score in SCORES]
-        length = mean(values(study, task, gtpo, "length").values())
-        lines.append(f"| {task} | {length:.0f} | {' | '.join(cells)} |")
+    for task in tasks_of(runs):
+        gtpo, control = (arm_of(runs, task, arm) for arm in ("gtpo", CONTROL))
+        cells = [shown(difference(gtpo, control, score), star=False) for score in SCORES]
+        lines.append(f"| {task} | {mean(r.scores['length'] for r in gtpo):.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def varied(study: Study) -> str:
+def arm_of(runs: Runs, task: str, arm: str) -> Runs:
+    """The runs of an arm that was trained at one learning rate."""
+    return [r for r in runs if (r.task, r.arm) == (task, arm)]
+
+
+def difference(runs: Runs, reference: Runs, score: str) -> Difference:
+    """Of two arms, without a correction for others."""
+    both = ({r.seed: r.scores[score] for r in arm} for arm in (runs, reference))
+    found = paired(*both, arm=runs[0].arm, baseline=reference[0].arm, score=score)
+    assert found is not None
+    return found
+
+
+def varied(runs: Runs) -> str:
     """Arms of one task against the first."""
-    (task,) = study.tasks
-    columns = {score: {d.arm: d for d in differences(study, task, score)} for score in SCORES}
-    first, *others = points(study, task)
-    own = [f"{mean(values(study, task, first, score).values()):.3f}" for score in SCORES]
+    (task,) = tasks_of(runs)
+    columns = {score: {d.arm: d for d in differences(runs, task, score)} for score in SCORES}
+    first, *others = by_point(runs, task).items()
+    own = " | ".join(average(first[1], score) for score in SCORES)
     lines = ["| arm | area | final | pass@1 | pass@16 | flipped |", "|---" * 6 + "|"]
-    lines += [f"| {first[0]} | {' | '.join(own)} | 0.000 |"]
-    for point in others:
-        flipped = mean(values(study, task, point, "flipped").values())
-        cells = " | ".join(shown(columns[score][point]) for score in SCORES)
-        lines.append(f"| {NAMES.get(point[0], point[0])} | {cells} | {flipped:.3f} |")
+    lines += [f"| {first[0]} | {own} | 0.000 |"]
+    for arm, of in others:
+        cells = " | ".join(shown(columns[score][arm]) for score in SCORES)
+        lines.append(f"| {NAMES.get(arm, arm)} | {cells} | {average(of, 'flipped')} |")
     return "\n".join(lines)
 
 
-def by_task(study: Study, *scores: str) -> str:
+def by_task(runs: Runs, *scores: str) -> str:
     """Arms against the first, a column for each task and score; each task has learning rates of its own."""
-    columns = [(task, score) for score in scores for task in study.tasks]
-    heads = [f"{task} {score}".replace("@k", "@16") for task, score in columns]
-    rows: dict[str, list[str]] = {arm: [] for arm in study.arms}
+    columns = [(task, score) for score in scores for task in tasks_of(runs)]
+    rows: dict[str, list[str]] = {r.arm: [] for r in runs}
     for task, score in columns:
-        found = {d.arm[0]: shown(d) for d in differences(study, task, score)}
-        first = points(study, task)[0]
-        found[first[0]] = f"{mean(values(study, task, first, score).values()):.3f}"
-        for arm in study.arms:
-            rows[arm].append(found[arm])
-    lines = [f"| arm | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+        points = by_point(runs, task)
+        found = {points[d.arm][0].arm: shown(d) for d in differences(runs, task, score)}
+        found[runs[0].arm] = average(arm_of(runs, task, runs[0].arm), score)
+        for arm, cells in rows.items():
+            cells.append(found[arm])
+    lines = [f"| arm | {' | '.join(map(' '.join, columns))} |", "|---" * (1 + len(columns)) + "|"]
     return "\n".join(lines + [f"| {NAMES.get(arm, arm)} | {' | '.join(cells)} |" for arm, cells in rows.items()])
 
 
-def sizes(found: dict[str, Study]) -> str:
+def sizes() -> str:
     """GTPO and dew against DAPO by group size and by optimizer steps, on countdown-6."""
     lines = ["| setting | dapo area | gtpo area | dew area | dapo pass@16 | gtpo pass@16 | dew pass@16 |"]
     lines += ["|---" * 7 + "|"]
     rows = [(f"groups of {n}", f"group-{n}" if n != 16 else "candidates") for n in (4, 8, 16, 32)]
     rows += [(f"optimizer steps: {n}", f"steps-{n}" if n != 4 else "candidates") for n in (1, 2, 4, 8)]
     for name, step in rows:
-        study, task, cells = found[step], "countdown-6", []
-        dapo, gtpo, dew = (next(p for p in points(study, task) if p[0] == arm) for arm in ("dapo", "gtpo", FIRST))
-        for score in ("area", "pass@k"):
-            cells.append(f"{mean(values(study, task, dapo, score).values()):.3f}")
-            both = (difference(study, task, arm, dapo, score) for arm in (gtpo, dew))
-            cells += [shown(d, d is not None and d.p < 0.05) for d in both]
+        dapo, gtpo, dew = (arm_of(read(step), "countdown-6", arm) for arm in ("dapo", "gtpo", FIRST))
+        cells = []
+        for score in ("area", "pass@16"):
+            both = (difference(arm, dapo, score) for arm in (gtpo, dew))
+            cells += [average(dapo, score), *map(shown, both)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def head(study: Study) -> str:
+def head() -> str:
     """How well learned credit predicts the outcome, in the first and the last quarter of training."""
     names = {"auc_first": "AUC first third", "auc_middle": "middle", "auc_last": "last", "brier": "Brier score"}
     lines = [f"| task | arm | rate | {' | '.join(names.values())} |", "|---" * (3 + len(names)) + "|"]
-    for task in study.tasks:
-        for arm, rate in points(study, task):
-            runs = [run["curves"] for run in study.runs if (run["task"], run["arm"]) == (task, arm) and run["curves"]]
-            cells = [" → ".join(f"{mean(run[name][i] for run in runs):.3f}" for i in (0, 3)) for name in names if runs]
-            if runs:
-                lines.append(f"| {task} | {NAMES[arm]} | {rate:g} | {' | '.join(cells)} |")
+    runs = read("learned-confirm")
+    for task in tasks_of(runs):
+        for arm in (arm for arm in NAMES if "learned" in arm):
+            own = arm_of(runs, task, arm)
+            curves = {name: [[m[f"value/{name}"] for m in METRICS[r.folder]] for r in own] for name in names}
+            cells = [" → ".join(f"{mean(curve[i] for curve in curves[name]):.3f}" for i in (0, 3)) for name in names]
+            lines.append(f"| {task} | {NAMES[arm]} | {own[0].learning_rate:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def shown(d: Difference | None, beyond_noise: bool | None = None) -> str:
-    assert d is not None
-    star = d.holm < 0.05 if beyond_noise is None else beyond_noise
-    return f"{d.value:+.3f} ± {d.high - d.value:.3f}{'*' if star else ''}"
+def shown(d: Difference, star: bool = True) -> str:
+    """A star marks p < 0.05, corrected if it is one of several arms."""
+    return f"{d.value:+.3f} ± {d.high - d.value:.3f}{'*' if star and d.holm < 0.05 else ''}"
 
 
 def figure() -> str:
     """Differences from DAPO with their intervals, a row per task and arm."""
-    study = load_study(RESULTS / "confirm-dew")
+    runs = read("confirm-dew")
     colours = {"gtpo": "#2864dc", FIRST: "#888888", "dew": "#d75f00"}
-    rows = [(t, d) for t in study.tasks for d in differences(study, t)]
+    rows = [(t, by_point(runs, t)[d.arm][0].arm, d) for t in tasks_of(runs) for d in differences(runs, t)]
     height, zero, scale, top = 22, 350, 7000, 44
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{top + height * len(rows) + 40}" '
@@ -176,14 +219,14 @@ def figure() -> str:
         "(32 seeds, unadjusted 95 % intervals)</text>",
         f'<line x1="{zero}" x2="{zero}" y1="{top - 8}" y2="{top + height * len(rows)}" stroke="#444"/>',
     ]
-    for i, (task, d) in enumerate(rows):
+    for i, (task, arm, d) in enumerate(rows):
         y = top + height * i + 8
         x, low, high = (zero + scale * v for v in (d.value, d.low, d.high))
-        colour = colours[d.arm[0]]
+        colour = colours[arm]
         if i == 0 or rows[i - 1][0] != task:
             parts.append(f'<text x="16" y="{y + 4}">{task}</text>')
         parts += [
-            f'<text x="110" y="{y + 4}" fill="{colour}">{NAMES.get(d.arm[0], d.arm[0])}</text>',
+            f'<text x="110" y="{y + 4}" fill="{colour}">{NAMES.get(arm, arm)}</text>',
             f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
             f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>',
             f'<text x="640" y="{y + 4}">{d.value:+.3f}</text>',

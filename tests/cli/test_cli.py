@@ -5,14 +5,12 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
-from dew import __version__
-from dew.algorithms import get_algorithm
 from dew.cli import console, runs
 from dew.cli.app import app
 from dew.compare.sampling import Sampled, Sampling
@@ -106,10 +104,6 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
     assert set(group.commands) == set(COMMANDS), "every command is in a section of the help"
 
 
-def test_version(dew):
-    assert dew("--version") == (0, f"dew {__version__}\n", "")
-
-
 def test_the_package_is_typed_and_the_marker_is_packaged():
     assert (ROOT / "src/dew/py.typed").is_file() and 'packages = ["src/dew"]' in (ROOT / "pyproject.toml").read_text()
 
@@ -142,11 +136,11 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder cannot be written: it is a folder"),
         (["eval", "tiny", "--keep", ""], 1, ". cannot be written: it is a folder"),
         (["eval", "tiny", "--reward", "maths"], 1, "Did you mean 'math'? Or name your own: module:function"),
-        (["eval", "tiny", "--task", "empty.jsonl", "--verifier", "math"], 1, "empty.jsonl: no rows."),
-        (["eval", "tiny", "--task", "one.jsonl", "--verifier", "math"], 1, "one: too few problems (1) to hold out"),
-        (["pairs", "tiny", "pairs.jsonl", "--task", "one.jsonl"], 1, "The task one has no verifier of its own"),
-        (["pairs", "tiny", "pairs.txt"], 1, "pairs.txt does not end in .jsonl"),
-        (["demo", "--out", "a_run"], 1, "Choose another folder.\n"),
+        (["eval", "tiny", "--task", "empty.jsonl", "--reward", "math"], 1, "empty.jsonl: no rows."),
+        (["eval", "tiny", "--task", "one.jsonl", "--reward", "math"], 1, "one: too few problems (1) to hold out"),
+        (["eval", "tiny", "--options", "{gredy: true}"], 1, "Did you mean 'greedy'?"),
+        (["eval", "tiny", "--options", "{top_p: high}"], 1, "every value must be a number"),
+        (["compare", "tiny/countdown", "--out", "a_run"], 1, "Choose another folder with --out.\n"),
         (["report"], 1, "dew report runs/NAME"),
         (["report", ".", "--records", "x.jsonl"], 1, "run folders or --records, not both"),
         (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
@@ -157,8 +151,6 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["train", "tiny/countdown", "trainer.nnodes=2"], 1, "--engine verl"),
         (["compare", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
         (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),
-        (["pairs", "tiny", "pairs.jsonl", "--engine", "sglang"], 1, "transformers, vllm"),
-        (["eval", "tiny", "--verifier", "math", "--suite", "paper"], 1, "Give one."),
         (["eval", "tiny", "--settings", "numbers"], 1, "not a mapping"),
         (["explain", "nowhere.jsonl"], 1, "cannot be read"),
         (["export", "nowhere", "there"], 1, "no final model"),
@@ -176,48 +168,25 @@ def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkey
     assert len(err.splitlines()) <= console.MAX_ERROR_LINES + 1
 
 
-def test_files_that_cannot_be_written_are_named(dew, tmp_path):
-    target = tmp_path / "missing" / "x.yaml"
-    code, _, err = dew("recipes", "copy", "tiny/countdown", target)
-    assert code == 1 and "No such file or directory" in err and str(target) in err
-
-
 def test_an_error_shows_each_problem_and_its_remedy(capsys):
     console.show_error([Trouble("a: 1 is bad.", "It is odd.", "Write 2."), Trouble("b is missing.")], "my.yaml")
     assert capsys.readouterr().err == "error: my.yaml:\n  a: 1 is bad. It is odd.\n  → Write 2.\n  b is missing.\n"
 
 
-def test_long_errors_are_cut(capsys):
-    console.show_error([Trouble("\n".join(f"problem {i}" for i in range(40)))])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == console.MAX_ERROR_LINES
-    assert lines[0] == "error: problem 0" and lines[-1] == f"... and {41 - console.MAX_ERROR_LINES} more lines"
-
-
 # ---- eval --------------------------------------------------------------------------------------
 def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
     """Two problems, two answers each: 2 of 4 correct against 1 of 4."""
-    for name, correct in (("a", [[1, 1], [0, 0]]), ("b", [[1, 0], [0, 0]])):
-        problems = [
-            Problem(
-                f"{n}+{n}?",
-                str(2 * n),
-                [Sampled("x", 1, False)] * 2,
-                [Verdict("correct" if c else "wrong") for c in one],
-            )
-            for n, one in enumerate(correct)
-        ]
+    for name, correct in (("a", [2, 0]), ("b", [1, 0])):
+        verdicts = [[Verdict("correct")] * n + [Verdict("wrong")] * (2 - n) for n in correct]
+        problems = [Problem(f"{i}?", "1", [Sampled("x", 1, False)] * 2, found) for i, found in enumerate(verdicts)]
         Scores("sums", name, Sampling(k=2), problems, 1.0, scored_by="math").write(tmp_path / f"{name}.json")
     code, out, err = dew("eval", tmp_path / "a.json", "--vs", tmp_path / "b.json", "--json")
     found = json.loads(out)
     assert code == 0 and not err
     assert found["model"]["scores"]["mean@2"]["value"] == 0.5 and found["vs"]["scores"]["mean@2"]["value"] == 0.25
-    assert found["differences"]["mean@2"]["difference"]["value"] == -0.25
-    code, _, err = dew("eval", tmp_path / "a.json", "-k", 4)
-    assert code == 1 and "-k" in err
-    (tmp_path / "a.json").write_text("{}")
-    code, _, err = dew("eval", tmp_path / "a.json")
-    assert code == 1 and "--keep" in err
+    assert found["differences"]["mean@2"]["value"] == -0.25
+    _, out, _ = dew("eval", tmp_path / "a.json", "--vs", tmp_path / "b.json")
+    assert "-0.250 [" in out and "b.json is within noise of" in out
 
 
 # ---- recipes -----------------------------------------------------------------------------------
@@ -287,24 +256,11 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
 
 
-def test_explain_shows_predicted_outcomes_and_other_settings_than_recorded(dew, tmp_path):
-    # ✓ V = .4 .6: p = .2 0, P = .2, weights 1 + κ (2 · .2 − .2) = 1.1 and .9 with κ = ½, 1.2 and .8 with κ = 1
-    # ✗ V = .5 .2: p = .3 0: 1.15 and .85, 1.3 and .7; all times ±.7070
-    learned, values = asdict(get_algorithm("dapo", token_weight="learned")), ([0.4, 0.6], [0.5, 0.2])
-    answers = [replace(a, value=v) for a, v in zip(group().answers, values, strict=True)]
-    write_records(tmp_path, 3, [replace(group(), answers=answers, algorithm="dapo", settings=learned)])
-    code, out, _ = dew("explain", tmp_path)
-    assert code == 0 and "dapo +0.636 to +0.778 predicted chance of success 0.40 to 0.60" in " ".join(out.split())
-    _, out, _ = dew("explain", tmp_path, "--settings", "{learned_share: 1.0}", "--answer", 2)
-    assert "learned_share=1.0" in out and "-0.919" in out and "0.500" in out
-    _, out, _ = dew("explain", tmp_path, "--json")
-    assert [a["value"] for a in json.loads(out)["answers"]] == list(values)
+def test_explain_names_the_signal_that_another_algorithm_needs(dew, tmp_path):
     answers = [replace(a, logp=[-0.1, -0.2]) for a in group().answers]
-    write_records(tmp_path, 4, [replace(group(), algorithm="dapo", settings=learned, answers=answers)])
-    assert dew("explain", tmp_path, "--step", 4, "--algorithm", "clip_cov")[0] == 0
-    assert "have no recorded sum_sq" in dew("explain", tmp_path, "--step", 4, "--algorithm", "otb")[2]
-    code, _, err = dew("explain", tmp_path, "--step", 4)
-    assert code == 1 and "answers [1, 2] have no recorded value" in err
+    write_records(tmp_path, 3, [replace(group(), answers=answers)])
+    assert dew("explain", tmp_path, "--algorithm", "clip_cov")[0] == 0
+    assert "answers [1, 2] have no recorded sum_sq" in dew("explain", tmp_path, "--algorithm", "otb")[2]
 
 
 def test_text_is_readable_on_every_credit():
@@ -365,11 +321,6 @@ def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path, capsys):
     text = capsys.readouterr().out
     for word in (tmp_path.name[:20], "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
         assert word in text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05")])
-def test_time_left_is_readable(seconds, text):
-    assert runs.clock(seconds) == text
 
 
 def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):

@@ -12,13 +12,14 @@ import pytest
 import typer
 
 from dew.cli import demo
-from dew.cli.runs import Child, claim, lock, run_all
+from dew.cli.runs import Child, run_all
+from dew.compare import read_result
 from dew.compare.sampling import Sampled, Sampling
 from dew.compare.scores import ScoredProblem as Problem
 from dew.compare.scores import Scores
 from dew.errors import ConfigError, EngineError
 from dew.rewards import Verdict
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, lock
 
 RIGHT, WRONG = Verdict("correct", "7"), Verdict("wrong", "8")
 
@@ -38,36 +39,29 @@ HALF = scores_of([[RIGHT, WRONG]] * 40)
 # Findings
 
 
-START = {"dapo": NONE, "dew": NONE}
+def result(folder, arm, before, after):
+    RunFolder(folder).write_run({"algorithm": arm, "seed": 0})
+    RunFolder(folder).append_metrics({"step": 1, "accuracy": after["pass@1"].value})
+    RunFolder(folder).write_scores([{"when": "after", **after.summary()}])
+    before.write(folder / "answers-before.json")
+    after.write(folder / "answers-after.json")
+    return read_result(folder)
 
 
-def test_each_run_is_compared_with_its_start():
-    _, lines = demo.before_and_after(START, {"dapo": HALF, "dew": NONE})
-    assert lines[0].startswith("dapo: pass@1 rose by 50.0 points") and "noise" not in lines[0]
-    assert lines[2].startswith("dew: pass@1 rose by 0.0 points") and "within noise" in lines[2]
-
-
-def test_one_run_ahead_is_not_called_better():
-    line = demo.this_run(0.25, {"dapo": HALF, "dew": ALL})
-    assert "over training: +0.250" in line and "dew is ahead here" in line and "another seed may reverse it" in line
-    assert "dapo is ahead here" in demo.this_run(0.0, {"dapo": ALL, "dew": HALF})
-    assert "do not show which of the two is better" in demo.this_run(0.0, {"dapo": HALF, "dew": HALF})
-
-
-def test_a_falling_pass_at_k_is_reported():
-    varied = scores_of([[RIGHT, WRONG]] * 40)
+def test_each_run_is_compared_with_its_start(tmp_path):
     narrow = scores_of([[RIGHT, RIGHT]] * 20 + [[WRONG, WRONG]] * 20)
-    _, lines = demo.before_and_after({"dapo": varied, "dew": varied}, {"dapo": narrow, "dew": varied})
-    assert "pass@2 fell by 50.0 points" in lines[1] and "fewer ways" in lines[1]
-    assert "within noise" in lines[3] and "fewer ways" not in lines[3]
-
-
-def measured(what, dapo, dew):
-    pairs = [("dapo", seed, x) for seed, x in enumerate(dapo)] + [("dew", seed, x) for seed, x in enumerate(dew)]
-    return {"what": what, "runs": [{"algorithm": a, "seed": seed, "scores": {"area": x}} for a, seed, x in pairs]}
+    runs = [result(tmp_path / "dapo", "dapo", HALF, narrow), result(tmp_path / "dew", "dew", NONE, ALL)]
+    lines = demo.changes(runs)
+    assert "dapo: pass@1 rose by 0.0 points" in lines[0] and "within noise" in lines[0]
+    assert "dapo: pass@2 fell by 50.0 points" in lines[1] and "less diverse" in lines[1]
+    assert lines[2].startswith("dew: pass@1 rose by 100.0 points") and "noise" not in lines[2]
 
 
 def test_what_many_seeds_say_is_read_from_the_file():
+    def measured(what, dapo, dew):
+        pairs = [("dapo", seed, x) for seed, x in enumerate(dapo)] + [("dew", seed, x) for seed, x in enumerate(dew)]
+        return {"what": what, "runs": [{"arm": a, "seed": seed, "scores": {"area": x}} for a, seed, x in pairs]}
+
     one, many = measured("One", [0.1], [0.2]), measured("Three seeds", [0.1, 0.2, 0.3], [0.2, 0.2, 0.5])
     (line,) = demo.many_seeds([one, many])  # (0.1 + 0 + 0.2) / 3 = 0.1; a single seed says nothing
     assert line.startswith("Three seeds: +0.100 [") and line.endswith("dew ahead in 2 of 3.")
@@ -89,35 +83,11 @@ def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():
     assert {"clip_low", "clip_high", "overlong"} <= shared and all(ours[key] == theirs[key] for key in shared)
 
 
-def test_three_answers_are_one_right_and_two_wrong_of_different_problems():
-    shown = demo.three_answers(scores_of([[WRONG, WRONG], [WRONG, RIGHT], [WRONG, WRONG]]))
-    assert shown == [("1?", "7", True), ("0?", "8", False), ("2?", "8", False)]
-    assert demo.three_answers(scores_of([[WRONG]])) == [("0?", "8", False)]
-
-
-# Its folder
-
-
-def test_only_an_earlier_demo_is_replaced(tmp_path):
-    folder = tmp_path / "demo"
-    claim(folder, overwrite=False, demo=True)
-    (folder / "dapo").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="--overwrite"):
-        claim(folder, overwrite=False, demo=True)
-    for other in ("thesis.tex", "config.yaml"):  # a run of the user's own has a config
-        (folder / other).touch()
-        with pytest.raises(ConfigError, match=other):
-            claim(folder, overwrite=True, demo=True)
-        (folder / other).unlink()
-    claim(folder, overwrite=True, demo=True)
-    assert not list(folder.iterdir())
-
-
 # Child processes
 
 DONE = """
 import sys, pathlib
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, lock
 RunFolder(sys.argv[1]).write_run({"status": "done"})
 """
 
@@ -196,22 +166,25 @@ def test_children_of_a_killed_parent_keep_the_folder_locked(tmp_path):
         pass
 
 
-def test_a_run_is_finished_when_it_is_evaluated(tmp_path):
+@pytest.mark.parametrize(
+    ("status", "model", "scores", "finished"),
+    [
+        ("done", True, [], True),
+        ("done", True, ["before", "after"], True),
+        ("done", True, ["before"], False),
+        ("done", True, [{"damaged": 1}], False),
+        ("done", False, [], False),
+        ("stopped", True, [], False),
+    ],
+)
+def test_a_run_is_finished_when_it_is_evaluated(tmp_path, status, model, scores, finished):
     folder = RunFolder(tmp_path)
-    (tmp_path / "model").mkdir()
-    assert not folder.finished()
-    folder.write_run({"status": "done"})
-    assert folder.finished()
-    for before in ("before", {"damaged": 1}):
-        folder.write_scores([{"when": before}])
-        assert not folder.finished()
-    folder.write_scores([{"when": "before"}, {"when": "after"}])
-    assert folder.finished()
-    folder.write_run({"status": "stopped"})
-    assert not folder.finished()
-    folder.write_run({"status": "done"})
-    (tmp_path / "model").rmdir()
-    assert not folder.finished()
+    folder.write_run({"status": status})
+    if model:
+        (tmp_path / "model").mkdir()
+    if scores:
+        folder.write_scores([{"when": when} for when in scores])
+    assert folder.finished() is finished
 
 
 # The whole
@@ -222,8 +195,10 @@ def test_the_demo_as_a_newcomer_types_it(tmp_path):
     words = [sys.executable, "-m", "dew.cli", "demo", "--steps", "8", "--out", "out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("Before training", "dapo: step 8/8", "dew: step 8/8", "paired by problem", "dew compare"):
+    for said in ("What this does", "dapo-seed0: step 8/8", "dew-seed0: step 8/8", "with one run each", "dew compare"):
         assert said in done.stdout
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert again.returncode == 1 and "--overwrite" in again.stderr
+    assert again.returncode == 0 and "2 finished, 0 to do" in again.stdout
+    other = subprocess.run([*words, "--steps", "9"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert other.returncode == 1 and "other settings (max_steps 8 and 9)" in other.stderr

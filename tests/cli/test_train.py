@@ -232,7 +232,7 @@ def test_own_data_and_rewards_are_scored_on_problems_that_the_run_left_out(dew, 
     trained = {row["prompt"] for row in training_rows(read_run(path))[1]}
     assert "held-out problems" in said and warning not in said
     assert trained and not trained & prompts(kept)
-    assert f"add --reward {mine} --threshold 0.3" in dew("eval", tmp_path / "run")[2]
+    assert f"add --reward {mine} --options '{{threshold: 0.3}}'" in dew("eval", tmp_path / "run")[2]
     assert json.loads(kept.read_text())["scored_by"] == "mine.same > 0.5" and entry["scored_by"] == "mine.same > 0.3"
     _, said, _ = dew("eval", "tiny", *few, mine)
     assert "held-out problems" not in said and warning in said and warning in dew("eval", kept)[1]

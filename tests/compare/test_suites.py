@@ -1,12 +1,9 @@
 """The paper's suite: data sets, settings, and the table of published results."""
 
-import pytest
-
 from dew.compare import Sampling
 from dew.compare.sampling import Sampled
 from dew.compare.scores import ScoredProblem, Scores
-from dew.compare.suites import PAPER, suite
-from dew.errors import ConfigError
+from dew.compare.suites import PAPER
 from dew.rewards import Verdict
 
 
@@ -31,9 +28,3 @@ def test_table_has_published_and_own_scores():
 def test_missing_scores_are_marked():
     *_, own = PAPER.table("mine", {task: scores(task, 4, 2) for task in PAPER.tasks})
     assert own[1] == "not sampled" and own[2].startswith("50.00 [")  # pass@4 of 4 answers, two right
-
-
-def test_unknown_suite():
-    assert suite("paper").sampling["k"] == 32
-    with pytest.raises(ConfigError, match="Did you mean 'paper'"):
-        suite("papers")

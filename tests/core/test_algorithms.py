@@ -306,8 +306,17 @@ def test_a_rule_that_cannot_be_imported_says_where_it_fails(tmp_path):
         get_algorithm(f"{tmp_path}/missing.py:Rule")
 
 
-def test_lists_become_tuples():
+def test_lists_become_tuples_where_a_setting_is_one(algorithm_registry):
+    @register_algorithm
+    @dataclass(frozen=True, kw_only=True)
+    class Bounded(GRPO):
+        name = "bounded"
+        bounds: tuple[float, float] = (0.0, 1.0)
+        steps: list[int] | None = None
+
     assert get_algorithm("gtpo", entropy_clip=[0.2, 0.28]).entropy_clip == (0.2, 0.28)
+    found = get_algorithm("bounded", bounds=[0.1, 0.2], steps=[1])
+    assert found.bounds == (0.1, 0.2) and found.steps == [1]
 
 
 def test_missing_entropy_and_missing_budget():

@@ -14,22 +14,11 @@ from dew.run.config import Run, Scoring, check_keys, make_run, parse_yaml, read_
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-6", 1e-6),
-        ("1E-6", 1e-6),
-        ("5.0e-7", 5e-7),
-        ("-.5", -0.5),
-        ("12", 12),
-        ("no", "no"),
-        ("on", "on"),
-        ("3:20", "3:20"),
-        ("true", True),
-        ("0o17", 15),
-        ("2024-01-01", "2024-01-01"),
-        ("null", None),
-        ("'1e-6'", "1e-6"),
-        (".inf", math.inf),
+        ("1e-6", 1e-6), ("1E-6", 1e-6), ("5.0e-7", 5e-7), ("-.5", -0.5), ("12", 12), ("no", "no"), ("on", "on"),
+        ("3:20", "3:20"), ("true", True), ("0o17", 15), ("2024-01-01", "2024-01-01"), ("null", None),
+        ("'1e-6'", "1e-6"), (".inf", math.inf),
     ],
-)
+)  # fmt: skip
 def test_scalars(text, value):
     parsed = parse_yaml(f"key: {text}")["key"]
     assert parsed == value and type(parsed) is type(value)

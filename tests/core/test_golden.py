@@ -12,7 +12,6 @@ from dew.credit import (
     forking_mask,
     group_overlong,
     grpo_advantages,
-    has_signal,
     soft_overlong,
 )
 from dew.losses import policy_loss
@@ -102,11 +101,3 @@ def test_overlong(entry, dtype, rtol):
     close(batch.to_rows(charge), entry["grop"]["penalty"], rtol)
     soft = entry["soft_overlong"]
     close(soft_overlong(mask.sum(-1), limit=soft["l_max"], buffer=soft["l_cache"]), soft["penalty"], rtol)
-
-
-@entries(GOLDEN)
-def test_groups_without_signal_have_zero_advantage(entry, dtype, rtol):
-    batch, _ = rollouts(entry, dtype)
-    dead = ~has_signal(batch.correct(), batch.live)
-    for name in ("gtpo", "grpo_s"):
-        assert not get_algorithm(name).advantages(batch)[dead].any()

@@ -68,13 +68,13 @@ def test_golden_penalty():
     close(gtpo_rewards(CORRECT, ENTROPY, MASK, extra=charge), [[0.55, 0.60], [1.15, 0], [-1.15, -1.10], [-1.55, 0]])
 
 
-def test_golden_advantages_over_the_group():
+@pytest.mark.parametrize("scale", [1.0, 0.1])  # the sign of a reward is its polarity, however small it is
+def test_golden_advantages_over_the_group(scale):
     # r̃⁺ over the 6 tokens: 1.05 1.10 1.15 0 0 0 -> mean .55, sample variance 1.82/5
-    expected = torch.tensor([[0.50, 0.55], [0.60, 0]], dtype=torch.float64) / ((1.82 / 5) ** 0.5 + 1e-4)
-    A = gtpo_advantages(REWARDS, MASK)
-    close(A[:2], expected)
-    mirrored = torch.tensor([[-0.60, -0.55], [-0.50, 0]], dtype=torch.float64) / ((1.82 / 5) ** 0.5 + 1e-4)
-    close(A[2:], mirrored)
+    std = scale * (1.82 / 5) ** 0.5 + 1e-4
+    A = gtpo_advantages(scale * REWARDS, MASK)
+    close(A[:2], scale * torch.tensor([[0.50, 0.55], [0.60, 0]], dtype=torch.float64) / std)
+    close(A[2:], scale * torch.tensor([[-0.60, -0.55], [-0.50, 0]], dtype=torch.float64) / std)
 
 
 def test_golden_advantages_jointly():
@@ -152,19 +152,19 @@ def test_padding_is_never_read(group, compare, average):
         assert A.isfinite().all() and not A[~mask].any()
 
 
-@given(groups(), groups())
-def test_batch_equals_its_groups_one_by_one(one, two):
+@given(groups(), groups(), COMPARE)
+def test_batch_equals_its_groups_one_by_one(one, two, compare):
     G, T = max(len(one[0]), len(two[0])), 5
     correct, mask = torch.zeros(2, G, dtype=torch.bool), torch.zeros(2, G, T, dtype=torch.bool)
     entropy = torch.full((2, G, T), float("nan"), dtype=torch.float64)
     for p, group in enumerate((one, two)):
         c, H, m = tensors(group)
         correct[p, : len(c)], entropy[p, : len(c), : H.shape[1]], mask[p, : len(c), : H.shape[1]] = c, H, m
-    rewards = gtpo_rewards(correct, entropy, mask)
+    rewards = gtpo_rewards(correct, entropy, mask, compare=compare)
     advantages = gtpo_advantages(rewards, mask)
     for p, group in enumerate((one, two)):
         c, H, m = tensors(group)
-        alone = gtpo_rewards(c, H, m)
+        alone = gtpo_rewards(c, H, m, compare=compare)
         torch.testing.assert_close(rewards[p, : len(c), : H.shape[1]], alone)
         torch.testing.assert_close(advantages[p, : len(c), : H.shape[1]], gtpo_advantages(alone, m))
 

@@ -169,6 +169,7 @@ def test_golden_sapo():
     slopes = [4 * sigma(x) * (1 - sigma(x)) for x in (1, -0.5, 0)]
     assert gradient == pytest.approx([-slopes[0] * 2 / 3, -slopes[1] * 0.5 / 3, slopes[2] / 3])
     hot, _ = value_and_gradient(surrogate="sapo", tau_pos=2.0, tau_neg=4.0)
+    assert value_and_gradient(surrogate="sapo", tau_neg=0.5)[0] > value
     assert hot == pytest.approx(-(2 * sigma(2) + 2 * sigma(-1) - 0.5) / 3)
 
 

@@ -145,17 +145,3 @@ def test_one_turn_is_the_whole_matrix(group, average):
     entropy, mask = laid_out([[[x for turn in turns for x in turn]] for turns in group[1]])
     turn, matrix = (gtpo_rewards(correct, entropy, mask, compare=c, average=average) for c in ("turn", "matrix"))
     torch.testing.assert_close(turn, matrix)
-
-
-@given(conversations(), conversations())
-def test_groups_do_not_see_each_other(one, two):
-    alone = [(torch.tensor(c), *laid_out(a)) for c, a in (one, two)]
-    G, T = (max(mask.shape[d] for _, _, mask in alone) for d in (0, 1))
-    correct, mask = torch.zeros(2, G, dtype=torch.bool), torch.zeros(2, G, T, dtype=torch.bool)
-    entropy = torch.full((2, G, T), TOOL, dtype=torch.float64)
-    for p, (c, H, m) in enumerate(alone):
-        g, t = m.shape
-        correct[p, :g], entropy[p, :g, :t], mask[p, :g, :t] = c, H, m
-    both = gtpo_rewards(correct, entropy, mask, compare="turn")
-    for p, (c, H, m) in enumerate(alone):
-        torch.testing.assert_close(both[p, : m.shape[0], : m.shape[1]], gtpo_rewards(c, H, m, compare="turn"))

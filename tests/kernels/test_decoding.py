@@ -1,7 +1,9 @@
-"""Both decoders match `generate`. On a CPU the captured steps run without graphs."""
+"""The decoder matches `generate`. On a CPU the captured steps run without graphs."""
 
 import functools
+import importlib.util
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, cpu, decoder, decoder_for, refusal
-from dew.engines.trl import DewTrainer, rollout
+from dew.decoding import Decoder, Draw, SamplingCopy, decoder, refusal
+from dew.engines.trl import rollout
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -48,16 +50,11 @@ def test_greedy_answers_match_generate(heads):
     assert min(lengths) < 20  # some end early
 
 
-def test_growing_number_of_visible_slots(monkeypatch):
-    monkeypatch.setattr(decoder, "VISIBLE", 4)
+@pytest.mark.parametrize(("name", "value", "new"), [("VISIBLE", 4, 30), ("PREFILL", 7, 12)])
+def test_steps_that_see_few_slots_and_prompts_in_several_passes(monkeypatch, name, value, new):
+    monkeypatch.setattr(decoder, name, value)
     model = trl_tiny.model(3, **GROUPED).double()
-    assert greedy(model).answers(PROMPTS, 30) == generated(model, PROMPTS, 30)
-
-
-def test_prefill_in_several_parts(monkeypatch):
-    monkeypatch.setattr(decoder, "PREFILL", 7)
-    model = trl_tiny.model(3, **GROUPED).double()
-    assert greedy(model).answers(PROMPTS, 12) == generated(model, PROMPTS, 12)
+    assert greedy(model).answers(PROMPTS, new) == generated(model, PROMPTS, new)
 
 
 MANY = [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
@@ -178,6 +175,15 @@ def test_filters_match_transformers(settings, warper, temperature):
     assert torch.equal(ours.isinf(), theirs.isinf())
 
 
+def test_scores_of_an_almost_certain_token():
+    # r = e^-30: logp = -ln(1 + r) = -r, entropy = ln(1 + r) + 30 r / (1 + r) = 31 r; the third token has p = 0.
+    logits = torch.tensor([[0.0, -30.0, -torch.inf], [-torch.inf, 0.0, -torch.inf]])
+    token, logp, entropy = Draw().scored(logits)
+    r = math.exp(-30)
+    assert token.tolist() == [0, 1] and logp[1] == entropy[1] == 0
+    assert logp[0].item() == pytest.approx(-r, rel=0.01) and entropy[0].item() == pytest.approx(31 * r, rel=0.01)
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"tie_word_embeddings": True}])
 def test_scores_are_those_of_a_pass_over_the_answers(settings):
     """Log-probability and entropy at the temperature, before filters, as of a pass over prompt and answer."""
@@ -188,9 +194,8 @@ def test_scores_are_those_of_a_pass_over_the_answers(settings):
     for prompt, answer, q, h in zip(PROMPTS, ids, logp, entropy, strict=True):
         n = len(answer)
         with torch.no_grad():
-            truth = (model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double() / 0.7).log_softmax(
-                -1
-            )
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        truth = (logits.double() / 0.7).log_softmax(-1)
         torch.testing.assert_close(q[:n].double(), truth[range(n), answer], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(h[:n].double(), -(truth.exp() * truth).sum(-1), rtol=1e-5, atol=1e-5)
 
@@ -248,14 +253,16 @@ def test_model_of_the_right_dtype_is_not_copied():
 # ── in the trainer ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kind", [Decoder, CpuDecoder])
+@pytest.fixture
+def captured(monkeypatch):
+    """The trainer samples with captured steps on a CPU too."""
+    monkeypatch.setattr(rollout, "refusal", lambda model: None)
+
+
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("bf16", [False, True])
-def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, monkeypatch, bf16, kind):
-    monkeypatch.setattr(rollout, "decoder_for", lambda model: kind)
-    args = trl_tiny.config(tmp_path, max_steps=3, bf16=bf16, learning_rate=1e-2)
-    trainer = DewTrainer(
-        trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
-    )
+def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, monkeypatch, bf16):
+    trainer = trl_tiny.trainer(tmp_path, max_steps=3, bf16=bf16, learning_rate=1e-2)
     monkeypatch.setattr(trainer.model, "generate", None)  # nobody may call it
     trainer.train()
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -263,62 +270,33 @@ def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, 
         assert q.dtype == dtype and torch.equal(p.to(dtype), q)
 
 
+@pytest.mark.usefixtures("captured")
 def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, caplog):
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(CpuDecoder, "scored", fails)
-    args = trl_tiny.config(tmp_path, max_steps=2)
-    trainer = DewTrainer(
-        trl_tiny.model(), trl_tiny.has_a, args, trl_tiny.prompts(), processing_class=trl_tiny.tokenizer()
-    )
-    trainer.train()
+    monkeypatch.setattr(Decoder, "scored", fails)
+    trl_tiny.trainer(tmp_path, max_steps=2).train()
     warnings = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
     assert len(warnings) == 1 and "not permitted" in warnings[0]
 
 
 def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):
     """As PyTorch does it: the error of the step, then another when the capture ends, and nothing is restored."""
-    calls = []
-
-    class Generator:
-        def clone_state(self):
-            return "a state that is not capturing"
-
-        def graphsafe_set_state(self, state):
-            calls.append(state)
-
-    class Capture:
-        def __init__(self, *_, **__):
-            pass
-
-        def __enter__(self):
-            calls.append("capture")
-
-        def __exit__(self, *_):
-            raise RuntimeError("capture was invalidated")
-
-    def fails(*_):
-        raise RuntimeError("a synchronisation")
-
-    stream = type("Stream", (), {"device_index": 1})()
-    for name, value in {
-        "CUDAGraph": object,
-        "graph": Capture,
-        "current_stream": lambda: stream,
-        "set_stream": calls.append,
-        "default_generators": (None, Generator()),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    cuda = mock.MagicMock()
+    cuda.graph.return_value.__exit__.side_effect = RuntimeError("capture was invalidated")
     ours = greedy(trl_tiny.model())
     ours.answers(PROMPTS, 3)
     (buffers,) = ours._kept.values()
     ours.device = torch.device("cuda", 1)
-    monkeypatch.setattr(buffers, "_forward", fails)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(buffers, "_forward", mock.Mock(side_effect=RuntimeError("a synchronisation")))
     with pytest.raises(RuntimeError, match="invalidated") as error:
         buffers.step(ours, 8)
-    assert calls == ["capture", stream, "a state that is not capturing"]
     assert str(error.value.__context__) == "a synchronisation"
+    cuda.set_stream.assert_called_once_with(cuda.current_stream.return_value)
+    generator = cuda.default_generators[cuda.current_stream.return_value.device_index]
+    generator.graphsafe_set_state.assert_called_once_with(generator.clone_state.return_value)
 
 
 @pytest.mark.gpu
@@ -340,10 +318,9 @@ def test_sampling_continues_after_a_failed_capture():
     assert len(Decoder(model, Draw(), ends=[EOS], pad=PAD).answers(PROMPTS, 8)) == len(PROMPTS)
 
 
-def sampling(folder, monkeypatch, **settings):
+def sampling(folder):
     """A trainer that samples with captured steps, and the scoring passes of each generation: their rows."""
-    monkeypatch.setattr(rollout, "why_not_captured", lambda trainer: None)
-    trainer = trl_tiny.trainer(folder, algorithm="gtpo", records_every=0, max_steps=3, **settings)
+    trainer = trl_tiny.trainer(folder, algorithm="gtpo", records_every=0, max_steps=3)
     passes, inner = [], trainer._get_per_token_logps_and_entropies
 
     def counted(model, ids, *args, **kwargs):
@@ -355,10 +332,11 @@ def sampling(folder, monkeypatch, **settings):
     return trainer, passes
 
 
+@pytest.mark.usefixtures("captured")
 def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(rollout, "COMPARED", 3)
     caplog.set_level("INFO", "dew")
-    trainer, passes = sampling(tmp_path / "sampled", monkeypatch)
+    trainer, passes = sampling(tmp_path / "sampled")
     batches, inner = [], trainer._old_policy
     monkeypatch.setattr(
         trainer, "_old_policy", lambda inputs: batches.append((inputs, inner(inputs))) or batches[-1][1]
@@ -367,7 +345,7 @@ def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, 
     assert passes == [3], "three answers of the first generation are compared, and nothing else is scored"
     messages = [r.message for r in caplog.records if "Entropy from sampling" in r.message]
     assert len(messages) == 1 and "no scoring pass is needed" in messages[0]
-    trainer, _ = sampling(tmp_path / "again", monkeypatch)  # with the weights of the first generation
+    trainer, _ = sampling(tmp_path / "again")  # with the weights of the first generation
     inputs, sampled = batches[0]
     with torch.no_grad():
         passed_logp, passed, _ = trainer._forward(trainer.model, inputs)
@@ -382,15 +360,16 @@ def test_a_sampler_without_entropies_says_so_once(tmp_path, caplog):
     assert len([r for r in caplog.records if "Sampling does not give the entropy" in r.message]) == 1
 
 
+@pytest.mark.usefixtures("captured")
 def test_a_sampler_that_differs_too_much_is_not_used(tmp_path, monkeypatch, caplog):
-    inner = CpuDecoder.scored
+    inner = Decoder.scored
 
     def wrong(*args):
         ids, logp, entropy = inner(*args)
         return ids, logp, entropy + 1
 
-    monkeypatch.setattr(CpuDecoder, "scored", wrong)
-    trainer, passes = sampling(tmp_path, monkeypatch)
+    monkeypatch.setattr(Decoder, "scored", wrong)
+    trainer, passes = sampling(tmp_path)
     trainer.train()
     assert passes == [8, 8, 8, 8]  # the comparison, and one pass per generation
     warnings = [r.message for r in caplog.records if "every generation makes a scoring pass" in r.message]
@@ -423,155 +402,25 @@ def test_training_mode_and_attention_are_restored():
 def test_unsupported_models():
     from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-    assert refusal(trl_tiny.model()) is None
+    def why_not(model):
+        model.__class__ = type(type(model).__name__, (type(model),), {"device": torch.device("cuda")})
+        return refusal(model)
+
+    assert why_not(trl_tiny.model()) is None
+    assert refusal(trl_tiny.model()) == "its device is cpu, not cuda"
     assert refusal(torch.nn.Linear(2, 2)) == "it is not a transformers model"
-    small = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "vocab_size": 9,
-    }
+    assert "sharded" in why_not(trl_tiny.model().to("meta"))
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "num_key_value_heads": 2}
-    assert "sliding_attention" in refusal(Qwen2ForCausalLM(Qwen2Config(**small, **sliding)))
+    assert "sliding_attention" in why_not(Qwen2ForCausalLM(Qwen2Config(vocab_size=9, **shape, **sliding)))
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=8))
-    assert refusal(model) is None or "static cache" in refusal(model)
+    assert why_not(model) is None or "static cache" in why_not(model)
 
 
-# ── CpuDecoder ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def qwen2(seed, **settings):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    llama = trl_tiny.model(**settings).config
-    torch.manual_seed(seed)
-    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads", "max_position_embeddings", "pad_token_id", "eos_token_id", "initializer_range",
-            "tie_word_embeddings")  # fmt: skip
-    model = Qwen2ForCausalLM(Qwen2Config(**{key: getattr(llama, key) for key in keys}))
-    for name, p in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(p)
-    return model
-
-
-def on_cpu(model, draw=None):
-    return CpuDecoder(model, draw or Draw(greedy=True), ends=[EOS], pad=PAD)
-
-
-def with_biases(seed, **settings):
-    model = trl_tiny.model(seed, attention_bias=True, mlp_bias=True, **settings)
-    for name, p in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(p)
-    return model
-
-
-@pytest.mark.parametrize("build", [trl_tiny.model, qwen2, with_biases])
-@pytest.mark.parametrize("settings", [{}, GROUPED, {"head_dim": 8, "tie_word_embeddings": True}])
-def test_cpu_decoder_matches_generate(build, settings):
-    model = build(0, **settings).double()
-    ours, expected = on_cpu(model), generated(model, PROMPTS * 3, 30)
-    assert ours.answers(PROMPTS * 3, 30) == expected
-    assert ours.answers(PROMPTS[1:], 30) == expected[1:5]
-    model.load_state_dict(build(1, **settings).state_dict())
-    assert ours.answers(PROMPTS, 30) == generated(model, PROMPTS, 30) != expected[:5]
-    assert on_cpu(model).answers(PROMPTS, 1) == [row[:1] for row in generated(model, PROMPTS, 1)]
-
-
-def test_answers_to_the_same_prompt_form_blocks():
-    # 2 + 8 answers: in blocks of 8 they would take 16 rows, in blocks of 4 still 12 > 1.1 · 10.
-    answers, spare, blocks = cpu.blocks_of([7, 3, 7, 7, 3, 7, 7, 7, 7, 7])
-    assert blocks.tolist() == [3, 7, 7, 7, 7]
-    assert answers.tolist() == [1, 4, 0, 2, 3, 5, 6, 7, 8, 9] and not spare.any()
-    # 3 + 17 answers: blocks of 4 would be 24 rows and are too many, blocks of 2 have 22 = 1.1 · 20.
-    answers, spare, blocks = cpu.blocks_of([0] * 3 + [1] * 17)
-    assert blocks.tolist() == [0] * 2 + [1] * 9
-    assert spare.nonzero()[:, 0].tolist() == [3, 21] and answers[spare].tolist() == [0, 3]
-    assert answers[~spare].tolist() == list(range(20))
-
-
-@pytest.mark.parametrize("prompts", [PROMPTS * 20, PROMPTS[:1] * 17 + PROMPTS[1:2] * 3])  # the second fills blocks
-def test_answers_that_end_early_do_not_disturb_the_others(prompts):
-    model = trl_tiny.model(3).double()
-    torch.manual_seed(0)
-    answers = on_cpu(model, Draw()).answers(prompts, 40)
-    assert min(map(len, answers)) < 10 and max(map(len, answers)) > 20  # some were removed while others went on
-    _, logp, entropy = scored(model, prompts, answers)
-    torch.manual_seed(0)
-    again, ours_logp, ours_entropy = on_cpu(model, Draw()).scored(prompts, 40)
-    assert again == answers  # the same seed
-    for ours, theirs in ((ours_logp, logp), (ours_entropy, entropy)):
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a[: len(b)], torch.tensor(b), atol=1e-5, rtol=1e-5)
-
-
-def test_scores_of_an_almost_certain_token_on_a_cpu():
-    # r = e^-30: logp = -ln(1 + r) = -r, entropy = ln(1 + r) + 30 r / (1 + r) = 31 r; the third token has p = 0.
-    logits = torch.tensor([[0.0, -30.0, -torch.inf], [-torch.inf, 0.0, -torch.inf]])
-    token, logp, entropy = Draw().scored(logits)
-    r = math.exp(-30)
-    assert token.tolist() == [0, 1] and logp[1] == entropy[1] == 0
-    assert logp[0].item() == pytest.approx(-r, rel=0.01) and entropy[0].item() == pytest.approx(31 * r, rel=0.01)
-
-
-def scored(model, prompts, answers, temperature=1.0):
-    """Log-probability and entropy of each answer from one forward pass of the model, without padding."""
-    logp, entropy = [], []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        logs = (logits / temperature).log_softmax(-1)
-        logp.append(logs.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist())
-        entropy.append((-logs.exp() * logs).sum(-1).tolist())
-    return answers, logp, entropy
-
-
-def test_scores_are_at_the_sampling_temperature_and_before_filters():
-    model = trl_tiny.model(1).double()
-    answers, *ours = on_cpu(model, Draw(temperature=0.7, top_k=3)).scored(PROMPTS, 8)
-    for mine, theirs in zip(ours, scored(model, PROMPTS, answers, 0.7)[1:], strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(a[: len(b)], torch.tensor(b), atol=1e-5, rtol=1e-5)
-
-
-def test_second_tokens_are_sampled_from_the_softmax():
-    # The first token is drawn in the prefill, the second by a step: its frequencies after each common first token.
-    model = trl_tiny.model(0)
-    torch.manual_seed(0)
-    answers = on_cpu(model, Draw(temperature=2.0)).answers([PROMPTS[0]] * 20_000, 2)
-    first = max(range(3, 25), key=[a[0] for a in answers].count)
-    seconds = torch.tensor([a[1] for a in answers if a[0] == first])
-    with torch.no_grad():
-        p = (model(torch.tensor([[*PROMPTS[0], first]])).logits[0, -1].double() / 2.0).softmax(-1)
-    counts = torch.bincount(seconds, minlength=len(p)).double()
-    assert p.min() * len(seconds) > 5 and chisquare(counts.numpy(), (p * len(seconds)).numpy()).pvalue > 1e-4
-
-
-def test_training_mode_is_restored():
-    model = trl_tiny.model().train()
-    on_cpu(model).answers(PROMPTS, 3)
-    assert model.training and all(p.requires_grad for p in model.parameters())
-
-
-def test_models_without_fast_decoding_on_a_cpu(monkeypatch):
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    assert decoder_for(trl_tiny.model()) is CpuDecoder
-    small = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 9,
-    }
-    assert "GemmaForCausalLM" in decoder_for(GemmaForCausalLM(GemmaConfig(**small, num_key_value_heads=2, head_dim=4)))
-    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert "dynamic" in decoder_for(trl_tiny.model(rope_parameters=dynamic))
-    replaced = trl_tiny.model()
-    replaced.lm_head = type("Adapter", (torch.nn.Linear,), {})(32, 25)
-    assert "replaced" in decoder_for(replaced)
-    assert "meta" in decoder_for(trl_tiny.model().to("meta"))
-    monkeypatch.setattr(cpu, "LARGEST", 1000)
-    assert "more than 1,000 parameters" in decoder_for(trl_tiny.model())
+def test_a_transformers_without_static_layers_is_refused(monkeypatch):
+    """Its own copy of the module: the others keep theirs."""
+    monkeypatch.delattr("transformers.cache_utils.StaticLayer")
+    spec = importlib.util.spec_from_file_location("decoder_of_another_version", decoder.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "has no static cache layers" in module.refusal(trl_tiny.model())

@@ -11,26 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dew.errors import ConfigError, DewError, ShapeError
 from dew.kernels import chunked, linear, linear_logprob_entropy, passes
+from operator_cases import *  # noqa: F403
+from operator_cases import Backend, problem, run
 
 SHAPES = [(1, 1, 1), (1, 5, 2), (7, 3, 1), (13, 25, 50), (33, 17, 123), (52, 50, 257)]
 
 
-def problem(n, d, v, *, dtype=torch.float64, seed=0, scale=1.0, bias=False):
-    gen = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(n, d, generator=gen, dtype=torch.float64).to(dtype)
-    weight = (scale * torch.randn(v, d, generator=gen, dtype=torch.float64)).to(dtype)
-    targets = torch.randint(v, (n,), generator=gen)
-    b = torch.randn(v, generator=gen, dtype=torch.float64).to(dtype) if bias else None
-    return hidden, weight, targets, b
-
-
-def run(hidden, weight, targets, g, ge=None, *, bias=None, **settings):
-    """Values and gradients of Σ g·logp + Σ ge·H."""
-    leaves = [t.detach().clone().requires_grad_() for t in (hidden, weight, bias) if t is not None]
-    b = leaves[2] if bias is not None else None
-    logp, entropy = linear_logprob_entropy(leaves[0], leaves[1], targets, bias=b, **settings)
-    loss = (g.to(logp) * logp).sum() + (0 if ge is None else (ge.to(logp) * entropy).sum())
-    return [logp.detach(), entropy.detach(), *torch.autograd.grad(loss, leaves)]
+@pytest.fixture
+def backend():
+    return Backend("chunked", "cpu", torch.float32, torch.float64)
 
 
 def small_chunks(monkeypatch, nbytes):
@@ -211,84 +200,7 @@ def test_vocabulary_order_does_not_matter(seed):
     torch.testing.assert_close(mixed, plain, rtol=1e-9, atol=1e-12)
 
 
-@given(seed=numbers)
-@settings(max_examples=20, deadline=None)
-def test_ignored_rows_are_never_read(seed):
-    hidden, weight, targets, _ = problem(6, 4, 9, seed=seed)
-    g = torch.randn(6)
-    targets[[0, 4]] = -100
-    hidden[[0, 4]] = math.nan
-    logp, entropy, dh, dw = run(hidden, weight, targets, g, impl="chunked")
-    live = [1, 2, 3, 5]
-    want = run(hidden[live], weight, targets[live], g[live], impl="chunked")
-    assert not logp[[0, 4]].any() and not entropy[[0, 4]].any() and not dh[[0, 4]].any()
-    torch.testing.assert_close([logp[live], entropy[live], dh[live], dw], want)
-
-
 # Edges.
-
-
-@pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_no_rows(impl):
-    hidden, weight, targets, b = problem(0, 4, 9, bias=True)
-    logp, entropy, dh, dw, db = run(hidden, weight, targets, torch.ones(0), bias=b, impl=impl)
-    assert logp.shape == entropy.shape == (0,) and dh.shape == (0, 4)
-    assert not dw.any() and not db.any()
-
-
-def test_all_rows_ignored():
-    hidden, weight, targets, _ = problem(5, 4, 9)
-    logp, entropy, dh, dw = run(hidden, weight, torch.full_like(targets, -100), torch.ones(5), impl="chunked")
-    assert not any(t.any() for t in (logp, entropy, dh, dw))
-
-
-@pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_equal_scores_have_maximum_entropy(impl):
-    logp, entropy = linear_logprob_entropy(torch.zeros(3, 4), torch.randn(77, 4), torch.tensor([0, 5, 76]), impl=impl)
-    torch.testing.assert_close(logp, torch.full((3,), -math.log(77)))
-    torch.testing.assert_close(entropy, torch.full((3,), math.log(77)))
-
-
-@pytest.mark.parametrize("level", [-200.0, 0.0, 50.0])
-def test_scores_far_from_zero(level):
-    hidden, weight, targets, _ = problem(5, 4, 50, dtype=torch.float32)
-    got = linear_logprob_entropy(hidden, weight, targets, bias=torch.full((50,), level), impl="chunked")
-    want = linear_logprob_entropy(hidden.double(), weight.double(), targets, impl="reference")
-    for ours, truth in zip(got, want, strict=True):
-        torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_scores_of_minus_infinity(impl):
-    """Scores of −∞ do not enter the entropy; such a target has log-probability −∞ and finite gradients."""
-    hidden, weight, _, b = problem(2, 4, 9, bias=True)
-    b[[2, 7]] = -math.inf
-    allowed = [0, 1, 3, 4, 5, 6, 8]
-    settings = {"bias": b, "impl": impl, "entropy_grad": True}
-    logp, entropy, dh, dw, db = run(hidden, weight, torch.tensor([4, 7]), torch.ones(2), torch.ones(2), **settings)
-    _, clean = linear_logprob_entropy(hidden, weight[allowed], torch.tensor([3, 3]), bias=b[allowed], impl=impl)
-    torch.testing.assert_close(entropy, clean)
-    assert logp[0].isfinite() and logp[1] == -math.inf
-    assert all(t.isfinite().all() for t in (dh, dw, db))
-
-
-@pytest.mark.parametrize("want", [1e-1, 1e-2, 1e-3, 1e-4])
-def test_small_entropies_are_accurate(want):
-    # One entry at 0, 999 at −z: with q the tail's mass, H = log(1 + r) + r z / (1 + r), r = 999 e^{−z}.
-    low, high = 1.0, 60.0
-    for _ in range(200):
-        z = (low + high) / 2
-        r = 999 * math.exp(-z)
-        low, high = (z, high) if math.log1p(r) + r * z / (1 + r) > want else (low, z)
-    weight = torch.full((1000, 1), -z)
-    weight[321] = 0
-    truth = linear_logprob_entropy(torch.ones(1, 1).double(), weight.double(), torch.tensor([321]), impl="reference")
-    for level in (0.0, 30.0):
-        bias = torch.full((1000,), level)
-        logp, entropy = linear_logprob_entropy(torch.ones(1, 1), weight, torch.tensor([321]), bias=bias, impl="chunked")
-        spacing = 4e-6 if level else 0  # spacing of float32 scores near 30
-        assert entropy.item() == pytest.approx(truth[1].item(), rel=1e-3 + spacing * 2)
-        assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("entropy_grad", [False, True])
@@ -393,22 +305,6 @@ def test_spans_cover_everything_once(length, nbytes):
     assert cuts[0][0] == 0 and cuts[-1][1] == length
     assert all(a[1] == b[0] for a, b in pairwise(cuts))
     assert all(high - low <= max(1, nbytes // 32) or high - low <= 128 for low, high in cuts)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_torch_compile_keeps_one_graph(frozen):
-    hidden, weight, targets, _ = problem(13, 8, 50, dtype=torch.float32)
-    hidden.requires_grad_(), weight.requires_grad_(not frozen)
-
-    def loss(h, w):
-        logp, entropy = linear_logprob_entropy(h, w, targets, temperature=0.9)
-        return (logp * 2 + entropy).sum()
-
-    inputs = [hidden] if frozen else [hidden, weight]
-    want = torch.autograd.grad(loss(hidden, weight), inputs)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    got = torch.autograd.grad(compiled(hidden, weight), inputs)
-    torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("save", ["nothing", "scores", "slopes"])

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import dew.kernels
+import operator_cases
 from dew.kernels import linear, linear_logprob_entropy
-from dew.kernels import triton as backend
+from dew.kernels import triton as kernels
+from operator_cases import *  # noqa: F403
+from operator_cases import Backend, assert_near, doubles, run
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -24,33 +27,8 @@ CASES = [(STORED, shape) for shape in SHAPES] + [(OTHER, (5, 8, 13)), (OTHER, (1
 
 
 def problem(n, d, v, dtype, *, scale=0.3, bias=False):
-    torch.manual_seed(n + d + v)
-    hidden = torch.randn(n, d, device=DEVICE).to(dtype)
-    weight = (scale * torch.randn(v, d, device=DEVICE) * math.sqrt(64 / max(64, d))).to(dtype)
-    targets = torch.randint(v, (n,), device=DEVICE)
-    targets[1::4] = -100
-    return hidden, weight, targets, torch.randn(v, device=DEVICE).to(dtype) if bias else None
-
-
-def run(hidden, weight, targets, g, ge=None, *, bias=None, frozen=False, **settings):
-    x, w, b = (None if t is None else t.detach().clone() for t in (hidden, weight, bias))
-    leaves = [t.requires_grad_() for t in ((x,) if frozen else (x, w, b)) if t is not None]
-    logp, entropy = linear_logprob_entropy(x, w, targets, bias=b, **settings)
-    loss = (g.to(logp) * logp).sum() + (0 if ge is None else (ge.to(logp) * entropy).sum())
-    return [logp.detach(), entropy.detach(), *torch.autograd.grad(loss, leaves)]
-
-
-def doubles(*tensors):
-    return [None if t is None else t.double() for t in tensors]
-
-
-def assert_near(got, want, dtype):
-    """Values to float32 accuracy, gradients to that of the input dtype."""
-    for ours, truth in zip(got[:2], want[:2], strict=True):
-        torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
-    for ours, truth in zip(got[2:], want[2:], strict=True):
-        limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
-        assert (ours.double() - truth).norm() <= limit * truth.norm() + 1e-30
+    scale *= math.sqrt(64 / max(64, d))
+    return operator_cases.problem(n, d, v, dtype, device=DEVICE, seed=n + d + v, scale=scale, bias=bias, ignored=True)
 
 
 @pytest.fixture(params=["scores", "weights"])
@@ -63,9 +41,14 @@ def save(request, monkeypatch):
 def kernel(request, monkeypatch):
     """The kernel of the pass without stored weights: on Hopper there are two."""
     if request.param == "triton":
-        monkeypatch.setattr(backend, "_is_hopper", lambda device: False)
+        monkeypatch.setattr(kernels, "_is_hopper", lambda device: False)
     yield request.param
-    assert not backend.hopper_failed
+    assert not kernels.hopper_failed
+
+
+@pytest.fixture
+def backend(kernel):
+    return Backend("triton", DEVICE, OTHER, STORED)
 
 
 @pytest.mark.parametrize("dtype, shape", CASES)
@@ -130,67 +113,6 @@ def test_very_unlikely_targets(frozen, v, settings, monkeypatch):
         assert (ours.double() - truth).norm() <= 1e-2 * truth.norm()
 
 
-@pytest.mark.parametrize("level", [-200.0, 50.0])
-def test_scores_far_from_zero(level):
-    hidden, weight, targets, _ = problem(37, 40, 300, OTHER)
-    got = linear_logprob_entropy(
-        hidden, weight, targets, bias=torch.full((300,), level, dtype=OTHER, device=DEVICE), impl="triton"
-    )
-    want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
-    for ours, truth in zip(got, want, strict=True):
-        torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
-
-
-def test_scores_of_minus_infinity():
-    hidden, weight, _, b = problem(6, 16, 300, OTHER, bias=True)
-    b[::2] = -math.inf
-    b[:260] = -math.inf  # a whole tile
-    targets = torch.full((6,), 299, device=DEVICE)
-    targets[3] = 2
-    g = torch.ones(6, device=DEVICE)
-    got = run(hidden, weight, targets, g, g, bias=b, entropy_grad=True, impl="triton")
-    want = run(*doubles(hidden, weight), targets, g, g, bias=b.double(), entropy_grad=True, impl="reference")
-    assert got[0][3] == -math.inf and all(t.isfinite().all() for t in got[1:])
-    assert_near(got, want, OTHER)
-
-
-@pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("rest, want", [(1, 1e-4), (600, 1e-2), (600, 1e-4)])
-def test_small_entropies_are_accurate(rest, want):
-    """One entry far above `rest` equal ones, placed in the first, a middle and the last tile."""
-    low, high = 1.0, 60.0
-    for _ in range(100):
-        z = (low + high) / 2
-        r = rest * math.exp(-z)
-        low, high = (z, high) if math.log1p(r) + r * z / (1 + r) > want else (low, z)
-    for place in (0, rest // 2, rest):
-        weight = torch.zeros(rest + 1, 8, device=DEVICE, dtype=OTHER)
-        weight[:, 0] = -round(z * 32) / 32
-        weight[place] = 0
-        hidden = torch.ones(1, 8, device=DEVICE, dtype=OTHER)
-        targets = torch.tensor([place], device=DEVICE)
-        logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="triton")
-        truth = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
-        assert entropy.item() == pytest.approx(truth[1].item(), rel=1e-3)
-        assert logp.item() == pytest.approx(truth[0].item(), rel=1e-3)
-
-
-@pytest.mark.usefixtures("kernel")
-def test_ignored_rows_are_never_read():
-    hidden, weight, targets, _ = problem(180, 40, 517, OTHER)  # two blocks of rows, also without the ignored ones
-    want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
-    hidden[targets == -100] = math.nan
-    for ours, truth in zip(linear_logprob_entropy(hidden, weight, targets, impl="triton"), want, strict=True):
-        torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.usefixtures("kernel")
-def test_all_rows_ignored():
-    hidden, weight, targets, _ = problem(140, 40, 300, OTHER)
-    for numbers in linear_logprob_entropy(hidden, weight, torch.full_like(targets, -100), impl="triton"):
-        assert not numbers.any()
-
-
 @pytest.mark.usefixtures("kernel")
 def test_targets_outside_the_vocabulary_give_nan():
     """The forward pass does not synchronise, so it cannot raise: such rows are NaN, and the backward pass raises."""
@@ -201,25 +123,6 @@ def test_targets_outside_the_vocabulary_give_nan():
     assert logp[2:].isfinite().all() and entropy[2:].isfinite().all()
 
 
-@pytest.mark.usefixtures("kernel")
-def test_equal_scores():
-    hidden, weight = (
-        torch.zeros(3, 8, device=DEVICE, dtype=OTHER),
-        torch.ones(777, 8, device=DEVICE, dtype=OTHER),
-    )
-    logp, entropy = linear_logprob_entropy(hidden, weight, torch.tensor([0, 500, 776], device=DEVICE), impl="triton")
-    assert logp.tolist() == pytest.approx([-math.log(777)] * 3)
-    assert entropy.tolist() == pytest.approx([math.log(777)] * 3)
-
-
-@pytest.mark.usefixtures("kernel")
-def test_no_rows():
-    hidden, weight, targets, _ = problem(0, 16, 50, STORED)
-    for frozen in (False, True):
-        logp, _, *grads = run(hidden, weight, targets, torch.ones(0, device=DEVICE), frozen=frozen, impl="triton")
-        assert logp.shape == (0,) and not any(t.any() for t in grads)
-
-
 def test_auto_selects_triton_where_it_can_run():
     hidden, weight, _, _ = problem(5, 16, 50, OTHER)
     assert linear.backend_for("auto", hidden, weight).__name__ == "dew.kernels.triton"
@@ -227,8 +130,8 @@ def test_auto_selects_triton_where_it_can_run():
 
 
 def test_without_gluon_the_generic_kernel_is_used_and_logged_once(monkeypatch, caplog):
-    monkeypatch.setattr(backend, "_is_hopper", lambda device: True)
-    monkeypatch.setattr(backend, "hopper_failed", [])
+    monkeypatch.setattr(kernels, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(kernels, "hopper_failed", [])
     monkeypatch.setitem(sys.modules, "dew.kernels.hopper", None)
     monkeypatch.delattr(dew.kernels, "hopper", raising=False)
     hidden, weight, targets, _ = problem(9, 40, 300, OTHER)
@@ -236,7 +139,7 @@ def test_without_gluon_the_generic_kernel_is_used_and_logged_once(monkeypatch, c
     with caplog.at_level(logging.INFO, "dew"):
         for _ in range(2):
             got = linear_logprob_entropy(hidden, weight, targets, impl="triton")
-    assert len(caplog.records) == len(backend.hopper_failed) == 1 and "Hopper" in caplog.text
+    assert len(caplog.records) == len(kernels.hopper_failed) == 1 and "Hopper" in caplog.text
     for ours, truth in zip(got, want, strict=True):
         torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
 
@@ -259,10 +162,10 @@ if HOPPER:
             for y in (targets, targets.clamp_min(0)):
                 got = linear_logprob_entropy(hidden, weight, y, temperature=0.9, impl="triton")
                 with monkeypatch.context() as patch:
-                    patch.setattr(backend, "_is_hopper", lambda device: False)
+                    patch.setattr(kernels, "_is_hopper", lambda device: False)
                     want = linear_logprob_entropy(hidden, weight, y, temperature=0.9, impl="triton")
                 torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-        assert not backend.hopper_failed
+        assert not kernels.hopper_failed
 
 
 if not INTERPRETED:
@@ -293,31 +196,15 @@ if not INTERPRETED:
         extra = torch.cuda.max_memory_allocated() - before - 2 * (hidden.numel() + weight.numel())
         assert extra <= 1 << 29, f"{extra / 2**20:.0f} MiB"
 
-    @pytest.mark.parametrize("frozen", [False, True])
-    def test_torch_compile_keeps_one_graph(frozen):
-        hidden, weight, targets, _ = problem(256, 64, 1024, torch.bfloat16)
-        hidden.requires_grad_(), weight.requires_grad_(not frozen)
-
-        def loss(h, w):
-            logp, entropy = linear_logprob_entropy(h, w, targets, impl="triton")
-            return (logp * 2 + entropy).sum()
-
-        inputs = [hidden] if frozen else [hidden, weight]
-        want = torch.autograd.grad(loss(hidden, weight), inputs)
-        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-        for ours, eager in zip(torch.autograd.grad(compiled(hidden, weight), inputs), want, strict=True):
-            assert (ours - eager).norm() <= 1e-2 * eager.norm()
-
-
 # ── drawing a token ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def drawn(logits, u, temperature, monkeypatch, block=64):
-    from dew.decoding import triton_draw
+    from dew.decoding import fused
 
-    monkeypatch.setattr(triton_draw, "BLOCK", block)
+    monkeypatch.setattr(fused, "BLOCK", block)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
-    return [x.cpu() for x in triton_draw.draw(logits.to(DEVICE), temperature)]
+    return [x.cpu() for x in fused.draw(logits.to(DEVICE), temperature)]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -350,11 +237,11 @@ def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypa
 def test_frequencies_of_drawn_tokens():
     from scipy.stats import chisquare
 
-    from dew.decoding import triton_draw
+    from dew.decoding import fused
 
     n = 200_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf], device=DEVICE)
-    counts = torch.bincount(triton_draw.draw(logits.expand(n, -1).contiguous(), 0.7)[0], minlength=5).cpu()
+    counts = torch.bincount(fused.draw(logits.expand(n, -1).contiguous(), 0.7)[0], minlength=5).cpu()
     expected = n * (logits[:4] / 0.7).softmax(-1).double().cpu()
     assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dew.engines.lab import kernels, policy
+from dew.engines.lab import kernels, tiny
 from dew.engines.lab.tasks import EOS, PAD, VOCABULARY, generator, get_task
 from dew.engines.lab.tiny import OUTPUTS, SIGNALS, forward, new_policy, numerics, sample, token_logp
 
@@ -26,7 +26,7 @@ def near(found, expected, tolerance=2e-6):
 def test_attention_and_its_gradient(S):
     qkv, g = normal(2, S, 3, 2, 32, scale=2.0), normal(2, S, 2, 32)
     fast, exact = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
-    out, expected = kernels.Attention.apply(fast), policy.attention(exact)
+    out, expected = kernels.Attention.apply(fast), tiny.attention(exact)
     near(out, expected)
     out.backward(g)
     expected.backward(g.double())
@@ -39,7 +39,7 @@ def test_attention_of_one_query(length):
     for x in (keys, values):
         x[:, :, length:] = torch.nan  # not written yet
         x[1::2, :, :7] = x[::2, :, :7]  # prompts of two neighbours
-    expected = policy.query_attention(*(x.double() for x in (qkv, keys, values)), length, 7, 2)
+    expected = tiny.query_attention(*(x.double() for x in (qkv, keys, values)), length, 7, 2)
     for x in (keys, values):
         x[1::2, :, :7] = torch.nan  # only the first one's are read
     near(kernels.query_attention(qkv, keys, values, length, 7, 2), expected)
@@ -64,7 +64,7 @@ def test_draws():
     signals = [{name: torch.zeros(2, 40, 3, device=DEVICE) for name in SIGNALS} for _ in range(2)]
     for t in range(3):
         kernels.draw(logits, uniforms, tokens[0], signals[0], t)
-        policy.draw(logits, uniforms, tokens[1], signals[1], t)
+        tiny.draw(logits, uniforms, tokens[1], signals[1], t)
     assert torch.equal(*tokens)
     assert tokens[0][0, 0].tolist() == [EOS, PAD, PAD]
     for name in SIGNALS:
@@ -79,7 +79,7 @@ def test_a_policy_samples_and_learns_as_without_kernels(monkeypatch):
     uniforms = torch.rand(1, 4, task.tokens, generator=generator(2)).to(DEVICE)
 
     def run(module):
-        monkeypatch.setattr(policy, "_kernels", lambda _: module)
+        monkeypatch.setattr(tiny, "_kernels", lambda _: module)
         parameters = {name: (5 * p).to(DEVICE).requires_grad_() for name, p in start.items()}
         answers = sample(parameters, problems.prompt, uniforms)
         ids = torch.cat([problems.prompt.repeat_interleave(2, 1), answers.tokens[..., :-1]], -1)

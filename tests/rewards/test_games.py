@@ -8,6 +8,7 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards import Verdict, verifier
 from dew.rewards.games import parse_steps
 
+STATUSES = ("correct", "wrong", "unparsable")
 countdown, chain, equation = map(verifier, ("countdown", "chain", "countdown-tinyzero"))
 
 
@@ -79,18 +80,6 @@ def test_gold_columns_may_be_numbers_or_text():
         countdown.verdicts(["3+5=8;8*2=16"], [{"numbers": "2,3,5", "answer": "16"}])
 
 
-def test_a_verifier_is_a_reward_function_for_trl():
-    rewards = countdown(
-        prompts=["?", "?", "?"],
-        completions=["3+5=8;8*2=16", "3+5=8", [{"role": "assistant", "content": "3+5=8;8*2=16"}]],
-        numbers=[[2, 3, 5]] * 3,
-        answer=["16"] * 3,
-        trainer_state=None,
-    )
-    assert rewards == [1.0, 0.0, 1.0]
-    assert countdown.__name__ == "countdown"
-
-
 @pytest.mark.parametrize(
     ("text", "status"),
     [
@@ -149,8 +138,7 @@ def test_exactly_the_solutions_found_by_exhaustion_are_correct(numbers: list[int
 
 @given(st.text(alphabet="0123456789+-*=; .e_()x", max_size=30))
 def test_no_text_raises(text: str):
-    assert check(text, [1, 2, 3], 6).status in ("correct", "wrong", "unparsable")
-    assert chain.check(text, answer="6").status in ("correct", "wrong", "unparsable")
+    assert check(text, [1, 2, 3], 6).status in STATUSES and chain.check(text, answer="6").status in STATUSES
 
 
 @given(st.lists(st.tuples(st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers(0, 999))))
@@ -161,30 +149,21 @@ def test_steps_survive_a_round_trip(steps: list[tuple[int, str, int, int]]):
 
 @given(st.text(alphabet="0123456789+-*/() =", max_size=40))
 def test_no_equation_raises(text: str):
-    assert equation.check(f"<answer>{text}</answer>", numbers=[1, 2], answer="3").status in (
-        "correct",
-        "wrong",
-        "unparsable",
-    )
+    assert equation.check(f"<answer>{text}</answer>", numbers=[1, 2], answer="3").status in STATUSES
 
 
 # Edges
 
 
-def test_an_empty_conversation_is_an_empty_answer():
-    assert countdown([[]], numbers=[[1, 2]], answer=["3"]) == [0.0]
+def test_answers_may_be_conversations():
+    given = [[{"role": "assistant", "content": "1+2=3"}], []]
+    assert countdown(given, numbers=[[1, 2]] * 2, answer=["3"] * 2) == [1.0, 0.0]
 
 
-def test_a_missing_column_is_named():
+def test_invalid_columns_and_names():
     with pytest.raises(RewardError, match="no column 'numbers'; it has answer, target"):
         countdown(["1+2=3"], target=[3], answer=["3"])
-
-
-def test_the_number_of_rows_must_match():
     with pytest.raises(RewardError, match="2 answers for 1 rows"):
         chain.verdicts(["1+2=3", "1+2=3"], [{"answer": "3"}])
-
-
-def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'countdown'"):
         verifier("cuntdown")

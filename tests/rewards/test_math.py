@@ -171,40 +171,28 @@ DIFFERENT = [
     (r"\boxed{1.5 million}", "1500"), (r"\boxed{8 \pmod{11}}", "9"), (r"\boxed{52_{\text{nine}}}", "52_8"),
 ]  # fmt: skip
 NOTHING = [
-    "",
-    " ",
-    r"\boxed{}",
-    r"\boxed{5",
-    "<think>still thinking",
-    r"<think>\boxed{5}</think>",
-    "####",
-    "no number here",
-]
-
-
+    "", " ", r"\boxed{}", r"\boxed{5", "<think>still thinking", r"<think>\boxed{5}</think>", "####", "no number here",
+]  # fmt: skip
 NO_CHOICE = [
     ("not A", "A"), ("The answer is not A.", "A"), ("The answer is neither A nor B.", "A"), ("neither A nor B", "B"),
     ("It is D, not A.", "A"), (r"\boxed{A, B, C, D}", "A"), ("A, B, C, D", "D"), ("Both (A) and (B)", "B"),
 ]  # fmt: skip
 
 
-def test_a_negated_letter_or_a_list_of_letters_is_no_choice():
-    verdicts = math_verdicts([c for c, _ in NO_CHOICE], [g for _, g in NO_CHOICE], timeout=PATIENT)
-    assert [case for case, v in zip(NO_CHOICE, verdicts, strict=True) if v.correct] == []
-
-
-def test_equal_answers():
-    verdicts = math_verdicts([c for c, _ in SAME], [g for _, g in SAME], timeout=PATIENT)
-    assert [case for case, v in zip(SAME, verdicts, strict=True) if not v.correct] == []
-
-
-def test_different_answers():
-    verdicts = math_verdicts([c for c, _ in DIFFERENT], [g for _, g in DIFFERENT], timeout=PATIENT)
-    assert [case for case, v in zip(DIFFERENT, verdicts, strict=True) if v.status != "wrong"] == []
-
-
-def test_no_answer_is_unparsable():
-    assert {v.status for v in math_verdicts(NOTHING, ["5"] * len(NOTHING), timeout=PATIENT)} == {"unparsable"}
+@pytest.mark.parametrize(
+    ("cases", "statuses"),
+    [
+        (SAME, {"correct"}),
+        (DIFFERENT, {"wrong"}),
+        ([(text, "5") for text in NOTHING], {"unparsable"}),
+        (NO_CHOICE, {"wrong", "unparsable"}),
+    ],
+    ids=["same", "different", "nothing", "no choice"],
+)
+def test_verdicts(cases, statuses):
+    """Equal answers, different ones, texts without an answer, and letters that are negated or listed: no choice."""
+    verdicts = math_verdicts([c for c, _ in cases], [g for _, g in cases], timeout=PATIENT)
+    assert [case for case, v in zip(cases, verdicts, strict=True) if v.status not in statuses] == []
 
 
 @pytest.mark.parametrize(
@@ -248,15 +236,8 @@ def test_plain_numbers(text: str, number: str | None):
 
 
 def test_choices_and_words():
-    assert [gold_choice(g) for g in ("C", "(C)", r"\text{(C)}", "(D) Alina", "c", "CD", "x")] == [
-        "C",
-        "C",
-        "C",
-        "D",
-        None,
-        None,
-        None,
-    ]
+    assert [gold_choice(g) for g in ("C", "(C)", r"\text{(C)}", "(D) Alina")] == ["C", "C", "C", "D"]
+    assert [gold_choice(g) for g in ("c", "CD", "x")] == [None] * 3
     assert final_choice("It's not A because of that, therefore I think it's B") == "B"
     assert final_choice("The answer is for sure D, it can't be A or B") == "D"
     assert final_choice("A. Because B is not valid") == "A"
@@ -310,15 +291,8 @@ def test_equality_of_numbers_is_symmetric(a: int, b: int):
 @settings(deadline=None)
 @given(st.text(max_size=200))
 def test_finding_an_answer_never_raises(text: str):
-    (
-        find_answer(text),
-        find_gold(text),
-        is_formula(text),
-        final_choice(text),
-        words(text),
-        read_number(text),
-        too_complex(text),
-    )
+    for function in (find_answer, find_gold, is_formula, final_choice, words, read_number, too_complex):
+        function(text)
 
 
 @settings(deadline=None)
@@ -379,27 +353,13 @@ def test_versions_of_the_parser_packages():
 # Edges
 
 
-def test_nothing_is_evaluated_as_code(tmp_path):
-    trap = tmp_path / "trap"
-    code = f"__import__('pathlib').Path({str(trap)!r}).touch()"
-    texts = [code, rf"\boxed{{{code}}}", f"The answer is {code}", f"$ {code} $", f"1+({code})"]
-    assert not any(v.correct for v in math_verdicts(texts, ["7777"] * len(texts), timeout=PATIENT))
-    assert not any(v.correct for v in math_verdicts(["7777"] * len(texts), texts, timeout=PATIENT))
-    assert not trap.exists()
-
-
 def test_a_missing_completion_counts_as_empty():
     assert math_verdicts([None], ["42"]) == [Verdict("unparsable")]
     assert math_verdicts(["None"], [None])[0].status == "unparsable"  # a missing gold answer matches nothing
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: math_verdicts(["1"], []), RewardError, "1 answers for 0 gold"),
-        (lambda: math(["1"], gold=["1"]), RewardError, "no column 'answer'"),
-    ],
-)
-def test_invalid_arguments_are_rejected(call, error, message: str):
-    with pytest.raises(error, match=message):
-        call()
+def test_invalid_arguments_are_rejected():
+    with pytest.raises(RewardError, match="1 answers for 0 gold"):
+        math_verdicts(["1"], [])
+    with pytest.raises(RewardError, match="no column 'answer'"):
+        math(["1"], gold=["1"])

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -265,21 +266,11 @@ def test_output_goes_to_standard_error_without_control_characters(load, capsys):
     assert "\x1b" not in shown.err
 
 
-def test_async_functions_are_awaited(load):
-    assert load("awaited")(["a"]) == [2.0]
-
-
 def test_logged_values_are_passed_on(load):
-    class State:
-        global_step = 7
-
-    state = State()
-    state.global_step = 7
     logged = []
-    rewards = load("tells")(
-        ["ab"], log_extra=lambda *x: logged.append(x), log_metric=lambda *x: logged.append(x), trainer_state=state
-    )
-    assert rewards == [7.0] and logged == [("length", [2]), ("mean", 1.5)]
+    log = {"log_extra": lambda *x: logged.append(x), "log_metric": lambda *x: logged.append(x)}
+    assert load("tells")(["ab"], trainer_state=SimpleNamespace(global_step=7), **log) == [7.0]
+    assert logged == [("length", [2]), ("mean", 1.5)]
 
 
 def test_the_seed_is_set_and_state_is_kept(load):
@@ -288,16 +279,8 @@ def test_the_seed_is_set_and_state_is_kept(load):
     assert [reward(["a"]) for _ in range(3)] == [[1.0], [2.0], [3.0]]
 
 
-def test_the_trainer_state_may_be_missing(load):
+def test_async_functions_are_awaited_and_the_trainer_state_may_be_missing(load):
     assert load("awaited")(["a"], trainer_state=None) == [2.0]
-
-
-def test_a_file_may_import_from_the_working_folder(tmp_path, monkeypatch):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "helper.py").write_text("VALUE = 5.0")
-    (tmp_path / "sub" / "mine.py").write_text("import helper\ndef f(completions, **_): return [helper.VALUE]")
-    monkeypatch.chdir(tmp_path)
-    assert load_reward("sub/mine.py:f")(["a"]) == [5.0]
 
 
 def test_dates_and_decimals_are_sent_as_text(load):
@@ -351,6 +334,8 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
         (folder / "both.py").write_text(f"def f(completions, **_): return [{value}.0]")
     (there / "only.py").write_text("from beside import VALUE\ndef f(completions, **_): return [VALUE]")
     (there / "beside.py").write_text("VALUE = 3.0")
+    (here / "sub").mkdir()
+    (here / "sub" / "low.py").write_text("import both\ndef f(completions, **_): return both.f(completions)")
     (there / "package").mkdir()
     (there / "package" / "inner.py").write_text("def f(completions, **_): return [4.0]")
     monkeypatch.chdir(here)
@@ -358,7 +343,7 @@ def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_pa
     def value(path: str) -> float:
         return load_reward(path, folders=[there])(["a"])[0]
 
-    assert [value(path) for path in ("both.py:f", "both:f", "both.f")] == [1.0] * 3
+    assert [value(path) for path in ("both.py:f", "both:f", "both.f", "sub/low.py:f")] == [1.0] * 4
     assert [value(path) for path in ("only.py:f", "only:f", "only.f", f"{there}/only.py:f")] == [3.0] * 4
     assert [value(path) for path in ("package/inner.py:f", "package.inner:f", "package.inner.f")] == [4.0] * 3
     assert str(there) not in sys.path
@@ -405,35 +390,34 @@ def scored(function, timeout=0.3, **columns):
     return checked(function, timeout)(completions=["a", "b"], prompts=["why?", "how?"], **columns)
 
 
+def hangs(completions, **_):
+    time.sleep(1e6)
+
+
 def stubborn(completions, **_):
     while True:
         with suppress(Exception):
             time.sleep(1e6)
 
 
-@pytest.mark.parametrize("function", [lambda completions, **_: time.sleep(1e6), stubborn])
-def test_a_hang_is_interrupted(function):
-    with pytest.raises(RewardError, match=r"did not return within 0.3 s"):
+def endless(completions, **_):
+    yield 1.0
+    time.sleep(1e6)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (hangs, r"did not return within 0.3 s"),
+        (stubborn, r"did not return within 0.3 s"),
+        (endless, r"did not return within 0.3 s"),
+        (lambda completions, **_: sys.exit(0), r"failed: SystemExit: 0.*'why\?'"),
+        (lambda completions, **_: completions.clear() or [], "0 rewards for 2"),
+    ],
+)
+def test_failures_of_a_callable(function, message):
+    with pytest.raises(RewardError, match=message):
         scored(function)
-
-
-def test_an_endless_generator_is_interrupted():
-    def waits(completions, **_):
-        yield 1.0
-        time.sleep(1e6)
-
-    with pytest.raises(RewardError, match="did not return"):
-        scored(waits)
-
-
-def test_sys_exit_is_an_error():
-    with pytest.raises(RewardError, match=r"failed: SystemExit: 0.*'why\?'"):
-        scored(lambda completions, **_: sys.exit(0))
-
-
-def test_a_function_that_empties_its_completions_is_an_error():
-    with pytest.raises(RewardError, match="0 rewards for 2"):
-        scored(lambda completions, **_: completions.clear() or [])
 
 
 def test_an_async_hang_is_cancelled():
@@ -456,16 +440,10 @@ print("continued")
 """
 
 
-def backstop(name: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", BACKSTOP, name]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-def test_a_function_that_cannot_be_interrupted_ends_the_process_with_a_traceback():
-    done = backstop("in_c")
-    assert done.returncode == 1 and "Timeout" in done.stderr and "in in_c" in done.stderr
-
-
-def test_a_forked_copy_exits():
-    done = backstop("forks")
-    assert done.returncode == 0 and done.stdout == "continued\n"
+def test_a_callable_that_cannot_be_interrupted_ends_the_process_and_a_forked_copy_exits():
+    in_c, forks = (
+        subprocess.run([sys.executable, "-c", BACKSTOP, name], capture_output=True, text=True, timeout=300, check=False)
+        for name in ("in_c", "forks")
+    )
+    assert in_c.returncode == 1 and "Timeout" in in_c.stderr and "in in_c" in in_c.stderr
+    assert forks.returncode == 0 and forks.stdout == "continued\n"

@@ -31,18 +31,8 @@ FORBIDDEN = {
     "input", "literal_eval", "string.Template", "jinja2.Template", "Template",
 }  # fmt: skip
 IMPORTS = {
-    "pickle",
-    "marshal",
-    "shelve",
-    "dill",
-    "joblib",
-    "cloudpickle",
-    "tarfile",
-    "zipfile",
-    "code",
-    "runpy",
-    "ctypes",
-}
+    "pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "tarfile", "zipfile", "code", "runpy", "ctypes",
+}  # fmt: skip
 ALLOWED = {
     ("kernels/linear.py", "import_module"): "one of dew's own modules, by a name from a fixed list",
     ("rewards/verifiers.py", "import_module"): "one of dew's own verifiers, by a name from a fixed list",
@@ -52,23 +42,18 @@ ALLOWED = {
     ("algorithms/own.py", "import_module"): "the user's algorithm; not from an untrusted file",
     ("algorithms/own.py", "exec_module"): "the same, from a file",
     ("__init__.py", "import_module"): "one of dew's own modules",
-    ("lab/policy.py", "import_module"): "one of dew's own modules",
+    ("engines/lab/tiny.py", "import_module"): "one of dew's own modules",
     ("cli/app.py", "import_module"): "one of dew's own commands",
     ("rewards/process.py", "subprocess.Popen"): "this interpreter, arguments as a list of JSON",
     ("cli/train.py", "subprocess.run"): "the script that started a run, on dew resume; not with --untrusted",
     ("cli/runs.py", "subprocess.Popen"): "dew itself, arguments as a list",
     ("engines/verl/config.py", "import_module"): "the user's algorithm, in external_lib; not in an untrusted file",
-    ("engines/recording.py", "subprocess.run"): "git rev-parse HEAD",
+    ("engines/recorder.py", "subprocess.run"): "git rev-parse HEAD",
 }
 """(file, call) -> why it may be there."""
 WATCHED = {
-    "import_module",
-    "exec_module",
-    "subprocess.Popen",
-    "subprocess.run",
-    "subprocess.call",
-    "subprocess.check_output",
-}
+    "import_module", "exec_module", "subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_output",
+}  # fmt: skip
 
 
 def called(node: ast.Call) -> str:
@@ -143,7 +128,7 @@ def test_the_search_itself_finds_each(line):
 WATCHER = r"""
 import json, os, signal, sys
 from dew.rewards import extract, format, normalize, verifier
-from dew.rewards.sandbox import violates
+from dew.rewards.worker import violates
 from dew.rewards.latex import WARM_UP, compare
 from dew.tasks.datasets import TEMPLATES, render
 import logging
@@ -257,7 +242,7 @@ def test_a_confined_process_can_do_nothing_of_it(tmp_path):
     (tmp_path / "kept").write_text("kept")
     script = (
         "import ctypes, json, os, pickle, shutil, socket, subprocess, sys, sympy, sympy.parsing.sympy_parser\n"
-        "from dew.rewards.sandbox import enter_sandbox\ndone = []\nenter_sandbox()\n"
+        "from dew.rewards.worker import enter_sandbox\ndone = []\nenter_sandbox()\n"
     )
     for deed in DEEDS:
         script += f"try:\n    {deed}\n    done.append({deed!r})\nexcept Exception: pass\n"

@@ -1,17 +1,8 @@
-"""Strings that parsers choke on, drawn without end: towers, nests, avalanches, broken LaTeX, noise.
+"""Strings that parsers choke on, drawn without end: towers, nests, avalanches, broken LaTeX, noise."""
 
-`python tests/support/hostile.py 10000 0.5` prints how that many verdicts went under that limit, for docs/rewards.md.
-"""
-
-import json
 import re
-import sys
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
-from threading import Event, Thread
-from time import perf_counter, sleep
 
 
 def listed(text: str) -> list[str]:
@@ -83,16 +74,7 @@ def soup(r: Random) -> str:
 
 
 def prose(r: Random) -> str:
-    pieces = [
-        "we get $x = 3$ and ",
-        "the answer is ",
-        "1,000 apples ",
-        r"\boxed{7} ",
-        "so $",
-        "= ",
-        "answer: $$",
-        "final answer ",
-    ]
+    pieces = ["we get $x = 3$ and ", "the answer is ", "1,000 apples ", r"\boxed{7} ", "so $", "= ", "answer: $$"]
     return "".join(r.choices(pieces, k=r.choice([20, 300, 3_000])))
 
 
@@ -107,73 +89,15 @@ def repeated(r: Random) -> str:
 
 
 MAKERS: list[Callable[[Random], str]] = [tower, nest, avalanche, algebra, matrix, soup, prose, characters, repeated]
-MARKS = [
-    r"\boxed{%s}",
-    "The answer is %s.",
-    "$%s$",
-    "#### %s",
-    "%s",
-    "So $$%s$$",
-    "<answer>%s</answer>",
-    "<think>%s</think> %s",
-]
+MARKS = [r"\boxed{%s}", "The answer is %s.", "$%s$", "#### %s", "%s", "<answer>%s</answer>", "<think>%s</think> %s"]
 
 
-def hostile(n: int, seed: int = 0) -> list[tuple[str, str, str]]:
-    """n of (kind, completion, gold)."""
+def hostile(n: int, seed: int = 0) -> list[tuple[str, str]]:
+    """n of (answer, gold)."""
     r = Random(seed)
     corpus = []
     for _ in range(n):
         maker, mark = r.choice(MAKERS), r.choice(MARKS)
         text = maker(r)
-        gold = r.choice(GOLDS) if r.random() < 0.95 else maker(r)[:500]
-        corpus.append((maker.__name__, mark.replace("%s", text), gold))
+        corpus.append((mark.replace("%s", text), r.choice(GOLDS) if r.random() < 0.95 else maker(r)[:500]))
     return corpus
-
-
-def measure(n: int, *, limit: float, threads: int, seed: int = 0) -> dict[str, object]:
-    """How long each verdict took, asked one at a time from several threads."""
-    from dew.rewards.math import math_verdicts
-
-    math_verdicts([r"\boxed{x}"], ["x+1"])  # the processes are started once, not within a verdict
-
-    def one(case: tuple[str, str, str]) -> tuple[str, str, float]:
-        start = perf_counter()
-        (verdict,) = math_verdicts([case[1]], [case[2]], timeout=limit)
-        return case[0], verdict.status, perf_counter() - start
-
-    corpus = hostile(n, seed)
-    stalls, done = [0.0], Event()
-    watch = Thread(target=_watch, args=(stalls, done))
-    watch.start()
-    start = perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
-        results = list(pool.map(one, corpus))
-    done.set()
-    watch.join()
-    times = sorted(seconds for _, _, seconds in results)
-    return {
-        "strings": n,
-        "limit": limit,
-        "threads": threads,
-        "statuses": dict(Counter(status for _, status, _ in results)),
-        "timeouts by kind": dict(Counter(kind for kind, status, _ in results if status == "timeout")),
-        "median s": round(times[len(times) // 2], 4),
-        "99 % s": round(times[int(len(times) * 0.99)], 4),
-        "longest s": round(times[-1], 4),
-        "over limit + 1 s": sum(seconds > limit + 1 for seconds in times),
-        "longest stall of this process s": round(max(stalls), 4),
-        "total s": round(perf_counter() - start, 1),
-    }
-
-
-def _watch(stalls: list[float], done: Event) -> None:
-    """How long the machine lets this process wait for a processor, whatever is asked of it."""
-    while not done.is_set():
-        start = perf_counter()
-        sleep(0.02)
-        stalls.append(perf_counter() - start - 0.02)
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]), limit=float(sys.argv[2]), threads=4), indent=1))

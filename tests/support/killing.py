@@ -17,10 +17,8 @@ from pathlib import Path
 import trl_tiny as tiny
 
 SMALL = {
-    "model_name_or_path": "tiny",
-    "task": "countdown",
+    **tiny.COUNTDOWN,
     "problems": 10,
-    "algorithm": "gtpo",
     "max_steps": 6,
     "num_generations": 8,
     "per_device_train_batch_size": 16,
@@ -28,11 +26,6 @@ SMALL = {
     "gradient_accumulation_steps": 1,
     "learning_rate": 2e-4,
     "max_completion_length": 26,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "logging_steps": 1,
     "records_every": 1,
     "save_steps": 1,
     "save_total_limit": 2,
@@ -85,12 +78,11 @@ def while_renaming(part, count=1, after=False):
     inner, calls = os.replace, []
 
     def deadly(source, target, **kwargs):
-        if part in os.path.basename(target):
-            calls.append(1)
-            if len(calls) == count and not after:
-                die()
+        calls.extend([1] * (part in os.path.basename(target)))
+        if len(calls) == count and not after:
+            die()
         inner(source, target, **kwargs)
-        if part in os.path.basename(target) and len(calls) == count:
+        if len(calls) == count:
             die()
 
     os.replace = deadly

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dew.compare.grid import Cell
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord
 
@@ -247,7 +248,7 @@ def make_run(
         {
             "step": int(steps * 0.62),
             "alarm": "truncated",
-            "message": "31 % of the answers were cut off at the length limit for 10 steps.",
+            "message": "31% of the answers were cut off at the length limit for 10 steps.",
             "remedy": "Raise max_completion_length, or turn on the soft overlong punishment.",
             "value": 0.31,
             "threshold": 0.3,
@@ -280,43 +281,33 @@ def make_run(
 
 
 def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: int = 120, tasks: int = 1) -> Path:
-    """Write a synthetic study of `dew lab`: study.json and summary.md.
+    """Write a synthetic study of `dew lab`: a folder of runs.
 
     In every second task the arms are in reverse order of accuracy, and all but the baseline train at twice the rate.
     """
     rng = np.random.default_rng(0)
     names = [f"synthetic({k})" if k else "baseline" for k in range(arms)]
     labels = ["synthetic", *(f"synthetic-{j}" for j in range(1, tasks))]
-    runs = []
-    for (j, task), (k, arm) in product(enumerate(labels), enumerate(names)):
-        for seed in range(seeds):
-            height = 0.3 + 0.02 * k * (-1) ** j + 0.01 * float(np.sin(seed))
-            curve = (height * (1 - np.exp(-np.arange(generations) / 40)) + rng.normal(0, 0.01, generations)).tolist()
-            curves = {"accuracy": curve, "entropy": [1 - x for x in curve], "length": [20 + x for x in curve]}
-            curves |= {"flipped": [0.01] * generations, "signal": [0.8] * generations, "gradient": [0.1] * generations}
-            scores = {"area": float(np.mean(curve)), "final": curve[-1], "pass@1": curve[-1], "pass@k": curve[-1] + 0.3}
-            evaluations = [{"generation": generations, "pass@1": curve[-1], "pass@k": curve[-1] + 0.3}]
-            rate = 2e-4 if j % 2 and k else 1e-4
-            run = {"task": task, "arm": arm, "learning_rate": rate, "seed": seed, "algorithm": arm}
-            run |= {
-                "algorithm_settings": {"strength": k, "dynamic_sampling": not k},
-                "control": None,
-                "source": "",
-                "warm_start": "",
-            }
-            runs.append({**run, "scores": scores, "curves": curves, "evaluations": evaluations})
-    settings = {"group_size": 16, "width": 64, "depth": 2, "eval_problems": 256, "eval_k": 16}
-    content = {
-        "format": 1,
-        "settings": settings,
-        "arms": names,
-        "tasks": {task: {} for task in labels},
-        "versions": {},
-        "runs": runs,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.json").write_text(json.dumps(content))
-    (folder / "summary.md").write_text("## synthetic\n\n**Verdict** of a made-up study: nothing was trained.\n")
+    for (j, task), (k, arm), seed in product(enumerate(labels), enumerate(names), range(seeds)):
+        height = 0.3 + 0.02 * k * (-1) ** j + 0.01 * float(np.sin(seed))
+        curve = (height * (1 - np.exp(-np.arange(generations) / 40)) + rng.normal(0, 0.01, generations)).tolist()
+        lines = [
+            {"step": i + 1, "accuracy": x, "entropy": 1 - x, "length/mean": 20 + x, "credit/flipped_share": 0.01}
+            | {"groups/mixed_share": 0.8, "grad_norm": 0.1}
+            for i, x in enumerate(curve)
+        ]
+        last = {"pass@1": curve[-1], "pass@16": curve[-1] + 0.3}
+        lines[-1] |= {f"eval/{name}": x for name, x in last.items()}
+        scores = {"area": float(np.mean(curve)), "final": curve[-1], **last}
+        cell = Cell(arm, seed, task, learning_rate=2e-4 if j % 2 and k else 1e-4)
+        run = RunFolder(folder / cell.home)
+        algorithm = {"name": "synthetic" if k else "baseline", "settings": {"strength": k}}
+        run.write_run({**cell.facts(), "engine": "lab", "algorithm": algorithm, "status": "done"})
+        (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        values = {name: {"value": x} for name, x in scores.items()}
+        run.write_scores([{"when": "after", "task": task, "n_problems": 256, "k": 16, "scores": values}])
+    content = {"settings": {}, "arms": names, "sources": {}}
+    (folder / "grid.json").write_text(json.dumps(content))
     return folder
 
 

@@ -16,6 +16,9 @@ runs_trls_loss = pytest.mark.skipif(
     reason="TRL 1.15's own loss needs a GPU",
 )
 LETTERS = "0123456789abcdefghij+="
+ON_A_CPU = {"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+COUNTDOWN = {**ON_A_CPU, "model_name_or_path": "tiny", "task": "countdown", "algorithm": "gtpo", "logging_steps": 1}
+"""The settings of a run with the tiny model that comes with dew."""
 TIMES = ("time", "seconds", "tokens_per_second", "step_time")
 
 
@@ -36,19 +39,9 @@ def model(seed=0, **settings):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = {
-        "vocab_size": 3 + len(LETTERS),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": None,
-        "initializer_range": 0.2,
-    }
+    config = {"vocab_size": 3 + len(LETTERS), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "initializer_range": 0.2}
     return LlamaForCausalLM(LlamaConfig(**{**config, **settings}))
 
 
@@ -83,22 +76,9 @@ def lasting_metrics(folder):
 def config(output_dir, **settings):
     from dew.engines.trl import DewConfig
 
-    plain = {
-        "output_dir": str(output_dir),
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 6,
-        "max_steps": 2,
-        "learning_rate": 1e-3,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-    }
-    return DewConfig(**{**plain, **settings})
+    plain = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "max_steps": 2}
+    plain |= {"learning_rate": 1e-3, "save_strategy": "no", "logging_steps": 1, **ON_A_CPU}
+    return DewConfig(**{"output_dir": str(output_dir), **plain, **settings})
 
 
 def trainer(output_dir, rewards=has_a, data=None, policy=None, others=None, **settings):
@@ -128,13 +108,44 @@ def scripted(prompts, trainer, seed=0, longest=6):
     return {"prompt_ids": encode(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
 
-def rows(trainer, prompts_at_once=None):
+def ready(output_dir, rewards=outcome, others=None, **settings):
+    """A trainer as in the middle of a run, whose answers are scripted."""
+    others = {"rollout_func": scripted} if others is None else others
+    found = trainer(output_dir, rewards, others=others, **{"records_every": 0, **settings})
+    found.model.train()
+    found.current_gradient_accumulation_steps = 1
+    return found
+
+
+def rows(trainer):
     """What the data loader hands to one process: each prompt as often as it is answered."""
     size = trainer.num_generations
-    count = prompts_at_once or trainer.args.generation_batch_size // size
-    everything = [trainer.train_dataset[i] for i in range(count) for _ in range(size)]
+    everything = [
+        trainer.train_dataset[i] for i in range(trainer.args.generation_batch_size // size) for _ in range(size)
+    ]
     share = len(everything) // trainer.accelerator.num_processes
     return everything[trainer.accelerator.process_index * share :][:share]
+
+
+def generation(trainer):
+    """What the loss reads of one generation."""
+    return trainer._generate_and_score_completions(rows(trainer))
+
+
+def texts(trainer, batch):
+    return trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def move(model, distance):
+    """Add noise to the weights, so that the policy is no longer the one that sampled."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(distance * torch.randn_like(parameter))
 
 
 def in_children(function, count=1):
@@ -155,6 +166,20 @@ def in_children(function, count=1):
     for child in children:
         child.join()
     return [child.exitcode for child in children]
+
+
+def accelerate_launch(script):
+    """Run a script on two gloo processes with accelerate's launcher, which is torchrun."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    # --cpu would start one process and leave the others to MPI; --multi_gpu starts them all, here on gloo.
+    flags = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "trl"), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "accelerate.commands.launch", *flags, str(script)]
+    return subprocess.run(command, env=environment, timeout=600, capture_output=True, text=True, check=False)
 
 
 def _child(function, rank, count, port):

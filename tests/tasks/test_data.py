@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.tasks import task
+from dew.tasks.base import identity, key, overlap, without_overlap
 from dew.tasks.datasets import PRESETS, TEMPLATES, named, render
 from dew.tasks.files import columns, read_table
-from dew.tasks.overlap import identity, key, overlap, without_overlap
 
 SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data")
 ROWS = [{"problem": f"What is {i} plus {i + 1}, please?", "answer": 2 * i + 1, "level": i % 3} for i in range(100)]
@@ -53,17 +53,9 @@ def test_all_formats_give_the_same_rows(tmp_path):
 
 
 def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog):
-    good = {"problem": "How many?", "answer": "1"}
-    lines = [
-        good,
-        {"problem": "How much?"},
-        {"problem": " ", "answer": "2"},
-        {"problem": "When?", "answer": None},
-        [1, 2],
-        good,
-        {"problem": "Who?", "answer": "A"},
-        {"problem": "Who?", "answer": "B"},
-    ]
+    good, who = {"problem": "How many?", "answer": "1"}, [{"problem": "Who?", "answer": answer} for answer in "AB"]
+    empty = [{"problem": "How much?"}, {"problem": " ", "answer": "2"}, {"problem": "When?", "answer": None}]
+    lines = [good, *empty, [1, 2], good, *who]
     path = write(tmp_path / "bad.jsonl", lines)
     path.write_bytes(path.read_bytes() + b"{not json\n\xff\xfe\n\n")
     with caplog.at_level(logging.WARNING, "dew.tasks"):
@@ -230,11 +222,8 @@ def test_training_and_held_out_problems_are_disjoint(tmp_path):
 
 
 def test_overlap_ignores_spelling_but_not_numbers():
-    train = [
-        {"problem": r"Find $x$ if \frac{1}{2}x = 17.  "},
-        {"problem": "Find x if 1/2 x = 18."},
-        {"problem": "1+1?"},
-    ]
+    texts = (r"Find $x$ if \frac{1}{2}x = 17.  ", "Find x if 1/2 x = 18.", "1+1?")
+    train = [{"problem": text} for text in texts]
     test = [{"problem": r"find $ x $ if $\frac 12 x=17$"}, {"problem": "1+1?"}]
     assert overlap(train, test) == [(train[0], test[0])]  # "1+1?" is too short
     assert without_overlap(train, test) == (train[1:], 1)
@@ -256,10 +245,7 @@ def test_overlap_ignores_spelling_but_not_numbers():
         (lambda p: task(str(p / "text.parquet")).rows(1), "not a Parquet file"),
         (lambda p: task(str(p / "text.json")).rows(1), "not JSON"),
         (lambda p: task(str(p / "text.jsonl.gz")).rows(1), "cannot be read"),
-        (
-            lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1),
-            "empty: 0 problems, 1 unusable rows",
-        ),
+        (lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1), "empty: 0 problems, 1 unusable rows"),
         (lambda p: task(str(p / "empty.jsonl"), held_out="test"), "is one file, without splits"),
         (lambda p: task("a.csv").rows(1), r"a.csv: neither a folder, nor a file \(.jsonl"),
         (lambda p: task("nobody/nothing-at-all").rows(1), "'nobody/nothing-at-all' cannot be loaded"),

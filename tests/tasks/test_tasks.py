@@ -21,14 +21,8 @@ TASKS = [Countdown(), Chain(), *EASY.values()]
 
 def test_problems_never_change():
     # A change here invalidates every score ever measured on the held-out problems.
-    assert Countdown().rows(1, split="held_out") == [
-        {
-            "prompt": "13,4,8,4>21:",
-            "answer": "21",
-            "numbers": [13, 4, 8, 4],
-            "solution": "13-4=9;8+4=12;12+9=21",
-        }
-    ]
+    row = {"prompt": "13,4,8,4>21:", "answer": "21", "numbers": [13, 4, 8, 4], "solution": "13-4=9;8+4=12;12+9=21"}
+    assert Countdown().rows(1, split="held_out") == [row]
     (row,) = Chain().rows(1, split="held_out")
     assert row["prompt"] == "8;+50;-29;+3;*2;-6;+7;-29;+27;-20;+36;-54;*2;+44:"
     assert row["answer"] == "94"
@@ -50,11 +44,6 @@ def test_the_default_chain_is_long():
     assert min(lengths) >= 50 and max(lengths) <= 200
 
 
-def test_countdown_prompts_match_their_rows():
-    for row in Countdown().rows(50):
-        assert row["prompt"] == ",".join(map(str, row["numbers"])) + ">" + row["answer"] + ":"
-
-
 # Properties
 
 
@@ -70,16 +59,11 @@ def test_training_and_held_out_problems_are_disjoint(name: str, seed: int, other
 
 
 @settings(max_examples=20)
-@given(st.sampled_from(TASKS), st.integers(0, 99), st.integers(0, 20), st.integers(0, 20))
-def test_rows_are_reproducible_and_fewer_are_a_prefix(a_task, seed: int, n: int, more: int):
-    assert a_task.rows(n + more, seed=seed)[:n] == a_task.rows(n, seed=seed)
-
-
-@pytest.mark.parametrize("a_task", TASKS, ids=repr)
-def test_problems_are_distinct(a_task):
-    rows = a_task.rows(300)
-    assert len({row["prompt"] for row in rows}) == 300
-    assert a_task.rows(300, seed=1) != rows
+@given(st.sampled_from(TASKS), st.integers(0, 99), st.integers(0, 20), st.integers(2, 20))
+def test_rows_are_distinct_and_reproducible_and_fewer_are_a_prefix(a_task, seed: int, n: int, more: int):
+    rows = a_task.rows(n + more, seed=seed)
+    assert rows[:n] == a_task.rows(n, seed=seed) and rows != a_task.rows(n + more, seed=seed + 1)
+    assert len({row["prompt"] for row in rows}) == n + more
 
 
 def test_one_problem_in_eight_is_held_out():
@@ -92,6 +76,7 @@ def test_one_problem_in_eight_is_held_out():
 def test_countdown_respects_its_settings(numbers: int, largest: int, ceiling: int):
     for row in Countdown(numbers, largest, ceiling).rows(5):
         assert len(row["numbers"]) == numbers and max(row["numbers"]) <= largest
+        assert row["prompt"] == ",".join(map(str, row["numbers"])) + ">" + row["answer"] + ":"
         results = [int(step.split("=")[1]) for step in row["solution"].split(";")]
         assert len(results) == numbers - 1 and min(results) > 0 and max(results) <= ceiling
 

@@ -278,7 +278,7 @@ async def raises_later(completions, **_):
     ("reward", "advice"),
     [
         (raises, "raises failed: KeyError: 'answer'"),
-        (too_few, "too_few returned 1 rewards for 8 completions"),
+        (too_few, "too_few returned 1 rewards for 8 answers"),
         (words, "words returned str 'good'"),
         (raises_later, "raises_later failed: ZeroDivisionError"),
     ],

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.failures import explain, process_lost
+from dew.engines.trl.failures import explain
 from dew.engines.trl.launch import StopAtSignal
 from dew.errors import ConfigError, EngineError, RewardError
 from dew.run.folder import RunFolder
@@ -146,27 +144,25 @@ def test_the_launcher_names_the_killed_process_and_ends_the_others(victim, hang,
     """accelerate launch, which is torchrun: also where the survivor waits in a call that does not return."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os\nfrom pathlib import Path\nimport test_failures as here\n"
-        f"folder, rank = Path({str(tmp_path)!r}), int(os.environ['RANK'])\n"
+        "import os, pathlib, test_failures as here\n"
+        f"folder, rank = pathlib.Path({str(tmp_path)!r}), int(os.environ['RANK'])\n"
         "(folder / f'pid{rank}').write_text(str(os.getpid()))\n"
         f"here.run(folder, rank, victim={victim}, hang={hang})\n"
     )
-    settings = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, "-m", "accelerate.commands.launch", *settings, str(script)]
-    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True, check=False)
+    done = tiny.accelerate_launch(script)
     assert done.returncode != 0
     assert re.search(rf"rank\s*: {victim} ", done.stderr) and "-9" in done.stderr, done.stderr
     for rank in (0, 1):
         assert not is_running(int((tmp_path / f"pid{rank}").read_text()))
 
 
-def test_only_a_broken_connection_is_explained():
+def test_errors_from_outside_the_run_are_explained_and_no_others(tmp_path):
     gloo = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
     nccl = torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
     for error in (gloo, nccl):
-        assert "lost the connection" in str(process_lost(error, 0, 2))
-        assert process_lost(error, 0, 1) is None, "a single process has nobody to lose"
-    assert process_lost(RuntimeError("CUDA out of memory"), 0, 2) is None
-    assert explain(ConfigError("gloo"), "/", 0, 2) is None, "an error of dew needs no explanation"
+        assert "lost the connection" in str(explain(error, tmp_path, 0, 2))
+        assert explain(error, tmp_path, 0, 1) is None, "a single process has nobody to lose"
+    for words in ("No space left on device", "Disk quota exceeded", "I/O error: No space left on device (os error 28)"):
+        assert "disk is full" in str(explain(RuntimeError(words), tmp_path, 0, 1))
+    for error in (RuntimeError("CUDA out of memory"), OSError(13, "Permission denied"), ConfigError("gloo")):
+        assert explain(error, tmp_path, 0, 2) is None

@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import pytest
 import torch
+from accelerate import Accelerator
 from transformers import AutoTokenizer
 
 import trl_tiny as tiny
-from dew import DAPO
-from dew.engines.credit import Rows, give_credit
-from dew.engines.trl.guide import GuideAnswer, ModelGuide, RecordedGuide, ServerGuide
-from dew.engines.trl.loss import divisor, micro_batches, row_weights
+from dew import DAPO, GTPO
+from dew.engines.credit import give_credit
+from dew.engines.trl.guide import GuideAnswer, MixedPolicy, ModelGuide, RecordedGuide, ServerGuide
+from dew.engines.trl.loss import loss_part
 from dew.errors import ConfigError, EngineError
 from dew.run.folder import RunFolder
 from dew.tasks import TINY
@@ -36,15 +37,9 @@ class Always:
 
 
 def guided(folder, guide, rewards=tiny.has_a, **settings):
-    trainer = tiny.trainer(
-        folder,
-        rewards,
-        others={"guide": guide},
-        **{"algorithm": "dapo", "algorithm_kwargs": {"dynamic_sampling": False}, "guide_completions": 1, **settings},
-    )
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    return trainer
+    """A trainer whose answers are sampled, and the guide's added to them."""
+    plain = {"algorithm": "dapo", "algorithm_kwargs": {"dynamic_sampling": False}}
+    return tiny.ready(folder, rewards, others={"guide": guide}, **{**plain, **settings})
 
 
 # the group
@@ -55,13 +50,13 @@ def test_a_guide_that_gives_fewer_answers_than_it_was_asked_for_is_an_error(tmp_
     guide.answer = lambda *_: [guide.fixed]
     trainer = guided(tmp_path, guide, guide_completions=2)
     with pytest.raises(EngineError, match="guide: asked for 2 answers, got 1"):
-        trainer._generate_and_score_completions(tiny.rows(trainer))
+        tiny.generation(trainer)
 
 
 def test_guided_answers_come_last_in_the_group_and_count_in_its_baseline(tmp_path):
     trainer = guided(tmp_path, Always([A, EOS], [-0.5, -0.25]), guide_completions=2)
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
-    assert batch["author"].tolist() == [0, 0, 1, 1] * 2
+    batch = tiny.generation(trainer)
+    assert batch["guided"].tolist() == [False, False, True, True] * 2
     assert batch["completion_ids"][2, :2].tolist() == batch["completion_ids"][7, :2].tolist() == [A, EOS]
     assert batch["guide_logps"][2, :2].tolist() == [-0.5, -0.25]
     reward = (batch["verdict"] == 1).float().view(2, 4)
@@ -74,8 +69,7 @@ def test_accuracy_and_lengths_are_of_the_policys_answers(tmp_path):
     def only_the_guide(completions, **_):
         return [float(text == "a") for text in completions]
 
-    trainer = guided(tmp_path, Always([A, EOS]), only_the_guide, max_steps=2)
-    trainer.train()
+    guided(tmp_path, Always([A, EOS]), only_the_guide, max_steps=2).train()
     for line in RunFolder(tmp_path).metrics():
         assert line["accuracy"] < 0.2 and line["guide/accuracy"] == 1.0
         assert line["length/mean"] > 2
@@ -93,17 +87,8 @@ def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_pat
     def outcome(completions, **_):
         return [float(text == "ab") for text in completions]
 
-    trainer = guided(
-        tmp_path,
-        Always([A, B, EOS]),
-        outcome,
-        algorithm=algorithm,
-        algorithm_kwargs={},
-        max_steps=25,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-    )
-    trainer.train()
+    settings = {"max_steps": 25, "learning_rate": 1e-2, "lr_scheduler_type": "constant"}
+    guided(tmp_path, Always([A, B, EOS]), outcome, algorithm=algorithm, algorithm_kwargs={}, **settings).train()
     lines = RunFolder(tmp_path).metrics()
     assert lines[0]["accuracy"] == 0.0 and lines[0]["guide/rescued_share"] > 0
     assert max(line["accuracy"] for line in lines[-5:]) > 0.3
@@ -112,35 +97,44 @@ def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_pat
 # ratio and weight, worked by hand
 
 
+def policy(**settings):
+    """A mixed policy outside of a trainer."""
+    args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5)
+    return MixedPolicy(SimpleNamespace(algorithm=DAPO(**settings), args=args, accelerator=Accelerator(cpu=True)), None)
+
+
 def rows(correct, guided_rows, group=None):
     count = len(correct)
-    return Rows(
+    return SimpleNamespace(
         group=torch.tensor(group or [0] * count),
         mask=torch.ones(count, 2, dtype=torch.bool),
         outcome=torch.tensor(correct, dtype=torch.float32),
         extra=torch.zeros(count),
         entropy=torch.ones(count, 2),
-        guided=torch.tensor(guided_rows),
+        logp=None,
+        sum_sq=None,
+        filler=torch.zeros(count, dtype=torch.bool),
+        inputs={"guided": torch.tensor(guided_rows)},
     )
 
 
-def part(author, guide_logps, logp, weight=1.0, correction=None, advantage=1.0):
-    count = len(author)
+def part(guided_rows, guide_logps, logp, weight=1.0, correction=None, advantage=1.0):
+    count, logp = len(guided_rows), torch.as_tensor(logp)
     inputs = {
         "advantages": torch.full((count, 2), advantage),
         "completion_mask": torch.ones(count, 2),
-        "author": torch.tensor(author),
+        "guided": torch.tensor(guided_rows),
         "guide_logps": torch.tensor(guide_logps),
         "row_weight": torch.full((count,), weight),
     }
     if correction is not None:
         inputs["importance_sampling_ratio"] = torch.full((count, 1), correction)
-    return micro_batches(inputs, torch.as_tensor(logp), torch.ones(count, 2), clip_high=0.28)
+    return policy().parts(inputs, logp, loss_part(inputs, logp, torch.ones(count, 2)))
 
 
 def test_the_ratio_of_a_recorded_token_is_taken_against_the_guide():
     """log w = −1 − (−1.1) = 0.1: inside the clip, so the loss of A = 1 is −e^0.1 = −1.10517."""
-    logp, batch = part([0, 1], [[0.0, 0.0], [-1.1, -1.1]], [[-2.0, -2.0], [-1.0, -1.0]])["guide/"]
+    logp, batch = part([False, True], [[0.0, 0.0], [-1.1, -1.1]], [[-2.0, -2.0], [-1.0, -1.0]])["guide/"]
     loss, stats = DAPO().loss(logp, batch, torch.ones(2, 2), count=2)
     assert loss.item() == pytest.approx(-1.105171, rel=1e-5)
     assert stats["ratio/mean"].item() == pytest.approx(1.105171, rel=1e-5)
@@ -149,7 +143,7 @@ def test_the_ratio_of_a_recorded_token_is_taken_against_the_guide():
 def test_the_ratio_of_a_token_without_log_probability_is_shaped():
     """x = 0.4: x / (x + 0.1) = 0.8. Its slope in log x is x·0.1/(x+0.1)² = 0.16."""
     log_x = torch.tensor([[0.4, 0.4]]).log().requires_grad_()
-    logp, batch = part([2], [[0.0, 0.0]], log_x)["guide/"]
+    logp, batch = part([True], [[float("nan")] * 2], log_x)["guide/"]
     loss, _ = DAPO(clip_low=0.5).loss(logp, batch, torch.ones(1, 2), count=2)
     assert loss.item() == pytest.approx(-0.8, rel=1e-5)
     (slope,) = torch.autograd.grad(loss, log_x)
@@ -157,7 +151,7 @@ def test_the_ratio_of_a_token_without_log_probability_is_shaped():
 
 
 def test_own_and_guided_rows_are_separate_and_the_sampler_correction_is_for_own_rows():
-    parts = part([0, 1], [[0.0] * 2, [-1.0] * 2], [[-1.0] * 2] * 2, weight=0.5, correction=3.0)
+    parts = part([False, True], [[0.0] * 2, [-1.0] * 2], [[-1.0] * 2] * 2, weight=0.5, correction=3.0)
     own, others = parts[""][1], parts["guide/"][1]
     assert own.mask.tolist() == [[True, True], [False, False]]
     assert others.mask.tolist() == [[False, False], [True, True]]
@@ -170,33 +164,27 @@ def test_groups_that_only_the_guide_solved_are_a_batch_of_their_own():
     The first has 6 tokens too, so λ₀ = 0.5 stays 0.5; with one more own group of 6 tokens it becomes 0.5 · 12/6 = 1.
     """
     correct, who = [1, 0, 1, 0, 0, 1], [False, False, True] * 2
-    two = rows(correct, who, [0, 0, 0, 1, 1, 1])
-    credit = give_credit(DAPO(), two)
-    nobody = torch.zeros(6, dtype=torch.bool)
-    assert credit.failed.tolist() == [False] * 3 + [True] * 3
-    assert divisor(DAPO(), two, credit, nobody) == 6
-    args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5)
-    weights = row_weights(DAPO(), two, credit, 6, args)
-    assert weights.tolist() == [1.0, 1.0, 0.25, 0.5, 0.5, 0.5]
-
-    three = rows([*correct, 1, 0, 0], [*who, False, False, True], [0, 0, 0, 1, 1, 1, 2, 2, 2])
-    credit = give_credit(DAPO(), three)
-    nobody = torch.zeros(9, dtype=torch.bool)
-    assert divisor(DAPO(), three, credit, nobody) == 12
-    weights = row_weights(DAPO(), three, credit, 12, args)
-    assert weights.tolist() == [1.0, 1.0, 0.25, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25]
+    two, three = (
+        rows(correct, who, [0, 0, 0, 1, 1, 1]),
+        rows([*correct, 1, 0, 0], [*who, False, False, True], [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    )
+    assert policy().solved_alone(two).tolist() == [False] * 3 + [True] * 3
+    for batch, count, failed, last in ((two, 6, 0.5, []), (three, 12, 1.0, [1.0, 1.0, 0.25])):
+        alone = policy().solved_alone(batch)
+        columns, numbers = policy().weigh(batch, give_credit(DAPO(), batch, apart=alone), alone)
+        assert columns["divisor"] == count
+        assert columns["row_weight"].tolist() == [1.0, 1.0, 0.25, failed, failed, failed, *last]
+        assert numbers["guide/rescued_share"] == pytest.approx(3 / len(alone))
 
 
 def test_a_failed_group_does_not_affect_the_others():
     """scope="batch" compares across groups, but not with one that only the guide solved."""
-    from dew import GTPO
-
     alone = rows([1, 0, 1], [False, False, True])
     both = rows([1, 0, 1, 0, 0, 1], [False, False, True] * 2, [0, 0, 0, 1, 1, 1])
     algorithm = GTPO(scope="batch")
-    torch.testing.assert_close(
-        give_credit(algorithm, both).advantages[:3], give_credit(algorithm, alone).advantages, rtol=1e-6, atol=1e-6
-    )
+    expected = give_credit(algorithm, alone).advantages
+    found = give_credit(algorithm, both, apart=policy().solved_alone(both)).advantages[:3]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 # kinds of guides
@@ -207,7 +195,7 @@ def write(path, *lines):
     return str(path)
 
 
-def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
+def test_a_file_of_answers_with_and_without_log_probabilities(tmp_path):
     path = write(
         tmp_path / "g.jsonl",
         {"prompt": "0+0=", "completion": "ab"},
@@ -217,19 +205,15 @@ def test_a_file_of_completions_with_and_without_log_probabilities(tmp_path):
     guide = RecordedGuide(path, tiny.tokenizer(), limit=6)
     assert guide.count("0+0=", 5) == 2 and guide.count("never asked", 5) == 0
     assert guide.answer("0+0=", [], 2, turn=0) == [GuideAnswer([A, B, EOS]), GuideAnswer([A, EOS], [-1.0, -2.0])]
-    assert guide.answer("0+0=", [], 1, turn=1) == [GuideAnswer([A, EOS], [-1.0, -2.0])], (
-        "recorded answers are cycled through"
-    )
-    assert guide.answer("1+0=", [], 1, turn=0) == [GuideAnswer([A, B, EOS], [-1.0, -2.0, 0.0])], (
-        "the end counts as certain"
-    )
+    assert guide.answer("0+0=", [], 1, turn=1) == [GuideAnswer([A, EOS], [-1.0, -2.0])], "cycled through"
+    assert guide.answer("1+0=", [], 1, turn=0)[0].logps == [-1.0, -2.0, 0.0], "the end counts as certain"
 
 
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ('{"prompt": "a"}', "g.jsonl:1 is not a recorded completion"),
-        ("nonsense", "g.jsonl:1 is not a recorded completion"),
+        ('{"prompt": "a"}', "g.jsonl:1 is not a recorded answer"),
+        ("nonsense", "g.jsonl:1 is not a recorded answer"),
         ('{"prompt": "a", "completion": "ab", "logprobs": [1]}', "1 logprobs for 3 tokens"),
         ('{"prompt": "a", "completion": "a", "token_ids": [3, 999]}', "token id 999 is not in the policy's vocabulary"),
         ("", "is empty"),
@@ -260,19 +244,19 @@ def test_a_guide_that_does_not_exist_is_rejected(tmp_path):
 
 def test_prompts_missing_from_the_file_are_answered_by_the_policy_alone(tmp_path):
     path = write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})
-    trainer = tiny.trainer(tmp_path / "run", guide=path, guide_completions=2, algorithm="gtpo")
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
-    assert batch["author"].tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
+    batch = tiny.generation(tiny.ready(tmp_path / "run", others={}, guide=path, guide_completions=2))
+    assert batch["guided"].nonzero().tolist() == [[3]] and batch["guide_logps"][3].isnan().all()
 
 
 def test_a_model_as_guide():
-    """Its log-probabilities are those of its own logits at the sampling temperature."""
-    model = tiny.model(seed=1)
+    """It is sampled from its whole distribution, and its log-probabilities are those of its own logits."""
+    model, prompt = tiny.model(seed=1), [5, 6, 7]
+    model.generation_config.top_p = 1e-6  # as good as greedy
     guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=0.7, device="cpu")
     torch.manual_seed(0)
-    prompt = [5, 6, 7]
-    for answer in guide.answer("", prompt, 3, turn=0):
+    answers = guide.answer("", prompt, 8, turn=0)
+    assert len({tuple(answer.ids) for answer in answers}) > 1
+    for answer in answers:
         logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / 0.7
         expected = logits.log_softmax(-1)[range(len(answer.ids)), answer.ids]
         assert answer.logps == pytest.approx(expected.tolist(), abs=1e-4)
@@ -343,7 +327,7 @@ def test_a_server_of_another_kind_is_an_error_with_its_address(server, monkeypat
 def test_a_wrong_answer_of_the_guide_has_a_bounded_gradient():
     """π_θ = 0.5, π_φ = 1e-4: the ratio is 5,000. Clipped at 1.28, its loss is 1.28 and nothing flows back."""
     logp = torch.tensor([[0.5, 0.5]]).log().requires_grad_()
-    guide_logp, batch = part([1], torch.full((1, 2), 1e-4).log().tolist(), logp, advantage=-1.0)["guide/"]
+    guide_logp, batch = part([True], torch.full((1, 2), 1e-4).log().tolist(), logp, advantage=-1.0)["guide/"]
     loss, _ = DAPO().loss(guide_logp, batch, -torch.ones(1, 2), count=2)
     assert loss.item() == pytest.approx(1.28)
     assert torch.autograd.grad(loss, logp)[0].tolist() == [[0.0, 0.0]]
@@ -353,12 +337,8 @@ def test_dynamic_sampling_on_two_processes_keeps_groups_whole(tmp_path):
     """A round of 5 prompts x 4 answers would be 10 rows on each of 2 processes; 6 prompts are 12."""
 
     def run(rank):
-        trainer = guided(
-            tmp_path,
-            Always([A, EOS]),
-            algorithm_kwargs={"oversample": 1.25, "max_rounds": 1},
-            max_steps=1,
-        )
+        kwargs = {"oversample": 1.25, "max_rounds": 1}
+        trainer = guided(tmp_path, Always([A, EOS]), algorithm_kwargs=kwargs, max_steps=1)
         inner, counts = trainer._generate, []
         trainer._generate = lambda prompts: counts.append(len(prompts)) or inner(prompts)
         trainer.train()
@@ -378,15 +358,7 @@ def test_columns_of_a_rollout_function_stay_with_their_rows(tmp_path):
         seen.append(place)
         return [float("a" in text) for text in completions]
 
-    trainer = tiny.trainer(
-        tmp_path,
-        outcome,
-        others={"guide": Always([A, EOS]), "rollout_func": rollout},
-        algorithm="grpo",
-        guide_completions=1,
-    )
-    trainer.model.train()
-    trainer._generate_and_score_completions(tiny.rows(trainer))
+    tiny.generation(tiny.ready(tmp_path, outcome, others={"guide": Always([A, EOS]), "rollout_func": rollout}))
     assert seen == [[0, 1, 2, None, 3, 4, 5, None]]
 
 
@@ -395,11 +367,3 @@ def test_a_guide_given_as_an_object_is_checked_like_a_named_one(tmp_path):
         guided(tmp_path, Always([A, EOS]), guide_completions=4)
     with pytest.raises(ConfigError, match="guide with kl_coef"):
         guided(tmp_path, Always([A, EOS]), algorithm="grpo", algorithm_kwargs={"kl_coef": 0.1})
-
-
-def test_a_model_with_sampling_defaults_of_its_own_is_sampled_from_its_whole_distribution():
-    model = tiny.model(seed=1)
-    model.generation_config.top_p = 1e-6  # as good as greedy
-    guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=1.0, device="cpu")
-    torch.manual_seed(0)
-    assert len({tuple(answer.ids) for answer in guide.answer("", [5, 6, 7], 8, turn=0)}) > 1

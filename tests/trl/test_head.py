@@ -1,6 +1,6 @@
 """dew's operator inside TRL's forward gives what the logits give."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
 import trl_tiny as tiny
-from dew.engines.trl.compat import FUSED_HEAD
-from dew.engines.trl.loss import exact_head, exact_head_supported
+from dew import GTPO
+from dew.engines.compat import FUSED_HEAD
+from dew.engines.trl.loss import exact_head, uses_exact_head
 
 
 def model(**settings):
@@ -37,6 +38,14 @@ def from_logits(net, ids, labels, temperature):
     return torch.where(mask, chosen, 0), torch.where(mask, -(logp.exp() * logp).sum(-1), 0)
 
 
+def fused(net, head=None, temperature=1.0):
+    """By TRL's forward, with dew's operator unless another head is given."""
+    ids, labels = batch()
+    add_fused_lm_head(net, temperature=temperature, outputs=("log_probs", "entropy"))
+    with head or exact_head():
+        return net(ids, labels=labels, fused_lm_head=True)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("tied", [True, False])
 def test_values_and_gradients_are_those_of_the_logits(temperature, tied):
@@ -46,9 +55,7 @@ def test_values_and_gradients_are_those_of_the_logits(temperature, tied):
     expected[0].sum().backward()
     gradients = {name: p.grad.clone() for name, p in net.named_parameters()}
     net.zero_grad()
-    add_fused_lm_head(net, temperature=temperature, outputs=("log_probs", "entropy"))
-    with exact_head():
-        out = net(ids, labels=labels, fused_lm_head=True)
+    out = fused(net, temperature=temperature)
     torch.testing.assert_close(out.log_probs, expected[0])
     torch.testing.assert_close(out.entropy, expected[1])
     out.log_probs.sum().backward()
@@ -59,11 +66,7 @@ def test_values_and_gradients_are_those_of_the_logits(temperature, tied):
 @tiny.runs_trls_loss
 def test_a_scaled_head_is_scaled():
     net = model(logit_scale=0.25)
-    ids, labels = batch()
-    add_fused_lm_head(net, outputs=("log_probs", "entropy"))
-    theirs = net(ids, labels=labels, fused_lm_head=True)
-    with exact_head():
-        ours = net(ids, labels=labels, fused_lm_head=True)
+    theirs, ours = fused(net, nullcontext()), fused(net)
     torch.testing.assert_close(ours.log_probs, theirs.log_probs)
     torch.testing.assert_close(ours.entropy, theirs.entropy)
 
@@ -86,9 +89,7 @@ def test_a_head_that_zero_3_partitions_is_gathered_again_in_the_backward_pass(mo
         weight.data = torch.empty(0)
 
     monkeypatch.setattr(utils, "maybe_gather_lm_head_ctx", gather)
-    add_fused_lm_head(net, outputs=("log_probs", "entropy"))
-    with exact_head():
-        out = net(ids, labels=labels, fused_lm_head=True)
+    out = fused(net)
     assert weight.numel() == 0 and len(gathered) == 1
     (gradient,) = torch.autograd.grad(out.log_probs.sum(), weight)
     assert weight.numel() == 0 and len(gathered) == 2
@@ -105,7 +106,7 @@ def test_trls_head_is_restored_after_an_error():
 
 def test_a_head_that_is_not_linear_is_logged(caplog):
     net = model()
-    assert exact_head_supported(net)
+    assert uses_exact_head(True, net, GTPO())
     net.lm_head = torch.nn.Sequential(net.lm_head)
-    assert not exact_head_supported(net)
+    assert not uses_exact_head(True, net, GTPO())
     assert "TRL's head" in caplog.text and "not a plain nn.Linear" in caplog.text

@@ -8,6 +8,7 @@ does not learn stays where it was.
 import pytest
 from datasets import Dataset
 
+import trl_tiny as tiny
 from dew.compare import evaluate
 from dew.engines.trl import DewConfig, DewTrainer
 from dew.rewards import verifier
@@ -35,13 +36,9 @@ def test_countdown_gets_clearly_better(algorithm, tmp_path):
         steps_per_generation=4,
         max_steps=120,
         max_completion_length=40,
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
         logging_steps=20,
         save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **tiny.ON_A_CPU,
     )
     data = Dataset.from_list(task("countdown").rows(4096))
     trainer = DewTrainer(model_folder("tiny"), verifier("countdown"), args, data)

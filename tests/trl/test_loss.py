@@ -37,10 +37,7 @@ SHARED = {
     "num_iterations": 2,  # so that TRL keeps the old log-probabilities
     "num_generations": 4,
     "max_completion_length": 6,
-    "bf16": False,
-    "use_cpu": True,
-    "gradient_checkpointing": False,
-    "report_to": "none",
+    **tiny.ON_A_CPU,
 }
 VARIANTS = {
     "plain": ({}, [outcome]),
@@ -51,63 +48,42 @@ VARIANTS = {
 }
 
 
-def twins(algorithm, folder, settings, rewards, kl=0.0):
+def twins(folder, rewards, settings, ours, theirs):
+    """The same run by dew and by TRL."""
     from trl import GRPOConfig, GRPOTrainer
 
-    policy = tiny.model()
-    policy.save_pretrained(folder / "policy")
+    tiny.model().save_pretrained(folder / "policy")
     tiny.tokenizer().save_pretrained(folder / "policy")
     others = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer(), "rollout_func": tiny.scripted}
-    start = str(folder / "policy")
-    kwargs = OUR_SETTINGS.get(algorithm, {})
-    ours = DewTrainer(
-        start,
-        rewards,
-        DewConfig(
-            str(folder / "ours"),
-            algorithm=algorithm,
-            algorithm_kwargs={**kwargs, "kl_coef": kl},
-            outcome_reward=rewards[0].__name__,
-            model_init_kwargs={"dtype": "float32"},
-            **SHARED,
-            **settings,
-        ),
-        **others,
+    start, both = str(folder / "policy"), {"model_init_kwargs": {"dtype": "float32"}, **SHARED, **settings}
+    if ours["algorithm"] != "trl":
+        ours = {**ours, "outcome_reward": rewards[0].__name__}
+    return (
+        DewTrainer(start, rewards, DewConfig(str(folder / "ours"), **ours, **both), **others),
+        GRPOTrainer(start, list(rewards), GRPOConfig(str(folder / "theirs"), **theirs, **both), **others),
     )
-    theirs = GRPOTrainer(
-        start,
-        list(rewards),
-        GRPOConfig(
-            str(folder / "theirs"),
-            beta=kl,
-            use_bias_correction_kl=False,
-            model_init_kwargs={"dtype": "float32"},
-            **TRL_TWINS[algorithm],
-            **SHARED,
-            **settings,
-        ),
-        **others,
-    )
-    return ours, theirs
 
 
-def losses_and_gradient(trainer, moved):
+def same_update(ours, theirs, distance):
     """The micro-batches' losses, and the gradient that they sum to, once the policy has moved from the sampling one."""
     from trl.trainer.utils import split_tensor_dict
 
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 2
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.add_(moved * torch.randn_like(parameter))
-    losses = []
-    for part in split_tensor_dict(batch, trainer.args.steps_per_generation)[:2]:  # one optimizer step
-        loss = trainer._compute_loss(trainer.model, part)
-        loss.backward()
-        losses.append(loss.item())
-    return torch.tensor(losses), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    found = []
+    for trainer in (ours, theirs):
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 2
+        batch = tiny.generation(trainer)
+        tiny.move(trainer.model, distance)
+        losses = []
+        for part in split_tensor_dict(batch, trainer.args.steps_per_generation)[:2]:  # one optimizer step
+            loss = trainer._compute_loss(trainer.model, part)
+            loss.backward()
+            losses.append(loss.item())
+        found.append((torch.tensor(losses), tiny.gradient(trainer.model)))
+    assert found[1][1].abs().max() > 1e-3, "a batch without gradient proves nothing"
+    (loss, gradient), (expected_loss, expected_gradient) = found
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
 def by_default(algorithm, variant):
@@ -127,22 +103,15 @@ def by_default(algorithm, variant):
 )
 def test_the_loss_and_its_gradient_are_those_of_trl(algorithm, variant, tmp_path):
     settings, rewards = VARIANTS[variant]
-    ours, theirs = twins(algorithm, tmp_path, settings, rewards)
-    moved = 1e-3 if algorithm == "gspo" else 0.03
-    loss, gradient = losses_and_gradient(ours, moved)
-    expected_loss, expected_gradient = losses_and_gradient(theirs, moved)
-    assert expected_gradient.abs().max() > 1e-3, "a batch without gradient proves nothing"
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
+    ours, theirs = {"algorithm": algorithm, "algorithm_kwargs": OUR_SETTINGS.get(algorithm, {})}, TRL_TWINS[algorithm]
+    same_update(*twins(tmp_path, rewards, settings, ours, theirs), 1e-3 if algorithm == "gspo" else 0.03)
 
 
 @tiny.runs_trls_loss
 def test_the_kl_term_is_that_of_trl(tmp_path):
-    ours, theirs = twins("grpo", tmp_path, {}, [outcome], kl=0.5)
-    loss, gradient = losses_and_gradient(ours, 0.03)
-    expected_loss, expected_gradient = losses_and_gradient(theirs, 0.03)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
+    ours = {"algorithm": "grpo", "algorithm_kwargs": {"kl_coef": 0.5}}
+    theirs = {**TRL_TWINS["grpo"], "beta": 0.5, "use_bias_correction_kl": False}
+    same_update(*twins(tmp_path, [outcome], {}, ours, theirs), 0.03)
 
 
 AS_IN_TRL = {
@@ -160,41 +129,26 @@ AS_IN_TRL = {
 @pytest.mark.parametrize("name", AS_IN_TRL)
 def test_the_algorithm_trl_is_the_users_trl_run(name, tmp_path):
     """Every setting of GRPOConfig, as it is; several rewards need no outcome_reward."""
-    from trl import GRPOConfig, GRPOTrainer
-
-    tiny.model().save_pretrained(tmp_path / "policy")
-    tiny.tokenizer().save_pretrained(tmp_path / "policy")
-    others = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer(), "rollout_func": tiny.scripted}
-    settings = {"model_init_kwargs": {"dtype": "float32"}, **SHARED, **AS_IN_TRL[name]}
-    start, rewards = str(tmp_path / "policy"), [outcome, length]
-    ours = DewTrainer(start, rewards, DewConfig(str(tmp_path / "a"), algorithm="trl", **settings), **others)
-    theirs = GRPOTrainer(start, list(rewards), GRPOConfig(str(tmp_path / "b"), **settings), **others)
-    loss, gradient = losses_and_gradient(ours, 0.03)
-    expected_loss, expected_gradient = losses_and_gradient(theirs, 0.03)
-    assert expected_gradient.abs().max() > 1e-3, "a batch without gradient proves nothing"
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
+    given = AS_IN_TRL[name]
+    same_update(*twins(tmp_path, [outcome, length], {}, {"algorithm": "trl", **given}, given), 0.03)
 
 
 def gradient_of(folder, algorithm, per_device, accumulation):
-    trainer = tiny.trainer(
+    trainer = tiny.ready(
         folder,
-        outcome,
         policy=copy.deepcopy(POLICY),
-        others={"rollout_func": tiny.scripted},
         algorithm=algorithm,
         algorithm_kwargs={"dynamic_sampling": False} if algorithm == "dapo" else {},
         per_device_train_batch_size=per_device,
         gradient_accumulation_steps=accumulation,
         num_generations=16,
     )
-    trainer.model.train()
     trainer.current_gradient_accumulation_steps = accumulation
     for micro in range(accumulation):
         trainer._step = micro
         part = trainer._prepare_inputs(tiny.rows(trainer))
         trainer._compute_loss(trainer.model, part).backward()
-    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    return tiny.gradient(trainer.model)
 
 
 POLICY = tiny.model()
@@ -212,15 +166,10 @@ def test_one_by_sixty_four_is_sixty_four_by_one(algorithm, tmp_path):
 
 def test_grpo_s_trains_with_the_arithmetic_ratio_when_it_is_off_policy(tmp_path):
     """ŵᵢ = meanₜ wᵢₜ, worked out from the log-probabilities before and after the policy has moved."""
-    trainer = tiny.trainer(
-        tmp_path, outcome, others={"rollout_func": tiny.scripted}, algorithm="grpo_s", num_iterations=2
-    )
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    trainer = tiny.ready(tmp_path, algorithm="grpo_s", num_iterations=2)
+    batch = tiny.generation(trainer)
+    tiny.move(trainer.model, 0.02)
     with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
         logp, _, _ = trainer._forward(trainer.model, batch)
     loss = trainer._compute_loss(trainer.model, batch).item()
     expected = []
@@ -232,20 +181,14 @@ def test_grpo_s_trains_with_the_arithmetic_ratio_when_it_is_off_policy(tmp_path)
 
 
 def test_the_samplers_correction_multiplies_the_surrogate(tmp_path):
-    """vLLM's importance-sampling ratio: with 2 on every token the loss and its gradient double."""
-    trainer = tiny.trainer(tmp_path, outcome, others={"rollout_func": tiny.scripted}, num_iterations=2)
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
-    plain = gradient_on(trainer, batch)
-    assert plain.norm() > 0.1
-    for width in (1, batch["completion_ids"].size(1)):
-        ratio = torch.full((len(batch["completion_ids"]), width), 2.0)
-        doubled = gradient_on(trainer, {**batch, "importance_sampling_ratio": ratio})
-        torch.testing.assert_close(doubled, 2 * plain, rtol=1e-4, atol=1e-6)
-
-
-def gradient_on(trainer, batch):
-    trainer.model.zero_grad()
-    trainer._compute_loss(trainer.model, batch).backward()
-    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    """vLLM's importance-sampling ratio: with 2 on every token the gradient doubles."""
+    trainer = tiny.ready(tmp_path, num_iterations=2)
+    batch, gradients = tiny.generation(trainer), []
+    for width in (None, 1, batch["completion_ids"].size(1)):
+        ratio = None if width is None else torch.full((len(batch["completion_ids"]), width), 2.0)
+        trainer.model.zero_grad()
+        trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio}).backward()
+        gradients.append(tiny.gradient(trainer.model))
+    assert gradients[0].norm() > 0.1
+    for doubled in gradients[1:]:
+        torch.testing.assert_close(doubled, 2 * gradients[0], rtol=1e-4, atol=1e-6)

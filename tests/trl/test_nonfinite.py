@@ -1,14 +1,15 @@
 """An infinity or a NaN, wherever it comes from: the step is skipped and counted, the third in a row stops the run."""
 
 import math
-from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.nonfinite import ENTROPY, LOGITS, NonFinite, nonfinite_rows
+from dew.engines.trl import rollout
+from dew.engines.trl.failures import ENTROPY, LOGITS, NonFinite, nonfinite_rows
 from dew.engines.trl.rewards import checked
 from dew.errors import EngineError
 from dew.run.folder import RunFolder
@@ -40,100 +41,98 @@ class Weights(TrainerCallback):
 # Where a value that is not finite enters, in which steps.
 
 
-def in_reward(trainer, steps, value):
+def replacing(owner, name, change):
+    """Pass what a method returns through `change`."""
+    inner = getattr(owner, name)
+    object.__setattr__(owner, name, lambda *args, **kwargs: change(inner(*args, **kwargs)))
+
+
+def in_reward(trainer, due, value):
     inner = trainer.reward_funcs[0]
 
-    def has_mixed(completions, trainer_state, **columns):
-        values = inner(completions=completions, trainer_state=trainer_state, **columns)
-        return [value, *values[1:]] if trainer_state.global_step + 1 in steps else values
+    def spoiled(completions, **columns):
+        values = inner(completions=completions, **columns)
+        return [value, *values[1:]] if due() else values
 
-    trainer.reward_funcs[0] = checked(has_mixed)
+    trainer.reward_funcs[0] = checked(spoiled)
 
 
 def in_scoring(place):
     """While the sampling policy is scored."""
 
-    def enter(trainer, steps, value):
+    def enter(trainer, due, value):
+        def spoil(found):
+            if due() and not torch.is_grad_enabled():
+                found[place][0, 0] = value
+            return found
+
         trainer._captured_sampling._exact = False  # a scoring pass in every generation
-        inner = trainer._get_per_token_logps_and_entropies
-
-        def scored(model, *args, **kwargs):
-            logp, entropy, aux = inner(model, *args, **kwargs)
-            if trainer.state.global_step + 1 in steps and not torch.is_grad_enabled():
-                (logp if place == "logits" else entropy)[0, 0] = value
-            return logp, entropy, aux
-
-        trainer._get_per_token_logps_and_entropies = scored
+        replacing(trainer, "_get_per_token_logps_and_entropies", spoil)
 
     return enter
 
 
-def in_sampling(trainer, steps, value):
+def in_sampling(trainer, due, value):
     """In the entropies that the sampler returns with its tokens."""
-    inner = trainer._captured_sampling.generate
+    with mock.patch.object(rollout, "refusal", lambda model: None):
+        trainer.sampling_model()
 
-    def generate(prompts):
-        ids, logp, entropy = inner(prompts)
-        if trainer.state.global_step + 1 in steps:
-            entropy[0][0] = value
-        return ids, logp, entropy
+    def spoil(found):
+        if due():
+            found[2][0][0] = value
+        return found
 
-    trainer._captured_sampling.generate = generate
+    replacing(trainer._captured_sampling, "generate", spoil)
 
 
 def in_update(place):
     """In the pass that trains, in one micro-batch of several."""
 
-    def enter(trainer, steps, value):
-        inner, calls = trainer._get_per_token_logps_and_entropies, []
+    def enter(trainer, due, value):
+        calls = []
 
-        def scored(model, *args, **kwargs):
-            logp, entropy, aux = inner(model, *args, **kwargs)
-            if trainer.state.global_step + 1 in steps and torch.is_grad_enabled():
-                calls.append(1)
-                if len(calls) % trainer.args.gradient_accumulation_steps == 0:
-                    bad = torch.zeros_like(logp)
-                    bad[0, 0] = value
-                    logp, entropy = (logp + bad, entropy) if place == "logits" else (logp, entropy + bad)
-            return logp, entropy, aux
+        def spoil(found):
+            if not (due() and torch.is_grad_enabled()):
+                return found
+            calls.append(1)
+            bad = torch.zeros_like(found[0])
+            bad[0, 0] = value if len(calls) % trainer.args.gradient_accumulation_steps == 0 else 0
+            return (*(x + bad if i == place else x for i, x in enumerate(found[:2])), found[2])
 
-        trainer._get_per_token_logps_and_entropies = scored
+        replacing(trainer, "_get_per_token_logps_and_entropies", spoil)
 
     return enter
 
 
-def in_advantages(trainer, steps, value):
-    inner = trainer.algorithm.advantages
-
-    def advantages(rollouts):
-        found = inner(rollouts).clone()
-        if trainer.state.global_step + 1 in steps:
-            found[0, 0, 0] = value
+def in_advantages(trainer, due, value):
+    def spoil(found):
+        found = found.clone()
+        found[0, 0, 0] = value if due() else found[0, 0, 0]
         return found
 
-    object.__setattr__(trainer.algorithm, "advantages", advantages)
+    replacing(trainer.algorithm, "advantages", spoil)
 
 
-def in_gradient(trainer, steps, value):
-    def spoil(gradient):
-        return gradient * value if trainer.state.global_step + 1 in steps else gradient
-
-    next(iter(trainer.model.parameters())).register_hook(spoil)
+def in_gradient(trainer, due, value):
+    next(iter(trainer.model.parameters())).register_hook(lambda gradient: gradient * value if due() else gradient)
 
 
 def some(cases, default):
     """All of them among the slow tests; a few in every run."""
-    return [pytest.param(case, marks=[] if case in default else pytest.mark.slow) for case in cases]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[] if case in default else pytest.mark.slow)
+        for case in cases
+    ]
 
 
 ENTRIES = {
     "reward": in_reward,
-    "logits, scored": in_scoring("logits"),
-    "entropy, scored": in_scoring("entropy"),
+    "logits, scored": in_scoring(0),
+    "entropy, scored": in_scoring(1),
     "entropy, scored in sampling": in_sampling,
     "advantages": in_advantages,
-    "logits, trained": in_update("logits"),
-    "entropy, trained": in_update("entropy"),
+    "logits, trained": in_update(0),
+    "entropy, trained": in_update(1),
     "gradient": in_gradient,
 }
 
@@ -141,7 +140,7 @@ ENTRIES = {
 def broken(folder, entry, steps, value=NAN, **settings):
     plain = {"max_steps": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "records_every": 1}
     trainer = tiny.trainer(folder, has_mixed, **{**plain, **settings})
-    ENTRIES[entry](trainer, steps, value)
+    ENTRIES[entry](trainer, lambda: trainer.state.global_step + 1 in steps, value)
     weights = Weights()
     trainer.add_callback(weights)
     return trainer, weights
@@ -151,11 +150,14 @@ def has_mixed(completions, **_):
     return [float(i % 2) for i, _ in enumerate(completions)]
 
 
-@pytest.mark.parametrize(
-    "entry", some(ENTRIES, ["reward", "entropy, scored in sampling", "logits, trained", "gradient"])
-)
-def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path):
-    trainer, weights = broken(tmp_path, entry, {2}, logging_steps=3)
+INFINITE = [("reward", 1e39), ("gradient", 1e39), *((e, x) for e in ("reward", "gradient") for x in (INF, -INF))]
+"""1e39 is none in float32, which rewards and gradients are."""
+DEFAULT = [(e, NAN) for e in ("reward", "entropy, scored in sampling", "logits, trained", "gradient")] + INFINITE[:2]
+
+
+@pytest.mark.parametrize(("entry", "value"), some([*((e, NAN) for e in ENTRIES), *INFINITE], DEFAULT))
+def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, value, tmp_path):
+    trainer, weights = broken(tmp_path, entry, {2}, value=value, logging_steps=3)
     trainer.train()
     assert weights.moved() == [True, False, True, True]
     assert weights.counts == [1, 1, 2, 3]
@@ -164,15 +166,6 @@ def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, tmp_path
     assert all(x is not None for line in metrics for x in line.values())  # null is how a NaN would be written
     assert [alarm["step"] for alarm in RunFolder(tmp_path).alarms() if alarm["alarm"] == "skipped"] == [2]
     assert all(math.isfinite(x) for log in trainer.state.log_history for x in log.values() if isinstance(x, float))
-
-
-@pytest.mark.parametrize("value", some([INF, -INF, 1e39], [1e39]))
-@pytest.mark.parametrize("entry", ["reward", "gradient"])
-def test_infinity_counts_as_nan(entry, value, tmp_path):
-    """1e39 is none in float32, which rewards and gradients are."""
-    trainer, weights = broken(tmp_path, entry, {2}, value=value)
-    trainer.train()
-    assert weights.moved() == [True, False, True, True]
 
 
 @pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "entropy, scored", "advantages", "gradient"]))
@@ -189,7 +182,7 @@ def test_three_in_a_row_stop_the_run_and_report_where(entry, tmp_path):
 
 
 def test_a_good_step_resets_the_count(tmp_path):
-    trainer, weights = broken(tmp_path, "gradient", {1, 2, 4, 5}, max_steps=6)
+    trainer, weights = broken(tmp_path, "gradient", {1, 2, 4, 5}, max_steps=6, bf16=True)
     trainer.train()
     assert weights.moved() == [False, False, True, False, False, True]
 
@@ -235,14 +228,6 @@ def test_with_dynamic_sampling_only_the_groups_that_train_count(prompts, skipped
     assert metrics["groups/kept"] == 2 * (1 - skipped) and metrics["groups/dropped"] > 0
 
 
-@contextmanager
-def leaving(path):
-    try:
-        yield
-    except EngineError as error:
-        path.write_text(str(error))
-
-
 @pytest.mark.parametrize(
     "entry", some(["reward", "logits, scored", "entropy, trained", "gradient"], ["entropy, trained"])
 )
@@ -250,23 +235,15 @@ def test_two_processes_skip_together(entry, tmp_path):
     """Only the second one has the value; both skip the step, and both stop at the third."""
 
     def run(rank):
-        trainer = tiny.trainer(
-            tmp_path, has_mixed, max_steps=8, per_device_train_batch_size=4, gradient_accumulation_steps=2
-        )
-        if rank == 1:
-            ENTRIES[entry](trainer, {2, 4, 5, 6}, NAN)
-        weights = Weights()
-        trainer.add_callback(weights)
-        with leaving(tmp_path / f"error{rank}"):
+        trainer, weights = broken(tmp_path, entry, {2, 4, 5, 6} if rank == 1 else set(), max_steps=8, records_every=0)
+        with pytest.raises(EngineError) as error:
             trainer.train()
-        torch.save((weights.seen[-1], weights.moved()), tmp_path / f"rank{rank}.pt")
+        torch.save((weights.seen[-1], weights.moved(), str(error.value)), tmp_path / f"rank{rank}.pt")
 
     assert tiny.in_children(run, count=2) == [0, 0]
-    (first, moved), (second, moved_too) = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
-    assert moved == moved_too == [True, False, True, False, False]
-    assert torch.equal(first, second)
-    assert "step 6, " in (tmp_path / "error0").read_text()
-    assert (tmp_path / "error0").read_text() == (tmp_path / "error1").read_text()
+    (first, moved, said), (second, *same) = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert [moved, said] == same and torch.equal(first, second)
+    assert moved == [True, False, True, False, False] and "step 6, " in said
 
 
 def test_nan_weights_do_not_break_sampling(tmp_path):
@@ -349,12 +326,6 @@ def test_every_dtype_trains(kind, algorithm, tmp_path):
     assert weights.seen[0].dtype == getattr(torch, kind)
     assert weights.moved() == [True, True] and weights.seen[-1].isfinite().all()
     assert [line["steps/skipped"] for line in RunFolder(tmp_path).metrics()] == [0, 0]
-
-
-def test_mixed_precision_in_bf16(tmp_path):
-    trainer, weights = broken(tmp_path, "gradient", {2}, bf16=True)
-    trainer.train()
-    assert weights.moved() == [True, False, True, True]
 
 
 # ── units ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -55,20 +55,11 @@ def first_token(algorithm_registry, tmp_path, monkeypatch):
     del sys.modules["my_algorithms"]
 
 
-def trainer_for(folder, **settings):
-    scripted = {"rollout_func": tiny.scripted}
-    trainer = tiny.trainer(folder, tiny.outcome, others=scripted, algorithm="first_token", records_every=0, **settings)
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    return trainer
-
-
 def test_its_advantages_and_loss_are_those_of_the_class(first_token, tmp_path):
-    trainer = trainer_for(tmp_path / "run", algorithm_kwargs={"gain": 3.0})
+    trainer = tiny.ready(tmp_path / "run", algorithm="first_token", algorithm_kwargs={"gain": 3.0})
     assert isinstance(trainer.algorithm, first_token) and trainer.args.scale_rewards == "none"
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
-    texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
-    reward = torch.tensor(tiny.outcome(texts)).view(-1, 4)
+    batch = tiny.generation(trainer)
+    reward = torch.tensor(tiny.outcome(tiny.texts(trainer, batch))).view(-1, 4)
     others = (reward.sum(1, keepdim=True) - reward) / 3
     assert torch.allclose(batch["advantages"][:, 0], 3 * (reward - others).flatten())
     assert batch["advantages"][:, 0].abs().max() > 0.5 and not batch["advantages"][:, 1:].any()

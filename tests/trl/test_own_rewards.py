@@ -1,17 +1,11 @@
 """A reward function given by path in a training run: a batch that hangs is left out, and the run continues or stops."""
 
-import logging
-
 import pytest
-from datasets import Dataset
 
 import trl_tiny
-from dew.engines.trl.rewards import warn_early
 from dew.errors import RewardError
-from dew.rewards import verifier
 from dew.rewards.user_function import load_reward
 from dew.run.folder import RunFolder
-from dew.tasks import task
 
 MINE = """
 import os, time
@@ -49,13 +43,3 @@ def test_a_reward_that_always_hangs_stops_the_run(mine, tmp_path):
         RewardError, match=r"The reward never: its process did not answer within 0.5 s.*3 failed batches in a row"
     ):
         trainer.train()
-
-
-def test_gold_answers_that_nothing_matches_are_warned_about_and_those_of_a_game_are_not(tmp_path, caplog):
-    args = trl_tiny.config(tmp_path)
-    with caplog.at_level(logging.WARNING, logger="dew"):
-        warn_early(args, [verifier("chain")], Dataset.from_list(task("chain").rows(4)), 0)
-        assert not caplog.text  # an answer of chain is a list of steps, not a box
-        rows = Dataset.from_list([{"prompt": str(i), "answer": "\\frac{"} for i in range(4)])
-        warn_early(args, [verifier("math")], rows, 0)
-    assert "math accepts none of the first 4 gold answers" in caplog.text

@@ -5,7 +5,7 @@ import torch
 from datasets import Dataset
 
 import trl_tiny as tiny
-from dew.engines.trl import padding
+from dew.engines.trl import loss
 from trl_tiny import outcome
 
 DATA = Dataset.from_list([{"prompt": "1+2="[: 1 + i % 4] + "3=" * (i % 3), "answer": str(i)} for i in range(16)])
@@ -44,7 +44,12 @@ def trained(folder, less_padding, reward=outcome, policy=None, **settings):
 
 
 CASES = {
-    "gtpo, accumulated": {"algorithm": "gtpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+    "gtpo, accumulated": {
+        "algorithm": "gtpo",
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "gradient_checkpointing": True,
+    },
     "grpo_s, two steps a generation": {
         "algorithm": "grpo_s",
         "per_device_train_batch_size": 4,
@@ -89,13 +94,6 @@ def test_the_weights_are_those_of_padded_micro_batches(case, tmp_path):
                 assert line[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
 
 
-def test_gradient_checkpointing(tmp_path):
-    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    expected = trained(tmp_path / "plain", False, **settings)[0]
-    weights = trained(tmp_path / "checkpointed", True, gradient_checkpointing=True, **settings)[0]
-    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_answers_without_an_advantage_are_left_out(tmp_path):
     settings = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_generations": 8}
     expected = trained(tmp_path / "padded", False, first_letters, **settings)[0]
@@ -105,28 +103,11 @@ def test_answers_without_an_advantage_are_left_out(tmp_path):
     assert sum(tokens) < sum(everything) / 2
 
 
-def test_two_processes(tmp_path):
-    """One process with TRL's micro-batches against two with aligned rows: each has its own number of micro-batches."""
-    settings = {"num_generations": 8, "gradient_accumulation_steps": 3}
-
-    def run(rank, name, **more):
-        weights = trained(tmp_path / f"{name}{rank}", **settings, **more)[0]
-        torch.save(weights, tmp_path / f"{name}{rank}.pt")
-
-    one = {"name": "one", "less_padding": False, "per_device_train_batch_size": 8}
-    two = {"name": "two", "less_padding": True, "per_device_train_batch_size": 4}
-    assert tiny.in_children(lambda rank: run(rank, **one)) == [0]
-    assert tiny.in_children(lambda rank: run(rank, **two), count=2) == [0, 0]
-    expected, *found = (torch.load(tmp_path / f"{name}.pt") for name in ("one0", "two0", "two1"))
-    for weights in found:
-        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_parts_by_hand():
     """Longest first: 2·5 ≤ 10 and 3·3 ≤ 10; 3·5 > 10 with all three rows; a row above the budget is a part."""
-    assert padding.token_parts([3, 5, 1, 4, 2], 10) == [[1, 3], [0, 4, 2]]
-    assert padding.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
-    assert padding.token_parts([12, 9], 10) == [[0], [1]]
+    assert loss.token_parts([3, 5, 1, 4, 2], 10) == [[1, 3], [0, 4, 2]]
+    assert loss.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
+    assert loss.token_parts([12, 9], 10) == [[0], [1]]
 
 
 def test_an_answer_with_a_penalty_is_not_left_out():
@@ -137,11 +118,11 @@ def test_an_answer_with_a_penalty_is_not_left_out():
     ids = torch.arange(8).view(4, 2)
     rows = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": ids, "completion_mask": mask}
     rows |= {"advantages": advantages, "penalty": penalty, "divisor": torch.tensor(7.0)}
-    (part,) = padding.update_parts([rows], 4, skip=True)
+    (part,) = loss.update_parts([rows], 4, skip=True)
     assert part["completion_ids"].tolist() == [[0, 1], [2, 3]] and part["divisor"] == 7
-    assert len(padding.update_parts([rows], 4, skip=False)[0]["completion_ids"]) == 4
+    assert len(loss.update_parts([rows], 4, skip=False)[0]["completion_ids"]) == 4
     nothing = {**rows, "advantages": 0 * advantages, "penalty": 0 * penalty}
-    assert padding.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest
+    assert loss.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest
 
 
 def test_no_cudnn_attention(tmp_path):

@@ -1,47 +1,162 @@
-"""Two processes train like one: the same advantages and updated weights, also where a group spans both."""
+"""Two processes train like one: the same advantages, metrics and weights, also where a group spans both or where each
+holds half of the weights (FSDP2, ZeRO-3)."""
 
 import os
-import subprocess
-import sys
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from dew.engines.trl.settings import parse
+from safetensors.torch import load_file
 
 import trl_tiny as tiny
+from dew.algorithms import list_algorithms
+from dew.engines.trl.launch import _weights_are_finite, build_trainer, launch
+from dew.run.config import Run, Scoring
 from dew.run.folder import RunFolder
+from dew.tasks import model_folder
 from trl_tiny import outcome
 
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}
+METRICS = ("accuracy", "entropy", "entropy/wrong", "credit/mean_correct", "loss", "grad_norm", "ratio/max")
 
-def run(folder, per_device, algorithm, steps=2, problems=16, **settings):
-    """Train on scripted answers, and save the advantages of every generation and the weights."""
+
+def shard():
+    """FSDP2 in this process. accelerate reads its settings on GPUs only, so it is told that these are some."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    os.environ.update(FSDP2)
+    inner = AcceleratorState.__init__
+
+    def on_gpus(self, *args, **kwargs):
+        if not AcceleratorState._shared_state:
+            PartialState().distributed_type = DistributedType.MULTI_GPU
+        inner(self, *args, **kwargs)
+
+    AcceleratorState.__init__ = on_gpus
+
+
+def lora():
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+
+
+def run(
+    folder, processes, sharded=False, tied=False, adapter=False, resume=None, scripted=True, problems=16, **settings
+):
+    """Train two steps, on scripted answers, and save the advantages of every generation and all weights."""
+    if sharded:
+        shard()
     trainer = tiny.trainer(
         folder,
         outcome,
         data=tiny.prompts(problems),
-        others={"rollout_func": tiny.scripted},
-        algorithm=algorithm,
-        per_device_train_batch_size=per_device,
+        policy=tiny.model(tie_word_embeddings=tied),
+        others={"rollout_func": tiny.scripted if scripted else None, "peft_config": lora() if adapter else None},
+        # 3 groups of 8 answers: with 12 rows on each of two processes, the second group spans both
+        per_device_train_batch_size=24 // processes,
         num_generations=8,
-        max_steps=steps,
-        optim="sgd",
-        learning_rate=0.1,
-        **settings,
+        **{"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, **settings},
     )
-    seen = []
-    inner = trainer._generate_and_score_completions
+    seen, inner = [], trainer._generate_and_score_completions
 
     def spy(inputs):
         batch = inner(inputs)
-        texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
-        means = batch["advantages"].sum(-1) / batch["completion_mask"].sum(-1).clamp_min(1)
-        seen.extend(sorted(zip(texts, means.tolist(), strict=True)))
+        means = batch["advantages"]
+        if means.ndim > 1:
+            means = means.sum(-1) / batch["completion_mask"].sum(-1).clamp_min(1)
+        seen.extend(zip(tiny.texts(trainer, batch), means.tolist(), strict=True))
         return batch
 
     trainer._generate_and_score_completions = spy
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
+    assert all(hasattr(p, "full_tensor") for p in trainer.model.parameters()) == sharded
+    weights = {name: p.full_tensor() if sharded else p for name, p in trainer.model.named_parameters()}
     rank = trainer.accelerator.process_index
-    weights = tiny.weights(trainer.model)
-    torch.save({"advantages": seen, "weights": weights}, folder / f"rank{rank}.pt")
+    torch.save({"advantages": seen, "weights": {k: p.detach().clone() for k, p in weights.items()}},
+               folder / f"rank{rank}.pt")  # fmt: skip
+    assert _weights_are_finite(trainer)
+    if rank == processes - 1:
+        last = next(trainer.model.parameters()).detach()
+        (last.to_local() if sharded else last).fill_(torch.nan)
+    assert not _weights_are_finite(trainer), "every process finds it, in whichever shard it is"
+
+
+def saved(folder, rank=0):
+    return torch.load(folder / f"rank{rank}.pt")
+
+
+def same_as_one_process(tmp_path, sharded=False, **settings):
+    for name, processes in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        shards = sharded and processes > 1
+
+        def child(_, n=processes, folder=tmp_path / name, shards=shards):
+            run(folder, n, shards, **settings)
+
+        assert tiny.in_children(child, processes) == [0] * processes
+    one, two = saved(tmp_path / "one"), [saved(tmp_path / "two", rank) for rank in (0, 1)]
+    torch.testing.assert_close(two[0]["weights"], one["weights"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(two[1]["weights"], two[0]["weights"], rtol=0, atol=0)
+    expected, found = sorted(one["advantages"]), sorted(two[0]["advantages"] + two[1]["advantages"])
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    assert max(abs(value) for _, value in expected) > 0.1
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
+    steps = list(zip(RunFolder(tmp_path / "one").metrics(), RunFolder(tmp_path / "two").metrics(), strict=True))
+    assert [line["step"] for line, _ in steps] == list(range(1, 1 + settings.get("max_steps", 2)))
+    assert any(line["grad_norm"] > 0 for line, _ in steps), "nothing was learned, so nothing is compared"
+    for alone, together in steps:
+        assert all(x is not None for x in alone.values())
+        for metric in METRICS:
+            assert (metric in together) == (metric in alone)
+            if metric in alone:
+                assert together[metric] == pytest.approx(alone[metric], rel=1e-3, abs=1e-5), metric
+
+
+CASES = {
+    "gtpo": {},
+    "grpo_s": {"num_iterations": 2, "gradient_accumulation_steps": 3},  # each has its own number of micro-batches
+    "dapo": {"algorithm_kwargs": {"max_rounds": 2}},
+}
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["gtpo", *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c != "gtpo")]
+)
+def test_two_processes_train_like_one(algorithm, tmp_path):
+    same_as_one_process(tmp_path, algorithm=algorithm, **CASES[algorithm])
+
+
+@pytest.mark.slow
+def test_uneven_last_batches(tmp_path):
+    """10 problems, 3 at a time: one is left over in each epoch, and its third step has half the micro-batches."""
+    uneven = {"max_steps": 5, "problems": 10, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
+    same_as_one_process(tmp_path, **uneven)
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path):
+    """The same with accelerate's launcher."""
+    (tmp_path / "one").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from pathlib import Path\nimport test_processes as here\nhere.run(Path({str(tmp_path)!r}), 2)\n"
+    )
+    done = tiny.accelerate_launch(script)
+    assert done.returncode == 0, done.stderr
+    assert tiny.in_children(lambda _: run(tmp_path / "one", 1)) == [0]
+    one, two = saved(tmp_path / "one"), saved(tmp_path, rank=1)
+    torch.testing.assert_close(two["weights"], one["weights"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -57,72 +172,125 @@ def test_a_run_resumes_inside_a_generation_with_another_number_of_processes(firs
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4, 5]
 
 
-CASES = {
-    "gtpo": {},
-    "grpo_s": {"num_iterations": 2},
-    "dapo": {"algorithm_kwargs": {"max_rounds": 2}},
-}
+# FSDP2
+
+SHARDED = {"sharded": True, "max_grad_norm": 0.5, "less_padding": False}
+"""As sharded: else answers without an advantage are left out of the mean entropy."""
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["gtpo", *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c != "gtpo")]
-)
-def test_two_processes_train_like_one(algorithm, tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-
-    # 3 groups of 8 answers: with 12 rows on each of two processes, the second group spans both
-    assert tiny.in_children(lambda _: run(tmp_path / "one", 24, algorithm, **CASES[algorithm])) == [0]
-    assert tiny.in_children(lambda _: run(tmp_path / "two", 12, algorithm, **CASES[algorithm]), count=2) == [0, 0]
-
-    one = torch.load(tmp_path / "one" / "rank0.pt")
-    two = [torch.load(tmp_path / "two" / f"rank{rank}.pt") for rank in (0, 1)]
-    expected = sorted(one["advantages"])
-    found = sorted(two[0]["advantages"] + two[1]["advantages"])
-    assert [text for text, _ in found] == [text for text, _ in expected]
-    assert max(abs(value) for _, value in expected) > 0.1
-    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-5)
-    torch.testing.assert_close(two[0]["weights"], one["weights"], rtol=1e-5, atol=1e-6)
-    assert torch.equal(two[0]["weights"], two[1]["weights"])
-
-    steps = zip(RunFolder(tmp_path / "one").metrics(), RunFolder(tmp_path / "two").metrics(), strict=True)
-    for alone, together in steps:
-        for metric in ("accuracy", "entropy", "entropy/wrong", "credit/mean_correct", "loss", "grad_norm", "ratio/max"):
-            assert (metric in together) == (metric in alone)
-            if metric in alone:
-                assert together[metric] == pytest.approx(alone[metric], rel=1e-3, abs=1e-5), metric
+def test_two_shards_train_like_one_process(tmp_path):
+    same_as_one_process(tmp_path, tied=True, **SHARDED)
 
 
 @pytest.mark.slow
-def test_uneven_last_batches(tmp_path):
-    """10 problems, 3 at a time: one is left over in each epoch, and its third step has half the micro-batches."""
-    uneven = {"steps": 5, "problems": 10, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    assert tiny.in_children(lambda _: run(tmp_path / "one", 24, "gtpo", **uneven)) == [0]
-    assert tiny.in_children(lambda _: run(tmp_path / "two", 12, "gtpo", **uneven), count=2) == [0, 0]
-    one, two = (torch.load(tmp_path / name / "rank0.pt") for name in ("one", "two"))
-    torch.testing.assert_close(two["weights"], one["weights"], rtol=1e-5, atol=1e-6)
-    for folder in ("one", "two"):
-        metrics = RunFolder(tmp_path / folder).metrics()
-        assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
-        assert all(x is not None for line in metrics for x in line.values())
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("algorithm", list_algorithms())
+def test_every_algorithm_sharded(algorithm, tied, adapter, tmp_path):
+    settings = {**SHARDED, "learning_rate": 5.0 if adapter else 0.1, "num_iterations": 2}
+    same_as_one_process(tmp_path, algorithm=algorithm, tied=tied, adapter=adapter, **settings)
 
 
 @pytest.mark.slow
-def test_accelerate_launch(tmp_path):
-    """The same with accelerate's launcher."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"from pathlib import Path\nimport test_processes as here\nhere.run(Path({str(tmp_path)!r}), 12, 'gtpo')\n"
-    )
-    # --cpu would start one process and leave the others to MPI; --multi_gpu starts them all, here on gloo.
-    settings = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *settings, str(script)]
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    subprocess.run(command, check=True, env=environment, timeout=600)
-    (tmp_path / "one").mkdir()
-    assert tiny.in_children(lambda _: run(tmp_path / "one", 24, "gtpo")) == [0]
-    one = torch.load(tmp_path / "one" / "rank0.pt")
-    torch.testing.assert_close(torch.load(tmp_path / "rank1.pt")["weights"], one["weights"], rtol=1e-5, atol=1e-6)
+def test_sampling_and_resuming_sharded(tmp_path):
+    """Two processes sample with `generate`; a run resumed from its checkpoint ends with the same weights."""
+    settings = {**SHARDED, "scripted": False, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    for name in ("whole", "resumed"):
+        (tmp_path / name).mkdir()
+    assert tiny.in_children(lambda _: run(tmp_path / "whole", 2, **settings), 2) == [0, 0]
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
+    assert tiny.in_children(lambda _: run(tmp_path / "resumed", 2, resume=True, **settings), 2) == [0, 0]
+    one, two = (saved(tmp_path / name)["weights"] for name in ("whole", "resumed"))
+    torch.testing.assert_close(two, one, rtol=0, atol=0)
+
+
+def run_config(folder, resume=False):
+    """The run of a recipe, evaluated before and after two steps."""
+    shard()
+    settings = {k: v for k, v in tiny.COUNTDOWN.items() if k != "task"}
+    settings |= {"output_dir": str(folder), "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 2}
+    settings |= {"max_completion_length": 6, "save_steps": 2, "learning_rate": 0.01}
+    settings["weight_decay"] = 0.1  # moves the matrices, whatever the rewards are
+    parsed = parse(Run(task="countdown", problems=16, scores=Scoring(problems=4, k=2), settings=settings))
+    assert launch(parsed, build_trainer(parsed), resume=resume, say=lambda _: None) == "done"
+
+
+def test_a_sharded_run_is_evaluated_and_leaves_a_whole_model(tmp_path):
+    assert tiny.in_children(lambda _: run_config(tmp_path), 2) == [0, 0]
+    assert [entry["when"] for entry in RunFolder(tmp_path).scores()] == ["before", "after"]
+    trained, start = (load_file(Path(f) / "model.safetensors") for f in (tmp_path / "model", model_folder("tiny")))
+    assert start.keys() <= trained.keys()
+    assert all(not torch.equal(trained[name], start[name]) for name in start if "proj" in name)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_that_lost_its_model_is_resumed(tmp_path):
+    for resume in (False, True):
+        assert tiny.in_children(lambda _, resume=resume: run_config(tmp_path, resume), 2) == [0, 0]
+        (tmp_path / "model").rename(tmp_path / f"model-{resume}")
+    first, again = (load_file(tmp_path / f"model-{resume}" / "model.safetensors") for resume in (False, True))
+    assert all(torch.equal(again[name], first[name]) for name in again)
+
+
+# ZeRO-3
+
+
+def zero_3(rank, folder, tied):
+    """Two steps of DeepSpeed's ZeRO-3 with dew's operator as the head."""
+    import deepspeed
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+    deepspeed.init_distributed("gloo")
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 1e9,
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,  # else DeepSpeed keeps weights from the forward pass, from the 2nd step on
+        },
+        "zero_allow_untested_optimizer": True,
+    }
+    announced = HfDeepSpeedConfig(config)  # a weak reference to it is how TRL knows that weights are partitioned
+    net = fused_model(tied)
+    engine, *_ = deepspeed.initialize(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.01), config=config)
+    for _ in range(2):
+        loss = fused_loss(engine, slice(2 * rank, 2 * rank + 2))
+        assert net.lm_head.weight.numel() == 0
+        engine.backward(loss)
+        engine.step()
+    with deepspeed.zero.GatheredParameters(list(net.parameters())):
+        torch.save({name: p.detach().clone() for name, p in net.named_parameters()}, folder / f"rank{rank}.pt")
+    del announced
+
+
+def fused_model(tied):
+    from trl.trainer.utils import add_fused_lm_head
+
+    net = tiny.model(tie_word_embeddings=tied)
+    add_fused_lm_head(net, outputs=("log_probs", "entropy"))
+    return net
+
+
+def fused_loss(net, rows):
+    from dew.engines.trl.loss import exact_head
+
+    ids = torch.randint(3, 25, (4, 9), generator=torch.Generator().manual_seed(1))[rows]
+    with exact_head():
+        return -net(ids, labels=ids, fused_lm_head=True).log_probs.sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_zero_3(tied, tmp_path, monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    assert tiny.in_children(lambda rank: zero_3(rank, tmp_path, tied), 2) == [0, 0]
+    net = fused_model(tied)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (fused_loss(net, slice(None)) / 2).backward()  # processes average their gradients
+        optimizer.step()
+    torch.testing.assert_close(torch.load(tmp_path / "rank0.pt"), dict(net.named_parameters()), rtol=1e-5, atol=1e-6)

@@ -7,7 +7,6 @@ from transformers import TrainerCallback
 import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
 from dew.engines.recorder import due
-from dew.engines.trl import recorded
 from dew.errors import ConfigError
 from dew.run.folder import RunFolder
 
@@ -37,24 +36,16 @@ def run(tmp_path_factory):
 def test_every_step_has_every_metric(run):
     lines = run[1].metrics()
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert {line["step"] for line in lines if "learning_rate" in line} == {2, 4}, "what transformers logs"
+    times = {"seconds/generation", "seconds/scoring", "seconds/credit", "seconds/update"}
+    assert (EVERY_STEP - times) <= set(run[0].state.log_history[0]), "trackers get the same names"
     for line in lines:
         assert EVERY_STEP - {"learning_rate"} <= set(line)
-        if line["groups/mixed_share"] > 0:
-            assert set(line) >= WITH_SIGNAL
-    assert {line["step"] for line in lines if "learning_rate" in line} == {2, 4}, "what transformers logs"
-
-
-def test_trackers_get_the_same_names(run):
-    logged = run[0].state.log_history[0]
-    assert (EVERY_STEP - {"seconds/generation", "seconds/scoring", "seconds/credit", "seconds/update"}) <= set(logged)
-
-
-def test_metrics_are_consistent(run):
-    for line in run[1].metrics():
         assert 0 <= line["accuracy"] <= 1 and line["accuracy"] == line["reward"] == line["reward/has_a"]
         assert 1 <= line["length/mean"] <= line["length/max"] <= 6
         assert 0 < line["entropy"] < 4
-        if "credit/mean_correct" in line:
+        if line["groups/mixed_share"] > 0:
+            assert set(line) >= WITH_SIGNAL
             assert line["credit/mean_correct"] > 0 > line["credit/mean_wrong"]
             assert 0 < line["credit/top20_share"] < 1 and 0 < line["credit/top1_share"] <= 1
             tokens = line["length/mean"]
@@ -81,25 +72,14 @@ def test_a_failed_run_has_the_status_failed(tmp_path):
     assert RunFolder(tmp_path).run()["status"] == "failed"
 
 
-def test_alarms_reach_the_folder(run):
-    assert "truncated" in {alarm["alarm"] for alarm in run[1].alarms()}
-
-
 def test_a_reward_that_is_always_zero_raises_alarms(tmp_path):
-    def never(completions, **_):
-        return [0.0] * len(completions)
-
-    tiny.trainer(tmp_path, never, max_steps=11).train()
+    tiny.trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=11).train()
     alarms = {alarm["alarm"]: alarm for alarm in RunFolder(tmp_path).alarms()}
     assert {"never_correct", "no_signal", "no_gradient"} <= set(alarms)
     assert alarms["never_correct"]["step"] == 10
 
 
 # token records
-
-
-def test_records_every_two_steps_and_at_the_first(run):
-    assert [path.name for path in run[1].record_files()] == [f"step-{n:08d}.jsonl.gz" for n in (1, 2, 4)]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +92,7 @@ def test_due(every, per_generation, steps):
 
 
 def test_a_record_has_what_was_trained_on(run):
+    assert [path.name for path in run[1].record_files()] == [f"step-{n:08d}.jsonl.gz" for n in (1, 2, 4)]
     for group in run[1].records():
         assert group.algorithm == "gtpo" and group.settings["alpha1"] == 1.0
         assert len(group.answers) == 8
@@ -216,7 +197,7 @@ def test_trackers_get_means_over_all_steps_since_the_last_log(tmp_path):
 
 def test_the_log_history_of_transformers_is_bounded(tmp_path, monkeypatch):
     """It is kept in memory and in every checkpoint; metrics.jsonl has every step."""
-    monkeypatch.setattr(recorded, "LOGS_KEPT", 3)
+    monkeypatch.setattr("dew.engines.trl.trainer.LOGS_KEPT", 3)
     trainer = tiny.trainer(tmp_path, max_steps=6, logging_steps=1)
     trainer.train()
     assert len(trainer.state.log_history) == 3

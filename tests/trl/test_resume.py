@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -38,10 +40,7 @@ SETTINGS = {
         "gradient_accumulation_steps": 2,
         "per_device_train_batch_size": 4,
     },
-    "dapo, dynamic sampling": {
-        "algorithm": "dapo",
-        "data": 6,
-    },
+    "dapo, dynamic sampling": {"algorithm": "dapo", "data": 6},
 }
 
 
@@ -109,34 +108,27 @@ def checkpoint(folder, step):
     return path
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-1])
+def flipped(content):
+    return content[:-1] + bytes([content[-1] ^ 1])
 
 
-def flipped(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+DAMAGES = {"truncated": lambda content: content[:-1], "flipped": flipped, "empty": lambda _: b"", "missing": None}
 
 
-def empty(path):
-    path.write_bytes(b"")
+def damage(path, how):
+    if DAMAGES[how] is None:
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGES[how](path.read_bytes()))
 
 
-def missing(path):
-    path.unlink()
-
-
-DAMAGES = [truncated, flipped, empty, missing]
-
-
-@pytest.mark.parametrize("hurt", DAMAGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("name", ["model", "trainer_state.json", "dew_state_0.pt", "dew_manifest.json"])
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(hurt, name, tmp_path, caplog):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(how, name, tmp_path, caplog):
     for step in (2, 4, 10):
         checkpoint(tmp_path, step)
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-10") and not caplog.text
-    hurt(tmp_path / "checkpoint-10" / name)
+    damage(tmp_path / "checkpoint-10" / name, how)
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-4")
     assert "checkpoint-10" in caplog.text
     if name != "dew_manifest.json":
@@ -185,16 +177,14 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "hurt",
-    [pytest.param(hurt, marks=[] if hurt is flipped else pytest.mark.slow) for hurt in DAMAGES],
-    ids=lambda f: f.__name__,
+    "how", [pytest.param(how, marks=[] if how == "flipped" else pytest.mark.slow) for how in DAMAGES]
 )
-def test_a_run_resumes_from_the_last_good_checkpoint(hurt, tmp_path, caplog):
+def test_a_run_resumes_from_the_last_good_checkpoint(how, tmp_path, caplog):
     settings = SETTINGS["gtpo, killed inside a generation"]
     whole = make(tmp_path / "whole", **settings)
     whole.train()
     assert tiny.in_children(lambda _: _killed(tmp_path / "cut", STEPS, settings)) == [-signal.SIGKILL]
-    hurt(tmp_path / "cut" / "checkpoint-5" / "model.safetensors")
+    damage(tmp_path / "cut" / "checkpoint-5" / "model.safetensors", how)
     resumed = make(tmp_path / "cut", **settings)
     with pytest.raises(ConfigError, match=r"checkpoint-5 cannot be used: model\.safetensors"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
@@ -300,3 +290,41 @@ def test_a_finished_run_is_loaded_and_not_trained_further(length, tmp_path):
     longer = {"max_steps": 3} if length["max_steps"] > 0 else {"max_steps": -1, "num_train_epochs": 2}
     more = make(tmp_path, 2, **longer)
     assert more.train(resume_from_checkpoint=True).global_step > first.state.global_step
+
+
+SCRIPT = """
+import os, sys
+sys.path[:0] = {path}
+import trl_tiny as tiny
+from peft import LoraConfig
+from transformers import TrainerCallback
+
+class Dies(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3 and not os.path.exists("died"):
+            open("died", "w").close()
+            os._exit(9)
+
+lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+settings = dict(max_steps=4, save_strategy="steps", save_steps=2)
+trainer = tiny.trainer("run", others=dict(peft_config=lora, callbacks=[Dies()]), **settings)
+trainer.train()
+print("trained to step", trainer.state.global_step)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_python_script_is_resumed_by_the_command(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT.format(path=[os.path.dirname(tiny.__file__)]))
+
+    def run(*words):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("script.py")[0] == 9
+    code, said = run("-m", "dew.cli", "resume", "run")
+    assert code == 0 and "trained to step 4" in said
+    assert [line["step"] for line in RunFolder(tmp_path / "run").metrics()] == [1, 2, 3, 4]
+    assert "is finished" in run("-m", "dew.cli", "resume", "run")[1]
+    code, said = run("script.py")
+    assert code and "holds an earlier run" in said

@@ -44,7 +44,6 @@ def sampler(outcomes, size=2):
             outcome=correct,
             extra=torch.zeros(len(ids)),
             entropy=None,
-            guided=none,
             parts=correct[:, None],
             tokens=lengths,
             length=lengths,
@@ -92,23 +91,21 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
     assert batch.mask.tolist()[0] == [True, True, False]
 
 
-def test_groups_after_a_first_round_without_any_are_refilled():
-    batch, rounds, _ = fill([SOLVED, FAILED, MIXED, MIXED], quota=2, max_rounds=4)
-    assert rounds == [[0, 1], [2, 3]]
-    assert batch.groups["kept"] == batch.groups["refilled"] == 2
-
-
-def test_a_full_batch_takes_one_round():
-    batch, rounds, _ = fill([MIXED] * 4, quota=3, max_rounds=4)
-    assert rounds == [[0, 1, 2]]
-    assert batch.groups["refilled"] == batch.groups["dropped"] == batch.groups["short"] == 0
-
-
-def test_oversampling_takes_more_prompts_per_round_and_keeps_the_first_with_signal():
-    batch, rounds, stream = fill([SOLVED, MIXED, FAILED, MIXED, MIXED, FAILED], quota=2, max_rounds=4, oversample=2.5)
-    assert rounds == [[0, 1, 2, 3, 4]] and stream.position == 5
-    assert batch.inputs["prompt_ids"][:, -1].tolist() == [1, 1, 3, 3]
-    assert batch.groups == {"sampled": 5, "kept": 2, "dropped": 3, "refilled": 0, "rounds": 1, "short": 0, "mixed": 3}
+@pytest.mark.parametrize(
+    ("outcomes", "oversample", "rounds", "trained", "groups"),
+    [
+        ([MIXED] * 4, 1.0, [[0, 1]], [0, 1], {"dropped": 0, "refilled": 0, "short": 0, "mixed": 2}),
+        ([SOLVED, FAILED, MIXED, MIXED], 1.0, [[0, 1], [2, 3]], [2, 3], {"dropped": 2, "refilled": 2, "rounds": 2}),
+        # more prompts per round, of which the first with signal are kept
+        ([SOLVED, MIXED, FAILED, MIXED, MIXED, FAILED], 2.5, [[0, 1, 2, 3, 4]], [1, 3], {"dropped": 3, "mixed": 3}),
+    ],
+    ids=["a full batch takes one round", "none in the first round", "oversampling"],
+)
+def test_rounds(outcomes, oversample, rounds, trained, groups):
+    batch, taken, stream = fill(outcomes, quota=2, max_rounds=4, oversample=oversample)
+    assert taken == rounds and stream.position == sum(map(len, rounds))
+    assert batch.inputs["prompt_ids"][::2, -1].tolist() == trained
+    assert {**groups, "kept": 2}.items() <= batch.groups.items()
 
 
 @pytest.mark.parametrize("outcomes", [[SOLVED, MIXED, SOLVED, SOLVED, SOLVED, SOLVED], [SOLVED, FAILED, SOLVED, MIXED]])
@@ -160,43 +157,30 @@ def train(folder, **settings):
     return trainer, kept
 
 
-def test_the_filter_reads_the_outcome_reward_alone(tmp_path):
-    _, kept = train(tmp_path)
-    assert kept, "nothing was trained on"
-    assert all(int(prompt[0]) % 2 == 0 for prompt in kept)
-
-
-def test_groups_sampled_kept_dropped_and_refilled_are_reported(tmp_path):
-    trainer, _ = train(tmp_path, log_completions=True)
+def test_the_filter_reads_the_outcome_reward_alone_and_reports_the_groups(tmp_path):
+    trainer, kept = train(tmp_path, log_completions=True)
+    assert kept and all(int(prompt[0]) % 2 == 0 for prompt in kept)
     for line in RunFolder(tmp_path).metrics():
         assert line["groups/sampled"] == line["groups/kept"] + line["groups/dropped"]
         assert line["groups/kept"] + line["groups/short"] == 2
         assert line["groups/refilled"] <= line["groups/kept"]
         assert 1 <= line["groups/rounds"] <= 4
         assert line["accuracy"] < 0.6, "over all sampled groups, half of which cannot be solved"
-    table = {key: list(trainer._logs[key]) for key in ("prompt", "completion", "advantages")}
-    assert len(table["advantages"]) == len(table["prompt"]) == 16
-    groups = [table["prompt"][i : i + 8] for i in (0, 8)]
-    assert all(len(set(group)) == 1 for group in groups)
-    for i, group in enumerate(groups):  # a kept group has advantages of both signs, a filler has none
-        advantages = table["advantages"][8 * i : 8 * i + 8]
-        solvable = int(group[0][0]) % 2 == 0
-        assert (max(advantages) > 0 > min(advantages)) if solvable else advantages == [0.0] * 8
+    prompts, advantages = (list(trainer._logs[key]) for key in ("prompt", "advantages"))
+    assert len(advantages) == len(prompts) == 16
+    for i in (0, 8):  # a kept group has advantages of both signs, a filler has none
+        assert len(set(prompts[i : i + 8])) == 1
+        group, solvable = advantages[i : i + 8], int(prompts[i][0]) % 2 == 0
+        assert (max(group) > 0 > min(group)) if solvable else group == [0.0] * 8
 
 
 def test_soft_overlong_penalises_length_but_never_decides(tmp_path):
     """Limit 6, buffer 4: an answer of n tokens is penalised by −(n − 2)/4, at least −1."""
-    trainer = tiny.trainer(
-        tmp_path,
-        others={"rollout_func": tiny.scripted},
-        algorithm="dapo",
-        algorithm_kwargs={"overlong": "soft", "overlong_buffer": 4, "dynamic_sampling": False},
-    )
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions(tiny.rows(trainer))
+    kwargs = {"overlong": "soft", "overlong_buffer": 4, "dynamic_sampling": False}
+    trainer = tiny.ready(tmp_path, tiny.has_a, algorithm="dapo", algorithm_kwargs=kwargs)
+    batch = tiny.generation(trainer)
     lengths = batch["completion_mask"].sum(1)
-    texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
-    raw = torch.tensor(tiny.has_a(texts))
+    raw = torch.tensor(tiny.has_a(tiny.texts(trainer, batch)))
     total = (raw - ((lengths - 2) / 4).clamp(0, 1)).view(-1, 4)
     expected = (total - total.mean(1, keepdim=True)) / (total.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(batch["advantages"][:, 0], expected.flatten(), rtol=1e-4, atol=1e-5)
@@ -214,17 +198,7 @@ def test_a_round_that_is_larger_than_the_batch_is_logged_whole(tmp_path):
     settings = {"algorithm": "dapo", "algorithm_kwargs": kwargs, "log_completions": True, "records_every": 1}
     trainer = tiny.trainer(tmp_path, letters, max_steps=1, **settings)
     trainer.train()
-    for column in (
-        trainer._logs["prompt"],
-        trainer._logs["rewards"]["letters"],
-        trainer._logs["extra"]["letters/verdict"],
-    ):
+    logs = trainer._logs
+    for column in (logs["prompt"], logs["rewards"]["letters"], logs["extra"]["letters/verdict"]):
         assert len(column) == 8 and None not in column
     assert all(answer.verdict for group in RunFolder(tmp_path).records() for answer in group.answers)
-
-
-@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s", "dapo"])
-def test_group_overlong_trains(algorithm, tmp_path):
-    trainer = tiny.trainer(tmp_path, algorithm=algorithm, algorithm_kwargs={"overlong": "group"}, num_generations=8)
-    trainer.train()
-    assert len(RunFolder(tmp_path).metrics()) == 2

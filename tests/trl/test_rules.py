@@ -6,28 +6,23 @@ import torch
 import trl_tiny as tiny
 from dew.algorithms import get_algorithm, list_algorithms
 from dew.errors import ConfigError
-from trl_tiny import outcome
 
 
-def trainer(folder, algorithm="otb", **settings):
-    settings = {"algorithm_kwargs": {"dynamic_sampling": False}, **settings}
-    others = {"rollout_func": tiny.scripted}
-    return tiny.trainer(folder, outcome, others=others, algorithm=algorithm, records_every=0, **settings)
+def ready(folder, algorithm="otb", **settings):
+    return tiny.ready(folder, algorithm=algorithm, **{"algorithm_kwargs": {"dynamic_sampling": False}, **settings})
 
 
 def test_every_algorithm_trains(tmp_path):
     """One generation and one gradient each, in one trainer: all differ, except where only the loss' bounds do."""
-    one = trainer(tmp_path)
-    one.model.train()
-    one.current_gradient_accumulation_steps = 1
+    one = ready(tmp_path)
     gradients = {}
     for name in list_algorithms():
         one.algorithm = get_algorithm(name, max_tokens=6, dynamic_sampling=False)
-        batch = one._generate_and_score_completions(tiny.rows(one))
+        batch = tiny.generation(one)
         assert ("penalty" in batch) == one.algorithm.penalises
         one.model.zero_grad()
         one._compute_loss(one.model, batch).backward()
-        gradients[name] = torch.cat([p.grad.flatten() for p in one.model.parameters()])
+        gradients[name] = tiny.gradient(one.model)
         assert gradients[name].isfinite().all() and gradients[name].any(), name
     # on-policy the surrogates have one gradient, and a penalty on |log w| has none
     for name in ("cispo", "kl_cov"):
@@ -39,8 +34,7 @@ def test_every_algorithm_trains(tmp_path):
 
 @pytest.mark.parametrize("iterations", [1, 2])  # 2: TRL makes the scoring pass
 def test_credit_gets_the_sampling_policys_log_probabilities_and_sums_of_squares(tmp_path, iterations):
-    one = trainer(tmp_path, num_iterations=iterations, temperature=0.7)
-    one.model.train()
+    one = ready(tmp_path, num_iterations=iterations, temperature=0.7)
     batch = one.sample(tiny.rows(one))
     given = batch.inputs
     ids = torch.cat([given["prompt_ids"], given["completion_ids"]], 1)
@@ -58,10 +52,8 @@ def test_credit_gets_the_sampling_policys_log_probabilities_and_sums_of_squares(
 def test_penalties_reach_the_loss(tmp_path):
     """One of the tokens: 10 · |log w| / tokens more than without, once the policy has moved."""
     kwargs = {"dynamic_sampling": False, "cov_coef": 10.0}
-    one = trainer(tmp_path, "kl_cov", num_iterations=2, algorithm_kwargs=kwargs)
-    one.model.train()
-    one.current_gradient_accumulation_steps = 1
-    batch = one._generate_and_score_completions(tiny.rows(one))
+    one = ready(tmp_path, "kl_cov", num_iterations=2, algorithm_kwargs=kwargs)
+    batch = tiny.generation(one)
     assert batch["penalty"].shape == batch["advantages"].shape and batch["penalty"].sum() == 10
     with torch.no_grad():
         for parameter in one.model.parameters():
@@ -76,4 +68,4 @@ def test_penalties_reach_the_loss(tmp_path):
 
 def test_sums_of_squares_need_dews_operator(tmp_path):
     with pytest.raises(ConfigError, match="exact_head=False"):
-        trainer(tmp_path, exact_head=False)
+        ready(tmp_path, exact_head=False)

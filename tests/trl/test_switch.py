@@ -158,18 +158,18 @@ def test_a_run_without_a_model_is_named(tmp_path):
 
 
 def test_evaluation_with_a_reward_function():
-    """Two answers to each of 4 rows; the reward is 1 if the text has an a, else None: nothing to extract or vote on."""
+    """Two answers to each of 4 rows; the reward is 1 if the text has an e, else None: nothing to extract or vote on."""
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
     seen = {}
 
     def graded(completions, prompts, answer, **_):
         seen.update(prompts=prompts, answer=answer)
-        return [0.75 if "a" in text else None for text in completions]
+        return [0.75 if "e" in text else None for text in completions]
 
     scores = evaluate(tiny.model(), tiny.tokenizer(), rows, graded, k=2, max_new_tokens=6)
     assert seen["answer"] == ["1", "1", "2", "2", "3", "3", "4", "4"]
     texts = [answer.text for problem in scores.problems for answer in problem.answers]
-    share = sum("a" in text for text in texts) / 8
+    share = sum("e" in text for text in texts) / 8
     assert scores["mean@2"].value == share and scores["reward"].value == 0.75 * share
     assert "maj@2" not in scores.scores and scores.task == "graded"
     strict = evaluate(tiny.model(), tiny.tokenizer(), rows, graded, k=2, max_new_tokens=6, threshold=0.8)

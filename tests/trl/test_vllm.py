@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import trl_tiny as tiny
+
 vllm = pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 vllm_sync = pytest.importorskip("vllm_sync", reason="benchmarks/ is not here")
@@ -47,11 +49,8 @@ def trained(tmp_path_factory, request):
         per_device_train_batch_size=32,
         max_completion_length=28,
         learning_rate=1e-2,  # large: a sampler left behind would be far off after a step
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        report_to="none",
         save_strategy="no",
+        **tiny.ON_A_CPU,
     )
     adapter = None
     if request.param == "lora":

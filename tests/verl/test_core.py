@@ -62,7 +62,6 @@ def test_verls_compute_advantage_equals_dews_credit(entry, name):
             entropy=entropy[:n],
             logp=c.logp[:n],
             sum_sq=c.sum_sq[:n],
-            guided=torch.zeros(n, dtype=torch.bool),
         ),
     ).advantages
     close(data.batch["advantages"][:n], expected, rtol=0, atol=0)

@@ -62,7 +62,6 @@ def check_batch(batch):
                 entropy=batch["entropy"][rows],
                 logp=None if batch["logp"] is None else batch["logp"][rows],
                 sum_sq=None if batch["sum_sq"] is None else batch["sum_sq"][rows],
-                guided=torch.zeros(n, dtype=torch.bool),
             ),
         )
         torch.testing.assert_close(advantages[rows], alone.advantages, rtol=1e-5, atol=1e-6)

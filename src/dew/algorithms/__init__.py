@@ -1,7 +1,9 @@
 """The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
 
+import ast
+import re
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dew.algorithms.base import Algorithm
 from dew.algorithms.baselines import (
@@ -51,6 +53,7 @@ __all__ = [
     "algorithms_for",
     "get_algorithm",
     "list_algorithms",
+    "parse_algorithm",
     "register_algorithm",
 ]
 
@@ -101,9 +104,36 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     wrong += [Problem(f"{cls.name} needs the setting {s!r}.", remedy="Give it a default in the class.") for s in unset]
     if wrong:
         raise ConfigError(wrong)
-    if isinstance(settings.get("entropy_clip"), list):  # files have lists where Python has tuples
-        settings["entropy_clip"] = tuple(settings["entropy_clip"])
-    return cls(**settings)
+    hints = get_type_hints(cls)
+    lists = {s: value for s, value in settings.items() if isinstance(value, list)}
+    tuples = {s: tuple(value) for s, value in lists.items() if _takes_tuple(hints[s])}  # files have lists
+    return cls(**{**settings, **tuples})
+
+
+def _takes_tuple(hint: Any) -> bool:
+    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
+
+
+def parse_algorithm(text: str) -> Algorithm:
+    """The algorithm that a text names: `gtpo`, `gtpo(alpha2=0.5,pool=outcome)` or `rules.py:MyRule(keep=0.1)`.
+
+    `Algorithm.label` is such a text. Values are Python's literals, and words without quotes.
+    """
+    unreadable = Problem(f"{text!r} cannot be read.", remedy="Write NAME or NAME(setting=value,...).")
+    found = re.fullmatch(r"\s*([^()]+?)\s*(\(.*\))?\s*", text, re.DOTALL)
+    if found is None:
+        raise ConfigError(unreadable)
+    try:
+        call = ast.parse(f"f{found[2] or '()'}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+            raise ValueError
+        pairs = [(str(k.arg), k.value) for k in call.keywords]
+        settings = {name: x.id if isinstance(x, ast.Name) else ast.literal_eval(x) for name, x in pairs}
+    except (SyntaxError, ValueError):
+        raise ConfigError(unreadable) from None
+    if len(settings) < len(pairs):
+        raise ConfigError(Problem(f"{text!r} gives a setting twice.", remedy="Keep one of them."))
+    return get_algorithm(found[1], **settings)
 
 
 def _key(name: str) -> str:

@@ -10,7 +10,8 @@ setting is explicit.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -144,7 +145,7 @@ class Algorithm:
             found.append(f"oversample={self.oversample}: a round takes at least one batch of prompts. Give 1 or more.")
         if self.overlong == "soft":
             if self.overlong_buffer is None:
-                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of the completion length.")
+                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens.")
             elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
                 what = f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}, where it ends."
                 found.append(f"{what} Give 0 < overlong_buffer <= max_tokens.")
@@ -275,7 +276,10 @@ def wrong_types(settings: Any) -> list[str]:
     """Settings whose type is not the annotated one, as a value from a file or a command line may be."""
     found = []
     for name, hint in get_type_hints(type(settings)).items():
-        kinds, value = get_args(hint) or (hint,), getattr(settings, name, None)
+        kinds, value = (
+            get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,),
+            getattr(settings, name, None),
+        )
         if get_origin(hint) is ClassVar or not all(kind in TYPE_NAMES for kind in kinds):
             continue
         if type(value) not in kinds and not (float in kinds and type(value) is int):

@@ -27,9 +27,9 @@ class Credit:
     """(P, G) everything added to the outcome: other rewards and overlong penalties."""
     advantages: Tensor
     """(P, G, T), 0 where the mask is False."""
-    penalty: Tensor | None
+    penalty: Tensor | None = None
     """(P, G, T) coefficient of |log w| in each token's loss, for algorithms that have one."""
-    flipped: Tensor
+    flipped: Tensor | None = None
     """(P, G, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
 
 

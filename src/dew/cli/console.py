@@ -18,6 +18,7 @@ from rich.text import Text
 
 from dew.errors import Problem
 from dew.preflight import Check
+from dew.run.folder import is_main_process
 
 
 class PlainConsole(Console):
@@ -44,8 +45,6 @@ def printable(text: str) -> str:
     return shown(text.replace("\n", "⏎"))
 
 
-is_main_process = os.environ.get("RANK", "0") == "0"
-"""False in all but one of the processes that torchrun or accelerate started."""
 out = PlainConsole(quiet=not is_main_process)
 err = PlainConsole(stderr=True)
 
@@ -95,10 +94,6 @@ def show_checks(checks: Sequence[Check], after: str = "") -> None:
 def print_json(value: Any) -> None:
     """JSON on standard output, for programs; ASCII, so that it cannot move a terminal's cursor."""
     sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
-
-
-def signed(interval: Any) -> str:
-    return f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 BLUE, ORANGE = (40, 100, 220), (215, 95, 0)

@@ -4,51 +4,57 @@ import json
 import os
 import platform
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
-from dew.cli.console import by_credit, out, signed
+from dew.cli.compare import train_grid, without_per_run
+from dew.cli.console import out
 from dew.cli.recipes import get
-from dew.cli.runs import DEMO_RUNS, Child, claim, clock, live, lock, run_all
+from dew.cli.runs import clock
 from dew.rewards.process import cores
-from dew.run.config import Run, read_run
+from dew.run.config import read_run
+from dew.run.folder import lock
 
 if TYPE_CHECKING:
-    from dew.compare import Scores
+    from dew.compare import Result
 
 RECIPE = "tiny/countdown6"
-BASELINE, RULE = DEMO_RUNS
+BASELINE, RULE = DEMO_RUNS = ("dapo", "dew")
 
 
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and report.")] = Path("runs/demo"),
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps per run (default: the recipe's).")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
 ) -> None:
-    """Train DAPO and dew side by side on a CPU. Takes minutes, downloads nothing, and compares the results."""
+    """Train DAPO and dew side by side on a CPU. Takes minutes, downloads nothing, and compares the results.
+
+    Re-run the same command to resume, or to see the results again.
+    """
     from dew.report import build
 
     began, run = time.monotonic(), read_run(get(RECIPE))
     steps = steps or int(run.settings["max_steps"])
-    claim(folder, overwrite, demo=True)
+    run = replace(run, settings={**run.settings, "max_steps": steps})
     _announce(steps, folder)
-    _evaluate_untrained(run)
     with lock(folder):
-        _train(folder, steps)
-        _results(folder)
+        _heading("Training")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the runs
+        algorithms, seeds = {name: name for name in DEMO_RUNS}, [run.settings["seed"]]
+        results = train_grid(without_per_run(run, {}), folder, algorithms, seeds, parallel=2, every=max(steps // 6, 1))
+        _results(results)
         page = build([folder])
     _heading(f"Done in {clock(time.monotonic() - began)} minutes")
     out.print(f"Report (open in a browser): {page.resolve()}")
     _heading("Next")
     for words, what in (
-        (f"dew explain {folder / RULE}", "the credit of one group, token by token, with the formula"),
+        (f"dew explain {results[-1].folder}", "the credit of one group, token by token, with the formula"),
         (f"dew compare {RECIPE} --algorithms {BASELINE},{RULE}", "five seeds of each, paired"),
         (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
     ):
@@ -67,111 +73,46 @@ def _announce(steps: int, folder: Path) -> None:
         "It trains twice, rewarded only for correct answers: with DAPO, which gives all tokens of an answer the same "
         "credit,\nand with dew, which gives more of a correct answer's credit to tokens where the policy was uncertain."
         f"\nAll else is the same: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n"
-        "On two idle cores this takes two to three minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
+        "On two idle cores this takes three to four minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
         f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; output in {folder}"
     )
 
 
-def _evaluate_untrained(run: Run) -> None:
-    """Show the model's accuracy before training, and where it is uncertain."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, as is the other
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from dew.cli.models import load_model
-    from dew.compare import token_entropy
-    from dew.engines.problems import evaluate_run
+def _results(results: list["Result"]) -> None:
+    from dew.compare import compare_runs
+    from dew.compare.verdicts import summary
 
-    model, tokenizer = load_model(run.settings["model_name_or_path"])
-    limit, seed = run.settings["max_completion_length"], run.settings["seed"]
-    scores = evaluate_run(run, model, tokenizer, max_new_tokens=limit, seed=seed)
-    _heading("Before training")
-    out.print(
-        f"{len(scores.problems)} held-out problems, {scores.k} answers each: pass@1 {scores['pass@1']}, "
-        f"pass@{scores.k} {scores[f'pass@{scores.k}']} (95 % intervals)\n"
-        "Three answers; the deeper the orange, the higher the entropy:\n"
-    )
-    for prompt, answer, correct in three_answers(scores):
-        tokens, entropy = token_entropy(model, tokenizer, prompt, answer)
-        i = max(range(len(tokens)), key=entropy.__getitem__)
-        highest = f"   highest at token {i + 1} {tokens[i]!r} with {entropy[i]:.2f} nats"
-        line = Text(f"  {'✓' if correct else '✗'} {prompt} ") + by_credit(tokens, [-H for H in entropy])
-        out.print(line + Text(highest, style="dim"))
-
-
-def three_answers(scores: "Scores") -> list[tuple[str, str, bool]]:
-    """(prompt, answer, correct): a correct one and two wrong ones, from different problems if possible."""
-    found: dict[str, tuple[str, str, bool]] = {}
-    for wanted in (True, False, False):
-        for p in (p for p in scores.problems if p.prompt not in found):
-            match = [a.text for a, v in zip(p.answers, p.verdicts, strict=True) if v.correct is wanted and a.text]
-            if match:
-                found[p.prompt] = (p.prompt, match[0], wanted)
-                break
-    return list(found.values())
-
-
-def _train(folder: Path, steps: int) -> None:
-    _heading("Training")
-    children = []
-    for name in DEMO_RUNS:
-        flags = ["--algorithm", name, "--max_steps", str(steps), "--output_dir", str(folder / name)]
-        children.append(Child(["train", str(get(RECIPE)), *flags], folder / name))
-    views = [child.view for child in children][::-1]  # the screen shows answers of the first: the rule's
-    with live(lambda: views, every=max(steps // 6, 1)):
-        advice = f"To start again: dew demo --overwrite --out {folder}"
-        run_all(children, parallel=len(children), advice=advice)
-
-
-def _results(folder: Path) -> None:
-    from dew.compare import Scores, compare_runs, read_result
-
-    before, after = (
-        {name: Scores.read(folder / name / f"answers-{when}.json") for name in DEMO_RUNS}
-        for when in ("before", "after")
-    )
-    _heading("After training")
-    grid, changes = before_and_after(before, after)
-    out.print(grid)
-    out.print("95 % intervals over held-out problems.\n\n" + "\n".join(changes))
+    _heading("Before and after training")
+    out.print("\n".join(changes(results)))
     _heading(f"{RULE} compared with {BASELINE}")
-    runs = compare_runs([read_result(folder / name, name, 0) for name in DEMO_RUNS], BASELINE)
-    area = next(d.difference.value for d in runs.differences if d.score == "area")
+    out.print(summary(results, compare_runs(results, BASELINE)))
     measured = json.loads(get(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py
-    out.print("\n".join([this_run(area, after), *many_seeds(measured)]))
+    out.print("\n".join(many_seeds(measured)))
 
 
-def before_and_after(before: dict[str, "Scores"], after: dict[str, "Scores"]) -> tuple[Table, list[str]]:
-    """The scores of each run, and a sentence on how each changed."""
-    from dew.compare import compare
-    from dew.report.findings import change_sentence
+def changes(results: list["Result"]) -> list[str]:
+    """A sentence on how each score of each run changed."""
+    from dew.compare import compare_scores
+    from dew.compare.results import main_scores, read_answers
+    from dew.compare.verdicts import change_sentence
 
-    grid, changes = Table("", "before", "after", show_edge=False, pad_edge=False), []
-    for name in DEMO_RUNS:
-        found = compare(before[name], after[name])
-        for score in ("pass@1", f"pass@{after[name].k}"):
-            grid.add_row(f"{name} {score}", str(before[name][score]), str(after[name][score]))
-            changes.append(change_sentence(name, score, found[score].difference))
-    return grid, changes
-
-
-def this_run(area: float, after: dict[str, "Scores"]) -> str:
-    """A sentence that compares the two runs."""
-    from dew.compare import compare
-    from dew.report.findings import single_verdict
-
-    verdict = single_verdict(BASELINE, RULE, "pass@1", compare(after[BASELINE], after[RULE])["pass@1"].difference)
-    return f"This run: {RULE} − {BASELINE} in accuracy, averaged over training: {area:+.3f}. {verdict}"
+    lines = []
+    for result in results:
+        after, before = (read_answers(result.folder, when) for when in ("after", "before"))
+        found = compare_scores(after, before) if after and before else {}
+        lines += [change_sentence(result.arm, found[score]) for score in main_scores(found)]
+    return lines
 
 
 def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
     """A line for each measurement of several seeds."""
-    from dew.compare import compare_runs
-    from dew.compare.comparison import Result
+    from dew.compare import Result, compare_runs
+    from dew.compare.verdicts import signed, title
 
     lines = []
     for one in measured:
-        runs = [Result(r["algorithm"], r["seed"], 0, {"area": {"": r["scores"]["area"]}}) for r in one["runs"]]
-        found = compare_runs(runs, BASELINE).differences[0]
-        if len(found.seeds) > 1:  # the file also holds the quickstart's own seed
-            ahead = f"{RULE} ahead in {sum(x > 0 for x in found.by_seed)} of {len(found.seeds)}"
-            lines.append(f"{one['what']}: {signed(found.difference)} in the same average, {ahead}.")
+        found = next(d for d in compare_runs([Result(**run) for run in one["runs"]], BASELINE) if d.score == "area")
+        if found.pairs > 1:  # the file also holds the quickstart's own seed
+            ahead = f"{RULE} ahead in {sum(x > 0 for x in found.by_pair)} of {found.pairs}"
+            lines.append(f"{one['what']}: {signed(found)} in {title(found.score)}, {ahead}.")
     return lines

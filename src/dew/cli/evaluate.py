@@ -1,11 +1,8 @@
-"""`dew eval`: mean@k, pass@k and maj@k of one model or two. `dew pairs`: preference pairs from a model's answers."""
+"""`dew eval`: mean@k, pass@k and maj@k of one model or two."""
 
-import json as json_
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +14,8 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json
 from dew.cli.flags import mapping
 from dew.cli.models import load_model, load_tokenizer
-from dew.errors import ConfigError, Problem
-from dew.files import is_plain, try_writing, write_atomically
+from dew.errors import ConfigError, Problem, unknown
+from dew.files import is_plain, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, VERIFIERS
 from dew.run.config import Run, read_run
@@ -27,89 +24,77 @@ from dew.run.folder import RunFolder
 if TYPE_CHECKING:
     from dew.compare import Scores
 
-TaskFlag = Annotated[
-    list[str] | None, typer.Option(metavar="<str>", help="Game, data set or file (default: the run's, or countdown).")
-]
-SettingsFlag = Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")]
-VerifierFlag = Annotated[str | None, typer.Option(help="Verifier (default: the task's own).")]
-RewardFlag = Annotated[str | None, typer.Option(help="Your own reward function instead: file.py:function.")]
-ThresholdFlag = Annotated[float, typer.Option(help="Answers with a --reward above this count as correct.")]
-TemperatureFlag = Annotated[float, typer.Option(help="Sampling temperature.")]
-LengthFlag = Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")]
-SeedFlag = Annotated[int, typer.Option(help="Sampling seed.")]
-EngineFlag = Annotated[str, typer.Option(help="transformers or vllm.")]
-
 
 @app.command("eval")
 def evaluate_(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: TaskFlag = None,
-    settings: SettingsFlag = None,
-    verifier: VerifierFlag = None,
-    reward: RewardFlag = None,
-    threshold: ThresholdFlag = 0.5,
+    task: Annotated[
+        str | None, typer.Option(help="Game, data set, file, or the suite `paper` (default: the run's, or countdown).")
+    ] = None,
+    settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Verifier or file.py:function (default: the task's verifier).")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Answers per problem.")] = 16,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
-    temperature: TemperatureFlag = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps every token.")] = 1.0,
-    max_new_tokens: LengthFlag = None,
-    batch_size: Annotated[int | None, typer.Option(help="Answers per batch (default 256; on a GPU 1,024).")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding, one answer per problem.")] = False,
-    seed: SeedFlag = 0,
-    engine: EngineFlag = "transformers",
-    float32: Annotated[bool, typer.Option("--float32", help="On a GPU, sample in float32, not bfloat16.")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
+    options: Annotated[
+        str | None, typer.Option(help="Also top_p, greedy, seed, batch_size, threshold (of a reward): '{top_p: 0.9}'.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     vs: Annotated[str | None, typer.Option(help="A second model, or file, to compare on the same problems.")] = None,
-    suite: Annotated[str | None, typer.Option(help="A paper's data sets and settings; choose: paper.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this new JSON file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a model on held-out problems. Confidence intervals are clustered by problem."""
-    typed = _typed(context)
-    _check_flags(typed)
+    """Evaluate a model on held-out problems. Scores have 95% intervals over problems."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     from dew import compare as ev
+    from dew.compare.suites import SUITES
 
-    sampling = {field.name: typed[field.name] for field in fields(ev.Sampling) if field.name in typed}
-    load = partial(load_model, engine=engine, float32=float32)
-    if suite is not None:
-        _evaluate_suite(suite, model, load, settings, problems, sampling, keep, json)
+    sampling, threshold = _sampling(given, options)
+    if task in SUITES:
+        _refuse(given.keys() & {"reward", "vs"}, f"no effect with the suite {task}, which has its own data sets")
+        _evaluate_suite(task, model, engine, settings, problems, sampling, keep, json)
         return
     names = [name for name in (model, vs) if name is not None]
     kept = {name: ev.Scores.read(name) for name in names if name.endswith(".json") or Path(name).is_file()}
     models = [name for name in names if name not in kept]
+    if not models:
+        _refuse(given.keys() - {"model", "vs", "json"}, "no effect on answers read from a file")
+    like = next(iter(kept.values()), None)
     left_out, how = False, dict[str, Any]()
     if models:
-        like = next(iter(kept.values()), None)
-        left_out, how = _plan(models, task, settings, verifier, reward, threshold, problems, sampling, like)
-    else:
-        _refuse(typed.keys() - {"model", "vs", "json"}, "no effect on answers read from a file")
+        left_out, how = _plan(models, task, settings, reward, threshold, problems, sampling, like)
     files = _new_files(keep, ("", "-vs")[: len(names)])
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
-    scores = [kept.get(name) or ev.evaluate(*load(name), **how) for name in names]
+    scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), **how) for name in names]
     for scored, file in zip(scores, files, strict=False):
         scored.write(file)
     _show(scores, names, left_out or not scores[0].of_train, json)
 
 
-def _typed(context: typer.Context) -> dict[str, Any]:
-    """The arguments and options that were given on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, Any], float]:
+    """The settings of `Sampling` that were typed, as flags or in --options, and the threshold of a reward."""
+    from dew.compare import Sampling
 
-
-def _check_flags(typed: dict[str, Any]) -> None:
-    """Refuse flags that contradict others or would be ignored."""
-    judges = sorted(typed.keys() & {"reward", "verifier", "suite"})
-    if len(judges) > 1:
-        what = f"--{' and --'.join(judges)}: each decides how answers are scored."
-        raise ConfigError(Problem(what, remedy="Give one."))
-    if "suite" in typed:
-        _refuse(typed.keys() & {"task", "vs"}, "--suite evaluates one model on its own data sets")
-    if "greedy" in typed:
-        _refuse(typed.keys() & {"k", "temperature", "top_p", "seed"}, "no effect with --greedy")
-    if "reward" not in typed:
-        _refuse(typed.keys() & {"threshold"}, "no effect without --reward")
+    known = [field.name for field in fields(Sampling)]
+    more = mapping(options, "--options", "{top_p: 0.9}")
+    if problems := [unknown(f"--options: {x!r} is not known.", x, [*known, "threshold"]) for x in more
+                    if x not in (*known, "threshold")]:  # fmt: skip
+        raise ConfigError(problems)
+    sampling = {name: value for name, value in {**given, **more}.items() if name in known}
+    threshold = more.get("threshold", 0.5)
+    try:
+        Sampling(**sampling)
+        return sampling, float(threshold)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(Problem(f"--options {options}: every value must be a number.")) from None
 
 
 def _refuse(flags: Iterable[str], why: str) -> None:
@@ -134,8 +119,8 @@ def _new_files(keep: Path | None, endings: Iterable[str]) -> list[Path]:
 
 
 def _plan(
-    models: Sequence[str], task: list[str] | None, settings: str | None, verifier: str | None, reward: str | None,
-    threshold: float, problems: int | None, sampling: dict[str, Any], like: "Scores | None",
+    models: Sequence[str], task: str | None, settings: str | None, reward: str | None, threshold: float,
+    problems: int | None, sampling: dict[str, Any], like: "Scores | None",
 ) -> tuple[bool, dict[str, Any]]:  # fmt: skip
     """(whether all models are of runs that left these problems out, the arguments of `evaluate`).
 
@@ -143,53 +128,39 @@ def _plan(
     """
     from dew.compare.scores import check_comparable, judge_name, problem_key
 
-    chosen, source, run = _problems(models, task, settings, like.task if like else "countdown")
-    judge = _judge(source, run, verifier, reward)
-    sampling = {"max_new_tokens": _max_length(models), **(asdict(like.sampling) if like else {}), **sampling}
+    runs = {name: _run_of(name) for name in models}
+    run = _run_on(task, runs)
+    chosen = task or run.task or (like.task if like else "countdown")
+    source = tasks.task(chosen, **(mapping(settings) or run.task_settings))
+    judge = _judge(source, run, reward)
+    length = max(run.settings.get("max_completion_length") or 0 for run in runs.values()) or 128
+    sampling = {"max_new_tokens": length, **(asdict(like.sampling) if like else {}), **sampling}
     if like is not None:
         problems = len(like.problems) if problems is None else problems
         keys = [problem_key(row["prompt"], row.get("answer")) for row in source.rows(problems, split="held_out")]
         check_comparable(like, source.name, judge_name(judge, threshold), keys)
-    left_out = like is None and all(_same(chosen, _run_of(name).task) for name in models)
+    left_out = like is None and all(_trained_on(chosen, run) for run in runs.values())
     return left_out, {"problems": source, "verifier": judge, "n_problems": problems, "threshold": threshold, **sampling}
 
 
-def _problems(
-    models: Sequence[str], task: list[str] | None, settings: str | None, default: str = "countdown"
-) -> tuple[str, tasks.Task, Run]:
-    """(the task's name, the task, the run that trained on it): as typed, else those of the runs, else the default."""
-    if task and len(task) > 1:
-        raise ConfigError(Problem(f"{len(task)} tasks: {', '.join(task)}.", remedy="Give one at a time."))
-    name, run = _run_on(task[0] if task else None, models)
-    chosen = task[0] if task else run.task
-    if not chosen and (data := _data(run)):
-        flags = _words({"--task": data, "--settings": "{prompt: prompt}", **_judge_flags(run)})
-        remedy = f"Add {flags}." if data == run.settings.get("dataset_name") else "Name a task with --task."
-        raise ConfigError(Problem(f"{name}: trained on {data}, which is not a task.", remedy=remedy))
-    if not chosen and default not in VERIFIERS:
-        what = f"The file to compare with holds answers to {default!r}, which is not a built-in task."
-        raise ConfigError(Problem(what, remedy="Name the same data with --task."))
-    chosen = chosen or default
-    return chosen, tasks.task(chosen, **(mapping(settings) or run.task_settings)), run
+def _trained_on(task: str, run: Run) -> bool:
+    return bool(run.task) and Path(task).resolve() == Path(str(run.task)).resolve()
 
 
-def _run_on(task: str | None, models: Sequence[str]) -> tuple[str, Run]:
-    """The first model whose run trained on this task, and its run; without a task, all runs must have the same."""
-    runs = {name: run for name in models if _data(run := _run_of(name)) and (not task or _same(task, _data(run)))}
-    if not task and len({repr((Path(_data(run)).resolve(), run.task_settings)) for run in runs.values()}) > 1:
-        each = [f"{name} on {_data(run)} {run.task_settings or ''}".rstrip() for name, run in runs.items()]
+def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
+    """The first run that trained on this task; without a task, all runs must have trained on the same."""
+    for name, run in runs.items():
+        data = run.settings.get("dataset_name") or "several data sets" * ("datasets" in run.settings)
+        if data and not task:
+            raise ConfigError(
+                Problem(f"{name}: trained on {data}, which is not a task.", remedy="Name one with --task.")
+            )
+    trained = {name: run for name, run in runs.items() if run.task}
+    if not task and len({(str(run.task), str(run.task_settings)) for run in trained.values()}) > 1:
+        each = [f"{name} on {run.task} {run.task_settings or ''}".rstrip() for name, run in trained.items()]
         raise ConfigError(Problem(f"Trained on different problems: {', '.join(each)}.", remedy="Choose with --task."))
-    return next(iter(runs.items()), ("", Run()))
-
-
-def _data(run: Run) -> str:
-    """What the run trained on."""
-    mixture = "several data sets" if run.settings.get("datasets") else ""
-    return str(run.task or run.pairs or run.settings.get("dataset_name") or mixture)
-
-
-def _same(task: str, other: str | None) -> bool:
-    return bool(other) and Path(task).resolve() == Path(str(other)).resolve()
+    same = [run for run in trained.values() if not task or _trained_on(task, run)]
+    return same[0] if same else Run()
 
 
 def _run_of(model: str) -> Run:
@@ -202,145 +173,92 @@ def _run_of(model: str) -> Run:
     return read_run(file) if file.is_file() else Run()
 
 
-def _max_length(models: Iterable[str]) -> int:
-    return max(_run_of(model).settings.get("max_completion_length") or 0 for model in models) or 128
-
-
-def _judge(source: tasks.Task, run: Run, verifier: str | None, reward: str | None) -> Any:
+def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
     """What decides which answers are correct: as typed, else the run's verifier, else the task's own.
 
     A run's folder may be somebody else's, so code that its config names only runs if it is typed.
     """
     if reward:
         return rewards.load_reward(reward) if is_user_function(reward) else rewards.reward(reward)
-    flags, own = _judge_flags(run), source.name if source.name in VERIFIERS else None
-    if name := verifier or run.verifier or own or flags.get("--verifier"):
-        return rewards.verifier(name)
-    remedy = "Name a verifier (--verifier math) or your own reward function (--reward file.py:function)."
-    if flags:
-        remedy = f"To score as in the run, add {_words(flags)}, which runs that code."
+    names, wanted = run.settings.get("reward_funcs") or [], run.settings.get("outcome_reward")
+    names = [str(name) for name in (names if isinstance(names, list) else [names])]
+    used = next((name for name in names if wanted in (None, re.split("[:.]", name)[-1])), "")
+    if verifier := next((name for name in (run.verifier, source.name, used) if name in VERIFIERS), None):
+        return rewards.verifier(verifier)
+    remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
+    if used:
+        path = used if is_user_function(used) or used in FORMATS else f"trl.rewards:{used}"
+        threshold = run.algorithm_settings.get("threshold", 0.5)
+        flags = f"--reward {path}" + (f" --options '{{threshold: {threshold}}}'" if threshold != 0.5 else "")
+        remedy = f"To score as in the run, add {flags}, which runs that code."
     raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
 
 
-def _judge_flags(run: Run) -> dict[str, str]:
-    """The flags for the verifier or reward function that decides in this run which answers are correct."""
-    names, wanted = run.settings.get("reward_funcs") or [], run.settings.get("outcome_reward")
-    names = [str(name) for name in (names if isinstance(names, list) else [names])]
-    name = run.verifier or next((name for name in names if wanted in (None, re.split("[:.]", name)[-1])), None)
-    if name is None or name in VERIFIERS:
-        return {"--verifier": name} if name else {}
-    path = name if is_user_function(name) or name in FORMATS else f"trl.rewards:{name}"
-    kwargs = run.settings.get("algorithm_kwargs")
-    threshold = kwargs.get("threshold", 0.5) if isinstance(kwargs, dict) else 0.5
-    return {"--reward": path, **({"--threshold": str(threshold)} if threshold != 0.5 else {})}
-
-
-def _words(flags: Mapping[str, str]) -> str:
-    return shlex.join(word for flag in flags.items() for word in flag)
-
-
 def _evaluate_suite(
-    name: str, model: str, load: Callable[[str], tuple[Any, Any]], settings: str | None, problems: int | None,
-    sampling: dict[str, Any], keep: Path | None, as_json: bool,
+    name: str, model: str, engine: str, settings: str | None, problems: int | None, sampling: dict[str, Any],
+    keep: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Every data set of a suite, in a table with the published results."""
     from dew import compare as ev
-    from dew.compare import suites
+    from dew.compare.suites import SUITES
 
-    chosen, scores = suites.suite(name), {}
-    sources = {task: tasks.task(task, **mapping(settings)) for task in chosen.tasks}
+    suite, scores = SUITES[name], {}
+    sources = {task: tasks.task(task, **mapping(settings)) for task in suite.tasks}
     files = _new_files(keep, [f"-{task}" for task in sources])
-    loaded = load(model)
+    loaded = load_model(model, engine)
     for task, source in sources.items():
-        count = min(chosen.tasks[task] if problems is None else problems, chosen.tasks[task])
-        scores[task] = ev.evaluate(*loaded, source, n_problems=count, **{**chosen.sampling, **sampling})
+        count = min(suite.tasks[task] if problems is None else problems, suite.tasks[task])
+        scores[task] = ev.evaluate(*loaded, source, n_problems=count, **{**suite.sampling, **sampling})
     for scored, file in zip(scores.values(), files, strict=False):
         scored.write(file)
     if as_json:
         print_json({"suite": name, **{task: found.summary() for task, found in scores.items()}})
         return
-    heading, *rows = chosen.table(model, scores)
-    table = Table(title=f"suite {name}, percent; 95 % intervals by problem, none for published rows")
+    heading, *rows = suite.table(model, scores)
+    table = Table(title=f"suite {name}, percent; 95% intervals by problem, none for published rows")
     for column in heading:
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
         table.add_row(*row, end_section=row is rows[-2])
     out.print(table)
-    for task, found in scores.items():
-        out.print(f"{task}: {len(found.problems)} problems x {found.k} answers, {found.truncated_share:.1%} truncated")
+    _details(scores)
 
 
-@app.command()
-def pairs(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, or `tiny`.")],
-    to: Annotated[Path, typer.Argument(help="A new .jsonl file.")],
-    task: TaskFlag = None,
-    settings: SettingsFlag = None,
-    verifier: VerifierFlag = None,
-    reward: RewardFlag = None,
-    threshold: ThresholdFlag = 0.5,
-    k: Annotated[int, typer.Option("-k", min=2, help="Answers to sample per problem.")] = 8,
-    problems: Annotated[int, typer.Option("-n", "--problems", min=1, help="Training problems.")] = 1024,
-    per_problem: Annotated[int, typer.Option(help="Maximum number of pairs per problem.", min=1)] = 1,
-    temperature: TemperatureFlag = 1.0,
-    max_new_tokens: LengthFlag = None,
-    seed: SeedFlag = 0,
-    engine: EngineFlag = "transformers",
-) -> None:
-    """Make preference pairs for `trainer: dpo`. Each pairs a correct and a wrong answer to one training problem."""
-    _check_flags(_typed(context))
-    if to.suffix != ".jsonl":
-        raise ConfigError(Problem(f"{to} does not end in .jsonl.", remedy="Name a new .jsonl file."))
-    _new_files(to, [""])
-    from dew import compare as ev
-
-    _, source, run = _problems([model], task, settings)
-    judge, rows = _judge(source, run, verifier, reward), source.rows(problems)
-    length = _max_length([model]) if max_new_tokens is None else max_new_tokens
-    sampling: dict[str, Any] = {"k": k, "temperature": temperature, "max_new_tokens": length, "seed": seed}
-    loaded = load_model(model, engine)
-    scores = ev.evaluate(*loaded, rows, judge, name=source.name, threshold=threshold, **sampling)
-    found = ev.preference_pairs(scores, per_problem=per_problem, seed=seed)
-    share = f"{scores['pass@1'].value:.1%} of {len(scores.problems)} x {k} answers are correct"
-    if not found:
-        remedy = "Sample more answers (-k), or choose problems that the model solves sometimes."
-        raise ConfigError(Problem(f"No problem has a correct and a wrong answer: {share}.", remedy=remedy))
-    write_atomically(to, "".join(json_.dumps(row, ensure_ascii=False) + "\n" for row in found).encode("utf-8"))
-    out.print(f"{to}: {len(found)} pairs; {share}, {scores.truncated_share:.1%} truncated")
-
-
-def _show(scores: list["Scores"], names: list[str], held_out: bool, as_json: bool) -> None:
+def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
     """The scores of one model, or of two with their differences."""
-    from dew.compare import compare
+    from dew.compare import compare_scores, verdicts
+    from dew.compare.results import main_scores
+    from dew.compare.verdicts import signed
 
-    differences = compare(*scores) if len(scores) == 2 else {}
+    first, last = scores[0], scores[-1]
+    differences = compare_scores(last, first, arm=names[-1], baseline=names[0]) if last is not first else {}
     if as_json:
         both = {key: scored.summary() for key, scored in zip(("model", "vs"), scores, strict=False)}
-        found = {name: asdict(d) | {"within_noise": d.within_noise} for name, d in differences.items()}
+        found = {name: d.to_json() for name, d in differences.items()}
         print_json({**both, "differences": found} if differences else both["model"])
         return
-    first, kind = scores[0], "held-out problems" if held_out else "problems"
-    title = f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95 % intervals by problem"
-    out.print(f"{title}\n")
+    kind = "held-out problems" if held_out else "problems"
+    out.print(f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95% intervals by problem\n")
     table = Table("score")
     for column in [*names, "second − first, paired"] if differences else names:
         table.add_column(column, justify="right")
     for name in first.scores:
         cells = [str(score.scores.get(name, "")) for score in scores]
-        if name in differences:
-            cells.append(f"{differences[name].difference}{' (noise)' * differences[name].within_noise}")
-        table.add_row(name, *cells)
+        table.add_row(name, *cells, *([signed(differences[name])] if name in differences else []))
     out.print(table)
-    for name, score in zip(names, scores, strict=True):
-        counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
-        out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")
-    one, other = asdict(first.sampling), asdict(scores[-1].sampling)
+    _details(dict(zip(names, scores, strict=True)))
+    one, other = asdict(first.sampling), asdict(last.sampling)
     if changed := [key for key in one if one[key] != other[key] and key not in ("seed", "batch_size")]:
         values = ", ".join(f"{key} {one[key]} and {other[key]}" for key in changed)
         out.print(f"The answers were sampled with different settings: {values}.")
     if not held_out:
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
-    if differences and all(d.within_noise for d in differences.values()):
-        out.print("Every difference is within noise: these problems do not show which model is better.")
+    for text in verdicts([differences[name] for name in main_scores(differences)]):
+        out.print(text)
+
+
+def _details(scores: Mapping[str, "Scores"]) -> None:
+    for name, score in scores.items():
+        counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
+        out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")

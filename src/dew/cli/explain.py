@@ -1,7 +1,7 @@
 """`dew explain`: the credit of every token of one recorded group, in the terminal."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,28 +17,12 @@ from dew.cli.flags import mapping
 from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import stay_inside
 from dew.run.folder import RunFolder
-from dew.run.records import AnswerRecord, GroupRecord, read_records
+from dew.run.records import AnswerRecord, GroupRecord, read_records, record_path
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dew import Algorithm, Rollouts
-
-Rows = list[list[float]]
-
-
-@dataclass(frozen=True)
-class GroupCredit:
-    """A group's credit: as it was recorded, or computed with other settings."""
-
-    label: str
-    """The algorithm and the settings that differ from its defaults."""
-    algorithm: "Algorithm | None"
-    """None if its name is not registered here: only recorded values can be shown."""
-    advantage: Rows
-    shaped: Rows | None
-    grpo: Rows
-    flipped: list[list[bool]]
 
 
 @app.command()
@@ -53,103 +37,92 @@ def explain(
 ) -> None:
     """Explain the credit of every token in a recorded group."""
     chosen = _choose(source, step, group)
-    credit = _credit(chosen, algorithm, mapping(settings))
     if answer is not None and not 1 <= answer <= len(chosen.answers):
         raise ConfigError(f"answer: {answer} is not between 1 and {len(chosen.answers)}.")
+    credited, rule = _credit(chosen, algorithm, mapping(settings))
+    label = rule.label if rule else chosen.algorithm or "?"
+    flipped = _flipped(credited)
     if json:
-        answers = []
-        for i, a in enumerate(chosen.answers):
-            entry: dict[str, Any] = {"correct": a.correct, "tokens": a.tokens, "entropy": a.entropy}
-            entry |= {"advantage": credit.advantage[i], "grpo": credit.grpo[i], "flipped": credit.flipped[i]}
-            entry |= {"value": a.value} if a.value is not None else {}
-            entry |= {"shaped": credit.shaped[i]} if credit.shaped is not None else {}
-            answers.append(entry)
+        names = ("correct", "tokens", "entropy", "advantage", "grpo", "shaped")
+        answers = [
+            {n: getattr(a, n) for n in names} | {"flipped": f} for a, f in zip(credited.answers, flipped, strict=True)
+        ]
         head = {name: getattr(chosen, name) for name in ("step", "group", "prompt", "gold")}
-        print_json({**head, "algorithm": credit.label, "answers": answers})
+        print_json({**head, "algorithm": label, "answers": answers})
     elif answer is None:
-        _show_group(chosen, credit)
+        _show_group(credited, label, flipped)
     else:
-        _show_answer(chosen, answer - 1, credit)
+        _show_answer(credited, answer - 1, label, flipped, rule)
 
 
 # ── which group ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
+    """The most informative of the groups of a step, or with a number, or of all."""
+    from dew.report.tokens import summary
+
+    groups = _read(source, step)
+    for name, wanted in (("step", step), ("group", group)):
+        recorded = sorted({getattr(g, name) for g in groups})
+        if wanted is not None and wanted not in recorded:
+            remedy = f"Choose one of: {', '.join(map(str, recorded))}."
+            raise ConfigError(Problem(f"{name}: {wanted} was not recorded.", remedy=remedy))
+        groups = [g for g in groups if wanted in (None, getattr(g, name))]
+    # as the page of `dew report` sorts them, those with both outcomes first
+    return max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"]))
+
+
+def _read(source: Path, step: int | None) -> list[GroupRecord]:
+    """The groups of a file, of a step, or a sample of all of a run's."""
     from dew.report.readers import read_sample
-    from dew.report.statistics import summary
 
-    if source.is_dir():
-        stay_inside(source)
-        files = {int(f.name.split("-")[1].split(".")[0]): f for f in RunFolder(source).record_files()}
-        if not files:
-            runs = sorted(f.parent for f in source.glob("*/run.json"))
-            remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
-            remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
-            raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
-        if step is None and group is None:
-            groups, _, damaged = read_sample(list(files.values()))
-            if not groups:
-                raise RecordError(damaged[0])
-        else:
-            groups = read_records(files[max(files) if step is None else _recorded("step", step, files)])
-    else:
-        groups = read_records(source)
-        if step is not None:
-            _recorded("step", step, [g.step for g in groups])
-            groups = [g for g in groups if g.step == step]
-    if group is None:
-        # as the page of `dew report` sorts them, those with both outcomes first
-        return max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"]))
-    numbers = [g.group for g in groups]
-    return groups[numbers.index(_recorded("group", group, numbers))]
-
-
-def _recorded(name: str, wanted: int, recorded: Iterable[int]) -> int:
-    if wanted not in recorded:
-        listed = ", ".join(map(str, dict.fromkeys(recorded)))
-        raise ConfigError(Problem(f"{name}: {wanted} was not recorded.", remedy=f"Choose one of: {listed}."))
-    return wanted
+    if not source.is_dir():
+        return read_records(source)
+    stay_inside(source)
+    if step is not None and record_path(source, step).exists():
+        return read_records(record_path(source, step))
+    files = RunFolder(source).record_files()
+    if not files:
+        runs = sorted(f.parent for f in source.glob("*/run.json"))
+        remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
+        remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
+        raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
+    groups, _, damaged = read_sample(files)
+    if not groups:
+        raise RecordError(damaged[0])
+    return groups
 
 
 # ── its credit ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _credit(group: GroupRecord, name: str | None, changed: dict[str, Any]) -> GroupCredit:
-    """As recorded, unless another algorithm or other settings are given or nothing was recorded."""
+def _credit(group: GroupRecord, name: str | None, changed: dict[str, Any]) -> "tuple[GroupRecord, Algorithm | None]":
+    """The group with its advantage, GRPO's, and r̃ of a rule that shapes rewards; the rule, None if unknown here.
+
+    As recorded, unless another algorithm or other settings are given or nothing was recorded.
+    """
     from dew import get_algorithm
-    from dew.credit import wrong_sign
 
     as_recorded = not (name or changed)
     complete = as_recorded and all(a.advantage is not None for a in group.answers)
     own: dict[str, Any] = dict(group.settings) if name in (None, group.algorithm) else {}
     try:
-        algorithm = get_algorithm(name or group.algorithm or "gtpo", **{**own, **changed})
+        rule = get_algorithm(name or group.algorithm or "gtpo", **{**own, **changed})
     except (DewError, TypeError):
         if not complete:
             raise
-        algorithm = None  # the user's own class, unknown here: show what was recorded
-    rollouts = _rollouts(group, [] if complete or algorithm is None else algorithm.signals)
-
-    def unpadded(x: "Tensor") -> list[list[Any]]:
-        return [row[: len(a.tokens)] for row, a in zip(x[0].tolist(), group.answers, strict=True)]
-
-    def values(field: str, compute: Any) -> Rows:
-        recorded = [getattr(a, field) for a in group.answers]
-        return recorded if as_recorded and None not in recorded else unpadded(compute(rollouts))
-
-    advantage = values("advantage", algorithm and algorithm.advantages)
-    assert rollouts.extra is not None
-    flipped = wrong_sign(_padded(advantage)[None], rollouts.reward + rollouts.extra) & rollouts.mask
-    weighted = algorithm is not None and algorithm.needs_entropy == "old"
-    return GroupCredit(
-        label=algorithm.label if algorithm else group.algorithm or "?",
-        algorithm=algorithm,
-        advantage=advantage,
-        shaped=values("shaped", algorithm.rewards) if algorithm and weighted else None,
-        grpo=values("grpo", get_algorithm("grpo").advantages),
-        flipped=unpadded(flipped),
-    )
+        rule = None  # the user's own class, unknown here: show what was recorded
+    rollouts = _rollouts(group, [] if complete or rule is None else rule.signals)
+    compute = {"grpo": get_algorithm("grpo").advantages} | ({"advantage": rule.advantages} if rule else {})
+    if rule and rule.needs_entropy == "old":
+        compute["shaped"] = rule.rewards
+    answers = [a if as_recorded else replace(a, shaped=None) for a in group.answers]
+    for field, function in compute.items():
+        if not as_recorded or any(getattr(a, field) is None for a in answers):
+            rows = function(rollouts)[0].tolist()
+            answers = [replace(a, **{field: row[: len(a.tokens)]}) for a, row in zip(answers, rows, strict=True)]
+    return replace(group, answers=answers), rule
 
 
 def _rollouts(group: GroupRecord, needed: Sequence[str]) -> "Rollouts":
@@ -165,82 +138,83 @@ def _rollouts(group: GroupRecord, needed: Sequence[str]) -> "Rollouts":
     if not any(a.tokens for a in group.answers):
         raise ConfigError(f"group {group.group} of step {group.step} has no tokens.")
 
+    def padded(rows: Iterable[Sequence[float]]) -> "Tensor":
+        tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)[None]
+
     signals = {x: [getattr(a, x) or [0.0] * len(a.tokens) for a in group.answers] for x in ("entropy", *needed)}
-    return Rollouts.from_rows(
-        [0] * len(group.answers),
-        mask=_padded([_live(a) for a in group.answers]).bool(),
-        reward=torch.tensor([float(a.reward) for a in group.answers]),
-        **{name: _padded(rows) for name, rows in signals.items()},
-        extra=torch.tensor([a.extra for a in group.answers]),
+    return Rollouts(
+        mask=padded(map(_live, group.answers)).bool(),
+        reward=torch.tensor([[float(a.reward) for a in group.answers]]),
+        extra=torch.tensor([[a.extra for a in group.answers]]),
+        **{name: padded(rows) for name, rows in signals.items()},
     )
-
-
-def _padded(rows: Sequence[Sequence[float]]) -> "Tensor":
-    import torch
-
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
 
 
 def _live(answer: AnswerRecord) -> Sequence[bool]:
     return answer.live or [True] * len(answer.tokens)
 
 
+def _flipped(group: GroupRecord) -> list[list[bool]]:
+    """Trained tokens with credit of the wrong sign."""
+    from dew.report.tokens import above_mean
+
+    return [
+        [live and A * above < 0 for live, A in zip(_live(a), a.advantage or (), strict=True)]
+        for a, above in zip(group.answers, above_mean(group).tolist(), strict=True)
+    ]
+
+
 # ── on the screen ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show_group(group: GroupRecord, credit: GroupCredit) -> None:
+def _show_group(group: GroupRecord, label: str, flipped: list[list[bool]]) -> None:
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
-    scale = max((abs(x) for row in credit.advantage for x in row), default=0.0)
-    flipped = sum(map(sum, credit.flipped))
-    legend = f"advantages of {credit.label}: blue positive, orange negative, full colour = ±{scale:.3f}"
-    out.print(Text(legend + ("; underlined: the wrong sign for its answer\n" if flipped else "\n"), style="dim"))
+    scale = _largest(group)
+    legend = f"advantages of {label}: blue positive, orange negative, full colour = ±{scale:.3f}"
+    note = "; underlined: the wrong sign for its answer\n" if any(map(any, flipped)) else "\n"
+    out.print(Text(legend + note, style="dim"))
     same: dict[Any, list[int]] = {}
     for i, a in enumerate(group.answers):
-        same.setdefault((a.correct, tuple(a.tokens), tuple(credit.advantage[i])), []).append(i)
+        same.setdefault((a.correct, tuple(a.tokens), tuple(a.advantage or ())), []).append(i)
     for i, *others in same.values():
         a, ranges = group.answers[i], ""
-        for name, rows in (("grpo", credit.grpo), (credit.label.split("(")[0], credit.advantage)):
-            values = list(compress(rows[i], _live(a)))
-            low, high = (f"{end(values, default=0.0):+.3f}" for end in (min, max))
+        for name, values in (("grpo", a.grpo), (label.split("(", maxsplit=1)[0], a.advantage)):
+            live = list(compress(values or (), _live(a)))
+            low, high = (f"{end(live, default=0.0):+.3f}" for end in (min, max))
             ranges += f"   {name} {low if low == high else f'{low} to {high}'}"
-        if a.value:
-            ranges += f"   predicted chance of success {a.value[0]:.2f} to {a.value[-1]:.2f}"
-        marked = f"   {sum(credit.flipped[i])} of the wrong sign" if any(credit.flipped[i]) else ""
+        marked = f"   {sum(flipped[i])} of the wrong sign" if any(flipped[i]) else ""
         times = f" × {1 + len(others)}" if others else ""
         out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{times}{ranges}{marked}")
-        out.print(Padding(by_credit(a.tokens, credit.advantage[i], scale, credit.flipped[i]), (0, 0, 1, 2)))
+        out.print(Padding(by_credit(a.tokens, a.advantage or (), scale, flipped[i]), (0, 0, 1, 2)))
     out.print("For one answer with the formula and its numbers, add --answer N.")
 
 
-def _show_answer(group: GroupRecord, i: int, credit: GroupCredit) -> None:
+def _largest(group: GroupRecord) -> float:
+    return max((abs(A) for a in group.answers for A in a.advantage or ()), default=0.0)
+
+
+def _show_answer(group: GroupRecord, i: int, label: str, flipped: list[list[bool]], rule: Any) -> None:
     """r̃ and A of every token of one answer, with the numbers they are computed from."""
-    a, rule = group.answers[i], credit.algorithm
-    weighted = credit.shaped is not None and hasattr(rule, "alpha2")
-    outcome = "correct" if a.correct else "wrong"
-    out.print(f"answer {i + 1}, {outcome}, in a group of {len(group.answers)}: {credit.label}")
+    a, scale = group.answers[i], _largest(group)
+    weighted = a.shaped is not None and hasattr(rule, "alpha2")
+    out.print(f"answer {i + 1}, {'correct' if a.correct else 'wrong'}, in a group of {len(group.answers)}: {label}")
     if weighted:
         out.print(_formula(rule, a.correct))
-    if not any(any(row) for row in credit.advantage):
+    if not scale:
         out.print("The answers of this group do not differ, so every advantage is 0.")
     table = Table(show_edge=False)
-    if a.value:
-        out.print("V: predicted chance of success before the token (docs/papers.md).")
-    chance = ("V",) if a.value else ()
-    for head in ("token", "H", *chance, *(("x", "x / mean", "r̃") if weighted else ()), "A", "A grpo", ""):
+    for head in ("token", "H", *(("x", "x / mean", "r̃") if weighted else ()), "A", "A grpo", ""):
         table.add_column(head, justify="left" if head == "token" else "right")
-    scale = max((abs(x) for row in credit.advantage for x in row), default=0.0)
-    for t, (token, live) in enumerate(zip(a.tokens, _live(a), strict=True)):
-        H = None if a.entropy is None else a.entropy[t]
+    nothing: list[Any] = [None] * len(a.tokens)
+    signals = [x or nothing for x in (a.entropy, a.shaped, a.advantage, a.grpo)]
+    for token, live, flip, H, r, A, base in zip(a.tokens, _live(a), flipped[i], *signals, strict=True):
         cells: list[Any] = [printable(token), "" if H is None else f"{H:.3f}"]
-        cells += [f"{a.value[t]:.3f}"] if a.value else []
         if live:
-            if weighted:
-                cells += _weight_cells(rule, a, H, credit.shaped[i][t])  # type: ignore[index]
-            A = credit.advantage[i][t]
-            flip = "wrong sign" if credit.flipped[i][t] else ""
-            cells += [by_credit([f"{A:+.3f}"], [A], scale), f"{credit.grpo[i][t]:+.3f}", flip]
+            cells += _weight_cells(rule, a, H, r) if weighted else []
+            cells += [by_credit([f"{A:+.3f}"], [A], scale), f"{base:+.3f}", "wrong sign" if flip else ""]
         table.add_row(*cells)
     out.print(table)
 

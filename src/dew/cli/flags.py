@@ -81,11 +81,11 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
     return settings, typed
 
 
-def mapping(text: str | None) -> dict[str, Any]:
-    """The value of `--settings`."""
-    value = parse_yaml(f"settings: {text or '{}'}", "--settings")["settings"]
+def mapping(text: str | None, flag: str = "--settings", example: str = "{numbers: 3}") -> dict[str, Any]:
+    """The value of a flag that takes settings."""
+    value = parse_yaml(f"settings: {text or '{}'}", flag)["settings"]
     if not isinstance(value, dict):
-        raise ConfigError(Problem(f"--settings {text} is not a mapping.", remedy="Write e.g. '{numbers: 3}'."))
+        raise ConfigError(Problem(f"{flag} {text} is not a mapping.", remedy=f"Write e.g. '{example}'."))
     return value
 
 

@@ -1,7 +1,6 @@
 """`dew lab`: does a credit rule help? Many small paired runs at once."""
 
-from dataclasses import asdict, fields, replace
-from math import inf
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,17 +8,18 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.cli.runs import clock, lock
-from dew.errors import ConfigError, Problem
+from dew.cli.flags import mapping
+from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
+from dew.run.records import finite
 
 if TYPE_CHECKING:
-    from dew.engines.lab import Progress, Study
+    from dew.compare import Result
+    from dew.engines.lab import Settings
 
 
 @app.command()
 def lab(
-    context: typer.Context,
     arms: Annotated[list[str] | None, typer.Argument(help="dapo, gtpo(alpha2=0.5), gtpo@3e-5, rules.py:Class.")] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8 or -14.")
@@ -29,19 +29,10 @@ def lab(
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed; use other seeds to confirm a result.")] = 0,
     learning_rate: Annotated[list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5).")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Answers per problem (default 16).")] = None,
-    prompts: Annotated[int | None, typer.Option(help="Problems per generation (default 32).")] = None,
-    optimizer_steps: Annotated[int | None, typer.Option(help="Optimizer steps per generation (default 4).")] = None,
     generations: Annotated[int | None, typer.Option(help="Generations per run (default 120).")] = None,
-    width: Annotated[int | None, typer.Option(help="Width of the policy (default 128).")] = None,
-    depth: Annotated[int | None, typer.Option(help="Layers of the policy (default 3).")] = None,
-    eval_problems: Annotated[int | None, typer.Option(help="Held-out problems (default 256).")] = None,
-    eval_k: Annotated[int | None, typer.Option(help="Answers per held-out problem (default 16).")] = None,
-    evaluations: Annotated[int | None, typer.Option(help="Evaluations during a run (default 3).")] = None,
+    settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, width: 64}'.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
-    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Fewer kernel launches, more memory.")] = False,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
-    warm_starts: Annotated[Path | None, typer.Option(help="Folder of warm starts (default: the user's cache).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
     no_controls: Annotated[bool, typer.Option("--no-controls", help="Leave out the arms with weighting off.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
@@ -51,53 +42,56 @@ def lab(
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
     """
-    from dew.engines.lab import study
+    from dew.engines.lab import QUICK, QUICK_TASK, Settings, study
 
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
+    given = mapping(settings, example="{group_size: 8}")
+    cuda_graphs = bool(given.pop("cuda_graphs", False))
+    given |= {} if generations is None else {"generations": generations}
     try:
-        with lock(folder):
-            found = study(
-                arms or ["dapo", "gtpo"], output=folder, first_seed=first_seed, device=device, cuda_graphs=cuda_graphs,
-                warm_starts=warm_starts, controls=bool(arms) and not no_controls, **_size(context.params, quick),
-                say=(lambda _: None) if as_json else out.print,
-                progress=(lambda _: None) if as_json else _show_progress,
-            )  # fmt: skip
+        found = study(
+            arms or ["dapo", "gtpo"],
+            output=folder,
+            tasks=task or [QUICK_TASK if quick else "countdown-4"],
+            seeds=seeds or (2 if quick else 8),
+            first_seed=first_seed,
+            learning_rates=learning_rate or [1e-4 if quick else 5e-5],
+            settings=_settings(QUICK if quick else Settings(), given),
+            controls=bool(arms) and not no_controls,
+            device=device,
+            cuda_graphs=cuda_graphs,
+            say=(lambda _: None) if as_json else out.print,
+            progress=(lambda *_: None) if as_json else _show_progress,
+        )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
     _report(found, folder, as_json)
 
 
-def _size(typed: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """Tasks, seeds, learning rates and settings: as typed, else the defaults, which are small with --quick."""
-    from dew.engines.lab import QUICK, QUICK_TASK, Settings
-
-    task, seeds, rate, settings = (QUICK_TASK, 2, 1e-4, QUICK) if quick else ("countdown-4", 8, 5e-5, Settings())
-    given = {f.name: value for f in fields(Settings) if (value := typed[f.name]) is not None}
-    size = {"tasks": typed["task"] or [task], "seeds": typed["seeds"] or seeds}
-    return size | {"learning_rates": typed["learning_rate"] or [rate], "settings": replace(settings, **given)}
+def _settings(defaults: "Settings", given: dict[str, Any]) -> "Settings":
+    known = [field.name for field in fields(defaults)]
+    if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
+        raise ConfigError(wrong)
+    return replace(defaults, **given)
 
 
-def _report(found: "Study", folder: Path, as_json: bool) -> None:
+def _report(results: list["Result"], folder: Path, as_json: bool) -> None:
     from dew.engines.lab import differences, markdown
 
-    text = markdown(found)
+    text = markdown(results)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
-        every = [asdict(d) | {"verdict": d.verdict} for name in found.tasks for d in differences(found, name)]
-        print_json([{k: None if v in (-inf, inf) else v for k, v in values.items()} for values in every])
+        tasks = dict.fromkeys(result.task for result in results)
+        print_json([finite(d.to_json()) for task in tasks for d in differences(results, task)])
         return
-    out.print(f"\n{text}\n\n{folder / 'study.json'}\n{folder / 'summary.md'}")
+    out.print(f"\n{text}\n\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
 
 
-def _show_progress(now: "Progress") -> None:
+def _show_progress(share: float, line: str) -> None:
     """One line: on a terminal it is overwritten, elsewhere it is printed at every quarter."""
-    line = f"{now.task}: {now.finished} of {now.total} runs finished; {now.runs} at generation {now.generation} of "
-    line += f"{now.generations}, accuracy {now.accuracy:.3f}, about {clock(now.seconds_left)} left"
-    quarter, before = (n * 4 // now.generations for n in (now.generation, now.generation - 5))
-    ended = now.generation == now.generations
     if out.is_terminal:
-        out.print(line.ljust(out.width - 1), end="\n" if ended else "\r")
-    elif ended or quarter > before:
+        out.print(line.ljust(out.width - 1), end="\n" if share == 1 else "\r")
+    elif (4 * share).is_integer():
         out.print(line)

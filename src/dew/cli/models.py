@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from dew import tasks
-from dew.cli.runs import merge_command
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.run.config import find_model
 from dew.run.folder import RunFolder
 
 ENGINES = ("transformers", "vllm")
+LATEST = "latest_checkpointed_iteration.txt"
+"""The file in which verl names its last complete checkpoint."""
 
 
-def load_model(name: str, engine: str = "transformers", float32: bool = False) -> tuple[Any, Any]:
+def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
 
     Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
@@ -34,8 +35,8 @@ def load_model(name: str, engine: str = "transformers", float32: bool = False) -
         raise ConfigError(not_loaded("model", name, error)) from None
     if not torch.cuda.is_available():
         return model, tokenizer
-    cast = model.dtype == torch.float32 and not float32
-    return SamplingCopy(model.to("cuda"), torch.bfloat16 if cast else None).model, tokenizer
+    cast = torch.bfloat16 if model.dtype == torch.float32 else None
+    return SamplingCopy(model.to("cuda"), cast).model, tokenizer
 
 
 def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
@@ -78,3 +79,11 @@ def no_model(folder: Path) -> Problem:
         return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
     remedy = "Give the output_dir of a run that has one. `dew resume` finishes a run; in Python: trainer.save_model()."
     return Problem(f"{folder} holds no final model and no checkpoint.", remedy=remedy)
+
+
+def merge_command(checkpoints: Path, folder: Path) -> str:
+    """The command that makes a model of verl's last checkpoint."""
+    latest = checkpoints / LATEST
+    step = latest.read_text().strip() if latest.is_file() else "N"
+    shards = checkpoints / f"global_step_{step}" / "actor"
+    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"

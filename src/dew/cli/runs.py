@@ -1,4 +1,4 @@
-"""Run folders, training in child processes, and the live view of runs.
+"""Training in child processes, and the live view of runs.
 
 The view reads the files that runs write: a table and coloured answers on a terminal, else plain lines.
 """
@@ -24,10 +24,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dew.cli.console import by_credit, is_main_process, out
-from dew.errors import ConfigError, DewError, EngineError, Problem
-from dew.files import remove, sweep
-from dew.run.config import RUN_AGAIN
+from dew.cli.console import by_credit, out
+from dew.errors import DewError, EngineError, Problem
 from dew.run.folder import RunFolder
 from dew.run.records import GroupRecord, read_records, try_json
 
@@ -35,11 +33,6 @@ POLL = 0.5
 STOP_TIMEOUT = 60.0
 """Seconds a child may take to write its checkpoint after it was asked to stop."""
 LAST_LINES = 6
-LATEST = "latest_checkpointed_iteration.txt"
-"""The file in which verl names its last complete checkpoint."""
-DEMO_RUNS = ("dapo", "dew")
-"""The demo's algorithms: the baseline, then the rule that is compared with it."""
-DEMO_FILES = {"report.html", "report.json", *DEMO_RUNS, *(f"{name}.log" for name in DEMO_RUNS)}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),
@@ -51,8 +44,6 @@ COLUMNS = {  # heading: metric, format
     "kept": ("groups/kept", "{:.0f}"),
     "mixed": ("groups/mixed_share", "{:.0%}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
-    "pairs right": ("rewards/accuracies", "{:.3f}"),
-    "margin": ("rewards/margins", "{:.3f}"),
 }
 ANSWERS_SHOWN = 3
 
@@ -201,70 +192,7 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
     return {key: x for key, x in line.items() if isinstance(x, int | float) and abs(x) < 1e300}
 
 
-# ── folders and child processes ───────────────────────────────────────────────────────────────────────────────
-
-
-def claim(folder: Path, overwrite: bool, *, demo: bool = False, delete: bool = True) -> None:
-    """Make sure that `folder` holds no run. `overwrite` deletes one, or with `demo` an earlier demo; others stay.
-    With `delete=False` the caller does that later."""
-    make_folder(folder)
-    sweep(folder)
-    content = {path.name: path for path in folder.iterdir() if path.name != ".lock"}
-    if not content:
-        return
-    kind = "a demo" if demo else "a run"
-    if not (content.keys() <= DEMO_FILES if demo else _holds_run(folder)):
-        what = f"{folder} is not empty and does not hold {kind}, but {', '.join(sorted(content)[:3])}."
-        raise ConfigError(Problem(what, remedy="Choose another folder."))
-    if not overwrite:
-        resume = "Choose" if demo else f"Resume the run (dew resume {folder}), choose"
-        remedy = f"{resume} another folder, or add --overwrite."
-        raise ConfigError(Problem(f"{folder} is not empty: it holds {kind}.", remedy=remedy))
-    if demo:
-        for path in content.values():
-            remove(path)
-    elif delete:
-        RunFolder(folder).clear()
-
-
-def _holds_run(folder: Path) -> bool:
-    """Whether a run was started there: a config.yaml that dew did not write belongs to a project of the user's."""
-    config = folder / "config.yaml"
-    by_dew = config.is_file() and config.read_bytes().startswith(f"# {RUN_AGAIN}".encode())
-    return by_dew or any((folder / name).is_file() for name in ("run.json", "verl.yaml"))
-
-
-def merge_command(checkpoints: Path, folder: Path) -> str:
-    """The command that makes a model of verl's last checkpoint."""
-    latest = checkpoints / LATEST
-    step = latest.read_text().strip() if latest.is_file() else "N"
-    shards = checkpoints / f"global_step_{step}" / "actor"
-    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"
-
-
-def make_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(Problem(f"{folder} is a file, not a folder.", remedy="Choose another folder."))
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """One command at a time per folder. Children inherit the lock, so orphans of a killed parent hold it too."""
-    import fcntl  # not on Windows
-
-    if not is_main_process:  # of several that train together, one holds the lock
-        yield
-        return
-    make_folder(folder)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            what = f"{folder} is in use by another command, or by a training process that it left behind."
-            raise ConfigError(Problem(what, remedy="Wait for it, or choose another folder.")) from None
-        os.set_inheritable(file.fileno(), True)
-        yield
+# ── child processes ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass

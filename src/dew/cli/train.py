@@ -11,14 +11,14 @@ import typer
 from rich.table import Table
 
 from dew.cli.app import app
-from dew.cli.console import is_main_process, out, print_json, printable
+from dew.cli.console import out, print_json, printable
 from dew.cli.flags import PASS_ON, Untrusted, load_run
-from dew.cli.models import no_model
-from dew.cli.runs import LATEST, Child, RunView, claim, live, lock, make_folder, merge_command, run_all
+from dew.cli.models import LATEST, merge_command, no_model
+from dew.cli.runs import Child, RunView, live, run_all
 from dew.errors import ConfigError, EngineError, Problem
 from dew.files import stay_inside, sweep, write_atomically
 from dew.run.config import OWN_KEYS, Run, read_run, read_yaml, to_yaml
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, claim, is_main_process, lock, make_folder
 from dew.run.permission import check_permission
 
 if TYPE_CHECKING:

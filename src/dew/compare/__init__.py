@@ -1,11 +1,13 @@
-"""pass@k, mean@k and maj@k on held-out problems, with intervals, scored by the verifier used in training."""
+"""Evaluate models and compare runs: pass@k with intervals, paired differences, verdicts, and grids of paired runs."""
 
-from dew.compare.comparison import compare_runs, read_result
-from dew.compare.pairs import preference_pairs
-from dew.compare.sampling import Sampling, load_vllm, sample, token_entropy
-from dew.compare.scores import Scores, compare, evaluate
+from dew.compare.differences import Difference, corrected, paired
+from dew.compare.results import Result, compare_runs, read_result
+from dew.compare.sampling import Sampling, load_vllm, sample
+from dew.compare.scores import Scores, compare_scores, evaluate
+from dew.compare.statistics import Interval
+from dew.compare.verdicts import verdicts
 
 __all__ = [
-    "Sampling", "Scores", "compare", "compare_runs", "evaluate", "load_vllm", "preference_pairs", "read_result",
-    "sample", "token_entropy",
+    "Difference", "Interval", "Result", "Sampling", "Scores", "compare_runs", "compare_scores", "corrected", "evaluate",
+    "load_vllm", "paired", "read_result", "sample", "verdicts",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""Sample k answers to each of n prompts with transformers or vLLM, and compute the entropy of given answers."""
+"""Sample k answers to each of n prompts with transformers or vLLM."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem
@@ -96,39 +97,29 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
 
 
 def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Drawing:
-    """One of dew's decoders; `generate` for models that they do not support."""
-    from dew.decoding import Decoder, Draw, decoder_for
+    """dew's decoder; `generate` for models that it does not support."""
+    from dew.decoding import Decoder, Draw, refusal
 
-    kind, size = decoder_for(model), sampling.batch_size or (1024 if model.device.type == "cuda" else 256)
+    size = sampling.batch_size or (1024 if model.device.type == "cuda" else 256)
     size = size // sampling.answers * sampling.answers or size  # all answers to a prompt together, if they fit
-    if isinstance(kind, str):
-        return _in_batches(lambda ids: _generate(model, tokenizer, ids, sampling), size)
+    if refusal(model):
+        batches = partial(_generate, model, tokenizer, sampling)
+        return lambda ids: [row for i in range(0, len(ids), size) for row in batches(ids[i : i + size])]
     draw = Draw(temperature=sampling.temperature, top_p=sampling.top_p, greedy=sampling.greedy)
-    decoder = kind(model, draw, ends=ends, pad=tokenizer.pad_token_id)
-    if isinstance(decoder, Decoder):
-        return lambda ids: decoder.answers(ids, sampling.max_new_tokens, at_once=size)
-    return _in_batches(lambda ids: decoder.answers(ids, sampling.max_new_tokens), size)
+    decoder = Decoder(model, draw, ends=ends, pad=tokenizer.pad_token_id)
+    return lambda ids: decoder.answers(ids, sampling.max_new_tokens, at_once=size)
 
 
-def _in_batches(draw: Drawing, size: int) -> Drawing:
-    return lambda ids: [row for first in range(0, len(ids), size) for row in draw(ids[first : first + size])]
-
-
-def _generate(model: Any, tokenizer: Any, ids: list[list[int]], sampling: Sampling) -> list[list[int]]:
+def _generate(model: Any, tokenizer: Any, sampling: Sampling, ids: list[list[int]]) -> list[list[int]]:
     inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding_side="left").to(model.device)
     # Every setting is explicit, because the model may bring its own (top_k=20, a repetition penalty).
     draw: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
         draw = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-    # On one CPU core a static cache is up to a quarter faster; on a GPU it would be compiled first. It has one dtype,
-    # and under accelerate's autocast keys and values may differ.
-    static = model.device.type == "cpu" and not hasattr(model, "_original_forward")
-    cache = {"cache_implementation": "static", "disable_compile": True} if static else {}
     output = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
         **draw,
-        **cache,
         repetition_penalty=1.0,
         max_new_tokens=sampling.max_new_tokens,
         pad_token_id=tokenizer.pad_token_id,
@@ -175,19 +166,3 @@ def _sample_with_vllm(llm: Any, ids: list[list[int]], sampling: Sampling) -> lis
         [Sampled(one.text, len(one.token_ids), one.finish_reason == "length") for one in result.outputs]
         for result in results
     ]
-
-
-def token_entropy(model: Any, tokenizer: Any, prompt: Any, answer: str) -> tuple[list[str], list[float]]:
-    """The tokens of an answer, and the entropy (in nats) of the distribution that each was sampled from.
-
-    Hₜ = − Σᵥ pₜᵥ · log pₜᵥ
-    """
-    import torch
-
-    before = prompt_ids(tokenizer, prompt)
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    with torch.inference_mode():
-        logits = model(torch.tensor([before + ids], device=model.device)).logits[0, len(before) - 1 : -1]
-        logp = logits.float().log_softmax(-1)
-        entropy = -(logp.exp() * logp).sum(-1)
-    return [tokenizer.decode([i]) for i in ids], entropy.tolist()

@@ -13,12 +13,13 @@ from time import perf_counter
 from typing import Any
 
 from dew import rewards
+from dew.compare.differences import Difference, paired
 from dew.compare.sampling import Sampled, Sampling, is_vllm, sample
 from dew.compare.statistics import Interval, mean_interval, score_problem
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
-from dew.rewards.calls import NOT_FINITE, call_reward
+from dew.rewards.calls import NOT_FINITE, call_reward, reward_name
 from dew.rewards.user_function import UserFunction, required_columns
 from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
@@ -65,7 +66,7 @@ def evaluate(
     else:
         rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
         if verifier is None and problems.name not in VERIFIERS:
-            remedy = "Name a verifier (--verifier math) or your own reward function (--reward file.py:function)."
+            remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
             raise ConfigError(Problem(f"The task {problems.name} has no verifier of its own.", remedy=remedy))
         verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)
@@ -87,10 +88,6 @@ def evaluate(
     model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
     of_train = isinstance(problems, Dataset) and problems.held_out is None
     return Scores(task_name, str(model_name), settings, scored, seconds, of_train, judge_name(verifier, threshold))
-
-
-def reward_name(reward: Any) -> str:
-    return str(getattr(reward, "__name__", type(reward).__name__))
 
 
 def judge_name(judge: Any, threshold: float) -> str:
@@ -173,7 +170,7 @@ class Scores:
 
     @cached_property
     def scores(self) -> dict[str, Interval]:
-        """pass@1 ... pass@k, mean@k and maj@k, each a mean over problems with its 95 % interval."""
+        """pass@1 ... pass@k, mean@k and maj@k, each a mean over problems with its 95% interval."""
         found = {}
         for name in self.problems[0].scores:
             values = [p.scores[name] for p in self.problems]
@@ -258,21 +255,6 @@ class Scores:
             raise ConfigError(Problem(f"{path}: not a file that `dew eval --keep` wrote.", remedy=remedy)) from None
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Two scores on the same problems."""
-
-    a: float
-    b: float
-    difference: Interval
-    """b − a, resampled by problem."""
-
-    @property
-    def within_noise(self) -> bool:
-        """True if the interval of the difference contains 0."""
-        return self.difference.low <= 0 <= self.difference.high
-
-
 def problem_key(prompt: Any, gold: Any) -> str:
     return json.dumps([prompt, gold])
 
@@ -281,7 +263,7 @@ def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iter
     """Refuse to compare `a` with scores of other problems, or by another judge. `problems`: by `problem_key`."""
     if None not in (a.scored_by, scored_by) and a.scored_by != scored_by:
         what = f"The answers are not scored by the same reward or verifier: {a.scored_by} and {scored_by}."
-        remedy = "Evaluate both with the same --verifier, or --reward and --threshold."
+        remedy = "Evaluate both with the same --reward and threshold."
         raise ConfigError(Problem(what, remedy=remedy))
     first, second = a.by_problem.keys(), set(problems)
     if first != second:
@@ -290,13 +272,17 @@ def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iter
         raise ConfigError(Problem(f"The scores are on different problems: {counts}.", remedy=remedy))
 
 
-def compare(a: Scores, b: Scores) -> dict[str, Difference]:
-    """b − a, paired by problem, for every score that both have."""
-    check_comparable(a, b.task, b.scored_by, b.by_problem)
-    if None in (a.scored_by, b.scored_by):
+def compare_scores(
+    scores: Scores, than: Scores, *, arm: str = "second", baseline: str = "first", task: str | None = None
+) -> dict[str, Difference]:
+    """`scores` minus `than`, paired by problem, for every score that both have; `arm` and `baseline` name them."""
+    check_comparable(than, scores.task, scores.scored_by, scores.by_problem)
+    if None in (scores.scored_by, than.scored_by):
         log.warning("Older files of answers do not say what scored them: compare only what the same reward scored.")
     found = {}
-    for name in (name for name in a.scores if name in b.scores):
-        changes = [b.by_problem[key].scores[name] - p.scores[name] for key, p in a.by_problem.items()]
-        found[name] = Difference(a[name].value, b[name].value, mean_interval(changes, span=(-1.0, 1.0)))
+    for name in (name for name in than.scores if name in scores.scores):
+        a, b = ({key: p.scores[name] for key, p in s.by_problem.items()} for s in (scores, than))
+        names = {"arm": arm, "baseline": baseline, "score": name, "task": scores.task if task is None else task}
+        if difference := paired(a, b, unit="problems", **names):
+            found[name] = difference
     return found

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dew.compare.scores import Scores
-from dew.errors import ConfigError, unknown
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,3 @@ PAPER = Suite(
 )
 
 SUITES = {"paper": PAPER}
-
-
-def suite(name: str) -> Suite:
-    if name not in SUITES:
-        raise ConfigError(unknown(f"Unknown suite {name!r}.", name, SUITES))
-    return SUITES[name]

@@ -21,14 +21,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.decoding.draw import Draw
 from dew.kernels import Head, plain_head
 from dew.kernels.chunked import scores
+
+try:
+    from transformers.cache_utils import Cache, StaticLayer
+except ImportError:  # not in every version: `refusal` says so, and `generate` samples
+    Cache, StaticLayer = None, object
 
 GROUPED = "dew_grouped"
 """The name under which transformers finds `grouped_attention`."""
@@ -79,15 +84,18 @@ class SamplingCopy:
 
 
 def refusal(model: Any) -> str | None:
-    """Why this model is not supported; None if it is."""
+    """Why `Decoder` does not sample from this model, so that `generate` has to; None if it does."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
         return "it is not a transformers model"
+    if Cache is None:
+        return f"transformers {transformers.__version__} has no static cache layers"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     attention = getattr(config, "_attn_implementation", None)
     parameters = [(p, f"{type(p).__name__} {type(p.data).__name__}") for p in model.parameters()]
     sharded = any(p.is_meta or hasattr(p, "ds_id") or "DTensor" in kind for p, kind in parameters)
     reasons = (
+        (model.device.type != "cuda", f"its device is {model.device.type}, not cuda"),
         (bool(getattr(config, "is_encoder_decoder", False)), "it has an encoder"),
         (hasattr(config, "vision_config") or hasattr(config, "audio_config"), "it is multimodal"),
         (kinds != {"full_attention"}, f"its layers are {', '.join(sorted(kinds))}"),
@@ -135,7 +143,7 @@ ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
 
 
 class Decoder:
-    """Samples answers to prompts given as token ids. On a CPU the same steps run without graphs."""
+    """Samples answers to prompts given as token ids. Without a GPU (in tests) the same steps run without graphs."""
 
     _kept: "dict[int, _Buffers]"
     _storage: Tensor

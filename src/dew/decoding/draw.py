@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dew.kernels.chunked import LOWEST, logp_entropy
+from dew.kernels.chunked import logp_entropy
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,6 @@ class Draw:
         if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
             found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature)
             return found
-        if self.plain and logits.device.type == "cpu":  # in float64, plain sums are accurate and cheap enough
-            logs = (logits.double() / self.temperature).log_softmax(-1).clamp_min_(LOWEST)
-            p = logs.exp()
-            total = p.cumsum(-1)
-            # The first token whose cumulative sum exceeds a share in [0, 1) of the whole, which float32 keeps below 1.
-            token = torch.searchsorted(total, total[:, -1:] * torch.rand(len(p), 1), right=True)
-            return token[:, 0], logs.gather(-1, token)[:, 0], p.mul_(logs).sum(-1).neg_()
         tokens = self(logits)
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
         return tokens, *logp_entropy(z, tokens[:, None])[:2]
@@ -74,6 +67,6 @@ def _fused() -> Callable[..., Any] | None:
     """Draw and statistics in one kernel, where Triton is installed."""
     if importlib.util.find_spec("triton") is None:
         return None
-    from dew.decoding.triton_draw import draw
+    from dew.decoding.fused import draw
 
     return draw

@@ -1,9 +1,6 @@
-"""From the rows of a generation to an advantage for each of their tokens, on whole groups.
+"""From the rows of a generation to an advantage for each of their tokens: rows to groups, credit, groups to rows."""
 
-This is the only place where groups are complete. Micro-batches of the loss mix rows of several groups: a group
-statistic taken there is silently wrong, and with one row it is exactly zero.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +13,7 @@ from dew.rollouts import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What credit reads of every completion of a generation, on all processes."""
+    """What credit reads of every answer of a generation, on all processes."""
 
     group: Tensor
     """(N,) group id of each row."""
@@ -26,89 +23,78 @@ class Rows:
     """(N,) outcome reward; NaN where there is none, which excludes the row from its group."""
     extra: Tensor
     """(N,) sum of the other rewards."""
-    entropy: Tensor | None
+    entropy: Tensor | None = None
     """(N, T) entropy of the sampling policy."""
     logp: Tensor | None = None
     """(N, T) log-probability under the sampling policy; for algorithms that need it, and for records."""
     sum_sq: Tensor | None = None
     """(N, T) Σ_v π(v)² of the sampling policy, for algorithms that need it."""
-    guided: Tensor
-    """(N,) True on answers of the guide."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Credit:
-    """What the rows earned. Excluded rows (no outcome, or a group in which nothing trains) have 0 and False."""
+class Credit(groups.Credit):
+    """The credit of groups by row: (N,) and (N, T). Excluded rows (no outcome, or a group in which nothing trains) have
+    0 and False."""
 
-    advantages: Tensor
-    """(N, T)"""
-    penalty: Tensor | None = None
-    """(N, T) coefficient of |log w| in each token's loss, for algorithms that have one."""
+    scored: Tensor
+    """(N,) True on rows that are not excluded."""
     shaped: Tensor | None = None
     """(N, T) token rewards before they are compared with the group; only computed for records."""
-    extra: Tensor | None = None
-    """(N,) everything added to the outcome: other rewards and overlong penalties; only computed for records."""
-    flipped: Tensor | None = None
-    """(N, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
-    correct: Tensor
-    """(N,) True on O⁺."""
-    scored: Tensor
-    """(N,) True on rows of O⁺ or O⁻."""
-    signal: Tensor
-    """(N,) True on rows of groups with a correct and a wrong answer."""
-    failed: Tensor
-    """(N,) True on rows of groups that only the guide solved: a batch of their own."""
 
 
 def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:
     """Correctness and signal alone, by the outcome reward: what dynamic sampling filters on. Advantages are 0."""
-    scored = ~rows.outcome.isnan()
-    scored = scored & _any_in_group(rows.group, rows.mask.any(-1) & scored)  # not in a group in which nothing trains
-    correct, signal = torch.zeros_like(scored), torch.zeros_like(scored)
-    if scored.any():
-        index, rollouts = _rollouts(rows, scored)
-        is_correct = algorithm.correct(rollouts)
-        correct[index] = rollouts.to_rows(is_correct)
-        signal[index] = rollouts.to_rows(algorithm.signal(rollouts)[:, None].expand_as(is_correct))
-    advantages = torch.zeros(rows.mask.shape, device=rows.mask.device)
-    failed = signal & ~_any_in_group(rows.group, correct & ~rows.guided)
-    return Credit(advantages=advantages, correct=correct, scored=scored, signal=signal, failed=failed)
+
+    def judged(rollouts: Rollouts) -> dict[str, Tensor]:
+        return {"correct": algorithm.correct(rollouts), "signal": algorithm.signal(rollouts)}
+
+    return _credit_rows(rows, None, judged)
 
 
-def give_credit(algorithm: Algorithm, rows: Rows, *, for_records: bool = False) -> Credit:
-    """Correctness and advantages. Groups that only the guide solved are shaped apart from the others.
+def give_credit(algorithm: Algorithm, rows: Rows, *, apart: Tensor | None = None, for_records: bool = False) -> Credit:
+    """Correctness and advantages. Groups whose rows are True in `apart` are shaped apart from the others.
 
-    `for_records` adds `shaped` and `extra`, which repeats the shaping: ask for it only where a record is written.
+    `for_records` adds `shaped`, which repeats the shaping: ask for it only where a record is written.
     """
-    credit = outcomes(algorithm, rows)
-    advantages, shaped = credit.advantages, torch.zeros_like(credit.advantages)
-    extra, flipped = torch.zeros_like(rows.extra), torch.zeros_like(rows.mask)
-    penalty = torch.zeros_like(advantages) if algorithm.penalises else None
-    for part in (credit.scored & ~credit.failed, credit.scored & credit.failed):
+
+    def earned(rollouts: Rollouts) -> dict[str, Tensor]:
+        found = {name: x for name, x in vars(groups.give_credit(algorithm, rollouts)).items() if x is not None}
+        return {**found, "shaped": algorithm.rewards(rollouts)} if for_records else found
+
+    credit = _credit_rows(rows, apart, earned)
+    if algorithm.penalises and credit.penalty is None:  # no row has an outcome
+        return replace(credit, penalty=torch.zeros_like(credit.advantages))
+    return credit
+
+
+def _credit_rows(rows: Rows, apart: Tensor | None, by_group: Callable[[Rollouts], dict[str, Tensor]]) -> Credit:
+    """What `by_group` finds for the groups that can be compared, in the order of the rows."""
+    scored = ~rows.outcome.isnan()
+    scored = scored & any_in_group(rows.group, rows.mask.any(-1) & scored)  # not in a group in which nothing trains
+    none = torch.zeros_like(scored)
+    found = {"correct": none, "signal": none, "extra": torch.zeros_like(rows.extra)}
+    found["advantages"] = torch.zeros(rows.mask.shape, device=rows.mask.device)
+    for part in [scored] if apart is None else [scored & ~apart, scored & apart]:
         if not part.any():
             continue
-        index, rollouts = _rollouts(rows, part)
-        earned = groups.give_credit(algorithm, rollouts)
-        advantages[index] = rollouts.to_rows(earned.advantages).to(advantages.dtype)
-        flipped[index] = rollouts.to_rows(earned.flipped)
-        if penalty is not None and earned.penalty is not None:
-            penalty[index] = rollouts.to_rows(earned.penalty).to(penalty.dtype)
-        if for_records:
-            shaped[index] = rollouts.to_rows(algorithm.rewards(rollouts)).to(shaped.dtype)
-            extra[index] = rollouts.to_rows(earned.extra).to(extra.dtype)
-    credit = replace(credit, flipped=flipped, penalty=penalty)
-    return replace(credit, shaped=shaped, extra=extra) if for_records else credit
+        index = part.nonzero()[:, 0]
+        policy = {"entropy": rows.entropy, "logp": rows.logp, "sum_sq": rows.sum_sq}
+        rollouts = Rollouts.from_rows(
+            rows.group[index],
+            mask=rows.mask[index],
+            reward=rows.outcome[index],
+            extra=rows.extra[index],
+            **{name: x[index] for name, x in policy.items() if x is not None},
+        )
+        for name, x in by_group(rollouts).items():
+            by_row = rollouts.to_rows(x if x.ndim > 1 else x[:, None].expand_as(rollouts.reward))
+            dtype = torch.bool if x.dtype == torch.bool else torch.float32
+            whole = found.get(name, torch.zeros(len(scored), *by_row.shape[1:], dtype=dtype, device=scored.device))
+            found[name] = whole.index_copy(0, index, by_row.to(whole.dtype))
+    return Credit(scored=scored, **found)
 
 
-def _rollouts(rows: Rows, part: Tensor) -> tuple[Tensor, Rollouts]:
-    """The row numbers of a part, and its rows by group."""
-    index, policy = part.nonzero()[:, 0], ("logp", "entropy", "sum_sq")
-    fields = {"mask": rows.mask, "reward": rows.outcome, "extra": rows.extra}
-    fields |= {name: getattr(rows, name) for name in policy if getattr(rows, name) is not None}
-    return index, Rollouts.from_rows(rows.group[index], **{name: x[index] for name, x in fields.items()})
-
-
-def _any_in_group(group: Tensor, x: Tensor) -> Tensor:
+def any_in_group(group: Tensor, x: Tensor) -> Tensor:
     """(N,) True on the rows of groups in which x is True on some row."""
     counts = torch.zeros(int(group.max()) + 1, dtype=torch.long, device=group.device)
     return counts.index_add(0, group, x.long())[group] > 0

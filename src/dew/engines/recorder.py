@@ -17,9 +17,10 @@ from torch import Tensor
 
 from dew import __version__
 from dew.algorithms import Algorithm
-from dew.credit import grpo_advantages
+from dew.credit import forking_mask, grpo_advantages
+from dew.credit.weighting import H_FLOOR
 from dew.engines.compat import installed
-from dew.engines.credit import Credit
+from dew.engines.credit import Credit, Rows
 from dew.run.alarms import Alarms
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord
@@ -28,6 +29,7 @@ logger = logging.getLogger("dew")
 alarm_log = logging.getLogger("dew.alarms")
 """The commands show alarms themselves, beside the metrics."""
 
+Numbers = dict[str, float]
 Columns = dict[str, Any]
 """Columns of a batch by name: tensors or lists with one row per answer."""
 
@@ -120,6 +122,75 @@ def git_commit() -> str | None:
     return found.stdout.strip() or None
 
 
+# ── metrics, named as in docs/metrics.md ───────────────────────────────────────────────────────────────────
+
+
+def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """(sum, count) of the entropy over the tokens in `mask`: all, those of O⁺ (correct = 1), of O⁻ (correct = 0)."""
+    H = torch.where(mask, entropy.detach(), 0)
+    in_correct, in_wrong = mask & (correct == 1)[:, None], mask & (correct == 0)[:, None]
+    return {
+        "entropy": (H.sum(), mask.sum()),
+        "entropy/correct": ((H * in_correct).sum(), in_correct.sum()),
+        "entropy/wrong": ((H * in_wrong).sum(), in_wrong.sum()),
+        "entropy/floor_share": (((H <= H_FLOOR) & mask).sum(), mask.sum()),
+    }
+
+
+def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
+    """How credit is distributed over the tokens of groups with signal."""
+    A, mask = credit.advantages, rows.mask & credit.signal[:, None]
+    numbers: dict[str, Tensor] = {}
+    for name, side in (("correct", credit.correct), ("wrong", ~credit.correct)):
+        values = A[mask & side[:, None]]
+        if values.numel():
+            numbers[f"credit/mean_{name}"] = values.mean()
+            numbers[f"credit/std_{name}"] = values.std(correction=0)
+    size = torch.where(mask, A.abs(), 0)
+    total = size.sum(-1)
+    if (total > 0).any():
+        numbers["credit/tokens"] = (size[total > 0] > 0).sum(-1).float().mean()
+        if credit.flipped is not None:
+            numbers["credit/flipped_share"] = credit.flipped.sum() / mask.sum()
+        numbers["credit/top1_share"] = (size.amax(-1)[total > 0] / total[total > 0]).mean()
+        if rows.entropy is not None:
+            top = forking_mask(rows.entropy, mask, keep=0.2)
+            numbers["credit/top20_share"] = size[top].sum() / total.sum()
+    return _numbers(numbers)
+
+
+def answer_metrics(answers: dict[str, Tensor], reward_names: list[str], threshold: float) -> Numbers:
+    """Rewards, accuracy and lengths over every answer that the policy sampled, dropped groups included."""
+    scored = ~answers["outcome"].isnan()
+    length, correct = answers["length"].float(), answers["outcome"] > threshold
+    numbers: dict[str, Tensor] = {
+        "length/mean": length.mean(),
+        "length/max": length.amax(),
+        "length/truncated_share": answers["truncated"].float().mean(),
+    }
+    if scored.any():
+        numbers["reward"] = (answers["outcome"] + answers["extra"])[scored].mean()
+        numbers["accuracy"] = correct[scored].float().mean()
+    for i, name in enumerate(reward_names):
+        part = answers["parts"][:, i]
+        if not part.isnan().all():
+            numbers[f"reward/{name}"] = part.nanmean()
+    for name, side in (("correct", scored & correct), ("wrong", scored & ~correct)):
+        if side.any():
+            numbers[f"length/{name}"] = length[side].mean()
+    return _numbers(numbers)
+
+
+def _numbers(tensors: dict[str, Tensor]) -> Numbers:
+    """Copies all of them from the device at once."""
+    if not tensors:
+        return {}
+    return dict(zip(tensors, torch.stack([x.float() for x in tensors.values()]).tolist(), strict=True))
+
+
+# ── token records ──────────────────────────────────────────────────────────────────────────────────────────
+
+
 def gold_of(row: dict[str, Any]) -> str | None:
     """The gold answer in a data set row, if one of the usual columns has it."""
     return next((str(row[name]) for name in GOLD_COLUMNS if row.get(name) is not None), None)
@@ -156,9 +227,8 @@ def group_records(
 def _answers(
     columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str, names: Sequence[str]
 ) -> list[AnswerRecord]:
-    extra = torch.zeros_like(columns["outcome"]) if credit.extra is None else credit.extra
     scored = credit.scored[rows]
-    plain = grpo_advantages(torch.where(scored, (columns["outcome"] + extra)[rows], 0), scored)
+    plain = grpo_advantages(torch.where(scored, (columns["outcome"] + credit.extra)[rows], 0), scored)
     by_token = {name: columns.get(name) for name in ("entropy", "logp")}
     by_token |= {"shaped": credit.shaped, "advantage": credit.advantages}
     answers = []
@@ -173,12 +243,12 @@ def _answers(
                 tokens=[tokenizer.decode([i]) for i in columns["completion_ids"][row, :length].tolist()],
                 correct=bool(credit.correct[row]),
                 reward=float(columns["outcome"][row]),
-                extra=float(extra[row]),
+                extra=float(credit.extra[row]),
                 rewards=dict(zip(names, columns["parts"][row].tolist(), strict=True)) if names else {},
                 truncated=bool(columns["truncated"][row]),
                 extracted=logged.get(("extra", f"{outcome}/extracted")),
                 verdict=logged.get(("extra", f"{outcome}/verdict")),
-                guided=bool(columns["guided"][row]),
+                guided="guided" in columns and bool(columns["guided"][row]),
                 live=None if live.all() else live.tolist(),
                 grpo=[grpo] * length,
                 **{name: x[row, :length].float().tolist() for name, x in by_token.items() if x is not None},

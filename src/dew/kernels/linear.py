@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dew.errors import ConfigError, Problem, ShapeError
-from dew.kernels import passes, reference, sharded
+from dew.kernels import passes, reference
 from dew.kernels.chunked import KEPT, Statistics, allowed, wide
 from dew.kernels.head import Head
 from dew.kernels.reference import IGNORE
@@ -40,7 +40,6 @@ def linear_logprob_entropy(
     entropy_grad: bool = False,
     sum_sq: bool = False,
     impl: Impl = "auto",
-    group: Any = None,
 ) -> tuple[Float[Tensor, " N"], ...]:
     """Log-probability of each target and entropy of its distribution, without the (N, V) logits.
 
@@ -54,17 +53,11 @@ def linear_logprob_entropy(
 
     `impl`: "triton" (NVIDIA GPUs, Hopper or later), "chunked" (PyTorch, any device), "reference" (the definition,
     with all logits in memory), or "auto".
-
-    `group`: a torch.distributed process group whose ranks each hold consecutive rows of `weight` and `bias`, rank 0 the
-    first ones (tensor parallelism). Hidden states and targets are the same on all ranks; targets count in the whole
-    vocabulary. Every rank gets the results of the whole vocabulary, and the gradient of its own rows.
     """
     hidden, weight, bias = _autocast(hidden, weight, bias)
     _check(hidden, weight, targets, bias, temperature, softcap, impl)
     given = (hidden, weight, bias, targets, temperature, softcap)
-    if group is not None:
-        logp, entropy, squares = _sharded(*given, impl, group)
-    elif impl == "reference":
+    if impl == "reference":
         with torch.autocast(hidden.device.type, enabled=False):
             head = Head(weight, bias, temperature, softcap)
             logp, entropy, squares = reference.logprob_entropy(hidden, head, targets)
@@ -73,22 +66,6 @@ def linear_logprob_entropy(
         logp, entropy, _, _, _, squares = _forward(*given, save, impl, sum_sq)
     entropy = entropy if entropy_grad else entropy.detach()
     return (logp, entropy, squares.detach()) if sum_sq else (logp, entropy)
-
-
-def _sharded(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,
-    impl: str, group: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    if impl == "reference":
-        raise ConfigError(Problem('impl="reference" has no split vocabulary.', remedy='Use "auto" or "chunked".'))
-    first, v = sharded.place(weight.shape[0], hidden.device, group)
-    n, hidden, rows = hidden.shape[0], hidden.contiguous(), _live_rows(targets, v)
-    x, y = _pick(rows, hidden, targets)
-    with torch.autocast(hidden.device.type, enabled=False):
-        found = sharded.LogprobEntropy.apply(
-            backend_for(impl, x, weight), x, weight, bias, y - first, temperature, softcap, group
-        )
-    return tuple(_spread(rows, values, n) for values in found)
 
 
 def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dew.kernels.head import Head
 
 IGNORE = -100
-"""A target that says: this row has no token. Its numbers are 0 and nothing flows back."""
+"""Marks rows without a target: output 0, no gradient."""
 
 
 def logits(hidden: Float[Tensor, "N D"], head: Head) -> Float[Tensor, "N V"]:

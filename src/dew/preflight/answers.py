@@ -225,7 +225,7 @@ def _distinct(*values: np.ndarray) -> list[float]:
 
 def four_wrong(algorithm: Algorithm) -> Rows:
     """A group of four wrong answers of two tokens, between which another reward differs."""
-    same_group, guided = torch.zeros(4, dtype=torch.long), torch.zeros(4, dtype=torch.bool)
+    same_group = torch.zeros(4, dtype=torch.long)
     mask, extra = torch.ones(4, 2, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
-    signals = {"entropy": None, **dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))}
-    return Rows(group=same_group, mask=mask, outcome=torch.zeros(4), extra=extra, guided=guided, **signals)
+    signals = dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))
+    return Rows(group=same_group, mask=mask, outcome=torch.zeros(4), extra=extra, **signals)

@@ -13,9 +13,10 @@ import numpy as np
 
 from dew.engines.recorder import gold_of
 from dew.engines.trl.launch import Parsed, data_of, rewards_of
-from dew.engines.trl.rewards import checked, missing_columns, reward_name
+from dew.engines.trl.rewards import checked, missing_columns
 from dew.preflight import Check, failed, graded, ok, warning
 from dew.rewards import Verifier
+from dew.rewards.calls import reward_name
 from dew.rewards.verifiers import text_of
 from dew.tasks import Row
 

@@ -138,7 +138,11 @@ def check_torch() -> Check:
     says += f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
     remedy = "export OMP_NUM_THREADS=1 if several processes share the cores."
     warn = given is None and n > 1 and not torch.cuda.is_available()
-    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda}
+    facts: dict[str, Any] = {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
     return graded("torch", says, remedy, warn=warn, OMP_NUM_THREADS=given, threads=n, cores=cores, **facts)
 
 

@@ -4,11 +4,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
-from dew.files import stay_inside
-from dew.report.arms import settings_of
 from dew.report.content import content_of
-from dew.report.readers import STUDY, read_comparison, read_records_file, read_run, read_study, run_folders
+from dew.report.readers import Run, read_records_file, read_runs, run_folders
 from dew.report.write import write_report
 from dew.run.records import Json
 
@@ -17,15 +16,14 @@ __all__ = ["build", "build_from_records"]
 log = logging.getLogger(__name__)
 
 
-def build(folders: Sequence[Path], out: Path | None = None, *, tokenizer: str | None = None) -> Path:
+def build(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write report.html and report.json for the runs in `folders` and return the path of the page.
 
-    Runs may come from dew, plain TRL or prime-rl (token ids; `tokenizer` turns them into text). A folder may also hold
-    several runs, as those of `dew compare` and `dew demo` do. Default: in the given folder, else in the current one.
+    Runs may come from dew or plain TRL. A folder may also hold several runs, as those of `dew compare`, `dew lab` and
+    `dew demo` do. Default: in the given folder, else in the current one.
     """
     folders = [Path(folder) for folder in folders]
-    content = read_content(folders, tokenizer=tokenizer)
-    return _write(content, out, folders[0] if len(folders) == 1 else Path())
+    return _write(read_content(folders), out, folders[0] if len(folders) == 1 else Path())
 
 
 def build_from_records(file: Path, out: Path | None = None) -> Path:
@@ -34,20 +32,19 @@ def build_from_records(file: Path, out: Path | None = None) -> Path:
     return _write(content_of([read_records_file(file)]), out, file.parent)
 
 
-def read_content(folders: Sequence[Path], *, tokenizer: str | None = None) -> Json:
+def read_content(folders: Sequence[Path]) -> Json:
     """What the page shows, as in report.json."""
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
-    if len(folders) == 1 and (folders[0] / STUDY).exists():
-        stay_inside(folders[0])
-        return content_of(*read_study(folders[0]))
-    inner = [run for folder in folders for run in run_folders(folder)]
-    runs = [read_run(folder, len(inner), tokenizer) for folder in inner]
-    compared = read_comparison(folders[0]) if len(folders) == 1 and len(runs) > 1 else []
-    if compared:
-        baseline = compared[0]["baseline"]
-        runs.sort(key=lambda run: settings_of(run)[0].get("algorithm") != baseline)
-    return content_of(runs, differences=compared)
+    runs = read_runs([run for folder in folders for run in run_folders(folder)])
+    arms = [arm for folder in folders for arm in read_grid(folder).get("arms", [])]
+    tasks = list(dict.fromkeys(str(run.facts.get("data")) for run in runs))
+
+    def place(run: Run) -> tuple[int, int]:  # the baseline first
+        arm = run.facts.get("arm")
+        return tasks.index(str(run.facts.get("data"))), arms.index(arm) if arm in arms else len(arms)
+
+    return content_of(sorted(runs, key=place) if arms else runs)
 
 
 def _write(content: Json, out: Path | None, folder: Path) -> Path:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from dew import __version__
-from dew.report.arms import arms_of
-from dew.report.findings import findings_of, seeds_verdict
+from dew.report.findings import findings_of
 from dew.report.readers import Run, evenly
-from dew.report.results import rows_of
-from dew.report.statistics import statistics, summary
+from dew.report.results import arms_of, rows_of
+from dew.report.tokens import above_mean, statistics, summary
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
 SCHEMA = 1
@@ -23,19 +22,15 @@ MAX_POINTS = 40_000
 """Points of one metric over all runs."""
 
 
-def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: Sequence[Json] = ()) -> Json:
-    """`verdicts` of a study of one task and `differences` of `dew compare` are shown as they are.
-
-    Tasks of a study have results of their own, since their scores cannot be compared.
-    """
+def content_of(runs: Sequence[Run]) -> Json:
+    """Tasks of a study have results of their own, since their scores cannot be compared."""
     summaries = [[summary(group) for group in run.groups] for run in runs]
-    tasks = dict.fromkeys(str(run.facts["data"]) for run in runs if run.kind == "study")
+    tasks = dict.fromkeys(str(run.facts.get("data")) for run in runs) if all("arm" in run.facts for run in runs) else {}
     if len(tasks) > 1:
         results: Json = {"tasks": _tasks(runs, tasks)}
-        title = f"{_title(list(dict.fromkeys(run.facts['algorithm']['name'] for run in runs)))} on {len(tasks)} tasks"
+        title = f"{_title(list(dict.fromkeys(str(run.facts['arm']) for run in runs)))} on {len(tasks)} tasks"
     else:
-        verdicts = verdicts or ([seeds_verdict(differences)] if differences else [])
-        results = _results(runs, [_seen(groups) for groups in summaries], verdicts, differences)
+        results = _results(runs, [_seen(groups) for groups in summaries])
         title = _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in results["arms"]])
     points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     return {
@@ -48,18 +43,18 @@ def content_of(runs: Sequence[Run], verdicts: Sequence[str] = (), differences: S
     }
 
 
-def _results(
-    runs: Sequence[Run], seen: Sequence[Json] = (), verdicts: Sequence[str] = (), differences: Sequence[Json] = ()
-) -> Json:
+def _results(runs: Sequence[Run], seen: Sequence[Json] = ()) -> Json:
     arms, settings = arms_of(runs)
-    rows = rows_of(runs, arms, differences)
-    findings = findings_of(runs, arms, rows, seen, verdicts)
+    rows = rows_of(runs, arms)
+    findings = findings_of(runs, arms, rows, seen)
+    rows = [{**row, "differences": [d.to_json() for d in row["differences"]]} for row in rows]
     return {"findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
 
 
 def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:
     """The results of each task. An arm's colour is the same in all of them."""
-    found = [{"task": task, **_results([run for run in runs if run.facts["data"] == task])} for task in tasks]
+    of_task = {task: [run for run in runs if str(run.facts.get("data")) == task] for task in tasks}
+    found = [{"task": task, **_results(of_task[task])} for task in tasks]
     colours: dict[tuple[str, int], int] = {}
     for results in found:
         rules = [arm["algorithm"] for arm in results["arms"]]
@@ -132,13 +127,13 @@ def _group(group: GroupRecord, numbers: Json) -> Json:
         **{name: getattr(group, name) for name in ("step", "group", "prompt", "gold", "algorithm")},
         "summary": finite(numbers),
         "settings": finite(dict(group.settings)),
-        "answers": [_answer(answer) for answer in group.answers],
+        "answers": [_answer(*pair) for pair in zip(group.answers, above_mean(group).tolist(), strict=True)],
     }
 
 
-def _answer(answer: AnswerRecord) -> Json:
+def _answer(answer: AnswerRecord, above: float) -> Json:
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
-    out: Json = {name: finite(getattr(answer, name)) for name in names}
+    out: Json = {name: finite(getattr(answer, name)) for name in names} | {"above": finite(above)}
     if answer.rewards:
         out["rewards"] = finite(dict(answer.rewards))
     out["tokens"] = list(answer.tokens)

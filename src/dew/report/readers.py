@@ -1,4 +1,4 @@
-"""Read the folder of a run of dew, plain TRL or prime-rl, or a file of token records."""
+"""Read the folder of a run of dew or of plain TRL, or a file of token records."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem, RecordError
 from dew.files import read_whole, stay_inside
-from dew.report import prime_rl
 from dew.run.folder import RunFolder
 from dew.run.records import (
     MAX_FILE,
@@ -29,8 +28,8 @@ READ_BYTES = 48 << 20
 """Compressed records that are read, over all runs: a few seconds."""
 TOKEN_BYTES = 80
 """JSON of one recorded token, at most: more than a page can hold is not parsed."""
-NOT_IN_LAB = ("dynamic_sampling", "max_rounds", "oversample")
-"""Settings of algorithms that the lab ignores."""
+MAX_RECORDED = 32
+"""Runs whose token records are read; of more, evenly spaced ones."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Run:
 
     name: str
     kind: str
-    """dew, study, trl, prime-rl or records."""
+    """dew, trl or records."""
     facts: Json = field(default_factory=dict)
     """run.json, or the equivalent of another trainer."""
     config: str | None = None
@@ -55,39 +54,42 @@ class Run:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folder itself, or, if it is not a run, the runs directly inside it (of `dew compare` or `dew demo`)."""
+    """The folder itself, or, if it is not a run, the runs inside it, up to two levels down."""
     if not folder.is_dir() or _kind(folder):
         return [folder]
-    return sorted(inner for inner in folder.iterdir() if inner.is_dir() and _kind(inner)) or [folder]
+    inside = _subfolders(folder)
+    runs = [inner for inner in inside if _kind(inner)]
+    runs += [inner for place in inside if place not in runs for inner in _subfolders(place) if _kind(inner)]
+    return runs or [folder]
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _kind(folder: Path) -> str | None:
     """The trainer that wrote this folder; None: it is not a run."""
     if any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records")):
         return "dew"
-    if _trl_state(folder) or _trl_completions(folder):
-        return "trl"
-    return "prime-rl" if prime_rl.exported_steps(folder) else None
+    return "trl" if _trl_state(folder) or _trl_completions(folder) else None
 
 
-def read_run(folder: Path, share: int = 1, tokenizer: str | None = None) -> Run:
-    """The run in `folder`, one of `share` runs in a page that divide its tokens and its time to read."""
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in `folders`, which divide the tokens of a page and the time to read them."""
+    recorded = [folder for folder in folders if any((folder / name).is_dir() for name in ("records", "completions"))]
+    chosen = {recorded[i] for i in evenly(len(recorded), MAX_RECORDED)}
+    return [read_run(folder, len(chosen) if folder in chosen else 0) for folder in folders]
+
+
+def read_run(folder: Path, share: int = 1) -> Run:
+    """The run in `folder`, one of `share` runs in a page; 0: without its token records."""
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
     stay_inside(folder)
-    kind = _kind(folder)
-    if kind == "prime-rl":
-        return _prime_run(folder, share, tokenizer)
-    if kind:
+    if kind := _kind(folder):
         return _dew_run(folder, share) if kind == "dew" else _trl_run(folder, share)
-    if (folder / STUDY).exists():
-        remedy = "Report it by itself, without other folders."
-        raise ConfigError(Problem(f"{folder}: a study of `dew lab`.", remedy=remedy))
     what = f"{folder}: not the folder of a run."
-    why = (
-        "It has no run.json or metrics.jsonl (dew), no trainer_state.json or completions/*.parquet (TRL), and no "
-        "token_exports/step_*/rank_*.jsonl (prime-rl)."
-    )
+    why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json or completions/*.parquet (TRL)."
     remedy = "For anything else, write the JSONL of docs/records.md and pass it with --records."
     raise ConfigError(Problem(what, why, remedy))
 
@@ -126,82 +128,6 @@ def _dew_run(folder: Path, share: int) -> Run:
     return Run(name, "dew", notices=[*notices, *unread], folder=folder, **found)
 
 
-def read_comparison(folder: Path) -> list[Json]:
-    """The differences in compare.json, flat; empty if there is none or it is damaged."""
-    path = folder / "compare.json"
-    content: Any = try_json(read_whole(path, MAX_FILE)) if path.exists() else None
-    try:
-        return [
-            {"arm": str(d["algorithm"]), "baseline": str(d["baseline"]), "score": str(d["score"])}
-            | {name: float(d["difference"][name]) for name in ("value", "low", "high")}
-            | {"pairs": len(d["seeds"]), "unit": "seeds"}
-            | {"within_noise": bool(d["within_noise"]), "verdict": str(d["verdict"])}
-            for d in content["differences"]
-        ]
-    except (TypeError, LookupError, ValueError):
-        return []
-
-
-# ── studies of `dew lab` ────────────────────────────────────────────────────────────────────────────────────
-
-STUDY = "study.json"
-LAB_NAMES = {
-    "accuracy": "accuracy",
-    "entropy": "entropy",
-    "length": "length/mean",
-    "flipped": "credit/flipped_share",
-    "signal": "groups/mixed_share",
-    "gradient": "grad_norm",
-}
-"""The lab's name of a curve -> dew's name of a metric."""
-
-
-def read_study(folder: Path) -> tuple[list[Run], list[str]]:
-    """The runs of a study, the baseline's first, and its verdicts in words."""
-    path, text = folder / STUDY, folder / "summary.md"
-    content = try_json(read_whole(path, MAX_FILE))
-    try:
-        k = f"pass@{content['settings']['eval_k']}"
-        order = {name: i for i, name in enumerate([*content["tasks"], *content["arms"]])}
-        lines = sorted(content["runs"], key=lambda run: (order[run["task"]], order[run["arm"]], run["learning_rate"]))
-        runs = [_lab_run(line, content, k) for line in lines]
-    except (TypeError, LookupError, AttributeError, ValueError):
-        remedy = "Copy it again, or run the study again."
-        raise RecordError(Problem(f"{path}: not a study of `dew lab`.", remedy=remedy)) from None
-    if not runs:
-        raise RecordError(f"{path}: no run of the study has finished.")
-    summary = read_whole(text, MAX_FILE).decode(errors="replace") if text.exists() else ""
-    return runs, [line.replace("**", "") for line in summary.splitlines() if line.startswith("**Verdict")]
-
-
-def _lab_run(line: Json, content: Json, k: str) -> Run:
-    curves = {LAB_NAMES.get(name, name): values for name, values in line["curves"].items()}
-    length = max(map(len, curves.values()), default=0)
-    metrics = [{"step": g + 1} | {n: v[g] for n, v in curves.items() if g < len(v)} for g in range(length)]
-    by_step = {m["step"]: m for m in metrics}
-    for evaluation in line["evaluations"]:
-        scores = {f"eval/{n.replace('pass@k', k)}": x for n, x in evaluation.items() if n != "generation"}
-        by_step.setdefault(evaluation["generation"], {"step": evaluation["generation"]}).update(scores)
-    names = {"area": "area", "final": "final", "pass@1": "pass@1", "pass@k": k}
-    scores = {title: {"value": line["scores"][name]} for name, title in names.items() if name in line["scores"]}
-    settings = content["settings"]
-    facts = {
-        "engine": "lab",
-        "algorithm": {
-            "name": line["arm"],
-            "settings": {name: value for name, value in line["algorithm_settings"].items() if name not in NOT_IN_LAB},
-        },
-        "model": f"width {settings['width']}, depth {settings['depth']}",
-        "data": line["task"],
-        "learning_rate": line["learning_rate"],
-        "seed": line["seed"],
-    }
-    score = {"when": "after", "task": line["task"], "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
-    name = f"{line['arm']}, {line['task']}, {line['learning_rate']:g}, seed {line['seed']}"
-    ordered = [by_step[step] for step in sorted(by_step)]
-    return Run(name, "study", facts, metrics=ordered, scores=[{**score, "scores": scores}])
-
-
 # ── TRL: curves in trainer_state.json, answers in completions/*.parquet, no token signals ───────────────────
 # Each answer is one "token": its text, with the advantage that TRL gave to all of it.
 
@@ -216,6 +142,7 @@ TRL_NAMES = {
     "kl": "kl/ref",
 }
 """TRL's name -> dew's name of a metric; others keep TRL's."""
+TRL_TRAINS = "grpo"
 NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
@@ -277,7 +204,7 @@ def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
     for number, (prompt, rows) in enumerate(by_prompt):
         members = list(rows)
         step = int(members[0].get("step") or 0)
-        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm="grpo"))
+        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm=TRL_TRAINS))
     return groups, len(groups)
 
 
@@ -296,20 +223,6 @@ def _chat_text(x: Any) -> str:
     return "" if x is None else str(x)
 
 
-def _prime_run(folder: Path, share: int, tokenizer: str | None) -> Run:
-    decode = prime_rl.decoder(tokenizer)
-
-    def read(step: Path, _: float) -> tuple[list[GroupRecord], int]:
-        found = prime_rl.read_step(step, decode)
-        return found, len(found)
-
-    groups, sample, notices = read_sample(prime_rl.exported_steps(folder), share, read)
-    if tokenizer is None:
-        notices.append("prime-rl exports token ids: pass the model's tokenizer to see text instead of ⟨ids⟩.")
-    facts = {"engine": "prime-rl"}
-    return Run(folder.resolve().name, "prime-rl", facts, groups=groups, sample=sample, notices=notices)
-
-
 # ── a sample of the groups that fits into a page ────────────────────────────────────────────────────────────
 
 
@@ -326,16 +239,10 @@ def cost(group: GroupRecord) -> int:
 
 
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """Evenly spaced groups whose total cost is at most `tokens`; all of them if they fit."""
-    most = len(groups)
-    while most > 0:
-        kept = [groups[i] for i in evenly(len(groups), most)]
-        size = sum(map(cost, kept))
-        if size <= tokens:
-            return kept
-        most = min(most - 1, int(most * tokens / size))
-    cheapest = min(groups, key=cost, default=None)
-    return [cheapest] if cheapest and cost(cheapest) <= tokens else []
+    """All groups, or every second, fourth ... of them, until their total cost is at most `tokens`."""
+    while groups and sum(map(cost, groups)) > tokens:
+        groups = [groups[i] for i in evenly(len(groups), len(groups) // 2)]
+    return groups
 
 
 def read_sample(
@@ -348,6 +255,8 @@ def read_sample(
     Each file may use its share of the budget plus what previous files left over. If no group fits, the smallest one
     is included anyway.
     """
+    if share == 0:
+        return [], {"groups": 0, "of": 0, "files": 0, "files_of": len(files)}, []
     tokens = PAGE_TOKENS // share
     mean = sum(map(_bytes, files)) / max(1, len(files))
     readable = max(2, int(READ_BYTES / share / max(1.0, mean)))

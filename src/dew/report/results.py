@@ -1,26 +1,25 @@
-"""One row per metric: every run before and after training, and paired differences between arms with their intervals."""
+"""Arms (runs that differ only in their seed), and one row per metric: every run before and after training, and paired
+differences between arms with their intervals."""
 
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from math import nan
-from pathlib import Path
+from itertools import islice
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from dew.compare import Scores
-from dew.compare.comparison import MIN_SEEDS
-from dew.compare.scores import check_comparable
-from dew.compare.statistics import Interval, holm, mean_interval, paired_interval, t_test
+from dew.compare import Difference, corrected, paired
+from dew.compare.results import AREA, by_problem, main_scores, read_answers
+from dew.compare.verdicts import TITLES
 from dew.errors import DewError
-from dew.files import is_plain
 from dew.report.readers import Run
+from dew.run.config import parse_yaml
 from dew.run.records import Json
 
-MAX_ANSWERS = 64 << 20
-"""Bytes of one file of evaluated answers."""
 METRICS = {
     "accuracy": "share of correct answers in training",
     "reward": "mean reward in training",
@@ -29,14 +28,109 @@ METRICS = {
     "length/truncated_share": "share of truncated answers",
     "groups/mixed_share": "share of groups with correct and wrong answers",
     "credit/flipped_share": "share of tokens with credit of the wrong sign",
-    "rewards/accuracies": "share of pairs whose chosen answer has the larger reward",
-    "rewards/margins": "mean reward of the chosen minus the rejected answer",
 }
 """Metrics with a row of their own, after the scores."""
 EVAL_PASS = re.compile(r"(eval/(?:.+_)?)pass@\d")
 """pass@k during training; the group is the same for all k of an evaluation set, `eval/` or `eval/<set>_`."""
-OF_CURVE = {"area": "mean accuracy over training", "final": "mean accuracy in the last sixth of training"}
-"""Scores that a study computes from the training accuracy."""
+answers_of = cache(read_answers)
+NOT_COMPARED = {
+    *("seed", "data_seed", "output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint"),
+    *("experiment_name", "data_loader_seed"),  # verl's
+}
+"""Settings that do not tell arms apart, by the last part of their dotted names."""
+MAX_SETTINGS = 1000
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist = 3, 20
+
+
+# ── arms ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def settings_of(run: Run) -> tuple[dict[str, str], set[str]]:
+    """Every setting of a run by its dotted name, as text, and which of them belong to the algorithm."""
+    try:
+        config = parse_yaml(run.config or "{}", run.name)
+    except DewError:
+        config = {}
+    algorithm = run.facts.get("algorithm")
+    name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
+    facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
+    flat = _flatten(config) | _flatten({k: v for k, v in facts.items() if v is not None}) | _flatten(own)
+    if folder := flat.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
+        flat = {name: value.replace(folder, ".") for name, value in flat.items()}
+    return flat, set(_flatten(own))
+
+
+def _flatten(x: Any) -> dict[str, str]:
+    return {name: _text(value) for name, value in islice(_entries(x, ""), MAX_SETTINGS)}
+
+
+def _entries(x: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for key, value in x.items() if isinstance(x, dict) else ():
+        if isinstance(value, dict) and value and depth < 4:
+            yield from _entries(value, f"{prefix}{key}.", depth + 1)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _text(x: Any) -> str:
+    return x[:200] if isinstance(x, str) else _SHORT.repr(x)
+
+
+def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
+    """The arms and the settings that differ.
+
+    An arm is {label, runs (indices), algorithm, data, learning_rate}, a setting {name, values (one per run)}.
+    """
+    pairs = [settings_of(run) for run in runs]
+    known = [settings for settings, _ in pairs]
+    own = {name for _, names in pairs for name in names}
+    several = len({settings.get("algorithm") for settings in known}) > 1
+
+    def differs(name: str) -> bool:
+        has = [settings[name] for settings in known if name in settings]
+        missing = len(has) < len(known) and not (several and name in own)  # other algorithms have other settings
+        return missing or len(set(has)) > 1
+
+    names = [name for name in dict.fromkeys(name for settings in known for name in settings) if differs(name)]
+    named = all("arm" in run.facts for run in runs)  # then an arm's name stands for the settings of its algorithm
+    ignored = NOT_COMPARED | (own if named else set())
+    compared = [name for name in names if name.rsplit(".", 1)[-1] not in ignored]
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for i, settings in enumerate(known):
+        name = _name(runs[i], settings)
+        key = (name, *(settings.get(name) for name in compared)) if name else (i,)
+        members.setdefault(key, []).append(i)
+    arms = [
+        {"label": _label(runs, known, arm, members.values(), compared), "runs": arm}
+        | {"algorithm": _name(runs[arm[0]], known[arm[0]])}
+        | {name: known[arm[0]].get(name) for name in ("data", "learning_rate")}
+        for arm in members.values()
+    ]
+    table = [{"name": n, "values": [settings.get(n) for settings in known]} for n in names if n != "output_dir"]
+    return arms, table
+
+
+def _name(run: Run, settings: dict[str, str]) -> str:
+    """The arm as its study calls it, else the algorithm; empty if unknown."""
+    return str(run.facts.get("arm") or settings.get("algorithm") or "")
+
+
+def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arms: Any, compared: list[str]) -> str:
+    """The arm's name and what tells it apart from others with the same name; else the run's name."""
+    mine, name = known[arm[0]], _name(runs[arm[0]], known[arm[0]])
+    if not name or len(runs) == 1:
+        return runs[arm[0]].name
+    rates = {settings.get("learning_rate") for settings in known}
+    rate = f" @ {mine.get('learning_rate')}" if len(rates) > 1 and "arm" in runs[arm[0]].facts else ""
+    others = [known[a[0]] for a in arms if a is not arm and _name(runs[a[0]], known[a[0]]) == name]
+    apart = [
+        n for n in compared if any(x.get(n) != mine.get(n) for x in others) and not (rate and n == "learning_rate")
+    ]
+    return " ".join([name + rate, *(f"{n.rsplit('.', 1)[-1]}={mine.get(n, '–')}" for n in apart[:3])])
+
+
+# ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
@@ -45,18 +139,27 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
 
 
-def rows_of(runs: Sequence[Run], arms: Sequence[Json], given: Sequence[Json] = ()) -> list[Json]:
+def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
     """Scores, then metrics: {name, note, link, before, after, low, high (one per run), differences}.
 
-    Differences are from the first arm: those that `dew compare` or a study computed if `given`, else paired by seed, or
-    by problem if each arm has one run.
+    Differences are from the first arm, paired by seed, or by problem if each arm has one run.
     """
-    _answers.cache_clear()
-    rows = [*_score_rows(runs), *_metric_rows(runs)]
+    answers_of.cache_clear()
+    scores = _score_rows(runs)
+    rows = [*(_area_row(runs, scores) if len(runs) > 1 else ()), *scores, *_metric_rows(runs, scores)]
     for row in rows:
-        known = [d for d in given if d["score"] == row["name"] or (d["score"], row["name"]) == ("area", "accuracy")]
-        row["differences"] = known or _differences(runs, arms, row)
+        row["differences"] = _differences(runs, arms, row)
     return rows
+
+
+def _area_row(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
+    """The mean accuracy in training, if no run has it among its scores."""
+    curves = [_values(run, "accuracy") for run in runs]
+    if not any(curves) or any(row["name"] == AREA for row in scores):
+        return []
+    tasks = {row["task"] for row in scores}
+    row = {**_row(runs, AREA, TITLES[AREA]), "task": tasks.pop() if len(tasks) == 1 else ""}
+    return [{**row, "after": [fmean(curve) if curve else None for curve in curves]}]
 
 
 def _score_rows(runs: Sequence[Run]) -> list[Json]:
@@ -65,11 +168,11 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
         for entry in run.scores:
             scores = entry.get("scores")
             scores = scores if isinstance(scores, dict) else {}
-            for name in _ends_of_pass(scores):
+            for name in _shown(scores):
                 row = found.setdefault((str(entry.get("task")), name), _row(runs, name, ""))
                 row["task"], when = str(entry.get("task")), "before" if entry.get("when") == "before" else "after"
                 scored = f"{entry.get('n_problems')} problems × {entry.get('k')} answers"
-                row["note"] = f"{entry.get('task')}: {OF_CURVE.get(name, scored)}"
+                row["note"] = f"{entry.get('task')}: {TITLES.get(name, scored)}"
                 score = scores[name] if isinstance(scores[name], dict) else {}
                 row[when][i] = _number(score.get("value"))
                 if when == "after":
@@ -77,32 +180,34 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
     return list(found.values())
 
 
-def _ends_of_pass(scores: Mapping[str, Any]) -> list[str]:
-    """The scores of the training accuracy, pass@1 and the largest pass@k; if there is none, the first scores."""
-    passes = sorted((int(m[1]), n) for n in scores if (m := re.fullmatch(r"pass@(\d{1,6})", n)))
-    found = dict.fromkeys([passes[0][1], passes[-1][1]]) if passes else dict.fromkeys(list(scores)[:4])
-    return list(dict.fromkeys([*(name for name in OF_CURVE if name in scores), *found]))
+def _shown(scores: Mapping[str, Any]) -> list[str]:
+    """The main scores; if there is no pass@k, the first scores."""
+    known = [name for name in scores if name in TITLES or re.fullmatch(r"pass@\d{1,6}", name)]
+    return main_scores(known) or list(scores)[:4]
 
 
-def _metric_rows(runs: Sequence[Run]) -> list[Json]:
+def _metric_rows(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
     names = {name for run in runs for line in (*run.metrics[:1], *run.metrics[-1:]) for name in line}
     evals = {name for run in runs for line in run.metrics for name in line if EVAL_PASS.match(name)}
-    if runs[0].kind == "study":  # has them among its scores
+    if any(row["name"] == "final" for row in scores):  # then both ends of these curves are among the scores
         names, evals = names - {"accuracy"}, set()
     sets = sorted({match[1] for name in evals if (match := EVAL_PASS.match(name))})
-    picked = [of + n for of in sets for n in _ends_of_pass({n.removeprefix(of): 0 for n in evals})]
+    picked = [of + n for of in sets for n in _shown({n.removeprefix(of): 0 for n in evals})]
     rows = []
     for name in [*picked, *(name for name in METRICS if name in names)]:
         row = _row(runs, name, METRICS.get(name, "held-out problems, during training"))
         for i, run in enumerate(runs):
-            values = [x for line in run.metrics if (x := _number(line.get(name))) is not None]
-            if values:
+            if values := _values(run, name):
                 first, row["after"][i] = ends(values)
                 row["before"][i] = first if len(values) > 1 else None
         if any(x is not None for x in row["after"]):
             rows.append(row)
     same = [r for r in rows if r["name"] == "reward" and any(r["after"] == q["after"] for q in rows if q is not r)]
     return [row for row in rows if row not in same]  # an outcome reward alone is the accuracy
+
+
+def _values(run: Run, name: str) -> list[float]:
+    return [x for line in run.metrics if (x := _number(line.get(name))) is not None]
 
 
 def _row(runs: Sequence[Run], name: str, note: str) -> Json:
@@ -116,32 +221,21 @@ def _number(x: Any) -> float | None:
     return float(x) if good else None
 
 
-def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[Json]:
+def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[Difference]:
     """From the first arm: by seed where both have several seeds, by problem where each has one run."""
     found = []
     for arm in arms:
         reference = _reference(arms, arm)
         if reference is arm:
             continue
-        both = [_by_seed(runs, a, row["after"]) for a in (reference, arm)]
-        seeds = sorted(both[0].keys() & both[1].keys())
-        entry = {"arm": arm["label"], "baseline": reference["label"], "score": row["name"], "pairs": len(seeds)}
-        if len(seeds) > 1:
-            D = [both[1][seed] - both[0][seed] for seed in seeds]
-            if runs[0].kind == "study":  # as `dew lab` computes it
-                interval, p = t_test(D)
-                found.append({**entry, "unit": "seeds", **vars(interval), "p": p})
-            else:
-                found.append({**entry, "unit": "seeds", **vars(paired_interval(np.array(D)[:, None]))})
+        names = {"arm": arm["label"], "baseline": reference["label"]}
+        both = [_by_seed(runs, a, row["after"]) for a in (arm, reference)]
+        if len(both[0].keys() & both[1].keys()) > 1:
+            found.append(paired(*both, score=row["name"], task=row.get("task", ""), **names))
         elif "task" in row and len(reference["runs"]) == len(arm["runs"]) == 1:
-            first, second = runs[reference["runs"][0]], runs[arm["runs"][0]]
-            change = by_problem((first, "after"), (second, "after"), row["name"])
-            if change is not None:
-                found.append({**entry, "unit": "problems", **vars(change)})
-    tested = [d for d in found if "p" in d]
-    for d, p in zip(tested, holm([d["p"] for d in tested]), strict=True):
-        d["p"] = p
-    return [_judged(d) for d in found]
+            one, other = (answers_of(runs[a["runs"][0]].folder) for a in (arm, reference))
+            found.append(by_problem(one, other, row["name"], **names))
+    return corrected(d for d in found if d is not None)
 
 
 def _reference(arms: Sequence[Json], arm: Json) -> Json:
@@ -151,40 +245,5 @@ def _reference(arms: Sequence[Json], arm: Json) -> Json:
     return rate[0] if rate and rate[0] is not arm else same[0]
 
 
-def _judged(d: Json) -> Json:
-    few = d["unit"] == "seeds" and d["pairs"] < MIN_SEEDS
-    noise = few or (d["p"] >= 0.05 if "p" in d else d["low"] <= 0 <= d["high"])
-    if few:
-        verdict = f"too few seeds ({d['pairs']} of at least {MIN_SEEDS})"
-    else:
-        verdict = "within noise" if noise else f"{d['arm'] if d['value'] > 0 else d['baseline']} higher"
-    return {**d, "within_noise": noise, "verdict": verdict}
-
-
 def _by_seed(runs: Sequence[Run], arm: Json, values: Sequence[float | None]) -> dict[str, float]:
     return {str(runs[i].facts.get("seed", i)): x for i in arm["runs"] if (x := values[i]) is not None}
-
-
-@cache
-def _answers(folder: Path | None, when: str) -> Scores | None:
-    """The evaluated answers of a run; None if it kept none."""
-    path = None if folder is None else folder / f"answers-{when}.json"
-    if path is None or not path.exists() or not is_plain(path) or path.stat().st_size > MAX_ANSWERS:
-        return None
-    try:
-        return Scores.read(path)
-    except DewError:
-        return None
-
-
-def by_problem(first: tuple[Run, str], second: tuple[Run, str], score: str) -> Interval | None:
-    """The second evaluation minus the first, (run, "before" or "after") each, if they can be compared."""
-    a, b = (_answers(run.folder, when) for run, when in (first, second))
-    if a is None or b is None:
-        return None
-    try:
-        check_comparable(a, b.task, b.scored_by, b.by_problem)
-    except DewError:
-        return None
-    changes = [b.by_problem[key].scores.get(score, nan) - p.scores.get(score, nan) for key, p in a.by_problem.items()]
-    return mean_interval(changes, span=(-1.0, 1.0)) if np.isfinite(changes).all() else None

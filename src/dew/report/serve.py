@@ -10,7 +10,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +23,7 @@ from dew.run.records import Json
 
 PAUSE = 4.0
 """Rebuilding takes at most one part in this many of the time."""
-FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*", "completions/*", "token_exports/*/*")
+FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*", "completions/*")
 """What the page is made of, in the folder of a run."""
 HEADERS = {
     "Cache-Control": "no-store",
@@ -31,6 +31,14 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+
+
+ANSWERS: dict[str, tuple[str, Callable[[str, Json], str]]] = {
+    "": ("text/html; charset=utf-8", lambda stamp, content: page(content, live=stamp)),
+    "stamp": ("application/json", lambda stamp, _: json.dumps({"stamp": stamp})),
+    "data": ("text/plain", lambda _, content: "\n".join(blobs(content))),
+}
+"""Content type and text of each address, from the stamp and the content."""
 
 
 class View:
@@ -45,16 +53,13 @@ class View:
     def _files(self) -> str:
         """The names, sizes and times of the files that the page is made of."""
         inner = [run for folder in self.folders for run in (folder, *run_folders(folder))]
+        paths = {path for folder in inner for kind in FILES for path in folder.glob(kind)}
         found = []
-        for path in {path for folder in inner for kind in FILES for path in folder.glob(kind)}:
-            if path.name == "report.json":
-                continue
-            try:
+        for path in sorted(path for path in paths if path.name != "report.json"):
+            with suppress(OSError):  # just removed
                 stat = path.stat()
-            except OSError:  # not there, or just removed
-                continue
-            found.append((str(path), stat.st_size, stat.st_mtime_ns))
-        return str(hash(tuple(sorted(found))))
+                found.append((str(path), stat.st_size, stat.st_mtime_ns))
+        return str(hash(tuple(found)))
 
     def update(self) -> tuple[str, Json]:
         """The newest stamp and content. A run that cannot be read at the moment keeps its last page."""
@@ -79,19 +84,11 @@ def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPSe
         def do_GET(self) -> None:
             given, slash, name = self.path.partition("?")[0].removeprefix("/").partition("/")
             known = secrets.compare_digest(given.encode(errors="replace"), token.encode())
-            if known and slash and name in ("", "stamp", "data"):
-                self._send(name, *view.update())
-            else:
+            if not (known and slash and name in ANSWERS):
                 self.send_error(404)
-
-        def _send(self, name: str, stamp: str, content: Json) -> None:
-            if name == "stamp":
-                kind, text = "application/json", json.dumps({"stamp": stamp})
-            elif name == "data":
-                kind, text = "text/plain", "\n".join(blobs(content))
-            else:
-                kind, text = "text/html; charset=utf-8", page(content, live=stamp)
-            body = text.encode(errors="replace")
+                return
+            kind, text = ANSWERS[name]
+            body = text(*view.update()).encode(errors="replace")
             self.send_response(200)
             for header, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
                 self.send_header(header, value)

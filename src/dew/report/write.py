@@ -52,26 +52,20 @@ def page(content: Json, live: str = "") -> str:
 def blobs(content: Json) -> list[str]:
     """First everything but the groups' answers, then one blob per group, so that the page opens without them."""
     groups = [group for run in content["runs"] for group in run["groups"]]
-    start = _shared({group["prompt"] for group in groups})
-    prompts: dict[str, int] = {}
-    runs = [{**run, "groups": [_heading(group, prompts, start) for group in run["groups"]]} for run in content["runs"]]
-    return [_pack({**content, "runs": runs}), *map(_pack, groups)]
-
-
-def _shared(prompts: set[str]) -> int:
-    """Length of the prefix (whole lines) common to all prompts: a template or system prompt."""
-    if len(prompts) < 2:
-        return 0
-    first, last = min(prompts), max(prompts)  # a prefix of these two is a prefix of all
+    prompts = {prompt: i for i, prompt in enumerate(dict.fromkeys(group["prompt"] for group in groups))}
+    # The table of groups leaves out whole lines that start every prompt: a template or a system prompt.
+    first, last = min(prompts, default=""), max(prompts, default="")  # what these two share, all of them share
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first.rfind("\n", 0, same) + 1
+    start = first.rfind("\n", 0, same) + 1 if first != last else 0
 
+    def heading(group: Json) -> Json:
+        """The entry in the table of groups. Groups with the same `same` have the same prompt."""
+        prompt = group["prompt"]
+        place = {"step": group["step"], "group": group["group"], "same": prompts[prompt]}
+        return {**place, "prompt": prompt[start : start + 160], **group["summary"]}
 
-def _heading(group: Json, prompts: dict[str, int], start: int) -> Json:
-    """The entry in the table of groups. Groups with the same `same` have the same prompt."""
-    same = prompts.setdefault(group["prompt"], len(prompts))
-    prompt = group["prompt"][start : start + 160]
-    return {"step": group["step"], "group": group["group"], "prompt": prompt, "same": same, **group["summary"]}
+    runs = [{**run, "groups": list(map(heading, run["groups"]))} for run in content["runs"]]
+    return [_pack({**content, "runs": runs}), *map(_pack, groups)]
 
 
 def _dumps(x: Any) -> bytes:

@@ -7,6 +7,7 @@ process exits GRACE seconds later with a traceback of every thread. A function g
 """
 
 import faulthandler
+import functools
 import inspect
 import math
 import os
@@ -28,6 +29,14 @@ NOT_FINITE = math.inf
 """Replaces every infinity and NaN that a function returned, because NaN stands for None in TRL."""
 GRACE = 30.0
 """Seconds between the alarm and the end of the process."""
+
+
+def reward_name(reward: Any) -> str:
+    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    path = reward if isinstance(reward, str) else getattr(getattr(reward, "config", None), "_name_or_path", None)
+    return str(getattr(reward, "__name__", type(reward).__name__)) if path is None else path.split("/")[-1]
 
 
 class _Expired(BaseException):
@@ -67,7 +76,7 @@ def too_late(name: str, seconds: float) -> RewardError:
 def describe_batch(completions: Sequence[Any], prompts: Sequence[Any] | None) -> str:
     first = f", the first {completions[0]!r:.200}" if completions else ""
     prompt = f" for the prompt {prompts[0]!r:.120}" if prompts else ""
-    return f"It was scoring {len(completions)} completions{first}{prompt}."
+    return f"It was scoring {len(completions)} answers{first}{prompt}."
 
 
 @contextmanager
@@ -109,7 +118,7 @@ def as_rewards(name: str, values: Any, n: int) -> Rewards:
     found = list(islice(values, n + 1))  # a generator may be endless
     if len(found) != n:
         count = f"more than {n}" if len(found) > n else len(found)
-        problem = f"The reward {name} returned {count} rewards for {n} completions."
+        problem = f"The reward {name} returned {count} rewards for {n} answers."
         raise RewardError(Problem(problem, remedy="Return one for each, in the same order."))
     return [None if value is None else _number(name, value) for value in found]
 
@@ -126,4 +135,4 @@ def _number(name: str, value: Any) -> float:
 
 def _returned(name: str, value: Any) -> RewardError:
     problem = f"The reward {name} returned {type(value).__name__} {short_repr(value)}."
-    return RewardError(Problem(problem, remedy="Return one number per completion, or None for no reward."))
+    return RewardError(Problem(problem, remedy="Return one number per answer, or None for no reward."))

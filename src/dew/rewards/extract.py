@@ -1,7 +1,7 @@
-"""Finds the answer in a completion. Standard library only; linear time in the length of the text.
+"""Finds the final answer in a text. Standard library only; linear time in the length of the text.
 
-A marked answer is taken whole: `<answer>`, `\\boxed`, `####`, "the answer is", `[ ]` at the end, or a completion
-that is just a formula. Anything else is prose, and its last expression is the answer (math-verify searches for it,
+A marked answer is taken whole: `<answer>`, `\\boxed`, `####`, "the answer is", `[ ]` at the end, or a text that
+is just a formula. Anything else is prose, and its last expression is the answer (math-verify searches for it,
 see latex.py).
 """
 
@@ -49,9 +49,9 @@ class Answer(NamedTuple):
     """True: `text` is exactly the answer. False: it is prose with the answer near its end."""
 
 
-def find_answer(completion: str) -> Answer | None:
-    """The answer of a completion; None if there is none or its box was not closed."""
-    text = after_thinking(completion).translate(_SPACES)
+def find_answer(text: str) -> Answer | None:
+    """The final answer of a text; None if there is none or its box was not closed."""
+    text = after_thinking(text).translate(_SPACES)
     if "<answer>" in text:  # the last one; up to the end of the text if the tag is not closed
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     if boxes := list(_BOX.finditer(text)):

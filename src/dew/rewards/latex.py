@@ -199,7 +199,7 @@ def _same_list(answer: str, gold: str) -> bool:
 
 
 def _same_percent(answer: str, gold: str) -> bool:
-    """12.5 % and 12.5, as math-verify does with whole numbers. Below 1 it is a mistake: 0.5 % for 0.5."""
+    """12.5% and 12.5, as math-verify does with whole numbers. Below 1 it is a mistake: 0.5% for 0.5."""
     a, b = (_UNIT.fullmatch(text.strip()) for text in (answer, gold))
     if not a or not b or bool(a["percent"]) == bool(b["percent"]):
         return False
@@ -296,7 +296,7 @@ def _meanings(value: Any, text: str) -> list[Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """0.1 + 0.2 as 3/10, since a sum of floats is not 0.3; −50 % as (−50) %, which math-verify compares with −50.
+    """0.1 + 0.2 as 3/10, since a sum of floats is not 0.3; −50% as (−50)%, which math-verify compares with −50.
 
     5 = 6 is false, 6 = x is x = 6, and a > b > c is c < b < a.
     """
@@ -318,7 +318,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _close(left: Any, right: Any) -> bool:
-    """Whether an equation of numbers holds; a decimal may be rounded to 1 %."""
+    """Whether an equation of numbers holds; a decimal may be rounded to 1%."""
     if not left.has(sympy.Float) and not right.has(sympy.Float):
         return _same([left], [right])
     return bool(abs(sympy.N((left - right).doit())) <= abs(sympy.N(right.doit())) / 100)

@@ -30,14 +30,14 @@ workers = Pool("dew.rewards.latex:serve", remedy='Install math-verify: pip insta
 
 
 def math_verdict(completion: Completion | None, gold: str, *, timeout: float = TIMEOUT) -> bool:
-    """True if the completion's answer equals the gold answer; False also after `timeout` seconds."""
+    """True if the final answer equals the gold answer; False also after `timeout` seconds."""
     return math_verdicts([completion], [gold], timeout=timeout)[0].correct
 
 
 def math_verdicts(
     completions: Sequence[Completion | None], golds: Sequence[Any], *, timeout: float = TIMEOUT
 ) -> list[Verdict]:
-    """One verdict for each completion and its gold answer; several are checked in parallel."""
+    """One verdict for each text and its gold answer; several are checked in parallel."""
     if len(completions) != len(golds):
         problem = f"math: {len(completions)} answers for {len(golds)} gold answers."
         raise RewardError(Problem(problem, remedy="Pass one gold answer per answer."))
@@ -50,11 +50,11 @@ def math_verdicts(
     return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
 
-def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
+def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
     """The verdict if no parser is needed, else the extracted answer."""
-    answer, target = find_answer(completion), find_gold(gold)
+    answer, target = find_answer(text), find_gold(gold)
     if target and (choice := gold_choice(target.text)):
-        chosen = final_choice(answer.text if answer and answer.marked else after_thinking(completion)[-MAX_LENGTH:])
+        chosen = final_choice(answer.text if answer and answer.marked else after_thinking(text)[-MAX_LENGTH:])
         if chosen:
             return Verdict("correct" if chosen == choice else "wrong", chosen)
     if answer is None or target is None or len(answer.text) > MAX_LENGTH:
@@ -68,7 +68,7 @@ def verdict_or_answer(completion: str, gold: str) -> Verdict | Answer:
         same = answer.text.split() == target.text.split()
         return Verdict("correct" if same else "unparsable", answer.text[:500])
     wanted, said = words(target.text), words(answer.text)
-    if wanted and wanted in (said, words(after_thinking(completion)[-MAX_LENGTH:])):
+    if wanted and wanted in (said, words(after_thinking(text)[-MAX_LENGTH:])):
         return Verdict("correct", wanted)
     one_word = wanted and said and wanted.isalpha() and answer.marked
     return Verdict("wrong", said) if one_word else answer  # to the parser, letters are factors: seat is east

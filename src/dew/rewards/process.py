@@ -6,7 +6,7 @@ worker busy in C code outlives a parent that was killed. Not loky: it has no tim
     this process ── Process: a new interpreter, never a fork of one with threads or a GPU; answers requests itself,
                     └── or forks workers that do: in milliseconds, after importing its libraries once
 
-All communication is JSON over sockets. A socket closes however its owner ends, and then the other process exits too.
+All communication is JSON over sockets. If either process dies, its socket closes and the other exits.
 """
 
 import json

@@ -9,7 +9,7 @@ from dew.errors import ConfigError, Problem, RewardError, unknown
 
 Status = Literal["correct", "wrong", "unparsable", "timeout"]
 Completion = str | Sequence[Mapping[str, Any]]
-"""A completion as a trainer passes it: text, or the messages of one assistant turn."""
+"""An answer as TRL passes it: text, or the messages of one assistant turn."""
 
 VERIFIERS = {
     "countdown": "dew.rewards.games:countdown",
@@ -116,7 +116,7 @@ class Verifier:
 
 
 def text_of(completion: Completion) -> str:
-    """The text of a completion; of several messages, the last one's."""
+    """The text of an answer; of several messages, the last one's."""
     if isinstance(completion, str):
         return completion
     return str(completion[-1].get("content") or "") if completion else ""

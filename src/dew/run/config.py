@@ -3,9 +3,11 @@
 Any GRPO config file of TRL works.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
@@ -67,6 +69,14 @@ class Run:
 
     def set_environment(self) -> None:
         os.environ.update({name: str(value) for name, value in self.env.items()})
+
+    @property
+    def algorithm_settings(self) -> Settings:
+        """algorithm_kwargs, which TRL also takes as JSON text; empty if it is neither text nor a mapping."""
+        given = self.settings.get("algorithm_kwargs")
+        with suppress(ValueError):
+            given = json.loads(given) if isinstance(given, str) else given
+        return given if isinstance(given, dict) else {}
 
     def to_dict(self) -> Settings:
         """The run as the keys of a file."""
@@ -255,10 +265,6 @@ class _Representer(SafeRepresenter):
 PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w./-]*", re.ASCII | re.IGNORECASE)
 _Representer.add_representer(str, _Representer.represent_str)
 _Representer.add_representer(float, _Representer.represent_float)
-
-
-RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
-"""The first line of the config.yaml in a run folder."""
 
 
 def to_yaml(run: Run, header: Iterable[str] = ()) -> str:

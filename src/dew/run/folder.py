@@ -9,11 +9,12 @@ docs/records.md documents every field.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dew.errors import Problem, RecordError
-from dew.files import read_whole, remove, sync, write_atomically
+from dew.errors import ConfigError, Problem, RecordError
+from dew.files import read_whole, remove, sweep, sync, write_atomically
 from dew.run.records import (
     MAX_FILE,
     SCHEMA,
@@ -27,6 +28,10 @@ from dew.run.records import (
 )
 
 MODEL_FILES = ("config.json", "adapter_config.json")
+RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
+"""The first line of the config.yaml in a run folder."""
+is_main_process = os.environ.get("RANK", "0") == "0"
+"""False in all but one of the processes that torchrun or accelerate started."""
 T = TypeVar("T", Json, list[Json])
 
 
@@ -42,6 +47,10 @@ class RunFolder:
 
     def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(self.path / "scores.json", to_json([dict(score) for score in scores], indent=1))
+
+    def write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """All lines of metrics.jsonl at once."""
+        write_atomically(self.path / "metrics.jsonl", b"".join(to_json(dict(line)) for line in lines))
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", metrics)
@@ -147,3 +156,47 @@ class RunFolder:
         if isinstance(value, dict):
             check_schema(value, f"{self.path / name}: ")
         return value
+
+
+def make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(Problem(f"{folder} is a file, not a folder.", remedy="Choose another folder."))
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def claim(folder: Path, overwrite: bool, *, delete: bool = True) -> None:
+    """Make sure that `folder` holds no run. `overwrite` deletes one; with `delete=False` the caller does that later."""
+    make_folder(folder)
+    sweep(folder)
+    content = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if not content:
+        return
+    config = folder / "config.yaml"  # one that dew did not write belongs to a project of the user's
+    by_dew = config.is_file() and config.read_bytes().startswith(f"# {RUN_AGAIN}".encode())
+    if not by_dew and not any((folder / name).is_file() for name in ("run.json", "verl.yaml")):
+        what = f"{folder} is not empty and does not hold a run, but {', '.join(content[:3])}."
+        raise ConfigError(Problem(what, remedy="Choose another folder."))
+    if not overwrite:
+        remedy = f"Resume the run (dew resume {folder}), choose another folder, or add --overwrite."
+        raise ConfigError(Problem(f"{folder} is not empty: it holds a run.", remedy=remedy))
+    if delete:
+        RunFolder(folder).clear()
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """One command at a time per folder. Children inherit the lock, so orphans of a killed parent hold it too."""
+    import fcntl  # not on Windows
+
+    if not is_main_process:  # of several that train together, one holds the lock
+        yield
+        return
+    make_folder(folder)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            what = f"{folder} is in use by another command, or by a training process that it left behind."
+            raise ConfigError(Problem(what, remedy="Wait for it, or choose another folder.")) from None
+        os.set_inheritable(file.fileno(), True)
+        yield

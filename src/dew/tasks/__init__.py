@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.base import Row, Task
+from dew.tasks.base import Row, Task, overlap
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, has_prompts
 from dew.tasks.games import TINY, Chain, Countdown, model_folder
-from dew.tasks.overlap import overlap
 
 __all__ = ["TINY", "Chain", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.base import Row, Split, check_split, split_of, text_of
+from dew.tasks.base import Row, Split, check_split, last_message, split_of, without_overlap
 from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files
-from dew.tasks.overlap import without_overlap
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -53,7 +52,7 @@ def _first(raw: Row, *names: str) -> Any:
     """The first of these columns that the row has."""
     for name in names:
         if raw.get(name) is not None:
-            return text_of(raw[name])
+            return last_message(raw[name])
     raise ValueError(f"none of the columns {', '.join(names)}; there are {', '.join(raw) or 'none'}")
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain
-from dew.tasks.base import Row, text_of
-from dew.tasks.overlap import identity
+from dew.tasks.base import Row, identity, last_message
 
 MAX_SHOWN = 5
 """Unusable rows listed in a message; the others are only counted."""
@@ -126,7 +125,7 @@ def columns(
         if prompt:
             return {**raw, "prompt": _cell(raw, prompt), "answer": _cell(raw, answer)}
         named = {"problem": problem, "answer": answer} | {name: name for name in keep}
-        return {ours: text_of(_cell(raw, theirs)) for ours, theirs in named.items()}
+        return {ours: last_message(_cell(raw, theirs)) for ours, theirs in named.items()}
 
     return read
 

@@ -1,17 +1,11 @@
 """The arms of a study, from text: `dapo`, `gtpo(alpha2=0.5)@3e-5`, `my_module:MyRule`, `rules.py:MyRule(keep=0.1)`."""
 
-import ast
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from dew.algorithms import Algorithm, get_algorithm
+from dew.algorithms import Algorithm, parse_algorithm
 from dew.algorithms.own import source_digest
 from dew.errors import ConfigError, DewError, Problem
-
-PATTERN = re.compile(r"(?P<rule>[^(@]+?)\s*(\((?P<settings>.*)\))?\s*(@\s*(?P<rate>[^@]+))?", re.DOTALL)
-FORMS = "Write NAME, NAME(setting=value,...), module:Class or file.py:Class, with @RATE for a learning rate of its own."
 
 
 @dataclass(frozen=True)
@@ -34,9 +28,9 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     problems: list[Problem] = []
     for text in texts:
         try:
-            rule, settings, rate = _split(text)
-            algorithm = get_algorithm(rule, **settings)
-            rates = learning_rates if rate is None else [rate]
+            rule, _, own_rate = text.partition("@")
+            algorithm = parse_algorithm(rule)
+            rates = [_rate(own_rate)] if own_rate else learning_rates
             _check(algorithm, rates)
             source = source_digest(type(algorithm)) if ":" in rule else ""
         except DewError as error:
@@ -57,8 +51,16 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     if problems:
         raise ConfigError(problems)
     if not arms:
-        raise ConfigError(Problem("no arms.", remedy=f"Name at least one rule, the baseline first. {FORMS}"))
+        raise ConfigError(Problem("no arms.", remedy="Name at least one rule, the baseline first: dapo gtpo@3e-5"))
     return list(arms.values())
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        what = f"learning rate {text!r} is not a number."
+        raise ConfigError(Problem(what, remedy="Write it like @3e-5.")) from None
 
 
 def _check(algorithm: Algorithm, rates: Sequence[float]) -> None:
@@ -71,33 +73,3 @@ def _check(algorithm: Algorithm, rates: Sequence[float]) -> None:
     for rate in rates:
         if not 0 < rate < 1:
             raise ConfigError(Problem(f"learning rate {rate:g}.", remedy="Give a number between 0 and 1, e.g. 1e-4."))
-
-
-def _split(text: str) -> tuple[str, dict[str, Any], float | None]:
-    """Rule, settings and learning rate of an arm's text."""
-    found = PATTERN.fullmatch(text.strip())
-    if not found:
-        raise ConfigError(Problem("cannot be read.", remedy=FORMS))
-    rate = None
-    if found["rate"]:
-        try:
-            rate = float(found["rate"])
-        except ValueError:
-            remedy = "Write it like @3e-5."
-            raise ConfigError(Problem(f"learning rate {found['rate']!r} is not a number.", remedy=remedy)) from None
-    return found["rule"].strip(), _settings(found["settings"] or ""), rate
-
-
-def _settings(text: str) -> dict[str, Any]:
-    """`alpha2=0.5,pool=joint`: Python's literals, and words without quotes."""
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError
-        values = [k.value.id if isinstance(k.value, ast.Name) else ast.literal_eval(k.value) for k in call.keywords]
-    except (SyntaxError, ValueError):
-        raise ConfigError(Problem(f"settings ({text}) cannot be read.", remedy=FORMS)) from None
-    names = [str(k.arg) for k in call.keywords]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(Problem(f"{', '.join(twice)} given twice.", remedy="Keep one of them."))
-    return dict(zip(names, values, strict=True))

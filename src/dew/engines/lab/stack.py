@@ -1,13 +1,12 @@
-"""Train a stack of runs: sample, judge, give credit, update. Credit and loss are the algorithm's own.
+"""Train a stack of runs: sample, judge, give credit, update, record. Credit and loss are the algorithm's own.
 
 Runs with the same seed get the same problems and the same random numbers, whatever their arm. A run's numbers do not
 depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number
 of replicas, or of rows that train, is another.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -16,25 +15,20 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.algorithms.base import Part
-from dew.algorithms.credit import advantages_of
+from dew.algorithms.base import Part, wrong_types
+from dew.algorithms.credit import give_credit
+from dew.credit import grpo_advantages, has_signal
 from dew.engines.lab.arms import Arm
-from dew.engines.lab.tasks import Problems, Task, generator
-from dew.engines.lab.tiny import (
-    Adam,
-    Answers,
-    Parameters,
-    Replayed,
-    deterministic,
-    entropy,
-    forward,
-    sample,
-    token_logp,
-)
+from dew.engines.lab.tasks import EOS, Problems, Task, generator, symbols
+from dew.engines.lab.tiny import Answers, Parameters, Policies, Replayed
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.rollouts import Rollouts
+from dew.run.records import AnswerRecord, GroupRecord, Json
 
-MAX_GRADIENT_NORM = 1.0
+RECORDED_GROUPS = 2
+"""Groups in a token record."""
+TRAINED = ("advantages", "penalty")
+"""Fields of `Credit` that the loss reads."""
 
 Answer = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 """(R, P, L) prompts, (R, P, F) facts and (R, P·G, T) uniforms -> the fields of `Answers`, and (R, P·G) verdicts."""
@@ -62,14 +56,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         least = {"group_size": 2, "width": 8}
-        wrong = [
+        wrong = wrong_types(self) or [
             f"{f.name}={getattr(self, f.name)}: give at least {least.get(f.name, 1)}."
             for f in fields(self)
             if getattr(self, f.name) < least.get(f.name, 1)
         ]
-        if self.width > 32 and self.width % 32:
+        if not wrong and self.width > 32 and self.width % 32:
             wrong.append(f"width={self.width}: give a multiple of 32, the width of an attention head.")
-        if self.optimizer_steps > self.answers:
+        if not wrong and self.optimizer_steps > self.answers:
             wrong.append(f"optimizer_steps={self.optimizer_steps}: there are only {self.answers} answers a generation.")
         if wrong:
             raise ConfigError(wrong)
@@ -83,6 +77,10 @@ class Settings:
         """Whether there is an evaluation after this generation (counted from 1)."""
         n, total = min(self.evaluations, self.generations), self.generations
         return generation * n // total > (generation - 1) * n // total
+
+    def recorded(self, generation: int) -> bool:
+        """Whether tokens of this generation are recorded: of the first, a middle and the last one."""
+        return generation in (1, (self.generations + 1) // 2, self.generations)
 
 
 @dataclass(frozen=True)
@@ -105,41 +103,44 @@ class Team:
         self.vectorised: bool | None = None  # not tried yet
         two = _random_rollouts(group_size, tokens)
         self.stacked = True
-        together, _ = self.credit(two)
+        together = self.credit(two)
         self.stacked = False
-        self.stacked = torch.allclose(together, self.credit(two)[0], rtol=1e-4, atol=1e-5)
+        alone = {name: x for name, x in self.credit(two).items() if name in TRAINED}
+        self.stacked = all(torch.allclose(together[name], x, rtol=1e-4, atol=1e-5) for name, x in alone.items())
 
-    def credit(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(r, c, P, G, T) credit and (r, P) groups with signal; the others are left out of the update.
+    def credit(self, given: dict[str, Tensor], *, shaped: bool = False) -> dict[str, Tensor]:
+        """(r, P) signal and (r, P, G, T) fields of `Credit`, 0 in groups without signal, which do not train.
 
-        `given` are the fields of `Rollouts` with a leading axis of r replicas.
+        `given` are the fields of `Rollouts` with a leading axis of r replicas. `shaped` adds the reward of each token.
         """
         given = {name: given[name] for name in ("mask", "reward", *self.algorithm.signals)}  # as in an engine
-        whole = Rollouts(**{name: x.flatten(0, 1) for name, x in given.items()})
-        signal = self.algorithm.signal(whole).view(given["mask"].shape[:2])
-        if self.stacked:
-            found = self._credit(whole).unflatten(1, signal.shape).transpose(0, 1)
-            found = torch.where(signal[:, None, :, None, None], found, 0)
-        else:
-            runs, *shape = given["mask"].shape
-            found = torch.zeros(runs, 1 + self.algorithm.penalises, *shape, device=signal.device)
-            for i, keep in enumerate(signal):
-                if keep.any():
-                    groups = Rollouts(**{name: x[i, keep] for name, x in given.items()})
-                    found[i][:, keep] = self._credit(groups).to(found.dtype)
-        if (bad := ~found.isfinite()).any():
+        runs, mask = given["mask"].shape[:2], given["mask"].flatten(0, 1)
+        given = {name: x.flatten(0, 1) for name, x in given.items()}
+        signal = self.algorithm.signal(Rollouts(**given))
+        parts: list[Any] = [slice(None)]
+        if not self.stacked:  # as in an engine, which has only the groups with signal of one run
+            every = torch.arange(len(mask), device=mask.device).view(runs)
+            parts = [groups[keep] for groups, keep in zip(every, signal.view(runs), strict=True) if keep.any()]
+        names = ["advantages", "flipped", *["penalty"] * self.algorithm.penalises]
+        found = {name: torch.zeros(mask.shape, device=mask.device) for name in [*names, *["shaped"] * shaped]}
+        for part in parts:
+            rollouts = Rollouts(**{name: x[part] for name, x in given.items()})
+            credit = give_credit(self.algorithm, rollouts)
+            earned = {name: getattr(credit, name) for name in names}
+            earned |= {"shaped": self.algorithm.rewards(rollouts)} if shaped else {}
+            for name, x in earned.items():
+                found[name][part] = x.to(torch.float32)
+        found = {name: torch.where(signal[:, None, None], x, 0) for name, x in found.items()}
+        self._check(found)
+        return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
+
+    def _check(self, found: dict[str, Tensor]) -> None:
+        values = torch.stack([found[name] for name in TRAINED if name in found])
+        if (bad := ~values.isfinite()).any():
             share = f"{int(bad.sum())} of {bad.numel()}"
             what = f"{self.algorithm.name}: {share} advantages or penalties are NaN or infinite."
             remedy = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
             raise ShapeError(Problem(what, "Such a run would not learn.", remedy))
-        return found, signal
-
-    def _credit(self, rollouts: Rollouts) -> Tensor:
-        """(c, P, G, T): advantages, and penalties if the algorithm has them."""
-        advantages = advantages_of(self.algorithm, rollouts)
-        if not self.algorithm.penalises:
-            return advantages[None]
-        return torch.stack([advantages, self.algorithm.penalties(rollouts, advantages)])
 
     def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:
         """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
@@ -176,7 +177,7 @@ def _random_rollouts(G: int, T: int) -> dict[str, Tensor]:
 
 
 class Stack:
-    """Replicas of one task that train together."""
+    """Replicas of one task that train together. Tokens are recorded of those whose seed is in `recorded`."""
 
     def __init__(
         self,
@@ -186,23 +187,24 @@ class Stack:
         settings: Settings,
         device: str,
         cuda_graphs: bool = False,
+        recorded: Collection[int] = (),
     ) -> None:
-        self.task, self.settings, self.device, self.replicas = task, settings, device, replicas
-        R = len(replicas)
-        self.parameters = {name: p.to(device).repeat(R, 1, 1).requires_grad_() for name, p in start.items()}
-        rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-        self.adam = Adam(self.parameters, rates)
+        self.task, self.settings, self.device, self.replicas, self.recorded = task, settings, device, replicas, recorded
+        self.policies = Policies(start, torch.tensor([x.arm.learning_rate for x in replicas], device=device))
         self.teams = _teams(replicas, settings.group_size, task.tokens)
+        self.needs_entropy = any(team.algorithm.needs_entropy == "current" for team in self.teams)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
         self.held_out = held_out(task, settings.eval_problems, device)
-        self.answer: Answer = partial(answer, task, self.parameters, all_tokens=cuda_graphs)
+        self.answer: Answer = partial(answer, task, partial(self.policies.sample, all_tokens=cuda_graphs))
         if cuda_graphs:
             self.answer = Replayed(self.answer)
-        self.history: dict[str, list[Tensor]] = {}
+        self.history: list[dict[str, Tensor]] = []
+        """(R,) metrics of each generation, by the names of docs/metrics.md."""
+        self.records: list[list[GroupRecord]] = [[] for _ in replicas]
 
     def generation(self, number: int) -> None:
-        """Sample, judge, give credit and update; `number` counts from 0."""
+        """Sample, judge, give credit, update and record; `number` counts from 0."""
         s = self.settings
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
@@ -210,29 +212,31 @@ class Stack:
         *sampled, correct = self.answer(problems.prompt, problems.facts, uniforms)
         answers = Answers(*sampled)
         mask, G = answers.mask, s.group_size
-        signals = {"logp": answers.logp, "entropy": answers.entropy, "sum_sq": answers.sum_sq}
-        rows = {"mask": mask, "reward": correct.float(), **signals}
+        rows = {**answers._asdict(), "mask": mask, "reward": correct.float()}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
-        credited = [team.credit({name: x[team.rows] for name, x in grouped.items()}) for team in self.teams]
-        signal = torch.cat([kept for _, kept in credited])
-        credits = [credit.flatten(2, 3) for credit, _ in credited]
+        record = s.recorded(number + 1) and not set(self.seeds).isdisjoint(self.recorded)
+        credits = [
+            team.credit({name: x[team.rows] for name, x in grouped.items()}, shaped=record) for team in self.teams
+        ]
+        signal, flipped = (torch.cat([credit[name] for credit in credits]) for name in ("signal", "flipped"))
         live = mask & signal.repeat_interleave(G, 1)[..., None]
         norm = self._update(problems, answers, credits, live, self._uniforms("order", number, s.answers))
-        advantages = torch.cat([credit[:, 0] for credit in credits])
-        wrong = (advantages * (2 * correct.float() - 1)[..., None] < 0) & live
-        self._record(
-            accuracy=correct.float().mean(1),
-            entropy=(answers.entropy * mask).sum((1, 2)) / mask.sum((1, 2)),
-            length=mask.sum((1, 2)) / s.answers,
-            flipped=wrong.sum((1, 2)) / live.sum((1, 2)).clamp_min(1),
-            signal=signal.float().mean(1),
-            gradient=norm,
-        )
+        metrics = {
+            "accuracy": correct.float().mean(1),
+            "entropy": (answers.entropy * mask).sum((1, 2)) / mask.sum((1, 2)),
+            "length/mean": mask.sum((1, 2)) / s.answers,
+            "credit/flipped_share": flipped.sum((1, 2, 3)) / live.sum((1, 2)).clamp_min(1),
+            "groups/mixed_share": has_signal(correct.unflatten(1, (s.prompts, G))).float().mean(1),
+            "grad_norm": norm,
+        }
+        self.history.append(metrics)
+        if record:
+            self._record(number + 1, problems, grouped, credits)
 
     def _update(
-        self, problems: Problems, answers: Answers, credits: Sequence[Tensor], live: Tensor, noise: Tensor
+        self, problems: Problems, answers: Answers, credits: Sequence[dict[str, Tensor]], live: Tensor, noise: Tensor
     ) -> Tensor:
-        """The optimizer steps of a generation; (R,) mean gradient norm. `credits` are each team's (r, c, B, T)."""
+        """The optimizer steps of a generation; (R,) mean gradient norm. `credits` are those of each team."""
         steps, G = self.settings.optimizer_steps, self.settings.group_size
         trains = live.any(-1)
         order = (noise + ~trains).argsort(1)  # rows that train come first, and are dealt out to the steps in turn
@@ -244,21 +248,17 @@ class Stack:
             rows = order[:, i:most:steps]
             prompt = _take(problems.prompt, rows // G)
             token, old, mask = (_take(x, rows)[..., :longest] for x in (answers.tokens, answers.logp, live))
-            logits = forward(self.parameters, torch.cat([prompt, token[..., :-1]], -1), last=longest)
-            logp = token_logp(logits, token)
+            logp, entropy = self.policies.score(prompt, token, entropy=self.needs_entropy)
             total = torch.zeros((), device=live.device)
             for team, credit in zip(self.teams, credits, strict=True):
                 at = team.rows
                 given = {"mask": mask[at], "old_logp": old[at]}
-                if team.algorithm.needs_entropy == "current":
-                    given["entropy"] = entropy(logits[at].detach())
-                A, *penalty = (_take(x, rows[at])[..., :longest] for x in credit.unbind(1))
-                if penalty:
-                    given["penalty"] = penalty[0]
-                total = total + team.loss(logp[at], given, A, divisors[i, at]).sum()
-            with deterministic():
-                total.backward()
-            norms.append(self.adam.step(MAX_GRADIENT_NORM))
+                if team.algorithm.needs_entropy == "current" and entropy is not None:
+                    given["entropy"] = entropy[at]
+                trained = {name: x.flatten(1, 2) for name, x in credit.items() if name in TRAINED}
+                given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
+                total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[i, at]).sum()
+            norms.append(self.policies.step(total))
         return torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
 
     def _divisors(self, tokens: Tensor) -> Tensor:
@@ -268,35 +268,77 @@ class Stack:
         return torch.tensor(by_run, device=tokens.device).clamp_min(1)
 
     def evaluate(self, number: int) -> None:
-        """pass@1 and pass@k on the held-out problems."""
+        """pass@1 and pass@k on the held-out problems, added to the metrics of the last generation."""
         k = self.settings.eval_k
         solved = solve(self.task, self.answer, self.held_out, k, self.settings.answers, self._uniforms, number)
-        self._record(**{"pass@1": solved.float().mean((1, 2)), "pass@k": solved.any(2).float().mean(1)})
+        passes = {1: solved.float().mean((1, 2)), k: solved.any(2).float().mean(1)}
+        self.history[-1].update({f"eval/pass@{n}": x for n, x in passes.items()})
 
-    def results(self) -> list[dict[str, Any]]:
-        """The curves of each replica: one number per generation or evaluation, None where it is not defined."""
-        curves = {name: torch.stack(values).T.tolist() for name, values in self.history.items()}
-        found = [
-            {name: [round(x, 6) if math.isfinite(x) else None for x in curve[i]] for name, curve in curves.items()}
+    def metrics(self) -> list[list[Json]]:
+        """The lines of metrics.jsonl of each replica; the step is the generation."""
+        lines = [{name: x.tolist() for name, x in metrics.items()} for metrics in self.history]
+        return [
+            [{"step": step} | {name: round(x[i], 6) for name, x in line.items()} for step, line in enumerate(lines, 1)]
             for i in range(len(self.replicas))
         ]
-        return [{name: curve for name, curve in run.items() if set(curve) != {None}} for run in found]
 
     def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
         """(R, *shape) uniform numbers: those of the replica's seed."""
         random = [generator(seed, purpose, number, device=self.device) for seed in self.seeds]
         return torch.stack([torch.rand(shape, generator=g, device=self.device) for g in random])[self.seed_of]
 
-    def _record(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self.history.setdefault(name, []).append(value)
+    def _record(
+        self, step: int, problems: Problems, rows: dict[str, Tensor], credits: Sequence[dict[str, Tensor]]
+    ) -> None:
+        """Add token records of some groups, those with signal first. `rows` have axes (R, P, G[, T])."""
+        for team, credit in zip(self.teams, credits, strict=True):
+            for i in range(team.rows.start, team.rows.stop):
+                if self.replicas[i].seed not in self.recorded:
+                    continue
+                own = {name: x[i - team.rows.start] for name, x in credit.items()}
+                groups = (~own.pop("signal")).int().argsort(stable=True)[:RECORDED_GROUPS]
+                chosen = {name: x[i][groups].cpu() for name, x in rows.items()}
+                chosen |= {name: x[groups].cpu() for name, x in own.items()}
+                of = problems[i][groups]
+                self.records[i] += _group_records(step, team.algorithm, groups.tolist(), of, chosen)
+
+
+def _group_records(
+    step: int, algorithm: Algorithm, numbers: Sequence[int], problems: Problems, rows: dict[str, Tensor]
+) -> list[GroupRecord]:
+    """The token records of P groups, whose `rows` have axes (P, G[, T])."""
+    rollouts = Rollouts(mask=rows["mask"], reward=rows["reward"])
+    correct, extra = algorithm.correct(rollouts), algorithm.extra(rollouts)
+    plain = grpo_advantages(rows["reward"] + extra)
+    found = []
+    for p, number in enumerate(numbers):
+        answers = []
+        for g, length in enumerate(rollouts.lengths[p].tolist()):
+            by_token = {name: x[p, g, :length].tolist() for name, x in rows.items() if x.ndim == 3}
+            answers.append(
+                AnswerRecord(
+                    tokens=symbols(by_token["tokens"]),
+                    correct=bool(correct[p, g]),
+                    reward=float(rows["reward"][p, g]),
+                    extra=float(extra[p, g]),
+                    truncated=by_token["tokens"][-1] != EOS,
+                    entropy=by_token["entropy"],
+                    logp=by_token["logp"],
+                    shaped=by_token["shaped"],
+                    advantage=by_token["advantages"],
+                    grpo=[float(plain[p, g])] * length,
+                )
+            )
+        prompt, gold = "".join(symbols(problems.prompt[p].tolist())), str(int(problems.facts[p, -1]))
+        found.append(GroupRecord(step, number, prompt, answers, gold, algorithm.name, asdict(algorithm)))
+    return found
 
 
 def answer(
-    task: Task, parameters: Parameters, prompt: Tensor, facts: Tensor, uniforms: Tensor, **options: Any
+    task: Task, sample: Callable[[Tensor, Tensor], Answers], prompt: Tensor, facts: Tensor, uniforms: Tensor
 ) -> tuple[Tensor, ...]:
-    """Sample and judge: an `Answer`. `options` are those of `sample`."""
-    found = sample(parameters, prompt, uniforms, **options)
+    """Sample and judge: an `Answer`."""
+    found = sample(prompt, uniforms)
     return *found, judge(task, found.tokens, facts)
 
 

@@ -9,7 +9,7 @@ and a correct answer needs every one of many steps to be right.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +70,11 @@ def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generat
     """Random numbers that belong to `key` alone, e.g. (seed, "answers", generation)."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def symbols(tokens: Sequence[int]) -> list[str]:
+    """The text of each token."""
+    return [[*CHARACTERS, "<end>", "", ""][token] for token in tokens]
 
 
 def get_task(name: str) -> Task:

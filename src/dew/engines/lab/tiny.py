@@ -22,6 +22,7 @@ HEAD = 32
 """Width of an attention head."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
+MAX_GRADIENT_NORM = 1.0
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
@@ -99,7 +100,7 @@ def token_logp(logits: Tensor, tokens: Tensor) -> Tensor:
     return -F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none").view_as(tokens)
 
 
-def entropy(logits: Tensor) -> Tensor:
+def token_entropy(logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
     return -(logp.exp() * logp).sum(-1)
 
@@ -198,6 +199,31 @@ class Replayed:
             return tuple(x.clone() for x in result)
 
         return replay if all(map(torch.equal, replay(*inputs), expected)) else self.function
+
+
+class Policies:
+    """R policies that start from the same parameters and train with learning rates of their own.
+
+    The loop of a stack knows only these three methods: sample, score, step.
+    """
+
+    def __init__(self, start: Parameters, rates: Tensor) -> None:
+        self.parameters = {n: p.to(rates.device).repeat(len(rates), 1, 1).requires_grad_() for n, p in start.items()}
+        self.adam = Adam(self.parameters, rates)
+
+    def sample(self, prompts: Tensor, uniforms: Tensor, *, all_tokens: bool = False) -> Answers:
+        return sample(self.parameters, prompts, uniforms, all_tokens=all_tokens)
+
+    def score(self, prompts: Tensor, tokens: Tensor, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """(R, b, T) log π of the tokens of answers to (R, b, L) prompts, and the entropies, without gradient."""
+        logits = forward(self.parameters, torch.cat([prompts, tokens[..., :-1]], -1), last=tokens.shape[-1])
+        return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
+
+    def step(self, loss: Tensor) -> Tensor:
+        """Take an optimizer step; return (R,) gradient norms before clipping."""
+        with deterministic():
+            loss.backward()
+        return self.adam.step(MAX_GRADIENT_NORM)
 
 
 class Adam:

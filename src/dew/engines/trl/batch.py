@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Rows
 from dew.engines.recorder import Columns, gold_of
-from dew.engines.trl.guide import OWN, GuideAnswer
-from dew.engines.trl.nonfinite import REWARD, nonfinite_rows
+from dew.engines.trl.failures import REWARD, nonfinite_rows
 
-ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated", "guided")
+ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated")
 """The columns that `answer_metrics` reads."""
 Table = list[dict[tuple[str, ...], Any]]
 """Rows of TRL's table of completions, by column: ("prompt",), ("rewards", name), ..."""
@@ -42,7 +41,7 @@ class Batch(Rows):
     gold: list[str | None] | None = None
     """Gold answers, for records only."""
     answers: Columns
-    """What `answer_metrics` reads of every answer that was sampled, those of dropped groups included."""
+    """What `answer_metrics` reads of every answer that the policy sampled, those of dropped groups included."""
     groups: dict[str, int]
     """Number of groups sampled, kept, dropped, refilled, ..., and of sampling rounds."""
     nonfinite: Tensor
@@ -55,7 +54,7 @@ class Batch(Rows):
 
 
 class Scores(NamedTuple):
-    """What a scoring pass, or the sampler, gives for the tokens of this process's rows: (B, T) each."""
+    """What a pass, or the sampler, gives for the tokens of this process's rows: (B, T) each."""
 
     logp: Tensor | None = None
     entropy: Tensor | None = None
@@ -72,17 +71,13 @@ class Capture:
 
     completion_ids: list[list[int]] = field(default_factory=list)
     tool_mask: list[list[int]] | None = None
-    authors: list[GuideAnswer | None] = field(default_factory=list)
-    """The guide's answer on its rows, None on the policy's."""
     parts: Tensor = field(default_factory=lambda: torch.empty(0))
     invalid: Tensor = field(default_factory=lambda: torch.empty(0))
     """(N, F) True where a reward function returned an infinity or a NaN."""
     sampled: list[tuple[list[list[int]], Tensor, Tensor]] = field(default_factory=list)
     """Tokens, log-probabilities and entropies of every call of dew's sampler."""
     passes: list[Scores] = field(default_factory=list)
-    """Of every scoring pass."""
-    newest: tuple[Tensor, Tensor | None] = field(default_factory=lambda: (torch.empty(0), None))
-    """Log-probabilities and entropies of the newest pass, detached."""
+    """Of every pass without a gradient; with TRL's own loss, of every pass."""
 
 
 def make_batch(
@@ -105,7 +100,6 @@ def make_batch(
         "tokens": tokens,
         "length": tokens if capture.tool_mask is None else [sum(row) for row in capture.tool_mask],
         "truncated": [not ids or ids[-1] not in ends for ids in capture.completion_ids],
-        "guided": [answer is not None for answer in capture.authors],
     }
     columns = {
         "outcome": outcome,
@@ -134,12 +128,6 @@ def loss_mask(inputs: Columns) -> Tensor:
     """(B, T) True on the tokens that train: sampled by the policy, not tool output, not masked as truncated."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if inputs.get("tool_mask") is not None else mask
-
-
-def own_mask(inputs: Columns) -> Tensor:
-    """(B, T) The same without a guide's answers."""
-    author = inputs.get("author")
-    return loss_mask(inputs) if author is None else loss_mask(inputs) & (author == OWN)[:, None]
 
 
 # ── rows of all processes ───────────────────────────────────────────────────────────────────────────────────

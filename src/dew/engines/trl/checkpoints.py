@@ -11,17 +11,24 @@ afterwards. CRC-32 detects accidents such as a flipped bit, not tampering.
 
 import json
 import logging
+import os
 import shutil
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import broadcast_object_list, send_to_device
+from transformers import TrainerState
+from transformers.trainer_utils import rotate_checkpoints
 
+from dew.engines.recorder import RESUME
 from dew.errors import ConfigError, Problem
 from dew.files import sync, write_atomically
+from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
 
@@ -77,6 +84,44 @@ def check_complete(checkpoint: str) -> None:
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
 
 
+def check_found(checkpoint: str | None, folder: str) -> None:
+    if checkpoint is None:
+        what = f"resume: {folder} has no complete checkpoint."
+        raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
+
+
+def last_good(folder: str, accelerator: Any) -> str | None:
+    """The newest complete checkpoint, verified by the main process for all processes."""
+    found = [newest_complete(folder) if accelerator.is_main_process else None]
+    return broadcast_object_list(found)[0]  # type: ignore[no-any-return]
+
+
+def claim_folder(args: Any, accelerator: Any) -> str | None:
+    """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
+    folder = args.output_dir
+    (used,) = broadcast_object_list([RunFolder(folder).used()])
+    again = os.environ.get(RESUME) == str(Path(folder).resolve())
+    if used and again and (found := last_good(folder, accelerator)) is not None:
+        return found
+    if used and not again and not args.overwrite_output_dir:
+        why = "A second one would be mixed into its metrics, records and checkpoints."
+        remedy = "Choose another output_dir, train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
+        raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy))
+    if used and accelerator.is_main_process:
+        RunFolder(folder).clear()
+    accelerator.wait_for_everyone()
+    return None
+
+
+def finished(checkpoint: str, args: Any) -> TrainerState | None:
+    """The state in a checkpoint of the last step; None if there are steps left."""
+    state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
+    if state.global_step < (args.max_steps if args.max_steps > 0 else state.max_steps):
+        return None
+    more_epochs = args.max_steps <= 0 and args.num_train_epochs > state.num_train_epochs
+    return None if more_epochs else state
+
+
 # ── manifest ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -123,6 +168,28 @@ def _checksum(path: Path) -> int:
         while chunk := file.read(1 << 20):
             checksum = zlib.crc32(chunk, checksum)
     return checksum
+
+
+@contextmanager
+def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
+    """While transformers saves a checkpoint: dew's `state` before, the manifest after, then older ones are removed."""
+    args, accelerator, run = trainer.args, trainer.accelerator, trainer._get_output_dir(trial=None)
+    folder = Path(run) / f"checkpoint-{trainer.state.global_step}"
+    if args.should_save:
+        (folder / MANIFEST).unlink(missing_ok=True)  # if the step is saved again
+    accelerator.wait_for_everyone()
+    if not args.save_only_model:
+        save_state(folder, accelerator.process_index, state)
+    limit, args.save_total_limit = args.save_total_limit, None
+    try:
+        yield
+    finally:
+        args.save_total_limit = limit
+    accelerator.wait_for_everyone()
+    if args.should_save:
+        RunFolder(run).sync()
+        write_manifest(folder)
+        rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step: clocks may be adjusted
 
 
 # ── dew's own state ─────────────────────────────────────────────────────────────────────────────────────────

@@ -1,29 +1,37 @@
 """Mixed policy: a guide answers each prompt in addition to the policy.
 
 Based on the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the full text was not
-available. A guide is another model, an OpenAI-compatible server, or a file of recorded completions.
+available. A guide is another model, an OpenAI-compatible server, or a file of recorded answers. `MixedPolicy` is what
+the trainer calls, once per phase; nothing outside of this file knows more of it.
 """
 
 import json
+import math
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.error import HTTPError
 
 import torch
+from torch import Tensor
 
+from dew.algorithms.base import Part
+from dew.engines.credit import Credit, any_in_group, outcomes
+from dew.engines.recorder import Columns, Numbers
+from dew.engines.trl.batch import Batch, gather_rows, local_rows
+from dew.engines.trl.loss import divisor
 from dew.errors import ConfigError, EngineError, Problem, not_loaded
 from dew.run.config import find_model
 from dew.tasks.files import SUFFIXES, raw_rows
 
-OWN, GUIDED, GUIDED_UNSCORED = 0, 1, 2
-"""Author of a row: the policy; a guide with recorded log-probabilities; a guide without."""
+UNSCORED = 0.1
+"""x / (x + 0.1): the ratio of a guide's token whose probability was not recorded, with x the policy's own."""
 
 
 @dataclass(frozen=True)
 class GuideAnswer:
-    """One completion of the guide, in the policy's tokens."""
+    """One answer of the guide, in the policy's tokens."""
 
     ids: list[int]
     logps: list[float] | None = None
@@ -43,7 +51,7 @@ class Guide(Protocol):
 
 
 def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
-    """A server if `source` is a URL, recorded completions if it is a data file, else a model (path or name)."""
+    """A server if `source` is a URL, recorded answers if it is a data file, else a model (path or name)."""
     limit = args.max_completion_length
     if source.startswith(("http://", "https://")):
         return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
@@ -64,7 +72,7 @@ class RecordedGuide(Guide):
                     raise entry
                 prompt, answer = _recorded(entry, tokenizer, limit)
             except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-                what = f"guide={path!r}: {where} is not a recorded completion ({error})."
+                what = f"guide={path!r}: {where} is not a recorded answer ({error})."
                 raise ConfigError(Problem(what, remedy=remedy)) from None
             self._by_prompt.setdefault(_key(prompt), []).append(answer)
         if not self._by_prompt:
@@ -150,7 +158,7 @@ class ServerGuide(Guide):
 
 
 def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
-    """Tokens and log-probabilities of a chat or a plain completion; empty if the server gave none."""
+    """Tokens and log-probabilities of a chat answer or a plain one; empty if the server gave none."""
     found = choice.get("logprobs") or {}
     if found.get("content"):
         return [(token["token"], token["logprob"]) for token in found["content"]]
@@ -197,72 +205,130 @@ class ModelGuide(Guide):
         return answers
 
 
-def guide_of(trainer: Any, given: Guide | None, dataset: Any) -> Guide | None:
-    """The guide that was given as an object, or that the config names, if it can be used with this trainer."""
+# ── the guide in a trainer ──────────────────────────────────────────────────────────────────────────────────
+
+
+def mixed_policy(trainer: Any, given: Guide | None, dataset: Any) -> "MixedPolicy | None":
+    """With the guide that was given as an object or that the config names, if it can be used with this trainer."""
     args, device = trainer.args, trainer.accelerator.device
     if given is None and args.guide is None:
         return None
     if trainer.tools:
-        raise ConfigError(Problem("guide with tools:", "a guide's answer is text, it calls no tools.", "Use one."))
+        raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
     guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
     wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
     if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
         what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
         why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
         raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
-    return guide
+    return MixedPolicy(trainer, guide)
 
 
-def add_authors(inputs: dict[str, Any], authors: Sequence[GuideAnswer | None]) -> None:
-    """Add the author of each row, and the guide's log-probabilities if known."""
-    device, codes = inputs["completion_ids"].device, [OWN] * len(authors)
-    inputs["guide_logps"] = torch.zeros(inputs["completion_ids"].shape, device=device)
-    for row, answer in enumerate(authors):
-        if answer is not None:
-            codes[row] = GUIDED_UNSCORED if answer.logps is None else GUIDED
-            inputs["guide_logps"][row, : len(answer.logps or [])] = torch.tensor(answer.logps or [])
-    inputs["author"] = torch.tensor(codes, device=device)
+class MixedPolicy:
+    """Adds the guide's answers to each group. It alone reads the columns that it adds to TRL's inputs:
 
-
-def generate_with_guide(
-    trainer: Any, guide: Guide, prompts: list[Any], generate: Callable[[list[Any]], tuple[Any, ...]]
-) -> tuple[tuple[Any, ...], list[GuideAnswer | None]]:
-    """TRL's `_generate` result in which the guide gives the last answers of each group, up to `guide_completions`.
-
-    `generate` samples the others. The authors have an entry per row: the guide's answer, or None.
+    guided        (B,) True on the guide's answers
+    guide_logps   (B, T) log π_φ, NaN where it is not known
+    row_weight    (B,) weight of each answer in the loss
     """
-    size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
-    counts = [guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
-    own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
-    authors: list[GuideAnswer | None] = []
-    sources: list[int] = []  # the policy's row that a row is, or whose prompt it shares
-    first = 0
-    for g, k in enumerate(counts):
-        answers = guide.answer(prompts[g * size], prompt_ids[first], k, turn) if k else []
-        if len(answers) != k:
-            remedy = "Set guide_completions=1 if its server ignores `n`."
-            raise EngineError(Problem(f"guide: asked for {k} answers, got {len(answers)}.", remedy=remedy))
-        authors += [*[None] * (size - k), *answers]
-        sources += [*range(first, first + size - k), *[first] * k]
-        first += size - k
 
-    def merged(column: Any, guided: Callable[[GuideAnswer], Any]) -> list[Any]:
-        return [column[i] if a is None else guided(a) for i, a in zip(sources, authors, strict=True)]
+    def __init__(self, trainer: Any, guide: Guide) -> None:
+        self._trainer, self._guide = trainer, guide
+        self._answers: list[GuideAnswer | None] = []
+        """Of the newest generation, an entry per row: the guide's answer, or None."""
 
-    def completion(answer: GuideAnswer) -> Any:
-        text = trainer._tokenizer.decode(answer.ids, skip_special_tokens=True)
-        return text if isinstance(prompts[0], str) else [{"role": "assistant", "content": text}]
+    def generate(self, prompts: list[Any], generate: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """TRL's `_generate` result in which the guide gives the last answers of each group, up to `guide_completions`.
 
-    columns = (
-        [prompt_ids[i] for i in sources],
-        merged(completion_ids, lambda answer: answer.ids),
-        None if tool_mask is None else merged(tool_mask, lambda answer: [1] * len(answer.ids)),
-        merged(completions, completion),
-        # None: TRL excludes these tokens from its correction for the sampler.
-        None if logprobs is None else merged(logprobs, lambda answer: [None] * len(answer.ids)),
-        # What a rollout function returns in addition, which has nothing about the guide's answers.
-        {name: merged(x, lambda answer: None) if isinstance(x, list) else x for name, x in extra.items()},
-        None if images is None else [images[i] for i in sources],
-    )
-    return (*columns, *rest), authors
+        `generate` samples the others.
+        """
+        trainer = self._trainer
+        size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
+        counts = [self._guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
+        own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
+        prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
+        rows: list[GuideAnswer | None] = []
+        sources: list[int] = []  # the policy's row that a row is, or whose prompt it shares
+        first = 0
+        for g, k in enumerate(counts):
+            answers = self._guide.answer(prompts[g * size], prompt_ids[first], k, turn) if k else []
+            if len(answers) != k:
+                remedy = "Set guide_completions=1 if its server ignores `n`."
+                raise EngineError(Problem(f"guide: asked for {k} answers, got {len(answers)}.", remedy=remedy))
+            rows += [*[None] * (size - k), *answers]
+            sources += [*range(first, first + size - k), *[first] * k]
+            first += size - k
+        self._answers = rows
+
+        def merged(column: Any, guided: Callable[[GuideAnswer], Any]) -> list[Any]:
+            return [column[i] if a is None else guided(a) for i, a in zip(sources, rows, strict=True)]
+
+        def completion(answer: GuideAnswer) -> Any:
+            text = trainer._tokenizer.decode(answer.ids, skip_special_tokens=True)
+            return text if isinstance(prompts[0], str) else [{"role": "assistant", "content": text}]
+
+        return (
+            [prompt_ids[i] for i in sources],
+            merged(completion_ids, lambda answer: answer.ids),
+            None if tool_mask is None else merged(tool_mask, lambda answer: [1] * len(answer.ids)),
+            merged(completions, completion),
+            # None: TRL excludes these tokens from its correction for the sampler.
+            None if logprobs is None else merged(logprobs, lambda answer: [None] * len(answer.ids)),
+            # What a rollout function returns in addition, which has nothing about the guide's answers.
+            {name: merged(x, lambda answer: None) if isinstance(x, list) else x for name, x in extra.items()},
+            None if images is None else [images[i] for i in sources],
+            *rest,
+        )
+
+    def mark(self, batch: Batch) -> Batch:
+        """Add `guided` and `guide_logps`, and leave the guide's answers out of the metrics of the policy's."""
+        ids = batch.inputs["completion_ids"]
+        logps = torch.full(ids.shape, torch.nan, device=ids.device)
+        for row, answer in enumerate(self._answers):
+            if answer is not None and answer.logps is not None:
+                logps[row, : len(answer.logps)] = torch.tensor(answer.logps)
+        added = {"guided": torch.tensor([a is not None for a in self._answers], device=ids.device)}
+        batch = replace(batch, inputs={**batch.inputs, **added, "guide_logps": logps})
+        own = ~self._guided(batch)
+        return replace(batch, answers={name: x[own] for name, x in batch.answers.items()})
+
+    def solved_alone(self, batch: Batch) -> Tensor:
+        """(N,) True on groups that only the guide solved: credit and loss take them as a batch of their own."""
+        found = outcomes(self._trainer.algorithm, batch)
+        return found.signal & ~any_in_group(batch.group, found.correct & ~self._guided(batch))
+
+    def weigh(self, batch: Batch, credit: Credit, alone: Tensor) -> tuple[Columns, Numbers]:
+        """The divisor and `row_weight`: λ on the guide's answers, and on groups that it `alone` solved λ₀.
+
+        Those have a divisor of their own, and do not count in that of the others unless there is nothing else.
+        """
+        trainer, args, guided = self._trainer, self._trainer.args, self._guided(batch)
+        apart = divisor(trainer.algorithm, batch, alone)
+        count = divisor(trainer.algorithm, batch, ~alone & ~batch.filler) or apart or 1.0
+        weight = torch.where(guided, args.guide_weight, torch.ones_like(batch.extra))
+        weight = torch.where(alone, args.guide_failed_weight * count / (apart or 1.0), weight)
+        columns = {"divisor": torch.tensor(count, device=weight.device)}
+        columns["row_weight"] = local_rows(trainer.accelerator, weight)
+        if not guided.any():
+            return columns, {}
+        accuracy = float(credit.correct[guided].float().mean())
+        return columns, {"guide/accuracy": accuracy, "guide/rescued_share": float(alone.float().mean())}
+
+    def parts(self, inputs: Columns, logp: Tensor, whole: Part) -> dict[str, tuple[Tensor, Part]]:
+        """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
+
+        A guide's ratio may be far above 1, and PPO does not clip it if A < 0: it is at most 1 + `clip_high` there.
+        """
+        guided, weight = inputs["guided"][:, None], inputs["row_weight"][:, None]
+        unknown = inputs["guide_logps"].isnan()
+        old = torch.where(unknown, 0, inputs["guide_logps"])
+        guide_logp = torch.where(unknown, logp - (logp.exp() + UNSCORED).log(), logp)
+        most = torch.where(inputs["advantages"] < 0, old + math.log1p(self._trainer.algorithm.clip_high), torch.inf)
+        guides = replace(whole, mask=whole.mask & guided, old_logp=old, weight=weight, penalty=None)
+        own_weight = weight if whole.weight is None else whole.weight * weight
+        own = replace(whole, mask=whole.mask & ~guided, weight=own_weight)
+        return {"": (logp, own), "guide/": (torch.minimum(guide_logp, most), guides)}
+
+    def _guided(self, batch: Batch) -> Tensor:
+        """(N,) A collective call."""
+        return gather_rows(self._trainer.accelerator, batch.inputs["guided"])

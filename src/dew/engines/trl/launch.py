@@ -35,15 +35,15 @@ from trl.scripts.grpo import GRPOScriptArguments
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.recorder import git_commit, versions
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.recorded import RecordedTrainer
-from dew.engines.trl.rewards import outcome_index, reward_name
+from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
+from dew.rewards.calls import reward_name
 from dew.rewards.user_function import is_user_function
-from dew.run.config import RUN_AGAIN, Run, check_keys, find_model, to_yaml
-from dew.run.folder import RunFolder
+from dew.run.config import Run, check_keys, find_model, to_yaml
+from dew.run.folder import RUN_AGAIN, RunFolder
 from dew.run.permission import check_permission
 
 Say = Callable[[str], None]
@@ -303,7 +303,7 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._requested = True
 
 
-def _train(trainer: RecordedTrainer, folder: Path, resume: bool) -> None:
+def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
     """Train or resume. Without a checkpoint the run starts again."""
     checkpoint = trainer.last_good_checkpoint() if resume else None
     if resume and checkpoint is None:
@@ -314,14 +314,14 @@ def _train(trainer: RecordedTrainer, folder: Path, resume: bool) -> None:
     trainer.train(resume_from_checkpoint=checkpoint)
 
 
-def _weights_are_finite(trainer: RecordedTrainer) -> bool:
+def _weights_are_finite(trainer: DewTrainer) -> bool:
     """Each process looks at its own shard of the weights (FSDP2, ZeRO-3), and all of them get the same answer."""
     weights = trainer.model.parameters()
     shards = [p.to_local() if hasattr(p, "to_local") else getattr(p, "ds_tensor", p) for p in weights]
     return all(gather_object([all(bool(shard.isfinite().all()) for shard in shards)]))
 
 
-def _save_model(trainer: RecordedTrainer, folder: Path) -> None:
+def _save_model(trainer: DewTrainer, folder: Path) -> None:
     """All or nothing: `model/` appears when every file is on the disk."""
     part = folder.with_name(f".{folder.name}.part")
     if trainer.is_fsdp_enabled:  # FSDP2's default is shards, which transformers writes in checkpoints only

@@ -1,30 +1,25 @@
-"""What the loss reads: log-probabilities by dew's operator, the rows of a micro-batch, the divisor of the batch."""
+"""The update: log-probabilities by dew's operator, micro-batches with little padding, what the loss reads."""
 
 import logging
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from trl.trainer import utils
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
+from dew.engines.compat import FUSED_HEAD, HEAD_OUTPUTS
 from dew.engines.credit import Credit, Rows
 from dew.engines.recorder import Columns
-from dew.engines.trl.batch import Batch, local_rows, loss_mask
-from dew.engines.trl.compat import FUSED_HEAD, HEAD_OUTPUTS
-from dew.engines.trl.guide import GUIDED_UNSCORED, OWN
+from dew.engines.trl.batch import Batch, Scores, local_rows, loss_mask
 from dew.errors import ConfigError, Problem
 from dew.kernels import linear_logprob_entropy, plain_head
 
 logger = logging.getLogger("dew")
-
-UNSCORED_GUIDE = 0.1
-"""x / (x + 0.1): the ratio of a guide's token whose probability was not recorded, with x the policy's own."""
 
 # ── log-probabilities and entropies ─────────────────────────────────────────────────────────────────────────
 #
@@ -94,38 +89,167 @@ def head_with_sum_sq(found: list[Tensor], model: Any, keep: int) -> Iterator[Non
         yield
 
 
-def exact_head_supported(model: Any) -> bool:
-    """Whether dew's operator can compute this model's head; if not, the log says why. TRL gathers a sharded head."""
-    head = plain_head(model)
-    if not isinstance(head, str) or "shard" in head:
-        return True
-    logger.warning("Log-probabilities are computed by TRL's head instead of dew's operator: %s.", head)
-    return False
+class Head:
+    """How a model's log-probabilities and entropies are computed: by whose operator, with how much padding."""
+
+    def __init__(self, trainer: Any) -> None:
+        args, algorithm = trainer.args, trainer.algorithm
+        self._trainer = trainer
+        self._exact = uses_exact_head(args.exact_head, trainer.model, algorithm)
+        special = trainer.sharded or trainer.aux_loss_enabled or trainer._is_vlm or algorithm.engine_loss
+        self.aligned = args.less_padding and not special
+
+    def __call__(
+        self, trl: Callable[..., Any], model: Any, ids: Tensor, mask: Tensor, keep: int, rows: int | None, **kwargs: Any
+    ) -> tuple[Scores, Any]:
+        """The scores of the last `keep` columns, at most `rows` rows at once, and the router's loss."""
+        trainer, scoring, longest = self._trainer, not torch.is_grad_enabled(), kwargs.pop("longest", None)
+        own = scoring and model is trainer.model
+        sum_sq = own and trainer.algorithm.needs_sum_sq
+        if own:
+            kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
+        squares: list[Tensor] = []
+        head: Any = exact_head(trainer._entropy_bonus_enabled and not scoring) if self._exact else nullcontext()
+        if sum_sq:
+            head = head_with_sum_sq(squares, model, keep)
+        with head:
+            if self.aligned and not sum_sq:
+                with trainer.accelerator.autocast():
+                    logp, entropy = aligned_passes(model, ids, mask, keep, rows, longest)
+                return Scores(logp, entropy), None
+            logp, entropy, aux = trl(model, ids, mask, keep, batch_size=rows, **kwargs)
+        return Scores(logp, entropy, torch.cat(squares) if squares else None), aux
 
 
 def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
-    """Whether dew's operator computes the head. An algorithm that reads Σπ² cannot do without it."""
-    exact = wanted and exact_head_supported(model)
-    if algorithm.needs_sum_sq and not exact:
+    """Whether dew's operator computes the head; if it cannot, the log says why. TRL gathers a sharded head."""
+    head = plain_head(model) if wanted else None
+    unsupported = isinstance(head, str) and "shard" not in head
+    if algorithm.needs_sum_sq and (unsupported or not wanted):
         what = f"{algorithm.label} needs the sum of squared probabilities, which only dew's operator computes."
         remedy = "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
         raise ConfigError(Problem(what, remedy=remedy))
-    return exact
+    if unsupported:
+        logger.warning("Log-probabilities are computed by TRL's head instead of dew's operator: %s.", head)
+    return wanted and not unsupported
 
 
-# ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── passes with little padding ──────────────────────────────────────────────────────────────────────────────
+#
+#    prompts left-padded, answers right-padded (TRL)        aligned
+#    . . p p | a a a .                                      p p a a a .
+#    p p p p | a . . .                                      p p p p a .
+#
+# Aligned rows need no attention mask: what follows the end of a row does not reach back in a causal model.
 
 
-def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor, clip_high: float) -> dict[str, tuple[Tensor, Part]]:
-    """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
+def token_parts(lengths: list[int], budget: int) -> list[list[int]]:
+    """Row numbers, longest first, in parts of at most `budget` tokens (or one row) with the padding to the longest."""
+    parts: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > budget:
+            parts.append([])
+        parts[-1].append(row)
+    return parts
+
+
+def aligned_passes(
+    model: Any, ids: Tensor, mask: Tensor, keep: int, rows_at_once: int | None, longest: int | None
+) -> tuple[Tensor, Tensor]:
+    """(B, keep) log-probabilities and entropies of the last `keep` columns.
+
+    In one pass, or in passes of at most as many tokens as `rows_at_once` padded rows. `longest`: tokens of the longest
+    row of one pass, if known; else they are read from the device.
+    """
+    if rows_at_once is None or rows_at_once >= len(ids):
+        most = int(mask.sum(1).amax()) if longest is None else longest
+        return _aligned_pass(model, ids, mask, keep, most)
+    lengths = mask.sum(1).tolist()
+    parts = token_parts(lengths, rows_at_once * ids.shape[1])
+    indices = [torch.tensor(part, device=ids.device) for part in parts]  # a copy would wait for a pass
+    passes = [
+        _aligned_pass(model, ids[rows], mask[rows], keep, lengths[part[0]])
+        for rows, part in zip(indices, parts, strict=True)
+    ]
+    order = torch.cat(indices).argsort()
+    logp, entropy = (torch.cat(column)[order] for column in zip(*passes, strict=True))
+    return logp, entropy
+
+
+def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor]:
+    """With every row's tokens moved to the left. 0 if the model's head does not compute them: that of a reference
+    policy has no entropies."""
+    live = mask.bool()
+    order = torch.argsort(~live, dim=1, stable=True)[:, :longest]
+    scored = live.gather(1, order) & (order >= ids.shape[1] - keep)
+    tokens = ids.gather(1, order)
+    outputs = model(input_ids=tokens, labels=tokens.masked_fill(~scored, -100), fused_lm_head=True)
+    logp = outputs.log_probs
+    found = (torch.zeros_like(logp) if x is None else x for x in (logp, outputs.entropy))
+    # The first token has no prediction.
+    back = (torch.zeros_like(ids, dtype=x.dtype).scatter(1, order, pad(x, (1, 0))) for x in found)
+    logp, entropy = (x[:, -keep:] for x in back)
+    return logp, entropy
+
+
+# ── what the loss reads ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator: Any) -> Columns:
+    """TRL's inputs with our advantages, and what else the loss needs."""
+    verdict = local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1))
+    if algorithm.engine_loss:
+        return {**batch.inputs, "verdict": verdict}
+    width = batch.inputs["completion_ids"].size(1)
+    added = {
+        "advantages": local_rows(accelerator, credit.advantages, width),
+        "verdict": verdict,
+        "num_items_in_batch": batch.mask.sum(),
+        "divisor": torch.tensor(divisor(algorithm, batch, ~batch.filler) or 1.0, device=batch.mask.device),
+    }
+    if credit.penalty is not None:
+        added["penalty"] = local_rows(accelerator, credit.penalty, width)
+    return {**batch.inputs, **added}
+
+
+def divisor(algorithm: Algorithm, rows: Rows, which: Tensor) -> float:
+    """What the loss of these rows is divided by: their live tokens, or their answers.
+
+    As in TRL, an answer counts even if it is masked or has no reward.
+    """
+    return algorithm.divisor(int(rows.mask[which].sum()), int(which.sum()))
+
+
+def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[Columns]:
+    """The rows of an optimizer step in micro-batches that take no more memory than `rows_at_once` padded rows.
+
+    With `skip`, answers without an advantage or penalty are left out; one remains, because every process needs a
+    gradient. `longest` is the number of tokens of the longest row.
+    """
+    first = waiting[0]
+    rows = {name: torch.cat([w[name] for w in waiting]) for name, x in first.items() if x is not None and x.ndim}
+    others = {name: x for name, x in first.items() if name not in rows}
+    lengths = (rows["prompt_mask"].sum(1) + rows["completion_mask"].sum(1)).tolist()
+    credit = (rows["advantages"] != 0) | (rows["penalty"] != 0) if "penalty" in rows else rows["advantages"] != 0
+    trained = (credit & loss_mask(rows)).any(1).tolist()
+    kept = [i for i, found in enumerate(trained) if found or not skip] or [lengths.index(min(lengths))]
+    width = rows["prompt_ids"].shape[1] + rows["completion_ids"].shape[1]
+    found = []
+    for part in token_parts([lengths[i] for i in kept], rows_at_once * width):
+        index = torch.tensor([kept[i] for i in part], device=rows["prompt_ids"].device)
+        longest = lengths[kept[part[0]]]
+        found.append({**others, **{name: x[index] for name, x in rows.items()}, "longest": longest})
+    return found
+
+
+def loss_part(inputs: Columns, logp: Tensor, entropy: Tensor) -> Part:
+    """The rows of a micro-batch.
 
     Where TRL kept no old log-probabilities, the policy that trains is the one that sampled and the ratio is exactly
     1: it is taken against the same numbers, detached, because a second pass would differ by rounding.
-
-    A guide's ratio may be far above 1, and PPO does not clip it if A < 0: it is at most 1 + `clip_high` there.
     """
     old = inputs.get("old_per_token_logps")
-    own = Part(
+    return Part(
         mask=loss_mask(inputs),
         old_logp=logp.detach() if old is None else old,
         ref_logp=inputs.get("ref_per_token_logps"),
@@ -133,53 +257,3 @@ def micro_batches(inputs: Columns, logp: Tensor, entropy: Tensor, clip_high: flo
         entropy=entropy.detach(),
         penalty=inputs.get("penalty"),
     )
-    if inputs.get("author") is None:
-        return {"": (logp, own)}
-    guided, weight = (inputs["author"] != OWN)[:, None], inputs["row_weight"][:, None]
-    unscored = (inputs["author"] == GUIDED_UNSCORED)[:, None]
-    guide_logp = torch.where(unscored, logp - (logp.exp() + UNSCORED_GUIDE).log(), logp)
-    most = torch.where(inputs["advantages"] < 0, inputs["guide_logps"] + math.log1p(clip_high), torch.inf)
-    guide_logp = torch.minimum(guide_logp, most)
-    guides = replace(own, mask=own.mask & guided, old_logp=inputs["guide_logps"], weight=weight, penalty=None)
-    own = replace(own, mask=own.mask & ~guided, weight=weight if own.weight is None else own.weight * weight)
-    return {"": (logp, own), "guide/": (guide_logp, guides)}
-
-
-def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator: Any, args: Any) -> Columns:
-    """TRL's inputs with our advantages, and what else the loss needs."""
-    verdict = local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1))
-    if algorithm.engine_loss:
-        return {**batch.inputs, "verdict": verdict}
-    count = divisor(algorithm, batch, credit, batch.filler)
-    added = {
-        "advantages": local_rows(accelerator, credit.advantages, batch.inputs["completion_ids"].size(1)),
-        "verdict": verdict,
-        "num_items_in_batch": batch.mask.sum(),
-        "divisor": torch.tensor(count, device=batch.mask.device),
-    }
-    if credit.penalty is not None:
-        added["penalty"] = local_rows(accelerator, credit.penalty, batch.inputs["completion_ids"].size(1))
-    if "author" in batch.inputs:
-        added["row_weight"] = local_rows(accelerator, row_weights(algorithm, batch, credit, count, args))
-    return {**batch.inputs, **added}
-
-
-def divisor(algorithm: Algorithm, rows: Rows, credit: Credit, filler: Tensor) -> float:
-    """What the loss of the whole generation is divided by: its live tokens, or its answers.
-
-    As in TRL, an answer counts even if it is masked or has no reward. Groups that only a guide solved are a batch of
-    their own and do not count, unless there is nothing else.
-    """
-    main = ~credit.failed & ~filler
-    return _divisor(algorithm, rows, main) or _divisor(algorithm, rows, credit.failed) or 1.0
-
-
-def row_weights(algorithm: Algorithm, rows: Rows, credit: Credit, count: float, args: Any) -> Tensor:
-    """(N,) λ on the guide's answers; on groups that only the guide solved λ₀, over their own divisor, not `count`."""
-    apart = _divisor(algorithm, rows, credit.failed) or 1.0
-    weights = torch.where(rows.guided, args.guide_weight, torch.ones_like(rows.extra))
-    return torch.where(credit.failed, args.guide_failed_weight * count / apart, weights)
-
-
-def _divisor(algorithm: Algorithm, rows: Rows, which: Tensor) -> float:
-    return algorithm.divisor(int(rows.mask[which].sum()), int(which.sum()))

@@ -1,6 +1,5 @@
 """The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder and in TRL's table."""
 
-import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -13,18 +12,22 @@ from transformers import TrainerCallback
 
 from dew.compare.statistics import pass_at_k
 from dew.engines.credit import Credit
-from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recorder import Columns, RunLog, group_records, script
-from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask, own_mask
-from dew.engines.trl.nonfinite import finite_only
+from dew.engines.recorder import (
+    Columns,
+    Numbers,
+    RunLog,
+    answer_metrics,
+    credit_metrics,
+    entropy_sums,
+    group_records,
+    script,
+)
+from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask
+from dew.engines.trl.failures import finite_only
 
 NONFINITE = "nonfinite/"
-EVERY_STEP = (
-    "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/", "kl/",
-    "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "weights/", "steps/",
-    "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
-)  # fmt: skip
-"""What each step's own line has already, `x/` for every name that begins with it. Last row: TRL's names for it."""
+TRL_NAMES = ("reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std", "train_", "total_flos")
+"""What TRL logs and a step's own line has already, under other names."""
 
 
 class StepStatistics:
@@ -42,9 +45,9 @@ class StepStatistics:
             else:
                 self._add(name, value * tokens, tokens)
 
-    def add_update(self, loss: Tensor, inputs: Columns, logp: Tensor, entropy: Tensor) -> None:
-        """The loss, entropies and non-finite tokens of a micro-batch."""
-        for name, (total, count) in entropy_sums(entropy, own_mask(inputs), inputs["verdict"]).items():
+    def add_update(self, loss: Tensor, inputs: Columns, own: Tensor, logp: Tensor, entropy: Tensor) -> None:
+        """The loss, entropies (over the policy's `own` tokens) and non-finite tokens of a micro-batch."""
+        for name, (total, count) in entropy_sums(entropy, own, inputs["verdict"]).items():
             self._add(name, total, count)
         for place, x in (("logits", logp), ("entropy", entropy)):
             count = (~x.isfinite() & loss_mask(inputs)).sum()
@@ -90,9 +93,6 @@ def generation_metrics(
     numbers["groups/mixed_share"] = mixed / groups["sampled"]
     if seconds > 0:
         numbers["tokens_per_second"] = float(batch.answers["length"].sum()) / seconds
-    if batch.guided.any():
-        numbers["guide/accuracy"] = float(credit.correct[batch.guided].float().mean())
-        numbers["guide/rescued_share"] = float(credit.failed.float().mean())
     return numbers
 
 
@@ -118,6 +118,8 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         """Seconds per phase of the current step, nested phases excluded."""
         self._nested = 0.0
         self._numbers: Numbers = {}
+        self._written: set[str] = set()
+        """Names of what has a line in every step, where it was computed."""
         self._start = time.perf_counter()
         self._trackers: dict[str, list[float]] = {}
         """TRL's lists of what the trackers get next."""
@@ -165,13 +167,15 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         for name, seconds in spent.items():
             self._trackers.setdefault(name, []).append(seconds)
         self.write(state.global_step, {**self._numbers, **spent})
+        self._written |= self._numbers.keys() | spent.keys()
         self._numbers.clear()
         self.seconds.clear()
 
     def record(self, batch: Batch, credit: Credit, trainer: Any) -> None:
         """Write the token record of a batch. A collective call."""
         tokenizer, args = trainer._tokenizer, trainer.args
-        ids = {key: batch.inputs[key] for key in ("prompt_ids", "prompt_mask", "completion_ids")}
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "guided")
+        ids = {name: batch.inputs[name] for name in names if name in batch.inputs}
         fills = dict.fromkeys(("prompt_ids", "completion_ids"), tokenizer.pad_token_id)
         columns = {**batch.columns, **gather_columns(trainer.accelerator, ids, fills)}
         if self._writes:
@@ -185,9 +189,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         others = {
             name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
             for name, value in logs.items()
-            if isinstance(value, int | float)
-            and re.sub("/.*", "/", name) not in EVERY_STEP
-            and not name.startswith(("train_", "total_flos"))
+            if isinstance(value, int | float) and name not in self._written and not name.startswith(TRL_NAMES)
         }
         if others:
             self.write(step, others)
@@ -216,11 +218,11 @@ def last_rows(logs: dict[str, Any], count: int) -> Table:
     return [{name: x[i] for name, x in columns.items() if len(x) >= -i} for i in range(-count, 0)]
 
 
-def show_trained(logs: dict[str, Any], batch: Batch, credit: Credit, limit: int) -> None:
+def show_trained(logs: dict[str, Any], batch: Batch, credit: Credit, size: int, limit: int) -> None:
     """Replace the newest rows by those that train, with the mean advantage of their tokens, and keep `limit` rows."""
     advantages = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
     for name, column in _columns(logs).items():
-        rows = list(column)[: -len(batch.answers["outcome"])]
+        rows = list(column)[: -batch.groups["sampled"] * size]
         rows += advantages if name == ("advantages",) else [row.get(name) for row in batch.table]
         column.clear()
         column.extend(rows[-limit:])

@@ -1,26 +1,18 @@
 """Reward functions whose failures (an exception, a NaN, a hang, a missing column) are reported by name, at once."""
 
 import asyncio
-import functools
 import inspect
-import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from dew.errors import ConfigError, Problem, did_you_mean
 from dew.rewards import Verifier
-from dew.rewards.calls import Rewards, as_rewards, reported, time_limit, too_late
-from dew.rewards.math import MathVerifier
+from dew.rewards.calls import Rewards, as_rewards, reported, reward_name, time_limit, too_late
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 
-logger = logging.getLogger("dew")
-
-PROBED = 32
-"""Rows whose prompts and gold answers are looked at when a trainer is built."""
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 TAKEN = GIVEN_BY_TRL - {"completion_ids"}
 """TRL drops a data column `completion_ids`; these would be passed twice."""
@@ -65,31 +57,6 @@ def _is_model(reward: Any) -> bool:
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def warn_early(args: Any, rewards: Sequence[Any], dataset: Any, outcome: int) -> None:
-    """Checks of `dew.preflight` that call neither the model nor your own functions."""
-    found = [args.misaligned(), args.filtered_sampling()]
-    rows = list(islice(dataset, PROBED)) if isinstance(getattr(dataset, "column_names", None), list) else []
-    if empty := sum(not row.get("prompt") for row in rows):
-        found.append(Problem(f"{empty} of the first {len(rows)} prompts are empty.", remedy="Remove those rows."))
-    judge = rewards[outcome] if outcome < len(rewards) else None
-    if rows and "answer" in rows[0] and isinstance(judge, MathVerifier):  # others may want more than a boxed answer
-        texts = [f"\\boxed{{{row['answer']}}}" for row in rows]
-        if not any(verdict.correct for verdict in judge.verdicts(texts, rows)):
-            what = f"{judge.name} accepts none of the first {len(rows)} gold answers, e.g. {rows[0]['answer']!r:.60}."
-            found.append(Problem(what, remedy="Correct the column `answer`: nothing could be learned from these rows."))
-    for problem in filter(None, found):
-        logger.warning("%s", problem)
-
-
-def reward_name(reward: Any) -> str:
-    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    if isinstance(reward, nn.Module):
-        reward = getattr(reward.config, "_name_or_path", "")
-    return reward.split("/")[-1] if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
-
-
 def outcome_index(names: Sequence[str], args: Any) -> int:
     """Which reward function decides whether an answer is correct; the first where training does not depend on it."""
     wanted, weights, required = args.outcome_reward, args.reward_weights, not args.build_algorithm().engine_loss
@@ -109,6 +76,14 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
         remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}." if weight > 0 else ""
         raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
     return outcome
+
+
+def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
+    """Raise an error unless the data has the columns that the rewards need, and it is clear which of them decides."""
+    columns = getattr(data, "column_names", None)
+    if isinstance(columns, list) and (missing := missing_columns(columns, rewards)):
+        raise ConfigError(missing)
+    outcome_index([reward_name(reward) for reward in rewards], args)
 
 
 def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:

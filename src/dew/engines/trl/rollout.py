@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dew.algorithms import Algorithm
-from dew.decoding import CpuDecoder, Decoder, Draw, SamplingCopy, decoder_for
+from dew.decoding import Decoder, Draw, SamplingCopy, refusal
 from dew.engines.credit import outcomes
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
@@ -140,7 +140,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 def without_empty(rollout: Callable[..., Columns], end: int) -> Callable[..., Columns]:
-    """A rollout function whose empty completions, which TRL cannot pad, become a masked end-of-text token."""
+    """A rollout function whose empty answers, which TRL cannot pad, become a masked end-of-text token."""
 
     @functools.wraps(rollout)
     def filled(*args: Any, **kwargs: Any) -> Columns:
@@ -165,21 +165,21 @@ LARGEST_GAP = 0.1
 
 
 class CapturedSampling:
-    """Samples with one of dew's decoders (`dew.decoding`), from a copy in the sampling precision.
+    """Samples with `dew.decoding`, from a copy in the sampling precision.
 
-    Starts at the first call, when the model is in its place. Where it cannot be used, the log says why.
+    Starts at the first call, once the model is on its device. Where it cannot be used, the log says why.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._copy: SamplingCopy | None = None
-        self._decoder: Decoder | CpuDecoder | None = None
+        self._decoder: Decoder | None = None
         self._started = False
         self._exact: bool | None = None
         """Whether the sampler's entropies are near those of a scoring pass."""
 
     def generate(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], Tensor, Tensor] | None:
-        """One completion per prompt, with log-probabilities and entropies; None where TRL has to sample."""
+        """One answer per prompt, with log-probabilities and entropies; None where TRL has to sample."""
         self.current_model()
         if self._decoder is None:
             return None
@@ -233,9 +233,8 @@ class CapturedSampling:
 
     def _start(self, policy: Any) -> None:
         trainer, args = self._trainer, self._trainer.args
-        kind = why_not_captured(trainer) or decoder_for(policy)
-        if isinstance(kind, str):
-            logger.info("Captured sampling is off: %s.", kind)
+        if reason := why_not_captured(trainer) or refusal(policy):
+            logger.info("Captured sampling is off: %s.", reason)
             return
         self._copy = SamplingCopy(policy, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
         draw = Draw(
@@ -245,8 +244,8 @@ class CapturedSampling:
             min_p=trainer.min_p or 0.0,
         )
         pad = trainer._tokenizer.pad_token_id
-        self._decoder = kind(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
-        logger.info("Sampling with %s in %s.", kind.__name__, next(self._copy.model.parameters()).dtype)
+        self._decoder = Decoder(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
+        logger.info("Sampling with CUDA graphs in %s.", next(self._copy.model.parameters()).dtype)
 
 
 def why_not_captured(trainer: Any) -> str | None:

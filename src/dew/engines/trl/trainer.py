@@ -1,16 +1,17 @@
 """DewTrainer: TRL's GRPOTrainer with an algorithm of dew. It calls TRL's methods and works on what they return.
 
-train                            resume from a checkpoint, explain what ended the run
+train                            claim the run's folder or resume, explain what ended the run
 _generate_and_score_completions  one generation:
     sample                         TRL generates and scores; dew adds the entropy of the sampling policy
     give_credit                    the algorithm's advantages, once, on whole groups
-    generation_metrics, ...        metrics, TRL's table of completions, token records
+    _report                        metrics, TRL's table of completions, token records
 _compute_loss                    the algorithm's loss, per micro-batch
 _get_grad_norm                   skip the step if something is not finite
 _save_checkpoint                 TRL's, then dew's state and a manifest
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -19,27 +20,29 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from dew.engines.credit import give_credit
-from dew.engines.recorder import due
-from dew.engines.trl import metrics
-from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, make_batch, own_mask
-from dew.engines.trl.compat import IMAGE_KEYS, check_generated, check_not_unsloth
+from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
+from dew.engines.credit import Credit, give_credit
+from dew.engines.recorder import Numbers, due
+from dew.engines.trl import checkpoints, metrics
+from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import Guide, add_authors, generate_with_guide, guide_of
-from dew.engines.trl.loss import exact_head, head_with_sum_sq, loss_inputs, micro_batches, uses_exact_head
-from dew.engines.trl.nonfinite import ADVANTAGES, describe
-from dew.engines.trl.padding import aligned_passes, update_parts
-from dew.engines.trl.recorded import RecordedTrainer, own_config
-from dew.engines.trl.rewards import checked, missing_columns, outcome_index, reward_name, warn_early
+from dew.engines.trl.failures import ADVANTAGES, NonFinite, describe, explain, finite_only
+from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
+from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
+from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, RewardError
+from dew.errors import ConfigError, Problem, RewardError
 
 logger = logging.getLogger("dew")
 
+LOGS_KEPT = 1000
+"""Log entries that transformers keeps in memory and writes into every checkpoint; metrics.jsonl has all of them."""
 
-class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
+
+class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer with an algorithm of dew: `DewTrainer(model, reward_funcs, DewConfig(...), train_dataset)`.
 
     Takes the arguments of GRPOTrainer. `args` is a `DewConfig`, which names the algorithm; `guide` is a second policy
@@ -49,6 +52,8 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
     rollout_func: Any
+    _verified: str | None = None
+    """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
         self,
@@ -61,23 +66,28 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         check_not_unsloth()
-        args = own_config(args, DewConfig, model)
+        if args is None:
+            name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
+            args = DewConfig(f"{Path(name).name or 'model'}-dew")
+        if not isinstance(args, DewConfig):
+            remedy = "Write DewConfig, which takes the same settings."
+            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
-            columns = None if settings.get("rollout_func") else getattr(train_dataset, "column_names", None)
-            if isinstance(columns, list) and (missing := missing_columns(columns, rewards)):
-                raise ConfigError(missing)
-            outcome_index([reward_name(reward) for reward in rewards], args)
+            check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
         args.batches.check_rows(train_dataset)
         self._name = self.algorithm.name
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         super().__init__(model, limited, args, train_dataset, *others, **settings)
+        # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch; and since PyTorch
+        # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
         if self.rollout_func is not None:
             self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
         self.outcome_index = outcome_index(self.reward_func_names, args)
@@ -86,29 +96,77 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
 
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
-        self._exact_head = uses_exact_head(args.exact_head, self.model, self.algorithm)
-        self._aligned = args.less_padding and not (
-            self.sharded or self.aux_loss_enabled or self._is_vlm or self.algorithm.engine_loss
-        )
+        self._head = Head(self)
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
             metrics.extend_table(self._logs)
-        self._guide = guide_of(self, guide, train_dataset)
-        if self.accelerator.is_main_process:
-            warn_early(args, rewards, train_dataset, self.outcome_index)
+        self._mixed_policy = mixed_policy(self, guide, train_dataset)
         self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
+        self._nonfinite = NonFinite()
+        self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
+        self.add_callback(self._recorder)
+        for problem in (args.misaligned(), args.filtered_sampling()):
+            if problem is not None and self.accelerator.is_main_process:
+                logger.warning("%s", problem)
 
-    # ── start ───────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def sharded(self) -> bool:
+        """Whether a process may hold only a part of the weights: then all of them must make as many passes."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    @property
+    def _guide(self) -> MixedPolicy | None:
+        return self._mixed_policy if self.model.training else None
+
+    @property
+    def _record_due(self) -> bool:
+        steps = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
+        return self.model.training and due(self.state.global_step + 1, self.args.records_every, steps)
+
+    # ── start and end ───────────────────────────────────────────────────────────────────────────────────────
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL's trainer does. True resumes from the newest complete checkpoint."""
         self._waiting, self._statistics = [], metrics.StepStatistics()  # without those of an interrupted step
+        checkpoint = resume_from_checkpoint
+        if not checkpoint:
+            checkpoint = self._verified = checkpoints.claim_folder(self.args, self.accelerator)
+        self._recorder.start(self)
+        logger.info("%s", self.args.batches)
         try:
-            return super().train(*args, **kwargs)
-        except RewardError:
-            self._save_before_failure()
-            raise
+            if checkpoint is True:
+                checkpoint = self.last_good_checkpoint()
+                checkpoints.check_found(checkpoint, self.args.output_dir)
+            elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
+                checkpoints.check_complete(str(checkpoint))
+            finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
+            if finished is None:
+                result = super().train(checkpoint, *args, **kwargs)
+            else:  # transformers would train one more step
+                self._load_from_checkpoint(checkpoint)
+                self.state, result = finished, TrainOutput(finished.global_step, 0.0, {})
+        except BaseException as error:
+            with suppress(OSError):  # a full disk has no room for this either
+                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            if isinstance(error, RewardError):
+                self._save_before_failure()
+            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+            explained = explain(error, self.args.output_dir, rank, processes)
+            if explained is None:
+                raise
+            raise explained from error
+        self._recorder.end("done")
+        return result
 
     def _save_before_failure(self) -> None:
         """When a reward fails between two steps, save the first. Several processes would have to fail together."""
@@ -125,25 +183,12 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._sampler = super()._get_train_sampler(*args, **kwargs)
         return self._sampler
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        super()._restore(state)
-        self._step = state["step"]
-        self._buffered_inputs = state["generation"]
-        if self._stream is not None and state["position"] is not None:
-            self._stream.position = state["position"]
-        for _ in range(state["epochs"] if self.shuffle_dataset else 0):
-            torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+    def last_good_checkpoint(self) -> str | None:
+        """The newest complete checkpoint, verified by the main process for all processes."""
+        self._verified = checkpoints.last_good(self.args.output_dir, self.accelerator)
+        return self._verified
 
     # ── a generation: sample, score, credit, report ─────────────────────────────────────────────────────────
-
-    @property
-    def group_size(self) -> int:
-        return self.num_generations if self.model.training else self.num_generations_eval
-
-    @property
-    def _record_due(self) -> bool:
-        steps = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
-        return self.model.training and due(self.state.global_step + 1, self.args.records_every, steps)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self._stream is not None and self.model.training:
@@ -151,26 +196,35 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         else:
             batch = self.sample(inputs)
         with self._recorder.phase("credit"):
-            credit = give_credit(self.algorithm, batch, for_records=self._record_due)
+            alone = None if self._guide is None else self._guide.solved_alone(batch)
+            credit = give_credit(self.algorithm, batch, apart=alone, for_records=self._record_due)
             if self.algorithm.engine_loss:
                 trl_advantages = gather_rows(self.accelerator, batch.inputs["advantages"])[:, None]
                 credit = replace(credit, advantages=torch.where(batch.mask, trl_advantages, 0), flipped=None)
-            if self.model.training:
-                trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left: weights may be NaN
-                fine = (batch.nonfinite != 0) | credit.advantages.isfinite().all(-1)
-                places = torch.where(fine, batch.nonfinite, ADVANTAGES) * trains
-                self._nonfinite.generation = describe(places, self.reward_func_names, batch.table)
-            trained = loss_inputs(self.algorithm, batch, credit, self.accelerator, self.args)
-        size, seconds, threshold = self.group_size, self._recorder.seconds["generation"], self.algorithm.threshold
-        self._put(metrics.generation_metrics(batch, credit, size, self.reward_func_names, threshold, seconds))
+            trained = loss_inputs(self.algorithm, batch, credit, self.accelerator)
+            if self._guide is not None and alone is not None:
+                columns, numbers = self._guide.weigh(batch, credit, alone)
+                trained |= columns
+                self._put(numbers)
+        self._report(batch, credit)
+        return trained
+
+    def _report(self, batch: Batch, credit: Credit) -> None:
+        """Metrics, what is not finite, TRL's table of completions, and the token record if one is due."""
+        size, names, threshold = self.group_size, self.reward_func_names, self.algorithm.threshold
+        seconds = self._recorder.seconds["generation"]
+        self._put(metrics.generation_metrics(batch, credit, size, names, threshold, seconds))
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
+            trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left: weights may be NaN
+            fine = (batch.nonfinite != 0) | credit.advantages.isfinite().all(-1)
+            places = torch.where(fine, batch.nonfinite, ADVANTAGES) * trains
+            self._nonfinite.generation = describe(places, names, batch.table)
         else:
             self._put(metrics.pass_at(credit, size))
-        metrics.show_trained(self._logs, batch, credit, self.args.generation_batch_size)
+        metrics.show_trained(self._logs, batch, credit, size, self.args.generation_batch_size)
         if self._record_due:
             self._recorder.record(batch, credit, self)
-        return trained
 
     def _sample_until_full(self, stream: PromptStream) -> Batch:
         """Dynamic sampling: the prompts come from the stream instead of TRL's data loader."""
@@ -182,9 +236,9 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             return self.sample([dict(row) for row in rows[accelerator.process_index * count :][:count]])
 
         fills = {"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1}
-        quota, guided = self.args.generation_batch_size // size, self._guide is not None
+        quota, whole = self.args.generation_batch_size // size, self._guide is not None
         return fill_batch(
-            sample, self.algorithm, stream, accelerator, quota=quota, size=size, whole_groups=guided, fills=fills
+            sample, self.algorithm, stream, accelerator, quota=quota, size=size, whole_groups=whole, fills=fills
         )
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
@@ -198,23 +252,21 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("scoring"):
             inputs = super()._generate_and_score_completions(rows)
             del rewards[before:]  # dew reports its own, without the guide's answers
-            if self._guide is not None and self.model.training:
-                add_authors(inputs, capture.authors)
             old = self._old_policy(inputs)
         if (sampler := inputs.get("sampling_per_token_logps")) is not None and old.logp is not None:
-            self._put(metrics.sampler_metrics(old.logp, sampler, own_mask(inputs), self.accelerator))
+            self._put(metrics.sampler_metrics(old.logp, sampler, loss_mask(inputs), self.accelerator))
         recorded = rows if self._record_due else None
-        return make_batch(self, inputs, capture, old, metrics.last_rows(self._logs, len(capture.parts)), recorded)
+        batch = make_batch(self, inputs, capture, old, metrics.last_rows(self._logs, len(capture.parts)), recorded)
+        return batch if self._guide is None else self._guide.mark(batch)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        capture = self._capture
         with self._recorder.phase("generation"), dropout_off(self.model):
-            if self._guide is None or not self.model.training:
-                generated, capture.authors = super()._generate(prompts), [None] * len(prompts)
+            if self._guide is None:
+                generated = super()._generate(prompts)
             else:
-                generated, capture.authors = generate_with_guide(self, self._guide, prompts, self._generate_ragged)
+                generated = self._guide.generate(prompts, self._generate_ragged)
         check_generated(generated)
-        capture.completion_ids, capture.tool_mask = generated[1], generated[2]
+        self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
         return generated
 
     def _generate_ragged(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -247,32 +299,17 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None, Any]:
+    ) -> tuple[Any, Any, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
-        scores, longest = not torch.is_grad_enabled(), kwargs.pop("longest", None)
-        own = scores and model is self.model
-        sum_sq = own and self.algorithm.needs_sum_sq
-        if own:
-            kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
-        squares: list[Tensor] = []
-        head: Any = exact_head(self._entropy_bonus_enabled and not scores) if self._exact_head else nullcontext()
-        if sum_sq:
-            head = head_with_sum_sq(squares, model, keep)
-        with head, dropout_off(model) if scores else nullcontext():
-            if self._aligned and not sum_sq:
-                with self.accelerator.autocast():
-                    logp, entropy = aligned_passes(model, ids, mask, keep, batch_size, longest)
-                aux = None
-            else:
-                inner = super()._get_per_token_logps_and_entropies
-                logp, entropy, aux = inner(model, ids, mask, keep, batch_size=batch_size, **kwargs)
-        if scores:
-            self._capture.passes.append(Scores(logp, entropy, torch.cat(squares) if squares else None))
-        self._capture.newest = (logp.detach(), entropy if entropy is None else entropy.detach())
-        return logp, entropy, aux
+        trl, scoring = super()._get_per_token_logps_and_entropies, not torch.is_grad_enabled()
+        with dropout_off(model) if scoring else nullcontext():
+            scores, aux = self._head(trl, model, ids, mask, keep, batch_size, **kwargs)
+        if scoring or self.algorithm.engine_loss:
+            self._capture.passes.append(scores)
+        return scores.logp, scores.entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
-        """Log-probabilities and entropies of the completions, and the router's loss."""
+        """Log-probabilities and entropies of the answers, and the router's loss."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         kwargs |= {key: inputs[key] for key in (*IMAGE_KEYS, "longest") if inputs.get(key) is not None}
@@ -306,7 +343,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             loss = compute(model, inputs)
             self._put(self._statistics.read(self.accelerator)[0])
             return loss
-        if self.algorithm.engine_loss or not self._aligned:
+        if self.algorithm.engine_loss or not self._head.aligned:
             return compute(model, inputs)
         self._waiting.append(inputs)
         one_generation = self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
@@ -329,22 +366,26 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
+        part = loss_part(inputs, logp, entropy)
+        parts = {"": (logp, part)} if self._guide is None else self._guide.parts(inputs, logp, part)
         loss = torch.zeros((), device=logp.device)
-        for name, (part_logp, part) in micro_batches(inputs, logp, entropy, self.algorithm.clip_high).items():
+        for name, (part_logp, part) in parts.items():
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
-        self._statistics.add_update(loss, inputs, logp, entropy)
+        self._statistics.add_update(loss, inputs, parts[""][1].mask, logp, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
 
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's own loss, and the statistics of the step."""
+        capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
-        logp, entropy = self._capture.newest
-        assert entropy is not None
-        ((_, part),) = micro_batches(inputs, logp, entropy, self.algorithm.clip_high).values()
+        logp, entropy, _ = capture.passes[-1]
+        assert logp is not None and entropy is not None
+        logp, entropy = logp.detach(), entropy.detach()
+        part = loss_part(inputs, logp, entropy)
         _, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=1)
         logged = {"clip/low": "clip_ratio/low_mean", "clip/high": "clip_ratio/high_mean"}
         for ours, theirs in logged.items():  # TRL knows what its loss clips
@@ -354,7 +395,7 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             else:
                 stats.pop(ours)
         self._statistics.add(stats, part.mask.sum())
-        self._statistics.add_update(loss, inputs, logp, entropy)
+        self._statistics.add_update(loss, inputs, part.mask, logp, entropy)
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -364,14 +405,86 @@ class DewTrainer(RecordedTrainer, GRPOTrainer):  # type: ignore[misc]
             self._put(numbers)
         return loss
 
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """Called between gradient and update: a step with an infinity or a NaN loses its gradient."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        value = float(norm) if norm is not None else 0.0
+        step, scaler = self.state.global_step + 1, self.accelerator.scaler
+        found = self._nonfinite.check(step, value, scaled=scaler is not None and scaler.get_scale() > 1)
+        if found is not None:
+            self.optimizer.zero_grad()
+            if self.accelerator.is_main_process:
+                logger.warning("Skipping step %d, not finite: %s", step, found)
+        self._put({"steps/skipped": float(found is not None)})
+        if norm is not None:
+            self._recorder.put({"grad_norm": value})
+        return norm
+
+    # ── metrics and logs ────────────────────────────────────────────────────────────────────────────────────
+
+    def _put(self, numbers: Numbers) -> None:
+        """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
+        for name, value in finite_only(numbers).items():
+            self._metrics[self._mode][name].append(value)
+        if self.model.training:
+            self._recorder.put(numbers)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """TRL gives its metrics the same names on every evaluation set: `eval_reward` becomes `eval_<set>_reward`."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if metric_key_prefix.startswith("eval_"):
+            found = self._metrics["eval"]
+            for name in list(found):
+                found[f"{metric_key_prefix.removeprefix('eval_')}_{name}"] = found.pop(name)
+        return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for found in self._metrics.values():
+            for name in list(found):
+                found[name][:] = [x for x in found[name] if math.isfinite(x)]
+                if not found[name]:
+                    del found[name]
+        for name in set(logs) - set(finite_only(logs)):
+            del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
+        super().log(logs, start_time)
+        del self.state.log_history[:-LOGS_KEPT]
+        self._recorder.logged(self.state.global_step, logs)
+
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _own_state(self) -> dict[str, Any]:
-        """The current generation, and the positions in it and in the prompts."""
+        """What TRL does not save. `generation`: what is being trained on, moved to the device when loaded."""
         every = self.args.steps_per_generation * self.num_iterations
         return {
-            **super()._own_state(),
-            "step": self._step,
+            "batches": str(self.args.batches),
             "generation": self._buffered_inputs if self._step % every else None,
+            "step": self._step,
             "position": self._stream.position if self._stream is not None else None,
+            "health": self._nonfinite.state(),
+            "metrics": dict(self._metrics["train"]),
         }
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        rank, device, batches = self.accelerator.process_index, self.accelerator.device, str(self.args.batches)
+        state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
+        if state is None:
+            return
+        self._metrics["train"].update(state["metrics"])
+        self._nonfinite.restore(state["health"])
+        self._step, self._buffered_inputs = state["step"], state["generation"]
+        if self._stream is not None and state["position"] is not None:
+            self._stream.position = state["position"]
+        for _ in range(state["epochs"] if self.shuffle_dataset else 0):
+            torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved once and are not missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Everything, then the manifest; only then are older checkpoints removed."""
+        with checkpoints.sealed(self, self._own_state()):
+            super()._save_checkpoint(*args, **kwargs)

@@ -203,5 +203,5 @@ def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequenc
     group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last], device=mask.device)
     old = {"entropy": context.entropy, "logp": context.logp, "sum_sq": context.sum_sq}
     joined = {name: None if x is None else conversations.join(x) for name, x in old.items()}
-    live, guided = conversations.join(mask), torch.zeros_like(group, dtype=torch.bool)
-    return Rows(group=group, mask=live, outcome=acc, extra=total - score, guided=guided, **joined), conversations
+    live = conversations.join(mask)
+    return Rows(group=group, mask=live, outcome=acc, extra=total - score, **joined), conversations

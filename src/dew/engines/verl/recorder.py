@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms import Algorithm
-from dew.engines.metrics import Numbers, answer_metrics, credit_metrics, entropy_sums
-from dew.engines.recorder import RunLog, due, group_records
+from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, due, entropy_sums, group_records
 from dew.engines.verl.config import RunSettings, read
 from dew.engines.verl.estimators import CreditedBatch
 
@@ -70,7 +69,6 @@ def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> 
     if not here.any():
         return {}
     answers = {
-        "guided": rows.guided[here],
         "outcome": rows.outcome[here],
         "extra": rows.extra[here],
         "length": rows.mask.sum(-1)[here],
@@ -141,7 +139,6 @@ def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor
             for info in infos
         ],
         "truncated": truncated,
-        "guided": rows.guided,
         "entropy": rows.entropy,
         "logp": join(data["old_log_probs"]),
         "outcome": rows.outcome,

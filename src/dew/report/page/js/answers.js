@@ -6,7 +6,7 @@ const sideClass = (correct) => (correct ? 'right' : 'wrong');
 const outcome = ({ correct }) => h(`span.outcome.${sideClass(correct)}`, correct ? '✓ correct' : '✗ wrong');
 
 /** Whether the open run recorded answers as whole texts (TRL's own files), each then one token. */
-const onlyText = () => view.all[view.n].run.kind === 'trl';
+const onlyText = () => view.place.run.kind === 'trl';
 
 /** The colour scale of the chosen signal over a whole group. */
 function scaleOf(group) {
@@ -14,15 +14,15 @@ function scaleOf(group) {
   return makeScale(SIGNALS[state.signal].scale, values, state.depth === 'contrast');
 }
 
-function paintToken(element, answer, t, signal, scale) {
-  const value = answer[signal]?.[t];
+function paintToken(element, answer, t, scale) {
+  const value = answer[state.signal]?.[t];
   if (!answer.live[t]) element.dataset.hue = 'dead';
   else if (!isKnown(value)) element.dataset.hue = 'none';
   else paint(element, scale.of(value));
 }
 
 /** The whole answer as a barcode, as long as the answer is beside the longest. */
-function strip(answer, longest, signal, scale) {
+function strip(answer, longest, scale) {
   const width = Math.max(1, Math.min(answer.tokens.length, 4000));
   const share = `${(100 * answer.tokens.length) / longest}%`;
   const canvas = h('canvas.strip', { width, height: 1, 'aria-hidden': 'true', '--share': share });
@@ -30,7 +30,7 @@ function strip(answer, longest, signal, scale) {
   canvas.draw = () => {
     for (let x = 0; x < width; x++) {
       const t = Math.floor((x * answer.tokens.length) / width);
-      const value = answer.live[t] ? answer[signal]?.[t] : null;
+      const value = answer.live[t] ? answer[state.signal]?.[t] : null;
       if (!isKnown(value)) continue;
       const [hue, deep] = scale.of(value);
       const colour = rgb(hue);
@@ -66,7 +66,7 @@ const isFlipped = (answer, t) => Boolean(answer.advantage && answer.live[t] && a
 function tokenClass(answer, t, found) {
   const classes = ['t'];
   if (isFlipped(answer, t)) classes.push('flip');
-  if (found?.has(t)) classes.push('hit');
+  if (found?.(t)) classes.push('hit');
   if (isMarkup(answer.tokens[t])) classes.push('markup');
   return classes.join(' ');
 }
@@ -80,18 +80,19 @@ function tokenSpan(text, t, className = 't') {
   return span;
 }
 
-function tokenSpans(answer, from, to, signal, scale) {
+function tokenSpans(answer, from, to, scale) {
   const found = tokensFound(answer.tokens);
   return answer.tokens.slice(from, to).map((text, k) => {
     const span = tokenSpan(text, from + k, tokenClass(answer, from + k, found));
-    paintToken(span, answer, from + k, signal, scale);
+    paintToken(span, answer, from + k, scale);
     return span;
   });
 }
 
-/** Identical answers together: lists of places, in the order of the first. */
-function folded(group, order) {
-  if (state.fold !== 'yes') return order.map((i) => [i]);
+/** The answers in the order that the controls ask for, identical ones together: lists of places. */
+function folded(group) {
+  const order = orderOf(group);
+  if (state.fold !== 'yes' || ['columns', 'methods'].includes(state.mode)) return order.map((i) => [i]);
   const same = new Map();
   for (const i of order) {
     const { tokens, correct, reward } = group.answers[i];
@@ -101,12 +102,15 @@ function folded(group, order) {
   return [...same.values()];
 }
 
-function answerCard(answer, places, longest, scale = view.scale) {
+const answerCards = (group, scale) =>
+  folded(group).map((places) => answerCard(group.answers[places[0]], places, longestOf(group), scale));
+
+function answerCard(answer, places, longest, scale) {
   const body = h('div.tokens');
   const more = h('button.small.more-tokens', { onclick: () => grow() });
   const grow = () => {
     const shown = body.childElementCount;
-    body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, state.signal, scale));
+    body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, scale));
     const left = answer.tokens.length - body.childElementCount;
     more.textContent = `Show ${whole(Math.min(left, FIRST_TOKENS))} more of ${whole(left)} hidden tokens`;
     if (!left) more.remove();
@@ -119,42 +123,29 @@ function answerCard(answer, places, longest, scale = view.scale) {
     quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
     facets(answer),
   );
-  const bars = strip(answer, longest, state.signal, scale);
-  const parts = [header, bars, body, chance(answer, longest), more];
+  const parts = [header, strip(answer, longest, scale), body, more];
   const card = h(`article.answer.${sideClass(answer.correct)}`, { 'data-i': places[0] }, parts);
   grow();
   return card;
 }
 
-/** Where outcomes were predicted (learned credit): the chance of success along the answer, from pale 0 to deep 1. */
-function chance(answer, longest) {
-  if (!answer.value) return null;
-  const [first, last] = [answer.value[0], answer.value.at(-1)];
-  const row = strip(answer, longest, 'value', makeScale('amount', [0, 1]));
-  return h('div.quiet.chance', row, `predicted chance of success: ${number(first)} to ${number(last)}`);
-}
+const SORTS = {
+  given: ['as sampled', () => 0],
+  length: ['longest first', (answer) => answer.tokens.length],
+  reward: ['by reward', (answer) => answer.reward],
+  credit: ['by mean |credit|', (answer) => mean(known(answer.advantage || []).map(Math.abs))],
+};
 
 /** The answers' places in the order and selection that the controls ask for. */
-function orderOf(group) {
-  const size = (i) => mean(known(group.answers[i].advantage || []).map(Math.abs));
-  const by = {
-    given: () => 0,
-    longest: (a, b) => group.answers[b].tokens.length - group.answers[a].tokens.length,
-    shortest: (a, b) => group.answers[a].tokens.length - group.answers[b].tokens.length,
-    reward: (a, b) => group.answers[b].reward - group.answers[a].reward,
-    credit: (a, b) => size(b) - size(a),
-  }[state.sort];
-  return group.answers
-    .map((_, i) => i)
-    .filter((i) => state.only === 'all' || group.answers[i].correct === (state.only === 'correct'))
-    .sort(by);
+function orderOf({ answers }) {
+  const [, size] = SORTS[state.sort] || SORTS.given;
+  const places = [...answers.keys()].sort((a, b) => size(answers[b]) - size(answers[a]));
+  return places.filter((i) => state.only === 'all' || answers[i].correct === (state.only === 'correct'));
 }
 
 const longestOf = (group) => Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
 
 function answersView(group) {
-  const order = orderOf(group);
-  if (!order.length) return h('p.calm', 'This group has no answers with the selected outcome.');
-  const longest = longestOf(group);
-  return h('div.answers', folded(group, order).map((places) => answerCard(group.answers[places[0]], places, longest)));
+  const cards = answerCards(group, view.scale);
+  return cards.length ? h('div.answers', cards) : h('p.calm', 'This group has no answers with the selected outcome.');
 }

@@ -50,9 +50,9 @@ function marks(u, runs) {
     ctx.lineTo(x, u.bbox.top + u.bbox.height);
     ctx.stroke();
     const name = visible(String(alarm)).replace(/_/g, ' ').slice(0, 30);
-    const left = x + ctx.measureText(name).width + 6 * pixel > u.bbox.left + u.bbox.width;
-    ctx.textAlign = left ? 'right' : 'left';
-    ctx.fillText(name, x + (left ? -4 : 4) * pixel, u.bbox.top + (10 + 13 * (k % 4)) * pixel);
+    const isLate = x > u.bbox.left + u.bbox.width / 2; // its name is on the left
+    ctx.textAlign = isLate ? 'right' : 'left';
+    ctx.fillText(name, x + (isLate ? -4 : 4) * pixel, u.bbox.top + (10 + 13 * (k % 4)) * pixel);
   });
   ctx.restore();
 }
@@ -63,27 +63,6 @@ function chartCsv(runs, names) {
     (run.metrics.step || []).map((step, i) => [run.name, arms()[armOf(r)].label, step, ...values(run, i)]),
   );
   return [['run', 'arm', 'step', ...names], ...rows];
-}
-
-/** Bands of one standard deviation, below the lines; of many lines, only that of the line that is pointed at. */
-function drawBands(u, steps, found, near) {
-  const { ctx, bbox } = u;
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-  ctx.clip();
-  for (const line of found.filter((l) => l.low && (near.length ? near.includes(l) : found.length <= MANY_LINES))) {
-    const to = (edge, i) => {
-      const y = line[edge][i];
-      if (y !== null) ctx.lineTo(u.valToPos(steps[i], 'x', true), u.valToPos(y, 'y', true));
-    };
-    ctx.beginPath();
-    for (let i = 0; i < steps.length; i++) to('high', i);
-    for (let i = steps.length; i--; ) to('low', i);
-    ctx.fillStyle = `${css(line.colour)}33`;
-    ctx.fill();
-  }
-  ctx.restore();
 }
 
 /** The shapes that tell lines of one colour apart, at different places of each line. */
@@ -105,28 +84,25 @@ function drawShapes(u, steps, found, near) {
   });
 }
 
-/** uPlot's columns and series: room for the bands, then each line, above its logged values if there are few lines. */
-function plotSeries(steps, found, isLog) {
-  const [data, series] = [[steps], [{}]];
+/** uPlot's columns, series and bands: each line, above its logged values if there are few lines, in its band. */
+function plotSeries(steps, found, isLog, hasBand) {
+  const [data, series, bands] = [[steps], [{}], []];
   const add = (ys, look) => {
     data.push(isLog ? ys.map((y) => (y > 0 ? y : null)) : ys);
-    series.push({ spanGaps: true, points: { show: false }, ...look });
+    return series.push({ spanGaps: true, points: { show: false }, ...look }) - 1;
   };
-  for (const [edge, outer] of [['low', Math.min], ['high', Math.max]]) {
-    const edges = found.map((line) => line[edge]).filter(Boolean);
-    const at = (i) => edges.map((ys) => ys[i]).filter((y) => y !== null);
-    const outermost = steps.map((_, i) => (at(i).length ? outer(...at(i)) : null));
-    if (edges.length) add(outermost, { paths: () => null }); // not drawn: the axis has room for the bands
-  }
   for (const line of found) {
     const stroke = css(line.colour);
     const faint = line.values !== line.raw && !line.low && found.length <= 2 * MANY_LINES;
     if (faint) add(line.raw, { stroke: `${stroke}40`, width: 1 });
-    line.index = series.length;
-    const few = known(line.values).length < 40;
-    add(line.values, { label: line.label, stroke, width: 1.75, dash: line.dash, points: { show: few, size: 5 } });
+    if (line.low) {
+      const edges = [line.high, line.low].map((ys) => add(ys, { width: 0 }));
+      bands.push({ series: edges, fill: () => (hasBand(line) ? `${stroke}33` : null) });
+    }
+    const points = { show: known(line.values).length < 40, size: 5 };
+    line.index = add(line.values, { label: line.label, stroke, width: 1.75, dash: line.dash, points });
   }
-  return [data, series];
+  return { data, series, bands };
 }
 
 function plotOptions(width, y, many) {
@@ -186,10 +162,10 @@ function chart(runs, title, names, note, log) {
     plot?.destroy();
     logButton.setAttribute('aria-pressed', String(isLog));
     const [steps, found] = linesOf(runs, names);
-    const [data, series] = plotSeries(steps, found, isLog);
     const many = found.length > MANY_LINES;
     const unnamed = [many && names.length > 1 && dashKey(names), quiet(`${found.length} lines: point at one`)];
     let near = []; // the lines that are pointed at
+    const { data, ...lines } = plotSeries(steps, found, isLog, (line) => (near.length ? near.includes(line) : !many));
     const show = (at) => {
       const when = quiet(at === null ? 'last' : `step ${whole(steps[at])}`);
       const chosen = many ? near : found;
@@ -206,12 +182,9 @@ function chart(runs, title, names, note, log) {
       show(u.cursor.idx ?? null);
     };
     const y = isLog ? { distr: 3 } : areShares ? { range: [0, 1] } : {};
-    const hooks = {
-      setCursor: [point],
-      drawAxes: [(u) => drawBands(u, steps, found, near)],
-      draw: [(u) => drawShapes(u, steps, found, near), (u) => marks(u, runs)],
-    };
-    plot = new uPlot({ ...plotOptions(width, y, many), series, hooks }, data, box);
+    const paint = (u) => [drawShapes(u, steps, found, near), marks(u, runs)];
+    const hooks = { setCursor: [point], draw: [paint] };
+    plot = new uPlot({ ...plotOptions(width, y, many), ...lines, hooks }, data, box);
     show(null);
     if (zoom && (zoom.min > steps[0] || zoom.max < last(steps))) plot.setScale('x', { min: zoom.min, max: zoom.max });
     const values = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');
@@ -223,6 +196,5 @@ function chart(runs, title, names, note, log) {
     };
   }
   frame.close = () => plot?.destroy();
-  whenIdle(() => view.report.runs === runs && linesOf(runs, names)); // kept for the first look
   return frame;
 }

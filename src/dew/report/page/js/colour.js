@@ -4,11 +4,6 @@ const SIGNALS = {
   advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },
   shaped: { label: 'Shaped reward r̃', scale: 'signed', note: 'the reward after weighting, before normalisation' },
   entropy: { label: 'Entropy', scale: 'amount', note: 'uncertainty of the policy, in nats' },
-  value: {
-    label: 'Predicted success',
-    scale: 'amount',
-    note: 'chance, before the token, to end above the mean of the group',
-  },
   logp: { label: 'Log-probability', scale: 'loss', note: 'deeper = less likely' },
   ratio: { label: 'Ratio', scale: 'ratio', note: 'new policy / old policy; 1 = unchanged' },
   grpo: { label: 'GRPO', scale: 'signed', note: 'the advantage with GRPO' },
@@ -35,7 +30,7 @@ const MIDDLE = 55;
 const quantile = (sorted, q) => (sorted.length ? sorted[Math.round(q * (sorted.length - 1))] : 0);
 const bySize = (values) => values.map(Math.abs).sort((a, b) => a - b);
 
-/** The range of sizes that depth spans: the middle 96 %, so that one outlier does not pale the rest. */
+/** The range of sizes that depth spans: the middle 96%, so that one outlier does not pale the rest. */
 function rangeOf(values, stretched) {
   const sorted = bySize(values);
   return { low: stretched ? quantile(sorted, 0.02) : 0, high: quantile(sorted, 0.98), some: sorted.length > 0 };

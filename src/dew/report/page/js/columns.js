@@ -1,7 +1,6 @@
 // What GTPO compares: the same position across answers, one column each.
 
 const COLUMNS = 32; // about as many as fit beside the panel
-
 const SURE = 0.01;
 
 /** The entropies at one position of the answers that still run there. */
@@ -29,13 +28,13 @@ function columnCell(answer, t, sure) {
   if (t >= answer.tokens.length) return h('td.over');
   const look = { class: `${tokenClass(answer, t)}${sure ? ' sure' : ''}`, 'data-t': t };
   const box = h('td', look, brief(answer.tokens[t]));
-  paintToken(box, answer, t, state.signal, view.scale);
+  paintToken(box, answer, t, view.scale);
   return box;
 }
 
 function columnsView(group) {
-  const longest = Math.max(0, ...group.answers.map((answer) => answer.tokens.length));
-  const from = Math.min(view.column, Math.max(0, longest - 1));
+  const longest = longestOf(group);
+  const from = Math.min(view.column, longest - 1);
   const to = Math.min(longest, from + COLUMNS);
   const places = Array.from({ length: to - from }, (_, k) => from + k);
   const sures = new Set(places.filter((t) => isSure(group, t)));
@@ -67,14 +66,9 @@ function columnsView(group) {
     h('thead', h('tr', h('th', 'position'), places.map(head)), sides),
     h('tbody', order.map((i) => row(group.answers[i], i))),
   );
-  const note = [
-    'A token is compared with the tokens in its column that belong to answers of the same outcome. ',
-    `Hatched positions: every entropy is below ${SURE} nats, so the weights there compare rounding noise.`,
-  ];
-  return h(
-    'div.columns',
-    longest > COLUMNS && pages,
-    region('div.scroll-x', 'Answers by position', grid),
-    h('p.quiet', note),
-  );
+  const note =
+    'A token is compared with the tokens in its column that belong to answers of the same outcome. ' +
+    `Hatched positions: every entropy is below ${SURE} nats, so the weights there compare rounding noise.`;
+  const scroll = region('div.scroll-x', 'Answers by position', grid);
+  return h('div.columns', longest > COLUMNS && pages, scroll, h('p.quiet', note));
 }

@@ -8,11 +8,6 @@ const SAYS = {
     'penalty.',
 };
 
-function pickAnswer({ answers }, correct) {
-  const wish = view.compared[correct];
-  return answers[wish]?.correct === correct ? wish : answers.findIndex((answer) => answer.correct === correct);
-}
-
 function methodBlock(group, i, method, m, table, scale) {
   const spans = group.answers[i].tokens.slice(0, FIRST_TOKENS).map((token, t) => {
     const v = table[i][t];
@@ -29,15 +24,16 @@ function methodBlock(group, i, method, m, table, scale) {
 }
 
 function comparedRow(group, correct, tables, scale) {
-  const i = pickAnswer(group, correct);
-  if (i < 0) return null;
-  const same = group.answers.flatMap((answer, k) => (answer.correct === correct ? [[String(k), `#${k + 1}`]] : []));
+  const same = [...group.answers.keys()].filter((k) => group.answers[k].correct === correct);
+  if (!same.length) return null;
+  const i = view.compared[correct] ?? same[0];
+  const options = same.map((k) => [String(k), `#${k + 1}`]);
   const pick = (k) => {
     view.compared[correct] = Number(k);
     showGroup();
   };
   const blocks = METHODS.map((method, m) => methodBlock(group, i, method, m, tables[m], scale));
-  const header = h('header', outcome(group.answers[i]), choice('Answer', same, String(i), pick));
+  const header = h('header', outcome(group.answers[i]), choice('Answer', options, String(i), pick));
   return h(`section.compared.${sideClass(correct)}`, header, h('div.methods', blocks));
 }
 
@@ -94,11 +90,7 @@ function compareView(group) {
       quiet('relative to the mean token of the same outcome; one scale for all three'),
     ),
     !hasSignal(group) &&
-      h(
-        'p.calm',
-        'All answers of this group have the same outcome, so no method learns anything from it. ',
-        'Choose a group with both.',
-      ),
+      h('p.calm', 'All answers of this group have the same outcome, so no method learns anything from it.'),
     [true, false].map((correct) => comparedRow(group, correct, tables, scale)),
   );
 }

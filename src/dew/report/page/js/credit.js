@@ -36,6 +36,10 @@ function floored(entropy, clip) {
   return clip ? Math.min(Math.max(H, clip[0], FLOOR), Math.max(clip[1], FLOOR)) : H;
 }
 
+const hasSignal = (group) => new Set(group.answers.map((a) => a.correct)).size > 1;
+const hasEntropy = (group) =>
+  group.answers.every((a) => a.entropy && a.entropy.every((x, t) => x !== null || !a.live[t]));
+
 const poolOf = (rewards) => ({ mean: mean(rewards), std: spread(rewards), count: rewards.length });
 const standardised = (reward, pool) => (reward - pool.mean) / (pool.std + STD_EPS);
 
@@ -75,9 +79,12 @@ function weigh(all, group, { alpha1, alpha2, average, pool, spread: sides }) {
   }
 }
 
-const hasSignal = (group) => new Set(group.answers.map((a) => a.correct)).size > 1;
-const hasEntropy = (group) =>
-  group.answers.every((a) => a.entropy && a.entropy.every((x, t) => x !== null || !a.live[t]));
+/** One entry per answer. */
+function grpo(group) {
+  const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
+  const pool = poolOf(rewards);
+  return rewards.map((reward) => ({ reward, pool, advantage: standardised(reward, pool) }));
+}
 
 /** Each answer's side, GRPO advantage and charge. With pool 'outcome', answers at the group's mean have no side. */
 function sidesOf(group, settings) {
@@ -101,8 +108,8 @@ function gtpo(group, settings) {
   const sides = sidesOf(group, settings);
   const entries = group.answers.map((answer, i) => {
     let turn = 0;
-    return answer.tokens.map((_, t) => {
-      if (!answer.live[t]) return undefined;
+    return answer.live.map((alive, t) => {
+      if (!alive) return undefined;
       if (!answer.live[t - 1]) turn += 1;
       const H = floored(answer.entropy[t], settings.entropy_clip);
       return entryOf(sides[i], H, { column: t, row: i, matrix: 0, turn }[settings.compare]);
@@ -116,33 +123,25 @@ function gtpo(group, settings) {
 function grpoS(group, settings) {
   const sides = sidesOf(group, settings);
   const entries = group.answers.map((answer, i) => {
-    const live = answer.tokens.map((_, t) => t).filter((t) => answer.live[t]);
-    const entropies = live.map((t) => floored(answer.entropy[t], settings.entropy_clip));
+    const live = answer.entropy.filter((_, t) => answer.live[t]);
+    const entropies = live.map((H) => floored(H, settings.entropy_clip));
     return live.length ? entryOf(sides[i], mean(entropies, settings.average), '') : undefined;
   });
   weigh(entries, group, settings);
   return entries;
 }
 
-/** One entry per answer. */
-function grpo(group) {
-  const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
-  const pool = poolOf(rewards);
-  return rewards.map((reward) => ({ reward, pool, advantage: standardised(reward, pool) }));
-}
-
 const METHODS = ['GRPO', 'GRPO-S', 'GTPO'];
 
-/** The advantage of every token under one of METHODS; null where a token does not train. */
-function advantages(group, method, settings) {
-  const entries = { GRPO: grpo, 'GRPO-S': grpoS, GTPO: gtpo }[method](group, settings);
-  return group.answers.map((answer, i) =>
-    answer.tokens.map((_, t) => {
-      const entry = method === 'GTPO' ? entries[i][t] : entries[i];
-      return answer.live[t] && entry ? entry.advantage : null;
-    }),
-  );
+/** What each token's credit is made of under one of METHODS; undefined where a token does not train. */
+function entriesOf(group, method, settings) {
+  if (method === 'GTPO') return gtpo(group, settings);
+  const entries = method === 'GRPO' ? grpo(group) : grpoS(group, settings);
+  return group.answers.map(({ live }, i) => live.map((alive) => (alive ? entries[i] : undefined)));
 }
+
+const advantages = (group, method, settings) =>
+  entriesOf(group, method, settings).map((row) => row.map((entry) => entry?.advantage ?? null));
 
 /** A group's own settings in the names used here: GRPO-S calls its weights β. */
 function settingsOf(group) {

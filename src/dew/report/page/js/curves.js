@@ -10,12 +10,7 @@ const CHARTS = [
   ['Truncated answers', /^length\/truncated_share$/, 'share that reached the length limit'],
   ['Groups', /^groups\/(sampled|kept|dropped|refilled)$/, 'prompts per step'],
   ['Groups with signal', /^groups\/mixed_share$/, 'share with correct and wrong answers'],
-  [
-    'Concentration of credit',
-    /^credit\/(top20_share|top1_share)$/,
-    'share of |credit| on the top 20 % of tokens, and on the top token',
-  ],
-  ['Predicted outcomes', /^value\/auc_/, 'AUC in each third of the answers; 0.5 = no better than chance'],
+  ['Concentration of credit', /^credit\/top\d+_share$/, 'share of |credit| on the top 20% of tokens and the top one'],
   ['Clipped tokens', /^clip\/(low|high)$/, 'share outside the trust region'],
   ['Ratio', /^ratio\/(mean|max)$/, 'new policy / old policy', true],
   ['KL', /^kl\//, 'distance from the old policy or the reference'],
@@ -55,7 +50,7 @@ function runLegend(redo) {
     redo();
   };
   const chip = (members) => {
-    const name = each ? view.report.runs[members[0]].name : arms()[armOf(members[0])].label;
+    const name = each ? runName(members[0]) : visible(arms()[armOf(members[0])].label);
     const acts = {
       'aria-pressed': String(!members.every((r) => hidden.has(r))),
       onclick: () => toggle(members),
@@ -64,7 +59,7 @@ function runLegend(redo) {
       onfocus: ({ target }) => target.matches(':focus-visible') && highlight(members),
       onblur: () => highlight([]),
     };
-    return h('button.chip', acts, dot(members[0]), visible(name), members.length > 1 && quiet(` × ${members.length}`));
+    return h('button.chip', acts, dot(members[0]), name, members.length > 1 && quiet(` × ${members.length}`));
   };
   return h('div.run-key', { role: 'group', 'aria-label': 'Show or hide runs' }, sets.map(chip));
 }
@@ -76,10 +71,7 @@ function curveControls(runs, bar) {
     bar.querySelectorAll('button')[at]?.focus();
     drawVisible();
   };
-  const oninput = (event) => {
-    set({ smooth: event.target.value });
-    drawVisible();
-  };
+  const oninput = ({ target }) => setting('smooth', drawVisible)(target.value);
   const range = { type: 'range', min: 0, max: 1, step: 0.05, value: state.smooth };
   const ways = { each: 'each run', mean: 'mean ± standard deviation' };
   const changeSeeds = (seeds) => {
@@ -115,11 +107,6 @@ function curves({ runs }) {
   const rest = all.filter((name) => !CHARTS.some(([, pattern]) => pattern.test(name)));
   const others = h('div.charts', rest.map((name) => chart(runs, name, [name], '')));
   const more = h('details.more', { ontoggle: drawVisible }, h('summary', `Other metrics (${rest.length})`), others);
-  whenIdle(() => {
-    if (!main.length || main[0].drawn) return;
-    main[0].redraw(); // what draws charts is compiled before the first look
-    main[0].drawn = '';
-  });
   const bar = h('div.controls');
   const page = h('div.page.wide', bar, h('div.charts', main), rest.length > 0 && more);
   page.shown = () => {

@@ -61,52 +61,26 @@ function weightSteps(entry, settings, [one, two, H], peers) {
   ];
 }
 
-function gtpoSteps(group, i, t, settings) {
-  const entry = gtpo(group, settings)[i][t];
-  const side = entry.correct ? 'correct' : 'wrong';
-  const peers = {
-    column: `the ${plural(entry.peers, `${side} answer`)} still running at position ${t + 1}`,
-    row: `the ${plural(entry.peers, 'token')} of this answer`,
-    matrix: `the ${plural(entry.peers, 'token')} of all ${side} answers`,
-    turn: `the ${plural(entry.peers, 'token')} of this turn in all ${side} answers`,
-  }[settings.compare];
-  return [entry, [...weightSteps(entry, settings, ['α₁', 'α₂', 'H'], peers), ...poolSteps(entry, settings, 'token')]];
-}
-
-function grpoSSteps(group, i, settings) {
-  const entry = grpoS(group, settings)[i];
-  const peers = `the ${plural(entry.peers, `${entry.correct ? 'correct' : 'wrong'} answer`)} of the group`;
-  return [entry, [...weightSteps(entry, settings, ['β₁', 'β₂', 'Ĥ'], peers), ...poolSteps(entry, settings, 'answer')]];
-}
-
-function grpoSteps(group, i, t) {
-  const entry = grpo(group)[i];
-  const steps = [
-    step('Reward of the answer', 'r', entry.reward, 'the same for each of its tokens'),
-    poolStep(entry.pool, `over the ${plural(entry.pool.count, 'answer')} of the group`),
-    standardStep('Advantage', entry.reward, entry.pool),
-  ];
-  const { token_weight: kind, learned_share: share } = group.settings || {};
-  if (kind !== 'learned' || !group.answers[i].value) return [entry, steps];
-  const { p, P, T, w } = learnedWeight(group.answers[i], t, Math.sign(entry.advantage), share);
-  const advantage = entry.advantage * w;
-  const formula = `1 + ${number(share)} · (${T} · ${number(p)} − ${number(P)}) / ${number(Math.max(1, P))}`;
-  steps.push(
-    step('Change of the prediction', 'p', p, `towards the outcome, by this token; ${number(P)} by all ${T}`),
-    step('Weight', formula, w, 'mean 1 over the answer'),
-    step('Weighted', `${number(entry.advantage)} · ${number(w)}`, advantage),
-  );
-  return [{ ...entry, advantage }, steps];
-}
-
-/** Learned credit: what a token moved the predicted outcome towards its answer's own, and its weight. */
-function learnedWeight({ value, live }, t, sign, share) {
-  const places = value.map((_, k) => k).filter((k) => live[k]);
-  const moves = places.slice(1).map((next, n) => Math.max(0, sign * (value[next] - value[places[n]])));
-  moves.push(0); // the last token moves nothing
-  const [p, P, T] = [moves[places.indexOf(t)], sum(moves), places.length];
-  return { p, P, T, w: 1 + (share * (T * p - P)) / Math.max(1, P) };
-}
+const STEPS = {
+  GRPO: ({ reward, pool }) => [
+    step('Reward of the answer', 'r', reward, 'the same for each of its tokens'),
+    poolStep(pool, `over the ${plural(pool.count, 'answer')} of the group`),
+    standardStep('Advantage', reward, pool),
+  ],
+  'GRPO-S': (entry, settings, side) => {
+    const peers = `the ${plural(entry.peers, `${side} answer`)} of the group`;
+    return [...weightSteps(entry, settings, ['β₁', 'β₂', 'Ĥ'], peers), ...poolSteps(entry, settings, 'answer')];
+  },
+  GTPO: (entry, settings, side, t) => {
+    const peers = {
+      column: `the ${plural(entry.peers, `${side} answer`)} still running at position ${t + 1}`,
+      row: `the ${plural(entry.peers, 'token')} of this answer`,
+      matrix: `the ${plural(entry.peers, 'token')} of all ${side} answers`,
+      turn: `the ${plural(entry.peers, 'token')} of this turn in all ${side} answers`,
+    }[settings.compare];
+    return [...weightSteps(entry, settings, ['α₁', 'α₂', 'H'], peers), ...poolSteps(entry, settings, 'token')];
+  },
+};
 
 function verdictOn(answer, t, entry) {
   const recorded = answer.advantage?.[t];
@@ -133,13 +107,10 @@ function derivation(group, i, t) {
   if (shown !== 'GRPO' && !hasEntropy(group))
     return sorry('No entropy was recorded, so the weighting cannot be reproduced.');
   const settings = settingsOf(group);
-  const [entry, steps] = {
-    GTPO: () => gtpoSteps(group, i, t, settings),
-    'GRPO-S': () => grpoSSteps(group, i, settings),
-    GRPO: () => grpoSteps(group, i, t),
-  }[shown]();
+  const entry = entriesOf(group, shown, settings)[i][t];
+  const steps = STEPS[shown](entry, settings, entry.correct ? 'correct' : 'wrong', t);
   const name = visible(String(group.algorithm || ''));
-  const even = !hasSignal(group) && settings.pool !== 'outcome';
+  const even = shown !== 'GRPO' && settings.pool !== 'outcome' && !hasSignal(group);
   return [
     head,
     h('h4', method ? `${name.toUpperCase()}, step by step` : 'With GTPO'),

@@ -22,6 +22,7 @@ function create(namespace, name, parts) {
 
 const h = (name, ...parts) => create('http://www.w3.org/1999/xhtml', name, parts);
 const s = (name, ...parts) => create('http://www.w3.org/2000/svg', name, parts);
+const byId = (id) => document.getElementById(id);
 const refill = (element, ...children) => element.replaceChildren(...shownParts(children));
 
 /** Until the page has painted what was changed. */
@@ -33,7 +34,7 @@ const whenIdle = (work) => window.requestIdleCallback?.(work);
 const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
 const grouped = new Intl.NumberFormat('en-US'); // made once: toLocaleString makes one per call
 const whole = (n) => grouped.format(Math.round(n));
-const percent = (x, digits = 0) => `${minus((100 * x).toFixed(digits))} %`;
+const percent = (x, digits = 0) => `${minus((100 * x).toFixed(digits))}%`;
 const minus = (text) => String(text).replace('-', '−');
 
 /** Four significant digits with a real minus sign; an en dash where there is no number. */

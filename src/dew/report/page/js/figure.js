@@ -33,7 +33,7 @@ async function drawVisible() {
   });
   do await waiting.shift()?.redraw(); // uPlot draws in a microtask
   while (waiting.length && performance.now() < end);
-  const main = document.getElementById('content');
+  const main = byId('content');
   if (!waiting.length || main.ariaBusy === 'true') return;
   main.ariaBusy = 'true';
   await painted();

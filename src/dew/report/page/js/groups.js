@@ -3,10 +3,10 @@
 const available = (group) => Object.keys(SIGNALS).filter((name) => group.answers.some((answer) => answer[name]));
 
 async function openGroup(place) {
-  const other = view.n !== place.n || !view.group;
-  view.n = place.n;
+  const other = view.place !== place || !view.group;
+  view.place = place;
   const group = await groupAt(place.n);
-  if (view.n !== place.n) return;
+  if (view.place !== place) return;
   view.group = group;
   if (other) Object.assign(view, { column: 0, compared: {}, what: null });
   if (!available(group).includes(state.signal)) state.signal = available(group)[0] || 'advantage';
@@ -35,10 +35,10 @@ function promptBlock(prompt) {
   return region('div.prompt', 'Prompt', body, raw);
 }
 
-const ofRun = (r) => (manyRuns() ? ` of ${visible(view.report.runs[r].name)}` : '');
+const ofRun = (r) => (manyRuns() ? ` of ${runName(r)}` : '');
 
 function groupHeading(group) {
-  const { head, r } = view.all[view.n];
+  const { head, r } = view.place;
   return h(
     'header.group-title',
     h('h2', runMark(r), `Step ${whole(group.step)}, group ${group.group}${ofRun(r)}`),
@@ -65,33 +65,23 @@ function answersCsv(group) {
 }
 
 function groupControls(group) {
-  const change = (name) => (value) => {
-    set({ [name]: value });
-    showGroup();
-  };
   const segments = (label, name, entries) => {
     const button = ([value, text, title]) => {
       const look = { 'aria-pressed': String(value === state[name]), [`data-${name}`]: value, title };
-      return h('button', { ...look, onclick: () => change(name)(value) }, text);
+      return h('button', { ...look, onclick: () => setting(name, showGroup)(value) }, text);
     };
     return h('div.segments', { role: 'group', 'aria-label': label }, entries.map(button));
   };
-  const options = (label, name, values) => choice(label, values, state[name], change(name));
+  const options = (label, name, values) => choice(label, values, state[name], setting(name, showGroup));
   const signals = available(group).map((name) => [name, SIGNALS[name].label, SIGNALS[name].note]);
   return h(
     'div.controls',
     { id: 'group-controls' },
-    segments('View', 'mode', modes()),
+    segments('View', 'mode', modes().map((mode) => [mode, MODES[mode][0]])),
     state.mode !== 'methods' && [
       segments('Colour by', 'signal', signals),
       options('Show', 'only', { all: 'all answers', correct: 'correct only', wrong: 'wrong only' }),
-      options('Sort', 'sort', {
-        given: 'as sampled',
-        longest: 'longest first',
-        shortest: 'shortest first',
-        reward: 'by reward',
-        credit: 'by mean |credit|',
-      }),
+      options('Sort', 'sort', Object.entries(SORTS).map(([name, [label]]) => [name, label])),
       SIGNALS[state.signal].scale === 'signed' &&
         options('Colour', 'depth', { size: 'proportional', contrast: 'contrast' }),
       state.mode === 'text' && options('Identical answers', 'fold', { yes: 'folded', no: 'each' }),
@@ -100,17 +90,17 @@ function groupControls(group) {
   );
 }
 
-const MODES = [
-  ['text', 'Answers'],
-  ['columns', 'Columns'],
-  ['methods', 'GRPO · GRPO-S · GTPO'],
-  ['same', 'Same prompt'],
-];
+const MODES = {
+  text: ['Answers', answersView],
+  columns: ['Columns', columnsView],
+  methods: ['GRPO · GRPO-S · GTPO', compareView],
+  same: ['Same prompt', sameView],
+};
 
-const modes = () => MODES.filter(([mode]) => mode !== 'same' || sameGroups().length > 1);
+const modes = () => Object.keys(MODES).filter((mode) => mode !== 'same' || sameGroups().length > 1);
 
 /** Every group of the page with the prompt of the open one, by run and step. */
-const sameGroups = () => view.all.filter((g) => g.head.same === view.all[view.n].head.same);
+const sameGroups = () => view.all.filter((g) => g.head.same === view.place.head.same);
 
 /** The same prompt in other runs and steps, side by side. */
 async function sameView() {
@@ -118,12 +108,8 @@ async function sameView() {
   const loaded = await Promise.all(places.slice(0, 6).map(({ n }) => groupAt(n)));
   const columns = loaded.map((group, k) => {
     const { r, head } = places[k];
-    const [longest, scale] = [longestOf(group), scaleOf(group)];
-    const cards = folded(group, orderOf(group)).map((members) => {
-      const card = answerCard(group.answers[members[0]], members, longest, scale);
-      card.removeAttribute('data-i'); // tokens of other groups have no derivation here
-      return card;
-    });
+    const cards = answerCards(group, scaleOf(group));
+    for (const card of cards) card.removeAttribute('data-i'); // tokens of other groups have no derivation here
     const title = `step ${whole(group.step)}, group ${group.group}${ofRun(r)}`;
     return h(
       'section.same-column',
@@ -140,8 +126,9 @@ async function sameView() {
   );
 }
 
-/** What the drawn group depends on. */
+/** What the drawn group depends on, and the table of groups. */
 const look = () => ['mode', 'signal', 'depth', 'only', 'sort', 'fold', 'q'].map((name) => state[name]).join();
+const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[name]).join();
 
 async function showGroup() {
   const { group, parts } = view;
@@ -150,14 +137,13 @@ async function showGroup() {
   view.scale = scaleOf(group);
   view.hovered = null; // the tip is of what was drawn before
   parts.tip.hidden = true;
-  const views = { text: answersView, columns: columnsView, methods: compareView, same: sameView };
-  let body = (views[state.mode] || answersView)(group);
+  let body = (MODES[state.mode] || MODES.text)[1](group);
   if (body instanceof Promise) body = await body;
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
   parts.group.closest('.groups')?.classList.toggle('compares', ['methods', 'same'].includes(state.mode));
   const { label, note } = SIGNALS[state.signal];
-  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.all[view.n].head.flipped > 0);
+  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.place.head.flipped > 0);
   refill(parts.group, groupHeading(group), groupControls(group), scale, body);
   const scroll = parts.group.querySelector('.scroll-x');
   if (scroll && inside) scroll.scrollLeft = inside;
@@ -178,11 +164,9 @@ function groups(report) {
   const page = h('div.groups', h('div.group-side', picker(report), parts.group), parts.panel, parts.tip);
   watchTokens(parts);
   tell(null);
-  let listedFor = null;
   page.shown = () => {
-    const wanted = JSON.stringify([state.with, state.in, state.by, state.q]);
-    if (wanted === listedFor) return;
-    listedFor = wanted;
+    if (page.dataset.listed === tableLook()) return;
+    page.dataset.listed = tableLook();
     parts.fillFilters();
     if (state.q && !view.hits) search(state.q);
     else groupList();

@@ -14,7 +14,8 @@ const dot = (r) => {
 };
 const runMark = (r) =>
   manyRuns() &&
-  h('span.run-mark', { '--mark': `var(${colourOf(r)})`, title: visible(view.report.runs[r].name) }, String(r + 1));
+  h('span.run-mark', { '--mark': `var(${colourOf(r)})`, title: runName(r) }, String(r + 1));
+const runName = (r) => visible(view.report.runs[r].name);
 const armChip = (arm) => h('span.arm', dot(arm.runs[0]), visible(arm.label));
 
 const SIGNS = { bad: '▲', good: '✓', note: '●' };
@@ -32,9 +33,13 @@ function findings(report) {
   const nothing = report.runs.some((run) => run.metrics.step || run.groups.length)
     ? '✓ No alarms, and nothing unusual in the curves or in the recorded tokens.'
     : 'No metrics and no tokens were recorded, so there is nothing to check.';
-  const list = report.findings.length ? h('ul.findings', report.findings.map(finding)) : h('p.calm', nothing);
-  return h('section', h('h2', 'Findings'), list);
+  const list = report.findings.map(finding);
+  return h('section', h('h2', 'Findings'), list.length ? h('ul.findings', list) : h('p.calm', nothing));
 }
+
+/** A list of these runs, the chosen one in the state by its number from 1; with `every`, also all of them. */
+const chooseRun = (name, value, runs, redraw, every = []) =>
+  choice('Run', every.concat(runs.map((r) => [String(r + 1), `${r + 1} ${runName(r)}`])), value, setting(name, redraw));
 
 /** A score or a share is shown in percent. */
 const shares = (name) => /@|_share$|^accuracy$|^clip\//.test(name);
@@ -68,8 +73,6 @@ function forest({ value, low, high, within_noise: noise }, reach) {
   );
 }
 
-const judged = ({ within_noise: noise, verdict, value }) => (noise ? verdict : value > 0 ? 'higher' : 'lower');
-
 function axisOf(row) {
   if (shares(row.name)) return [0, 1];
   const values = known([...row.before, ...row.after, ...row.low, ...row.high]);
@@ -86,6 +89,8 @@ function rowLine(row, arm, reach) {
   const [r] = arm.runs;
   const interval = arm.runs.length === 1 && row.low[r] !== null && [row.low[r], row.high[r]];
   const difference = row.differences.find((d) => d.arm === arm.label);
+  const area = difference?.score === 'area' && row.name !== 'area' ? 'area, ' : '';
+  const verdict = difference?.within_noise ? difference.verdict : difference?.value > 0 ? 'higher' : 'lower';
   return h(
     'div.row-line',
     { 'data-arm': arm.label },
@@ -104,7 +109,7 @@ function rowLine(row, arm, reach) {
       difference && [
         h('b', signed(difference.value, points)),
         `${range(difference.low, difference.high)} `,
-        quiet(difference.score === 'area' && row.name !== 'area' ? 'area, ' : '', judged(difference)),
+        quiet(area, verdict),
       ],
     ),
   );
@@ -112,7 +117,7 @@ function rowLine(row, arm, reach) {
 
 function rowCard(row) {
   const sizes = row.differences.flatMap((d) => [Math.abs(d.low), Math.abs(d.high)]);
-  const reach = Math.max(1e-9, ...sizes.filter((v) => v < 1));
+  const reach = Math.max(1e-9, ...sizes.filter((v) => v < 1 || !shares(row.name)));
   const lines = known(arms().map((arm) => rowLine(row, arm, reach)));
   const name = visible(row.name);
   const title = row.link.startsWith('#curves') ? h('a', { href: row.link }, name) : name;
@@ -138,12 +143,12 @@ function rowsSection(report) {
   const text = [
     '○ before or first tenth, ● after or last tenth of training',
     report.runs.length > arms().length && '· single runs, ± their standard deviation',
-    paired && `■ difference from ${visible(paired.baseline)}, paired by ${unit}, with its 95 % interval`,
+    paired && `■ difference from ${visible(paired.baseline)}, paired by ${unit}, with its 95% interval`,
   ];
   return h(
     'section',
     h('div.head', h('h2', 'Results'), saveButtons('results', () => rowsCsv(report))),
-    h('p.quiet', text.filter(Boolean).join('; '), '. Bars are 95 % intervals.'),
+    h('p.quiet', text.filter(Boolean).join('; '), '. Bars are 95% intervals.'),
     h(paired ? 'div.rows.paired' : 'div.rows', report.rows.map(rowCard)),
   );
 }
@@ -160,31 +165,26 @@ const MOST_COLUMNS = 8;
 /** A table with one column per run, or per arm where there are many runs. */
 function settingsTable(title, names, value, { runs }) {
   if (!names.length) return null;
-  const columns =
-    runs.length <= MOST_COLUMNS
-      ? runs.map((run, r) => [r, [runMark(r), visible(run.name)]])
-      : arms().map((arm) => [arm.runs[0], armChip(arm)]);
+  const each = runs.length <= MOST_COLUMNS;
+  const columns = each
+    ? runs.map((_, r) => [r, [runMark(r), runName(r)]])
+    : arms().map((arm) => [arm.runs[0], armChip(arm)]);
   const head = columns.length > 1 && [h('td'), ...columns.map(([, name]) => name)];
   const rows = names.map((name) => [visible(name).replace(/_/g, ' '), ...columns.map(([r]) => value(name, r))]);
   return h('section', h('h2', title), region('div.scroll-x', title, table('facts', head, rows)));
 }
 
 function differing(report) {
-  if (!manyRuns()) return null;
-  const values = new Map(report.settings.map((row) => [row.name, row.values]));
-  if (report.runs.length > MOST_COLUMNS) values.delete('seed');
-  return settingsTable('Settings that differ', [...values.keys()], (name, r) => said(values.get(name)[r]), report);
+  const values = Object.fromEntries(report.settings.map((row) => [row.name, row.values]));
+  if (report.runs.length > MOST_COLUMNS) delete values.seed;
+  return settingsTable('Settings that differ', Object.keys(values), (name, r) => said(values[name][r]), report);
 }
 
 function facts(report) {
   const runs = report.runs.slice(0, MOST_COLUMNS);
   const names = new Set(runs.flatMap((run) => Object.keys(run.facts)));
   for (const name of ['schema', 'name']) names.delete(name);
-  const value = (name, r) => {
-    const fact = report.runs[r].facts[name];
-    if (name !== 'algorithm' || fact === null || typeof fact !== 'object') return said(fact);
-    return [said(fact.name), fact.settings && h('div.quiet', said(fact.settings))];
-  };
+  const value = (name, r) => said(report.runs[r].facts[name]);
   const config = ({ name, config: text }) =>
     text && [h('h3', `config.yaml of ${visible(name)}`), h('pre.config', { tabindex: 0 }, visible(text))];
   return h(
@@ -197,30 +197,20 @@ function facts(report) {
 
 function heading({ runs, title }) {
   const steps = Math.max(...runs.map((run) => last(run.metrics.step || []) || 0));
-  const status = [...new Set(runs.map((run) => run.facts.status).filter(Boolean))].map(said).join(', ');
-  const groups = sum(runs.map((run) => run.groups.length));
   const counts = [
     manyRuns() && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
     steps > 0 && plural(steps, 'step'),
-    groups > 0 && plural(groups, 'recorded group'),
+    view.all.length > 0 && plural(view.all.length, 'recorded group'),
     runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
-    status,
+    [...new Set(runs.map((run) => run.facts.status).filter(Boolean))].map(said).join(', '),
   ];
   return h('header.report-title', h('h1', visible(title)), h('p.quiet', counts.filter(Boolean).join(' · ')));
 }
 
 function overview(report) {
   const made = `Made ${report.made} by dew ${report.dew}. This page is self-contained: it makes no network requests.`;
-  const page = h(
-    'div.page',
-    heading(report),
-    taskChoice(),
-    findings(report),
-    rowsSection(report),
-    differing(report),
-    facts(report),
-    h('p.quiet', made),
-  );
+  const sections = [findings, rowsSection, differing, facts].map((section) => section(report));
+  const page = h('div.page', heading(report), taskChoice(), sections, h('p.quiet', made));
   page.shown = () => {
     const row = state.chart && page.querySelector(`.row[data-metric="${CSS.escape(state.chart)}"]`);
     if (row) row.scrollIntoView({ block: 'center' });

@@ -5,24 +5,28 @@ const FIRST_ROWS = 40; // further rows are added by scrolling
 const isMixed = ({ head }) => head.correct > 0 && head.correct < head.answers;
 const share = ({ head }) => head.correct / Math.max(1, head.answers);
 
-const COLUMNS_OF_GROUPS = [
+const COLUMNS_OF_GROUPS = [ // name, heading, what it is sorted by, explanation
   ['run', 'run', (g) => g.r, 'the run'],
   ['step', 'step', (g) => g.head.step * 1e6 + g.head.group, 'training step and group'],
   ['correct', 'correct', share, 'correct answers: the difficulty for this policy'],
   ['spread', 'credit spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
-  [
-    'flipped',
-    'flipped',
-    (g) => g.head.flipped,
-    'tokens with credit of the wrong sign: rewarded in a wrong answer or penalised in a correct one',
-  ],
+  ['flipped', 'flipped', (g) => g.head.flipped, 'tokens with credit of the wrong sign for their answer'],
   ['sure', 'H ≈ 0', (g) => g.head.sure, 'share of tokens with an entropy below 0.01 nats'],
 ];
 
-/** Every group of every run: {run, r, head, n}; n counts over all runs, as the packed lines do. */
-function allGroups(report) {
+const GROUPS_WITH = {
+  all: ['all', () => true],
+  mixed: ['correct and wrong answers', isMixed],
+  right: ['all correct', (g) => g.head.correct === g.head.answers],
+  wrong: ['all wrong', (g) => g.head.correct === 0],
+  flipped: ['flipped tokens', (g) => g.head.flipped > 0],
+};
+
+/** Every group of these runs: {run, r, head, n}; n counts over all runs of the page, as the packed lines do. */
+function allGroups(runs) {
   let n = 0;
-  return report.runs.flatMap((run, r) => run.groups.map((head) => ({ run, r, head, n: n++ })));
+  const places = (run) => run.groups.map((head) => ({ run, r: runs.indexOf(run), head, n: n++ }));
+  return view.whole.runs.flatMap(places).filter(({ r }) => r >= 0);
 }
 
 /** The group that shows most of what entropy weighting does; without any, a mixed one. */
@@ -30,16 +34,9 @@ const mostTelling = () =>
   view.all.reduce((best, g) => (g.head.telling > best.head.telling ? g : best), view.all.find(isMixed) || view.all[0]);
 
 function listed() {
-  const fits = {
-    all: () => true,
-    mixed: isMixed,
-    right: (g) => g.head.correct === g.head.answers,
-    wrong: (g) => g.head.correct === 0,
-    flipped: (g) => g.head.flipped > 0,
-  }[state.with];
-  const found = view.all.filter(
-    (g) => (!fits || fits(g)) && (!state.in || g.r === Number(state.in) - 1) && (!view.hits || view.hits.has(g.n)),
-  );
+  const [, fits] = GROUPS_WITH[state.with] || GROUPS_WITH.all;
+  const isOfRun = (g) => !state.in || g.r === Number(state.in) - 1;
+  const found = view.all.filter((g) => fits(g) && isOfRun(g) && (!view.hits || view.hits.has(g.n)));
   const up = state.by.startsWith('-');
   const column = COLUMNS_OF_GROUPS.find(([key]) => key === state.by.replace('-', ''));
   return column ? found.sort((a, b) => (up ? 1 : -1) * (column[2](a) - column[2](b))) : found;
@@ -65,42 +62,31 @@ function groupRow(g) {
 /** A column's head: a click sorts by it, largest first; a second click reverses. */
 function columnHead([key, label, , note]) {
   const order = { [key]: 'descending', [`-${key}`]: 'ascending' }[state.by];
-  const onclick = () => {
-    set({ by: order === 'descending' ? `-${key}` : key });
+  const sort = setting('by', () => {
     groupList();
     view.parts.list.querySelector(`[data-by="${key}"]`)?.focus();
-  };
+  });
   const arrow = { descending: ' ↓', ascending: ' ↑' }[order] || '';
+  const onclick = () => sort(order === 'descending' ? `-${key}` : key);
   const button = h('button.sort', { title: note, 'data-by': key, onclick }, label, arrow);
   return h('th', { scope: 'col', 'aria-sort': order }, button);
 }
 
 function groupList() {
   const found = listed();
-  const at = found.findIndex(({ n }) => n === view.n);
-  let from = Math.max(0, Math.min(at - FIRST_ROWS / 2, found.length - FIRST_ROWS));
-  let to = Math.min(found.length, from + FIRST_ROWS);
-  const open = ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click();
-  const body = h('tbody', { onclick: open }, found.slice(from, to).map(groupRow));
   const { list, count } = view.parts;
+  const open = ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click();
+  const body = h('tbody', { onclick: open });
+  const grow = (to) => body.append(...found.slice(body.rows.length, to).map(groupRow));
+  grow(found.findIndex(({ n }) => n === view.place?.n) + FIRST_ROWS);
   const heads = COLUMNS_OF_GROUPS.slice(manyRuns() ? 0 : 1).map(columnHead);
   refill(
     list,
     h('table.group-table', h('thead', h('tr', heads, h('th', { scope: 'col' }, 'prompt'))), body),
     !found.length && h('p.quiet', 'No matching groups.'),
   );
-  list.onscroll = () => {
-    const rest = list.scrollHeight - list.scrollTop - list.clientHeight;
-    if (list.scrollTop < list.clientHeight && from > 0) {
-      body.prepend(...found.slice(Math.max(0, from - FIRST_ROWS), from).map(groupRow));
-      from = Math.max(0, from - FIRST_ROWS);
-      list.scrollTop = list.scrollHeight - rest - list.clientHeight; // the rows in sight stay where they are
-    }
-    if (rest < list.clientHeight && to < found.length) {
-      body.append(...found.slice(to, to + FIRST_ROWS).map(groupRow));
-      to += FIRST_ROWS;
-    }
-  };
+  list.onscroll = () =>
+    list.scrollTop + 2 * list.clientHeight > list.scrollHeight && grow(body.rows.length + FIRST_ROWS);
   count.textContent =
     found.length === view.all.length
       ? `All groups (${whole(found.length)})`
@@ -113,10 +99,10 @@ function markCurrent() {
   const old = list.querySelector('[aria-current]');
   old?.removeAttribute('aria-current');
   old?.querySelector('a').setAttribute('tabindex', -1);
-  const current = list.querySelector(`tr[data-n="${view.n}"]`) || list.querySelector('tbody tr');
+  const current = list.querySelector(`tr[data-n="${view.place?.n}"]`) || list.querySelector('tbody tr');
   if (!current) return;
   current.querySelector('a').setAttribute('tabindex', 0); // one tab stop for the whole table
-  if (Number(current.dataset.n) !== view.n) return;
+  if (Number(current.dataset.n) !== view.place?.n) return;
   current.setAttribute('aria-current', 'true');
   list.scrollTop = current.offsetTop - list.clientHeight / 2;
 }
@@ -141,7 +127,7 @@ async function search(words) {
 /** The group that is `by` places further in the table. */
 function neighbour(by) {
   const found = listed();
-  const at = found.findIndex(({ n }) => n === view.n);
+  const at = found.findIndex(({ n }) => n === view.place?.n);
   return found[(at + by + found.length) % found.length];
 }
 
@@ -163,7 +149,7 @@ function sampled({ groups, of, files, files_of: filesOf }) {
   return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all recorded groups';
 }
 
-function picker(report) {
+function picker({ runs }) {
   const { parts } = view;
   let waiting = 0;
   const box = h('input', {
@@ -177,32 +163,21 @@ function picker(report) {
       waiting = setTimeout(() => search(event.target.value), 200);
     },
   });
-  const outcomes = {
-    all: 'all',
-    mixed: 'correct and wrong answers',
-    right: 'all correct',
-    wrong: 'all wrong',
-    flipped: 'flipped tokens',
-  };
-  const change = (name) => (value) => {
-    set({ [name]: value });
-    groupList();
-  };
-  const runs = [['', 'all runs'], ...report.runs.map((run, r) => [String(r + 1), `${r + 1} ${visible(run.name)}`])];
+  const outcomes = Object.entries(GROUPS_WITH).map(([name, [label]]) => [name, label]);
   const filters = h('div.controls');
   parts.fillFilters = () => {
     box.value = state.q;
     refill(
       filters,
       box,
-      choice('With', outcomes, state.with, change('with')),
-      manyRuns() && choice('Run', runs, state.in, change('in')),
+      choice('With', outcomes, state.with, setting('with', groupList)),
+      manyRuns() && chooseRun('in', state.in, [...runs.keys()], groupList, [['', 'all runs']]),
       h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
       h('button.small', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
       saveButtons('groups', groupsCsv),
     );
   };
-  const [first, second] = report.runs.filter((run) => run.groups.length);
+  const [first, second] = runs.filter((run) => run.groups.length);
   const note = !second && h('p.quiet', `${plural(first.groups.length, 'group')}: ${sampled(first.sample)}.`);
   return h('details.picker', { open: isWide() }, parts.count, filters, parts.list, note);
 }

@@ -10,10 +10,7 @@ function tell(place) {
   const { panel } = view.parts;
   panel.classList.toggle('open', Boolean(place));
   const close = h('button.small.close', { 'aria-label': 'Close', onclick: () => pin(null) }, '✕');
-  const hint = [
-    'Point at a token to see its numbers put into the formula. ',
-    'Click to keep it; the arrow keys then move from token to token.',
-  ];
+  const hint = 'Point at a token to see the formula with its numbers. Click to keep it; the arrow keys then move on.';
   if (place) refill(panel, close, derivation(view.group, place.i, place.t));
   else refill(panel, h('h3', 'How the credit was computed'), h('p.quiet', hint));
 }
@@ -21,17 +18,12 @@ function tell(place) {
 function markPinned() {
   for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
   if (!view.pinned) return;
-  const { i, t } = view.pinned;
-  const card = foldedInto(i);
-  for (const token of view.parts.group.querySelectorAll(`[data-i="${card}"] .t[data-t="${t}"]`))
-    token.classList.add('pinned');
+  const place = `[data-i="${foldedInto(view.pinned.i)}"] .t[data-t="${view.pinned.t}"]`;
+  for (const token of view.parts.group.querySelectorAll(place)) token.classList.add('pinned');
 }
 
 /** The answer under which answer i is shown: identical ones share a card. */
-function foldedInto(i) {
-  if (state.mode !== 'text') return i;
-  return folded(view.group, orderOf(view.group)).find((places) => places.includes(i))?.[0] ?? i;
-}
+const foldedInto = (i) => folded(view.group).find((places) => places.includes(i))?.[0] ?? i;
 
 function pin(place) {
   if (place && !view.group.answers[place.i]?.tokens.length) return;
@@ -45,7 +37,7 @@ function pin(place) {
 /** Move the kept token along its answer (dt) or to another answer at the same position (di). */
 function movePin(dt, di) {
   const { group, pinned } = view;
-  const order = state.mode === 'text' ? folded(group, orderOf(group)).map(([i]) => i) : orderOf(group);
+  const order = folded(group).map(([i]) => i);
   const i = order[Math.min(order.length - 1, Math.max(0, order.indexOf(foldedInto(pinned.i)) + di))] ?? pinned.i;
   pin({ i, t: Math.min(group.answers[i].tokens.length - 1, Math.max(0, pinned.t + dt)) });
 }

@@ -22,32 +22,29 @@ const STYLES = [
   'fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'fill-opacity', 'opacity', 'font-size', 'font-family',
 ];
 
-/** A picture of an SVG with the styles it has on the page. */
-function svgImage(svg) {
+/** An image of an SVG with the styles that it has on the page. */
+async function svgImage(svg, width, height) {
   const copy = svg.cloneNode(true);
-  const box = svg.getBoundingClientRect();
   const from = [svg, ...svg.querySelectorAll('*')];
   [copy, ...copy.querySelectorAll('*')].forEach((element, k) => {
     const style = getComputedStyle(from[k]);
     for (const name of STYLES) element.setAttribute(name, style.getPropertyValue(name));
   });
-  copy.setAttribute('width', box.width);
-  copy.setAttribute('height', box.height);
+  copy.setAttribute('width', width);
+  copy.setAttribute('height', height);
   const image = new Image();
   image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
-  return image.decode().then(() => [image, box.width, box.height]);
+  await image.decode();
+  return image;
 }
 
 /** The chart with its title on the page's background. */
 async function savePng(title, drawing) {
-  const isCanvas = drawing instanceof HTMLCanvasElement;
-  const scale = isCanvas ? window.devicePixelRatio : 2;
-  const [image, width, height] = isCanvas
-    ? [drawing, drawing.width / scale, drawing.height / scale]
-    : await svgImage(drawing);
-  const canvas = h('canvas', { width: (width + 20) * scale, height: (height + 40) * scale });
+  const { width, height } = drawing.getBoundingClientRect();
+  const image = drawing instanceof HTMLCanvasElement ? drawing : await svgImage(drawing, width, height);
+  const canvas = h('canvas', { width: 2 * (width + 20), height: 2 * (height + 40) });
   const pen = canvas.getContext('2d');
-  pen.scale(scale, scale);
+  pen.scale(2, 2);
   pen.fillStyle = css('--card');
   pen.fillRect(0, 0, width + 20, height + 40);
   pen.fillStyle = css('--ink');

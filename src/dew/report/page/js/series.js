@@ -38,20 +38,6 @@ function smoothed(values, amount) {
   return out;
 }
 
-const axes = new WeakMap();
-
-/** The steps of all runs, each one's place, the runs that have all of them, and lines that were made before. */
-function stepAxis(runs) {
-  if (!axes.has(runs)) {
-    const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
-    const every = String(steps);
-    const isFull = ({ metrics }) => String(metrics.step) === every;
-    const place = new Map(steps.map((step, i) => [step, i]));
-    axes.set(runs, { steps, place, full: new Set(runs.filter(isFull)), made: new Map() });
-  }
-  return axes.get(runs);
-}
-
 /** Mean and standard deviation of the rows at each step, by Welford's update; null without a value. */
 function meanAndSpread(rows, length) {
   const [counts, means, squares] = [0, 0, 0].map(() => new Float64Array(length));
@@ -78,27 +64,21 @@ function lineOf(rows, length, amount) {
 /** All lines of one chart on a common axis of steps: those of `lineOf` with {label, members, colour, shape, dash}. */
 function linesOf(runs, names) {
   const hidden = hiddenRuns();
-  const { steps, place, full, made } = stepAxis(runs);
-  const aligned = (run, name) => {
-    if (full.has(run)) return run.metrics[name];
+  const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
+  const place = new Map(steps.map((step, i) => [step, i]));
+  const aligned = ({ metrics }, name) => {
     const out = Array(steps.length).fill(null);
-    run.metrics[name].forEach((v, i) => {
-      out[place.get(run.metrics.step[i])] = v;
-    });
+    metrics[name].forEach((v, i) => (out[place.get(metrics.step[i])] = v));
     return out;
   };
   const line = (members, name, d) => {
     const shown = members.filter((r) => runs[r].metrics[name] && !hidden.has(r));
     if (!shown.length) return [];
-    const key = `${name} ${shown}`;
-    if (made.get(key)?.amount !== state.smooth) {
-      const rows = shown.map((r) => aligned(runs[r], name));
-      made.set(key, { amount: state.smooth, ...lineOf(rows, steps.length, Number(state.smooth)) });
-    }
+    const values = lineOf(shown.map((r) => aligned(runs[r], name)), steps.length, Number(state.smooth));
     const dash = DASHES[d % DASHES.length];
-    if (!manyRuns()) return [{ ...made.get(key), label: name, members, colour: `--run-${d % COLOURS}`, dash }];
+    if (!manyRuns()) return [{ ...values, label: name, members, colour: `--run-${d % COLOURS}`, dash }];
     const label = `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}`;
-    return [{ ...made.get(key), label, members, colour: colourOf(members[0]), shape: shapeOf(members[0]), dash }];
+    return [{ ...values, label, members, colour: colourOf(members[0]), shape: shapeOf(members[0]), dash }];
   };
   return [steps, lineSets().flatMap((members) => names.flatMap((name, d) => line(members, name, d)))];
 }

@@ -4,8 +4,8 @@ const view = {
   whole: null, // all that was unpacked
   report: null, // what is shown of it: one task of a study, else everything
   all: [], // every group of the page
-  n: 0, // the place of the open one
-  group: null, // the open group itself
+  place: null, // the open one: {run, r, head, n}
+  group: null, // and its content
   scale: null, // the colours of its signal
   look: '', // the settings that it is drawn with
   column: 0, // first position of the column view
@@ -48,7 +48,7 @@ function fullAddress() {
   const rest = Object.keys(DEFAULTS)
     .filter((name) => state[name] !== DEFAULTS[name])
     .map((name) => `&${name}=${encodeURIComponent(state[name])}`);
-  return `#${open ? groupPlace(view.all[view.n]) : viewName}${rest.join('')}`;
+  return `#${open ? groupPlace(view.place) : viewName}${rest.join('')}`;
 }
 
 /** Keep the address in step with the page. */
@@ -62,6 +62,12 @@ function set(changes) {
   Object.assign(state, changes);
   remember();
 }
+
+/** For a control: set one entry of the state to what it gives, then draw again. */
+const setting = (name, redraw) => (value) => {
+  set({ [name]: value });
+  redraw();
+};
 
 /** The group that an address names; where the page lacks that step, one of the nearest step. */
 function findAddress(wish) {

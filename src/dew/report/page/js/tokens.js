@@ -1,15 +1,13 @@
 // The tokens behind a bar, a cell or a word: a list with links to their groups.
 
-const tokenAddress = ({ place, i, t }) => `${addressOf(place)}&token=${i + 1}.${t + 1}`;
-
-function tokenRow(found) {
-  const { group, i, t } = found;
+function tokenRow({ place, group, i, t }) {
   const { tokens, correct, entropy, advantage } = group.answers[i];
+  const href = `${addressOf(place)}&token=${i + 1}.${t + 1}`;
   const around = (from, to) => visible(tokens.slice(Math.max(0, from), to).join('')).replace(/\s+/g, ' ');
   const [before, after] = [around(t - 6, t).slice(-60), around(t + 1, t + 6).slice(0, 60)];
   return h(
     'tr',
-    h('td', h('a', { href: tokenAddress(found) }, `step ${whole(group.step)} · group ${group.group}`)),
+    h('td', h('a', { href }, `step ${whole(group.step)} · group ${group.group}`)),
     h('td', correct ? '✓' : '✗'),
     h('td.context', before, h('mark', brief(tokens[t]).slice(0, 60)), after),
     h('td', number(entropy?.[t])),
@@ -43,7 +41,7 @@ async function visitTokens(places, visit, pause) {
 
 /** Open the list, of one period of training if given; with `tenth` {d, tops}, of one tenth by increasing entropy. */
 async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
-  const box = document.getElementById('tokens');
+  const box = byId('tokens');
   const close = h('button.small.close', { onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
   const count = h('p.quiet', 'Searching …');
   const list = table('token-table', ['group', 'outcome', 'token', 'entropy', 'credit'], []);

@@ -1,6 +1,6 @@
 // The page carries its data as lines of gzip in base64: first everything but the answers, then one line per group.
 
-let lines = document.getElementById('data').textContent.trim().split('\n');
+let lines = byId('data').textContent.trim().split('\n');
 
 async function unpack(line) {
   const packed = atob(line);
@@ -27,12 +27,6 @@ function widen(group) {
     }
     answer.live = answer.live ? answer.live.map(Boolean) : Array(length).fill(true);
   }
-  const rewards = group.answers.map((answer) => answer.reward + (answer.extra || 0));
-  const graded = new Set(rewards).size > 1;
-  group.answers.forEach((answer, i) => {
-    // Its sign is the one that the credit should have.
-    answer.above = graded ? rewards[i] - mean(rewards) : answer.correct ? 1 : -1;
-  });
   group.credited = group.answers.some((answer) => answer.advantage?.some((v) => v));
   return group;
 }

@@ -20,35 +20,25 @@ function turnsOf(prompt) {
     .filter(({ text }) => text);
 }
 
-/** Text with the words of the search marked. */
-function marked(text) {
-  const wanted = state.q.trim().toLowerCase();
-  if (!wanted) return [text];
-  const parts = [];
-  let from = 0;
-  for (let at = text.toLowerCase().indexOf(wanted); at >= 0; at = text.toLowerCase().indexOf(wanted, from)) {
-    parts.push(text.slice(from, at), h('mark', text.slice(at, at + wanted.length)));
-    from = at + wanted.length;
-  }
-  return [...parts, text.slice(from)];
+/** The words of the search as a pattern; without any, one that matches nothing. */
+function searched() {
+  const words = state.q.trim();
+  return words ? new RegExp(`(${words.replace(/[.*+?^${}()|[\]\\]/g, '\\$&')})`, 'gi') : /(?!)/g;
 }
 
-/** Which tokens the words of the search touch. */
+/** Text with the words of the search marked. */
+const marked = (text) => text.split(searched()).map((part, k) => (k % 2 ? h('mark', part) : part));
+
+/** A test for the tokens that the words of the search touch. */
 function tokensFound(tokens) {
-  const wanted = state.q.trim().toLowerCase();
-  const found = new Set();
-  if (!wanted) return found;
-  const starts = [];
-  let text = '';
-  for (const token of tokens) {
-    starts.push(text.length);
-    text += token.toLowerCase();
-  }
-  for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + 1))
-    starts.forEach((start, t) => {
-      if (start < at + wanted.length && start + tokens[t].length > at) found.add(t);
-    });
-  return found;
+  const hits = [...tokens.join('').matchAll(searched())];
+  let to = 0;
+  const touched = tokens.map((token) => {
+    const from = to;
+    to += token.length;
+    return hits.some(({ 0: hit, index }) => from < index + hit.length && to > index);
+  });
+  return (t) => touched[t];
 }
 
 /** A token on one line: line breaks and tabs as signs. */

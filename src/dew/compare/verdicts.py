@@ -1,0 +1,157 @@
+"""Verdicts in words and tables in Markdown, the same in the terminal, in files and on the page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from statistics import fmean, stdev
+from typing import Any
+
+from dew.compare.differences import MIN_SEEDS, Difference
+from dew.compare.results import Result, main_scores
+
+TITLES = {"area": "mean accuracy in training", "final": "accuracy at the end of training"}
+"""Scores of the training accuracy; the others, such as pass@1, are measured after it."""
+IDENTICAL = "its credit is the same, or differs by a constant factor, which Adam cancels"
+
+
+def title(score: str) -> str:
+    return TITLES.get(score, score)
+
+
+# ── sentences ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verdicts(differences: Sequence[Difference]) -> list[str]:
+    """A sentence on each arm that differs from its baseline, then one each on all that are within noise, have too few
+    seeds or are identical. Differences in `entropy` only tell whether runs are identical: scores may also be equal
+    because no problem was ever solved."""
+    same_entropy = {(d.arm, d.baseline) for d in differences if d.score == "entropy" and d.equal and d.pairs > 1}
+    judged = [d for d in differences if d.score != "entropy"]
+    arms: dict[tuple[str, str, str], list[Difference]] = {}
+    for d in judged:
+        arms.setdefault((d.task, d.arm, d.baseline), []).append(d)
+    texts: list[tuple[str, str]] = []
+    alike: dict[tuple[str, str, str], dict[str, list[Difference]]] = {}
+    for (task, arm, baseline), found in arms.items():
+        enough = [d for d in found if not d.too_few]
+        if all(d.equal for d in found) and (arm, baseline) in same_entropy:
+            kind = "identical"
+        elif not all(d.within_noise for d in enough):
+            texts.append((task, _arm_verdict(arm, baseline, enough)))
+            continue
+        else:
+            kind = "noise" if enough else "few"
+        alike.setdefault((kind, task, baseline), {})[arm] = enough or found
+    for kind, write in (("noise", _within_noise), ("few", _too_few), ("identical", _identical)):
+        texts += [(task, write(of, base)) for (k, task, base), of in alike.items() if k == kind]
+    several = len({d.task for d in judged}) > 1
+    return [f"{task}: {text}" if several and task else text for task, text in texts]
+
+
+def _arm_verdict(arm: str, baseline: str, differences: Sequence[Difference]) -> str:
+    ahead: list[str] = []
+    behind: list[str] = []
+    noise = [title(d.score) for d in differences if d.within_noise]
+    for d in (d for d in differences if not d.within_noise):
+        interval = "" if ahead or behind else "95% interval "
+        low, value, high = map(_size, sorted(abs(x) for x in (d.low, d.value, d.high)))
+        (ahead if d.value > 0 else behind).append(f"{title(d.score)} by {value} ({interval}{low} to {high})")
+    parts = {f"ahead of {baseline}": ahead, f"behind {'it' if ahead else baseline}": behind, "within noise": noise}
+    text = f"{arm} is {'; '.join(f'{words} in {listed(texts)}' for words, texts in parts.items() if texts)}."
+    return text + (" This is one run each: another seed may reverse it." if differences[0].unit == "problems" else "")
+
+
+def _within_noise(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
+    first, *_ = arms.values()
+    widths = {d.score: max(x.high - x.value for of in arms.values() for x in of if x.score == d.score) for d in first}
+    scores = listed([f"{title(score)} (±{_size(width)})" for score, width in widths.items()])
+    one = ", with one run each" if first[0].unit == "problems" else ""
+    return f"{listed(list(arms))} {'is' if len(arms) == 1 else 'are'} within noise of {baseline} in {scores}{one}."
+
+
+def _too_few(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
+    seeds = min(d.pairs for of in arms.values() for d in of)
+    return f"Too few seeds to compare {listed(list(arms))} with {baseline}: {seeds} of at least {MIN_SEEDS}."
+
+
+def _identical(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
+    return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {IDENTICAL}."
+
+
+def _size(x: float) -> str:
+    return f"{x:.3f}" if x >= 0.001 else f"{x:.1g}"
+
+
+def listed(texts: Sequence[str]) -> str:
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def change_sentence(who: str, d: Difference, score: str = "") -> str:
+    """How a score changed from before to after training."""
+    line = f"{who}: {score or d.score} {'rose' if d.value >= 0 else 'fell'} by {abs(100 * d.value):.1f} points"
+    if isfinite(d.high):
+        low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (d.low, d.high))
+        line += f" (95% interval {low} to {high})"
+    if d.within_noise:
+        return f"{line}." if d.too_few else f"{line}, which is within noise."
+    narrower = d.value < 0 and d.score not in ("pass@1", "accuracy")
+    return f"{line}." + (" The answers have become less diverse." if narrower else "")
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation."""
+    return f"{fmean(values):.3f} ± {stdev(values):.3f}" if len(values) > 1 else f"{fmean(values):.3f}"
+
+
+def signed(d: Any) -> str:
+    """A difference or an interval: +0.050 [+0.010, +0.090]. A single seed has no interval."""
+    return f"{d.value:+.3f}" + (f" [{d.low:+.3f}, {d.high:+.3f}]" if isfinite(d.high) else "")
+
+
+def difference_table(differences: Sequence[Difference]) -> str:
+    """A row for each pair of arms and a column for each score; bold if it is not within noise."""
+    scores = list(dict.fromkeys(d.score for d in differences))
+    rows: dict[tuple[str, str], dict[str, Difference]] = {}
+    for d in differences:
+        rows.setdefault((d.arm, d.baseline), {})[d.score] = d
+    table = []
+    for (arm, baseline), found in rows.items():
+        seeds = max((d.pairs for d in found.values() if d.unit == "seeds"), default=1)
+        table.append([f"{arm} − {baseline}", str(seeds), *(_cell(found.get(score)) for score in scores)])
+    return markdown_table(["difference", "seeds", *map(title, scores)], table)
+
+
+def table_note(differences: Sequence[Difference]) -> str:
+    """How to read `difference_table`."""
+    bold = f"p < 0.05 after Holm's correction, with {MIN_SEEDS} seeds or more"
+    text = f"Paired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
+    if any(d.unit == "problems" for d in differences):
+        text += "With one seed, scores are paired by problem: the interval covers other problems, not other seeds.\n"
+    return text
+
+
+def _cell(d: Difference | None) -> str:
+    if d is None:
+        return ""
+    return signed(d) if d.within_noise or d.unit == "problems" else f"**{signed(d)}**"
+
+
+def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str:
+    """The mean of each arm, the differences from the baseline, and the verdicts."""
+    scores = main_scores(score for score in results[0].scores if all(score in r.scores for r in results))
+    rows = []
+    for arm in dict.fromkeys(r.arm for r in results):
+        runs = [r for r in results if r.arm == arm]
+        means = [spread([r.scores[score] for r in runs]) for score in scores]
+        rows.append([arm, str(len(runs)), *means, f"{fmean(r.groups for r in runs):,.0f}"])
+    text = markdown_table(["arm", "seeds", *map(title, scores), "groups sampled per run"], rows)
+    text += "\nMean ± standard deviation over seeds.\n"
+    if not differences:
+        return text
+    return "\n".join([text, difference_table(differences), table_note(differences), *verdicts(differences)]) + "\n"

@@ -1,0 +1,210 @@
+"""How credit is distributed over the tokens of a group, of all groups in a page, and over training.
+
+Credit is the advantage used in training, if the run recorded it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import compress
+
+import numpy as np
+
+from dew.run.records import GroupRecord, Json
+
+BINS = 40
+MIN_USES = 5
+MAX_WORDS = 20
+FLAT = 1e-3
+"""Credit that varies less than this within every answer counts as uniform, as in GRPO."""
+MIN_ENTROPY = 1e-4
+"""Start of the logarithmic entropy axis."""
+SURE = 0.01
+"""Entropy in nats that counts as near zero: the policy gives one token about 99.9%."""
+MAX_PERIODS = 20
+"""Steps, or ranges of steps, in which credit is followed over training."""
+
+SIDES = ("correct", "wrong")
+Uses = tuple[bool, str, float]
+"""Whether the answer is correct, a word in it, and the word's extra credit."""
+
+
+def _tokens(group: GroupRecord) -> np.ndarray:
+    """Outcome, entropy and credit of every trained token, in three rows.
+
+    NaN where nothing was recorded; credit is NaN in groups without signal.
+    """
+    live, entropy, credit = (_column(group, name) for name in ("live", "entropy", "advantage"))
+    correct = [float(answer.correct) for answer in group.answers for _ in answer.tokens]
+    if not credit.any():
+        credit = np.full_like(credit, np.nan)
+    return np.stack([correct, entropy, credit])[:, live != 0]
+
+
+def _column(group: GroupRecord, name: str) -> np.ndarray:
+    """A signal of all tokens of a group, answer after answer; NaN where it was not recorded."""
+    signals = [(len(answer.tokens), getattr(answer, name)) for answer in group.answers]
+    return np.concatenate([[], *(np.full(n, np.nan) if x is None else np.asarray(x, float) for n, x in signals)])
+
+
+def above_mean(group: GroupRecord) -> np.ndarray:
+    """Each answer's reward minus its group's mean: credit of the other sign is wrong, as in `dew.credit.wrong_sign`.
+
+    0 if only rounding separates the two. If all rewards are equal, +1 for correct and −1 for wrong answers.
+    """
+    rewards = np.array([answer.reward + answer.extra for answer in group.answers])
+    if (rewards == rewards[:1]).all():
+        return np.array([1.0 if answer.correct else -1.0 for answer in group.answers])
+    away = rewards - rewards.mean()
+    return np.where(np.abs(away) > 1e-5 * np.abs(rewards).max(), away, 0.0)
+
+
+def summary(group: GroupRecord) -> Json:
+    """One group in numbers.
+
+    spread   std of |A| over an answer's tokens / their mean, averaged over answers: 0 if credit is uniform
+    flipped  tokens with credit of the wrong sign
+    sure     share of tokens with an entropy near zero
+    telling  how much there is to see: (min + max/10 of the spreads of correct and of wrong answers) · 4p(1 − p) ·
+             (1 − sure), p the share of correct answers
+    """
+    _, entropy, _ = _tokens(group)
+    flipped = 0
+    spreads: dict[bool, list[float]] = {True: [], False: []}
+    for answer, above in zip(group.answers, above_mean(group), strict=True):
+        live = [True] * len(answer.tokens) if answer.live is None else answer.live
+        credit = np.array(list(compress(answer.advantage or (), live)))
+        flipped += int((credit * above < 0).sum())
+        size = np.abs(credit)
+        if size.size and np.isfinite(size).all() and size.sum() > 0:
+            spreads[answer.correct].append(float(size.std() / size.mean()))
+    sides = [sum(found) / max(1, len(found)) for found in spreads.values()]
+    every = [*spreads[True], *spreads[False]]
+    spread = sum(every) / max(1, len(every))
+    right = sum(answer.correct for answer in group.answers)
+    sure = float(np.mean(entropy < SURE)) if entropy.size else 0.0
+    p = right / max(1, len(group.answers))
+    return {
+        "answers": len(group.answers),
+        "correct": right,
+        "tokens": group.size,
+        "trained": entropy.size,
+        "spread": spread if spread > FLAT else 0.0,
+        "flipped": flipped,
+        "sure": sure,
+        "telling": (min(sides) + max(sides) / 10) * 4 * p * (1 - p) * (1 - sure) if spread > FLAT else 0.0,
+    }
+
+
+def statistics(groups: Sequence[GroupRecord]) -> Json:
+    """Distributions of entropy and credit, share of credit by entropy, words, and all over training."""
+    if not groups:
+        return {"tokens": 0, "periods": []}
+    by_group = [(group.step, _tokens(group), _word_uses(group)) for group in groups]
+    correct, entropy, credit = tokens = np.concatenate([found for _, found, _ in by_group], axis=1)
+    return {
+        "tokens": entropy.size,
+        "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
+        "credit": _histogram(credit, correct),
+        "deciles": _deciles(tokens),
+        "periods": _periods(by_group),
+        "words": _words(use for _, _, uses in by_group for use in uses),
+    }
+
+
+def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Json | None:
+    """Shares per bin for correct and wrong answers. The outermost 0.5% on each side go into the last bins."""
+    finite = np.isfinite(values)
+    if not finite.any():
+        return None
+    low, high = np.quantile(values[finite], [0.005, 0.995])
+    if high - low < 1e-9:
+        low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+    edges = np.geomspace(low, high, BINS + 1) if log else np.linspace(low, high, BINS + 1)
+    edges[[0, -1]] = low, high
+    out: Json = {"low": float(low), "high": float(high)}
+    for name, mask in zip(SIDES, (finite & (correct == 1), finite & (correct == 0)), strict=True):
+        counts, _ = np.histogram(np.clip(values[mask], low, high), edges)
+        out[name] = [float(share) for share in counts / max(1, mask.sum())]
+        out[f"mean_{name}"] = float(values[mask].mean()) if mask.any() else None
+    return out
+
+
+def _deciles(tokens: np.ndarray) -> Json | None:
+    """The share of Σ|credit| of each tenth of the tokens, by increasing entropy, and the tenths' highest entropies."""
+    correct, entropy, credit = tokens
+    finite = np.isfinite(entropy) & np.isfinite(credit)
+    out: Json = {}
+    for name, mask in zip(SIDES, (finite & (correct == 1), finite & (correct == 0)), strict=True):
+        order = np.argsort(entropy[mask], kind="stable")
+        size, sorted_entropy = np.abs(credit[mask][order]), entropy[mask][order]
+        if size.size < 10 or size.sum() == 0:
+            continue
+        # Means, not sums: uniform credit gives 10.0% each, even if the number of tokens is not a multiple of ten.
+        means = np.array([tenth.mean() for tenth in np.array_split(size, 10)])
+        tops = [float(tenth[-1]) for tenth in np.array_split(sorted_entropy, 10)]
+        out[name] = {"shares": [float(share) for share in means / means.sum()], "tops": tops}
+    return out or None
+
+
+def _periods(by_group: Sequence[tuple[int, np.ndarray, list[Uses]]]) -> list[Json]:
+    """Deciles and top words of each recorded step, or of ranges of steps."""
+    steps = sorted({step for step, _, _ in by_group})
+    out = []
+    for part in np.array_split(np.array(steps), min(MAX_PERIODS, len(steps))):
+        inside = [(tokens, uses) for step, tokens, uses in by_group if part[0] <= step <= part[-1]]
+        words = _words((use for _, uses in inside for use in uses), most=5) or {}
+        out.append({
+            "from": int(part[0]),
+            "to": int(part[-1]),
+            "deciles": _deciles(np.concatenate([tokens for tokens, _ in inside], axis=1)) or {},
+            "words": {side: [word["word"] for word in found] for side, found in words.items()},
+        })  # fmt: skip
+    return out
+
+
+def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Join tokens into words, with their indices: a token that continues in letters belongs to the previous word."""
+    words: list[tuple[str, list[int]]] = []
+    for i, token in enumerate(tokens):
+        if words and token[:1].isalpha() and words[-1][0][-1:].isalpha():
+            text, indices = words[-1]
+            words[-1] = (text + token, [*indices, i])
+        else:
+            words.append((token, [i]))
+    return words
+
+
+def _word_uses(group: GroupRecord) -> list[Uses]:
+    """Every word of a group, with its credit relative to the average token of the same answer.
+
+    extra = mean |A| of the word's tokens / mean |A| of the answer − 1
+    """
+    uses: list[Uses] = []
+    for answer in group.answers:
+        size = np.abs(np.asarray(answer.advantage or (), float))
+        if len(size) < 2 or not np.isfinite(size).all() or size.sum() == 0:
+            continue
+        relative = (size / size.mean() - 1).tolist()
+        for word, indices in split_words(answer.tokens):
+            if word.strip() and len(word) <= 40:
+                extra = relative[indices[0]] if len(indices) == 1 else sum(relative[i] for i in indices) / len(indices)
+                uses.append((answer.correct, word.strip(), extra))
+    return uses
+
+
+def _words(uses: Iterable[Uses], most: int = MAX_WORDS) -> Json | None:
+    """The words with the most extra credit in correct and in wrong answers; None if credit is uniform.
+
+    Ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra.
+    """
+    extra: dict[bool, dict[str, list[float]]] = {True: defaultdict(list), False: defaultdict(list)}
+    for correct, word, x in uses:
+        extra[correct][word].append(x)
+    if all(abs(x) <= FLAT for words in extra.values() for xs in words.values() for x in xs):
+        return None
+    out: Json = {}
+    for name, words in zip(SIDES, extra.values(), strict=True):
+        rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in words.items() if len(xs) >= MIN_USES]
+        best = sorted((row for row in rows if row[0] > 0), key=lambda row: -row[0] * row[1] ** 0.5)
+        out[name] = [{"word": word, "uses": n, "extra": mean} for mean, n, word in best[:most]]
+    return out
