@@ -117,7 +117,7 @@ def test_text_stays_as_it_was_typed():
         ({"torch_dtype": "bfloat16"}, "Write dtype"),
         ({"max_prompt_length": 512}, "no longer truncates prompts"),
         ({"vllm_device": "cuda:1"}, "dew train --keys"),
-        ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
+        ({"loging_steps": 1}, "Did you mean 'logging_steps'"),
     ],
 )
 def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):

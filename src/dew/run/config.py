@@ -22,6 +22,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from dew.errors import ConfigError, Problem, RecordError, did_you_mean
 from dew.files import read_whole
 from dew.run.folder import MODEL_FILES
+from dew.run.settings import misspelled
 from dew.tasks import model_folder
 
 Settings = dict[str, Any]
@@ -120,6 +121,7 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
         for key, kind in TYPES.items()
         if key in own and (not isinstance(own[key], kind) or isinstance(own[key], bool))
     ]
+    problems += misspelled(key for key in keys if key not in OWN_KEYS)
     if "hub_token" in keys:
         why = "Secrets do not belong in settings, which are saved in the run's folder and its report."
         remedy = "Set HF_TOKEN in the environment, or run `hf auth login`."
