@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from dew.engines.trl.settings import parse
 from safetensors.torch import load_file
 
 import trl_tiny as tiny
