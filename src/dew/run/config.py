@@ -3,11 +3,9 @@
 Any GRPO config file of TRL works.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
