@@ -40,7 +40,6 @@ from dew.run.settings import (
     ROLLOUT,
     SETTINGS,
     Batches,
-    algorithm_settings,
 )
 from dew.tasks import Task, model_folder, task
 
@@ -200,7 +199,7 @@ class Translation:
     def algorithm(self) -> Algorithm | None:
         name = self.given.get("algorithm") or DEFAULT_ALGORITHM
         try:
-            settings = algorithm_settings(self.given.get("algorithm_kwargs"))
+            settings = self.run.algorithm_settings
             if name not in algorithm_classes():
                 import_modules(self.own.get(f"{MODEL}.external_lib"))
                 import_modules(environ.get(EXTERNAL, "").split(","))
