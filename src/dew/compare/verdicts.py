@@ -151,7 +151,8 @@ def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str
         means = [spread([r.scores[score] for r in runs]) for score in scores]
         rows.append([arm, str(len(runs)), *means, f"{fmean(r.groups for r in runs):,.0f}"])
     text = markdown_table(["arm", "seeds", *map(title, scores), "groups sampled per run"], rows)
-    text += "\nMean ± standard deviation over seeds.\n"
+    if "±" in text:
+        text += "\nMean ± standard deviation over seeds.\n"
     if not differences:
         return text
     return "\n".join([text, difference_table(differences), table_note(differences), *verdicts(differences)]) + "\n"

@@ -184,10 +184,10 @@ def shape_of(config: Any, **more: Any) -> Shape:
 
 def known_shape(model: str, revision: str = "main", trusted: bool = False) -> Shape:
     """From the table, or from the model's config: no weights are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     if model in SHAPES:
         return SHAPES[model]
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     try:
         config = AutoConfig.from_pretrained(find_model(model), revision=revision, trust_remote_code=trusted)
         with torch.device("meta"):  # takes no memory

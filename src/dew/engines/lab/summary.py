@@ -115,4 +115,4 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     compare = "best" if several_rates else "baseline"
     judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
     nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
-    yield "\n\n".join([table_note(judged), *verdicts(judged)] if judged else [nothing])
+    yield "\n\n".join([table_note(judged).strip(), *verdicts(judged)] if judged else [nothing])
