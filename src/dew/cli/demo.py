@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
@@ -80,39 +79,29 @@ def _announce(steps: int, folder: Path) -> None:
 
 
 def _results(results: list["Result"]) -> None:
-    _heading("After training")
-    grid, changes = before_and_after(results)
-    out.print(grid)
-    out.print("95% intervals over held-out problems.\n\n" + "\n".join(changes))
+    from dew.compare import compare_runs
+    from dew.compare.verdicts import summary
+
+    _heading("Before and after training")
+    out.print("\n".join(changes(results)))
     _heading(f"{RULE} compared with {BASELINE}")
+    out.print(summary(results, compare_runs(results, BASELINE)))
     measured = json.loads(get(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py
-    out.print("\n".join([*this_run(results), *many_seeds(measured)]))
+    out.print("\n".join(many_seeds(measured)))
 
 
-def before_and_after(results: list["Result"]) -> tuple[Table, list[str]]:
-    """The scores of each run, and a sentence on how each changed."""
-    from dew.compare import Scores, compare_scores
+def changes(results: list["Result"]) -> list[str]:
+    """A sentence on how each score of each run changed."""
+    from dew.compare import compare_scores
+    from dew.compare.results import main_scores, read_answers
     from dew.compare.verdicts import change_sentence
 
-    grid, changes = Table("", "before", "after", show_edge=False, pad_edge=False), []
+    lines = []
     for result in results:
-        assert result.folder is not None
-        before, after = (Scores.read(result.folder / f"answers-{when}.json") for when in ("before", "after"))
-        found = compare_scores(after, before)
-        for score in ("pass@1", f"pass@{after.k}"):
-            grid.add_row(f"{result.arm} {score}", str(before[score]), str(after[score]))
-            changes.append(change_sentence(result.arm, found[score]))
-    return grid, changes
-
-
-def this_run(results: list["Result"]) -> list[str]:
-    """How the two runs compare."""
-    from dew.compare import compare_runs, verdicts
-    from dew.compare.verdicts import title
-
-    differences = compare_runs(results, BASELINE)
-    area = next(d for d in differences if d.score == "area")
-    return [f"This run: {area.value:+.3f} in {title(area.score)}.", *verdicts(differences)]
+        after, before = (read_answers(result.folder, when) for when in ("after", "before"))
+        found = compare_scores(after, before) if after and before else {}
+        lines += [change_sentence(result.arm, found[score]) for score in main_scores(found)]
+    return lines
 
 
 def many_seeds(measured: list[dict[str, Any]]) -> list[str]:

@@ -22,8 +22,9 @@ def title(score: str) -> str:
 
 def verdicts(differences: Sequence[Difference]) -> list[str]:
     """A sentence on each arm that differs from its baseline, then one each on all that are within noise, have too few
-    seeds or are identical. Differences in `entropy` only tell whether runs are identical."""
-    changed = {(d.arm, d.baseline) for d in differences if d.score == "entropy" and not d.equal}
+    seeds or are identical. Differences in `entropy` only tell whether runs are identical: scores may also be equal
+    because no problem was ever solved."""
+    same_entropy = {(d.arm, d.baseline) for d in differences if d.score == "entropy" and d.equal and d.pairs > 1}
     judged = [d for d in differences if d.score != "entropy"]
     arms: dict[tuple[str, str, str], list[Difference]] = {}
     for d in judged:
@@ -32,7 +33,7 @@ def verdicts(differences: Sequence[Difference]) -> list[str]:
     alike: dict[tuple[str, str, str], dict[str, list[Difference]]] = {}
     for (task, arm, baseline), found in arms.items():
         enough = [d for d in found if not d.too_few]
-        if all(d.equal and d.unit == "seeds" and d.pairs > 1 for d in found) and (arm, baseline) not in changed:
+        if all(d.equal for d in found) and (arm, baseline) in same_entropy:
             kind = "identical"
         elif not all(d.within_noise for d in enough):
             texts.append((task, _arm_verdict(arm, baseline, enough)))
