@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from dew.compare.differences import MIN_SEEDS
-from dew.compare.statistics import holm, t_test
+from dew.compare.statistics import MIN_SEEDS, holm, t_test
 from dew.engines.lab.study import Study
 from dew.errors import ConfigError, unknown
 
