@@ -243,7 +243,7 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert code == 0 and "group 1" in out and "gtpo(pool=joint,alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
     assert "1 of the wrong sign" in out and "±0.900" in out
     _, other, _ = dew("explain", tmp_path / "mine", "--algorithm", "dew")
-    assert "advantages of dew:" in other and "wrong sign" not in other
+    assert "advantages of dew:" in other and "of the wrong sign" not in other
     _, own, _ = dew("explain", tmp_path / "mine", "--answer", 2)
     assert "r̃ = −(1.0 + 0.5 · x / mean(x))" in own and "wrong sign" in own
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})

@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -101,13 +100,11 @@ BLUE, ORANGE = (80, 140, 255), (235, 130, 30)
 """Positive and negative credit: colour-blind readers can distinguish them, and black text is readable on both."""
 
 
-def by_credit(
-    tokens: Sequence[str], credit: Sequence[float], scale: float, marked: Iterable[bool] = repeat(False)
-) -> Text:
+def by_credit(tokens: Sequence[str], credit: Sequence[float], scale: float, marked: Sequence[bool] = ()) -> Text:
     """Tokens coloured by credit: blue positive, orange negative, in proportion to `scale`; underlined if `marked`."""
     line = Text()
-    for token, x, mark in zip(tokens, credit, marked, strict=False):
-        style = "underline " if mark else ""
+    for i, (token, x) in enumerate(zip(tokens, credit, strict=True)):
+        style = "underline " if marked and marked[i] else ""
         depth = min(1.0, abs(x) / scale) if scale else 0.0
         if depth > 0.02:
             rgb = [round(255 - (255 - c) * depth) for c in (BLUE if x > 0 else ORANGE)]
