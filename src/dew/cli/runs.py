@@ -1,7 +1,4 @@
-"""Training in child processes, and the live view of runs.
-
-The view reads the files that runs write: a table and coloured answers on a terminal, else plain lines.
-"""
+"""Training in child processes, and the live view of runs: a table on a terminal, else plain lines."""
 
 import os
 import re
@@ -24,10 +21,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dew.cli.console import by_credit, out
+from dew.cli.console import out
 from dew.errors import DewError, EngineError, Problem
 from dew.run.folder import RunFolder
-from dew.run.records import GroupRecord, read_records, try_json
+from dew.run.records import try_json
 
 POLL = 0.5
 STOP_TIMEOUT = 60.0
@@ -35,20 +32,11 @@ STOP_TIMEOUT = 60.0
 LAST_LINES = 6
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
-    "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
-    "eval accuracy": ("eval/accuracy", "{:.3f}"),
     "entropy": ("entropy", "{:.3f}"),
-    "kl": ("kl/ref", "{:.4f}"),
     "length": ("length/mean", "{:.1f}"),
-    "kept": ("groups/kept", "{:.0f}"),
-    "mixed": ("groups/mixed_share", "{:.0%}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
 }
-ANSWERS_SHOWN = 3
-
-
-# ── live view ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -139,14 +127,6 @@ class RunView:
         (first, began), (last, ended) = self._times[0], self._times[-1]
         return (self.steps - last) * (ended - began) / (last - first)
 
-    def newest_group(self) -> GroupRecord | None:
-        """Of the newest recorded groups, one with correct and wrong answers if there is one."""
-        files = self.folder.record_files()
-        try:
-            return max(read_records(files[-1]), key=lambda group: len({a.correct for a in group.answers}), default=None)
-        except (DewError, IndexError):  # still being written, or no records yet
-            return None
-
     def line(self) -> str:
         """The latest step as one plain line."""
         metrics = "  ".join(f"{head} {value}" for head, value in self.metrics().items())
@@ -158,28 +138,16 @@ class RunView:
 
 
 def screen(views: Sequence[RunView]) -> RenderableType:
-    """Progress, time left and metrics of each run, recent alarms, and some answers of the first run's newest group."""
+    """Progress, time left and metrics of each run, then recent alarms."""
+    table = Table(show_edge=False, pad_edge=False)
+    for head in ("run", "step", "left", *COLUMNS):
+        table.add_column(head, justify="left" if head == "run" else "right")
     for view in views:
         view.poll()
-    columns = [head for head in COLUMNS if any(head in view.metrics() for view in views)]
-    table = Table(show_edge=False, pad_edge=False)
-    for head in ("run", "step", "left", *columns):
-        table.add_column(head, justify="left" if head == "run" else "right")
-    parts: list[RenderableType] = [table]
-    for view in views:
-        left = view.seconds_left
-        cells = [view.metrics().get(head, "") for head in columns]
+        left, metrics = view.seconds_left, view.metrics()
         step = f"{view.step}/{view.steps}" if view.steps else "starting"
-        table.add_row(view.label, step, "" if left is None else clock(left), *cells)
-        parts += map(Text, view.alarms[-2:])
-    group = views[0].newest_group() if views else None
-    if group is not None:
-        legend = "blue: positive credit, orange: negative"
-        parts.append(Text(f"\nstep {group.step}  {group.prompt.strip()}   {legend}", style="dim"))
-        for answer in group.answers[:ANSWERS_SHOWN]:
-            mark = Text("✓ " if answer.correct else "✗ ")
-            parts.append(mark + by_credit(answer.tokens, answer.advantage or [0.0] * len(answer.tokens)))
-    return Group(*parts)
+        table.add_row(view.label, step, "" if left is None else clock(left), *(metrics.get(x, "") for x in COLUMNS))
+    return Group(table, *(Text(alarm) for view in views for alarm in view.alarms[-2:]))
 
 
 def clock(seconds: float) -> str:

@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dew import __version__
 from dew.report.findings import findings_of
 from dew.report.readers import Run, evenly
@@ -148,15 +146,9 @@ def _answer(answer: AnswerRecord, above: float) -> Json:
 
 def _short(values: Sequence[float], digits: int) -> list[float | None] | float | None:
     """Rounded to `digits` significant digits; a single number if all are equal, as in GRPO."""
-    x = np.asarray(values, float)
-    good = np.isfinite(x) & (x != 0)
-    with np.errstate(all="ignore"):  # denormal numbers have no such scale
-        scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(x, where=good, out=np.ones_like(x)))))
-        rounded = np.round(x * scale) / scale
-    short = np.where(good & np.isfinite(rounded), rounded, x)
-    if len(short) > 1 and (short == short[0]).all():
-        return float(short[0])
-    return short.tolist() if np.isfinite(x).all() else [v if math.isfinite(v) else None for v in short.tolist()]
+    short = [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
+    same = len(short) > 1 and short[0] is not None and len(set(short)) == 1
+    return short[0] if same else short
 
 
 def _shareable(facts: dict[str, Any]) -> dict[str, Any]:
