@@ -299,37 +299,6 @@ def test_the_same_numbers_again_on_a_gpu():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def trained_with(cuda_graphs, task, device):
-    replicas = [Replica(arm, seed) for arm in parse_arms(["dapo", "gtpo"], [1e-3], controls=False) for seed in (0, 1)]
-    start = new_policy(32, 2, task.prompt_length + task.tokens, generator(0))
-    with numerics():
-        runs = Stack(task, start, replicas, TINY, device, cuda_graphs)
-        for g in range(3):
-            runs.generation(g)
-        runs.evaluate(3)
-    return runs, [*runs.policies.parameters.values(), *(x for metrics in runs.history for x in metrics.values())]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("task", [EASY, get_task("countdown-4"), get_task("addition-8")], ids=lambda task: task.name)
-def test_cuda_graphs_give_the_same_numbers(task, recwarn):
-    (_, eager), (runs, replayed) = (trained_with(x, task, "cuda") for x in (False, True))
-    assert all(map(torch.equal, eager, replayed)) and not recwarn.list
-    assert runs.answer.function not in runs.answer.graphs.values()
-
-
-def test_where_no_cuda_graph_can_be_made_the_kernels_are_launched_one_by_one(monkeypatch):
-    def refuse(_):
-        raise RuntimeError("not permitted")
-
-    for name, found in {"graph": refuse, "CUDAGraph": object, "current_stream": object, "set_stream": id}.items():
-        monkeypatch.setattr(torch.cuda, name, found)
-    _, eager = trained_with(False, EASY, "cpu")
-    with pytest.warns(UserWarning, match="No CUDA graph"):
-        _, replayed = trained_with(True, EASY, "cpu")
-    assert all(map(torch.equal, eager, replayed))
-
-
 @pytest.mark.parametrize(
     ("text", "stacked"),
     [

@@ -48,7 +48,6 @@ def lab(
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     given = mapping(settings, example="{group_size: 8}")
-    cuda_graphs = bool(given.pop("cuda_graphs", False))
     given |= {} if generations is None else {"generations": generations}
     try:
         found = study(
@@ -61,7 +60,6 @@ def lab(
             settings=_settings(QUICK if quick else Settings(), given),
             controls=bool(arms) and not no_controls,
             device=device,
-            cuda_graphs=cuda_graphs,
             say=(lambda _: None) if as_json else out.print,
             progress=(lambda *_: None) if as_json else _show_progress,
         )

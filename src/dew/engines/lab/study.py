@@ -64,7 +64,6 @@ def study(
     settings: Settings = Settings(),  # noqa: B008
     controls: bool = True,
     device: str = "auto",
-    cuda_graphs: bool = False,
     warm_starts: Path | str | None = None,
     say: Say = print,
     progress: Progress = lambda share, line: None,
@@ -73,8 +72,7 @@ def study(
 
     An arm is written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
     are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
-    that weights tokens the same rule without the weights. `cuda_graphs` samples and judges with fewer launches on a
-    GPU: the same numbers, more memory. `differences` compares the arms of the result.
+    that weights tokens the same rule without the weights. `differences` compares the arms of the result.
     """
     chosen = parse_arms(arms, learning_rates, controls=controls)
     kinds = {name: get_task(name) for name in tasks}
@@ -82,12 +80,11 @@ def study(
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
     device, folder = _device(device), Path(output)
     on_gpu = device.startswith("cuda")
-    cuda_graphs = cuda_graphs and on_gpu
     machine = {"platform": platform.platform(), "gpu": torch.cuda.get_device_name(device) if on_gpu else None}
     facts = {"settings": asdict(settings), "versions": versions("torch"), "machine": machine}
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     cells = {_cell(name, replica): replica for name in kinds for replica in replicas}
-    gpu = torch.cuda.device(device if on_gpu else -1)  # Triton and CUDA graphs use the current one
+    gpu = torch.cuda.device(device if on_gpu else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
         todo = open_grid(folder, list(cells), asdict(settings), finished=_finished, say=say)
         if not todo:
@@ -96,11 +93,8 @@ def study(
             task, runs = kinds[name], [cells[cell] for cell in of_task]
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
             _check_start(folder / name, start)
-            build = partial(
-                Stack, task, start.parameters, settings=settings, device=device, cuda_graphs=cuda_graphs,
-                recorded={first_seed},
-            )  # fmt: skip
-            each = memory(task, settings, cuda_graphs)
+            build = partial(Stack, task, start.parameters, settings=settings, device=device, recorded={first_seed})
+            each = memory(task, settings)
             say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
             for trained, metrics, records in _train(build, runs, each, device, say, progress, len(replicas)):
                 homes = [_cell(name, x) for x in trained]
@@ -252,17 +246,14 @@ def _time(runs: Stack) -> float:
     return (time.perf_counter() - began) * (settings.generations + 0.4 * sampled)
 
 
-def memory(task: Task, settings: Settings, cuda_graphs: bool = False) -> float:
-    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating.
-
-    A CUDA graph keeps its memory, so with `cuda_graphs` it is both.
-    """
+def memory(task: Task, settings: Settings) -> float:
+    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating."""
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
     cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
     rows = math.ceil(settings.answers / settings.optimizer_steps)
     update = rows * S * (12 * D * layers + 8 * D + 4 * VOCABULARY)
-    return 4.0 * (6 * weights + (cache + update if cuda_graphs else max(cache, update)))
+    return 4.0 * (6 * weights + max(cache, update))
 
 
 def _free(device: str) -> int:

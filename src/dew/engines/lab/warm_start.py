@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.stack import answer, held_out, solve
+from dew.engines.lab.stack import held_out, solve
 from dew.engines.lab.tasks import PAD, Task, generator
 from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy, sample
 from dew.files import write_atomically
@@ -80,7 +80,7 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
     order = generator(task.name, "order", device=device)
     probe, test = task.problems(PROBED, generator("probe"), device=device)[0], held_out(task, TESTED, device)
-    answers = partial(answer, task, partial(sample, parameters))
+    answers = partial(sample, parameters)
 
     def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
         random = generator(task.name, purpose, number, device=device)
