@@ -127,16 +127,11 @@ class Team:
             for name, x in earned.items():
                 found[name][part] = x.to(torch.float32)
         found = {name: torch.where(signal[:, None, None], x, 0) for name, x in found.items()}
-        self._check(found)
-        return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
-
-    def _check(self, found: dict[str, Tensor]) -> None:
-        values = torch.stack([found[name] for name in TRAINED if name in found])
-        if (bad := ~values.isfinite()).any():
-            share = f"{int(bad.sum())} of {bad.numel()}"
-            what = f"{self.algorithm.name}: {share} advantages or penalties are NaN or infinite."
+        if not all(found[name].isfinite().all() for name in TRAINED if name in found):
+            what = f"{self.algorithm.name}: some advantages or penalties are NaN or infinite."
             remedy = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
-            raise ShapeError(Problem(what, "Such a run would not learn.", remedy))
+            raise ShapeError(Problem(what, remedy=remedy))
+        return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
 
     def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:
         """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
@@ -190,7 +185,7 @@ class Stack:
         self.needs_entropy = any(team.algorithm.needs_entropy == "current" for team in self.teams)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
-        self.held_out = held_out(task, settings.eval_problems, device)
+        self.held_out = task.problems(settings.eval_problems, generator("held-out"), device=device)[0]
         self.history: list[dict[str, Tensor]] = []
         """(R,) metrics of each generation, by the names of docs/metrics.md."""
         self.records: list[list[GroupRecord]] = [[] for _ in replicas]
@@ -346,10 +341,6 @@ def solve(
         prompt, facts = (x.expand(len(drawn), *x.shape) for x in (part.prompt, part.facts))
         found.append(judge(task, sample(prompt, drawn).tokens, facts).unflatten(1, (-1, k)))
     return torch.cat(found, 1)
-
-
-def held_out(task: Task, n: int, device: str) -> Problems:
-    return task.problems(n, generator("held-out"), device=device)[0]
 
 
 def _teams(replicas: Sequence[Replica], group_size: int, tokens: int) -> list[Team]:

@@ -22,6 +22,7 @@ HEAD = 32
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
+BETAS = (0.9, 0.99)
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
@@ -178,27 +179,27 @@ class Policies:
         """Take an optimizer step; return (R,) gradient norms before clipping."""
         with deterministic():
             loss.backward()
-        return self.adam.step(MAX_GRADIENT_NORM)
+        return self.adam.step()
 
 
 class Adam:
     """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated."""
 
-    def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = (0.9, 0.99)) -> None:
-        self.parameters, self.rates, self.betas = list(parameters.values()), rates, betas
+    def __init__(self, parameters: Parameters, rates: Tensor) -> None:
+        self.parameters, self.rates = list(parameters.values()), rates
         self.steps = torch.zeros_like(rates)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
 
     @torch.no_grad()
-    def step(self, max_norm: float) -> Tensor:
+    def step(self) -> Tensor:
         """Take a step; return (R,) gradient norms before clipping."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
         active = ((norm > 0) & norm.isfinite()).float()
-        scale = (max_norm / (norm + 1e-6)).clamp_max(1)
+        scale = (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp_max(1)
         self.steps += active
-        (b1, b2), each = self.betas, (-1, 1, 1)
+        (b1, b2), each = BETAS, (-1, 1, 1)
         count = self.steps.clamp_min(1)
         rate = (self.rates * active / (1 - b1**count)).view(each)
         correction = (1 - b2**count).sqrt().view(each)
