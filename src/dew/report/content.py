@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dew import __version__
-from dew.report.findings import findings_of
 from dew.report.readers import Run, evenly
-from dew.report.results import arms_of, rows_of
+from dew.report.results import arms_of, findings_of, rows_of
 from dew.report.tokens import above_mean, statistics, summary
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
