@@ -270,13 +270,14 @@ METRIC_OF = {
 """Alarm -> the metric that shows it."""
 
 
-def findings_of(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json], seen: Sequence[Json]) -> list[Json]:
+def findings_of(
+    runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json], summaries: Sequence[Sequence[Json]]
+) -> list[Json]:
     """Verdicts, then scores, alarms and what the recorded tokens show, the bad first: {kind, text, remedy?, link?}.
 
-    The kind is good, bad or note, and the link is an address within the page.
-    `seen` counts the recorded tokens of each run: {groups, flipped_groups, flipped, tokens, sure, weighted}.
+    The kind is good, bad or note, and the link is an address within the page. `summaries`: of each run's groups.
     """
-    found = [*_score_changes(runs, arms, rows), *_alarms(runs, arms), *_tokens(runs, arms, seen)]
+    found = [*_score_changes(runs, arms, rows), *_alarms(runs, arms), *_tokens(runs, arms, summaries)]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     order = {"bad": 0, "good": 1, "note": 2}
     return [*_verdicts(rows), *sorted(found, key=lambda finding: order[finding["kind"]])]
@@ -365,24 +366,26 @@ def _when(alarms: Sequence[Json]) -> str:
     return f" (step {steps[0]}, and {len(steps) - 1} more, last at step {steps[-1]})"
 
 
-def _tokens(runs: Sequence[Run], arms: Sequence[Json], seen: Sequence[Json]) -> list[Json]:
+def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Sequence[Json]]) -> list[Json]:
     """What the recorded tokens of each arm show."""
     found = []
-    for arm in arms if seen else ():
-        count = {name: sum(seen[i][name] for i in arm["runs"]) for name in seen[0]}
+    for arm in arms if summaries else ():
+        groups = [group for i in arm["runs"] for group in summaries[i]]
+        tokens, flipped = (sum(group[name] for group in groups) for name in ("trained", "flipped"))
+        sure = sum(group["sure"] * group["trained"] for group in groups)
         who = f"{arm['label']}: " if len(runs) > 1 else ""
         link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
-        if count["flipped"]:
+        if flipped:
             text = (
-                f"{who}{count['flipped_groups']:,} of {count['groups']:,} recorded groups have credit of the wrong "
-                f"sign, rewarded in a wrong answer or penalised in a correct one: {count['flipped']:,} tokens, "
-                f"{100 * count['flipped'] / count['tokens']:.1f}% of those that train."
+                f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
+                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: {flipped:,} tokens, "
+                f"{100 * flipped / tokens:.1f}% of those that train."
             )
             found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
-        if count["weighted"] and count["sure"] > 0.5 * count["tokens"]:
+        if sure > 0.5 * tokens and any(group["spread"] > 0 for group in groups):
             text = (
-                f"{who}{100 * count['sure'] / count['tokens']:.0f}% of the recorded tokens have an entropy below "
-                f"{SURE:g} nats. Weights there compare numbers that are close to rounding noise."
+                f"{who}{100 * sure / tokens:.0f}% of the recorded tokens have an entropy below {SURE:g} nats. "
+                "Weights there compare numbers that are close to rounding noise."
             )
             found.append({"kind": "note", "text": text, "link": f"{link}&with=all&by=sure"})
     return found
