@@ -138,8 +138,8 @@ def train_grid(
         if not every:
             say(f"[{next(numbers)}/{total}] {child.view.line()}")
 
-    def views() -> list[RunView]:  # the screen shows answers of the first
-        return [child.view for child in reversed(children) if every or child.running]
+    def views() -> list[RunView]:
+        return [child.view for child in children if every or child.running]
 
     show = live(views, every=every or 1, transient=not every)
     with show if every or (out.is_terminal and not quiet) else nullcontext():
