@@ -21,10 +21,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dew.cli.console import out
+from dew.cli.console import by_credit, out
 from dew.errors import DewError, EngineError, Problem
 from dew.run.folder import RunFolder
-from dew.run.records import try_json
+from dew.run.records import read_records, try_json
 
 POLL = 0.5
 STOP_TIMEOUT = 60.0
@@ -32,6 +32,7 @@ STOP_TIMEOUT = 60.0
 LAST_LINES = 6
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
+    "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
     "entropy": ("entropy", "{:.3f}"),
     "length": ("length/mean", "{:.1f}"),
@@ -133,21 +134,39 @@ class RunView:
         return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {metrics}"
 
     def metrics(self) -> dict[str, str]:
-        """The latest ones by heading, as they are shown."""
-        return {head: form.format(self.latest[key]) for head, (key, form) in COLUMNS.items() if key in self.latest}
+        """The latest ones by heading, as they are shown; a reward of 0 and 1 is the accuracy and shown once."""
+        found = {key: x for key, x in self.latest.items() if (key, x) != ("reward", self.latest.get("accuracy"))}
+        return {head: form.format(found[key]) for head, (key, form) in COLUMNS.items() if key in found}
 
 
 def screen(views: Sequence[RunView]) -> RenderableType:
-    """Progress, time left and metrics of each run, then recent alarms."""
-    table = Table(show_edge=False, pad_edge=False)
-    for head in ("run", "step", "left", *COLUMNS):
-        table.add_column(head, justify="left" if head == "run" else "right")
+    """Progress, time left and metrics of each run, recent alarms, and some answers of the first run's newest group."""
     for view in views:
         view.poll()
+    columns = [head for head in COLUMNS if any(head in view.metrics() for view in views)]
+    table = Table(show_edge=False, pad_edge=False)
+    for head in ("run", "step", "left", *columns):
+        table.add_column(head, justify="left" if head == "run" else "right")
+    for view in views:
         left, metrics = view.seconds_left, view.metrics()
         step = f"{view.step}/{view.steps}" if view.steps else "starting"
-        table.add_row(view.label, step, "" if left is None else clock(left), *(metrics.get(x, "") for x in COLUMNS))
-    return Group(table, *(Text(alarm) for view in views for alarm in view.alarms[-2:]))
+        table.add_row(view.label, step, "" if left is None else clock(left), *(metrics.get(x, "") for x in columns))
+    alarms = [Text(alarm) for view in views for alarm in view.alarms[-2:]]
+    return Group(table, *alarms, *(_answers(views[0]) if views else ()))
+
+
+def _answers(view: RunView) -> Iterator[Text]:
+    """A correct and two wrong answers of the newest recorded group, coloured by credit."""
+    try:
+        groups = read_records(view.folder.record_files()[-1])
+    except (DewError, IndexError):  # still being written, or no records yet
+        return
+    group = max(groups, key=lambda group: len({answer.correct for answer in group.answers}))
+    yield Text(f"\nstep {group.step}  {group.prompt.strip()}   blue: positive credit, orange: negative", style="dim")
+    for correct, most in ((True, 1), (False, 2)):
+        for answer in [answer for answer in group.answers if answer.correct is correct][:most]:
+            credit = answer.advantage or [0.0] * len(answer.tokens)
+            yield Text("✓ " if correct else "✗ ") + by_credit(answer.tokens, credit, max(map(abs, credit), default=0.0))
 
 
 def clock(seconds: float) -> str:
