@@ -344,6 +344,7 @@ def test_arms_from_text():
         ("gtop", "Did you mean 'gtpo'?"),
         ("early_tokens", "For a class of your own, write file.py:Class"),
         ("gtpo(alpha2)", "cannot be read"),
+        ("gtpo(0.5)", "cannot be read"),
         ("gtpo(alpha2=0.5", "cannot be read"),
         ("gtpo(alpha2=0.5)(alpha2=0.3)", "cannot be read"),
         ("gtpo(alpha2=0.5,alpha2=0.3)", "gives a setting twice"),
