@@ -343,13 +343,11 @@ def test_arms_from_text():
     [
         ("gtop", "Did you mean 'gtpo'?"),
         ("early_tokens", "For a class of your own, write file.py:Class"),
-        ("gtpo(alpah2=1)", "Did you mean 'alpha2'?"),
         ("gtpo(alpha2)", "cannot be read"),
         ("gtpo(0.5)", "cannot be read"),
         ("gtpo(alpha2=0.5", "cannot be read"),
         ("gtpo(alpha2=0.5)(alpha2=0.3)", "cannot be read"),
         ("gtpo(alpha2=0.5,alpha2=0.3)", "gives a setting twice"),
-        ("gtpo(alpha2=-1)", "a wrong answer would be rewarded"),
         ("gtpo@fast", "such as 3e-5"),
         ("missing.py:Rule", "cannot be imported"),
         ("trl", "Its credit and loss are the engine's"),

@@ -74,10 +74,6 @@ class Settings:
         n, total = min(self.evaluations, self.generations), self.generations
         return generation * n // total > (generation - 1) * n // total
 
-    def recorded(self, generation: int) -> bool:
-        """Whether tokens of this generation are recorded: of the first, a middle and the last one."""
-        return generation in (1, (self.generations + 1) // 2, self.generations)
-
 
 @dataclass(frozen=True)
 class Replica:
@@ -201,7 +197,8 @@ class Stack:
         mask, G = answers.mask, s.group_size
         rows = {**answers._asdict(), "mask": mask, "reward": correct.float()}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
-        record = s.recorded(number + 1) and not set(self.seeds).isdisjoint(self.recorded)
+        first_middle_last = (1, (s.generations + 1) // 2, s.generations)
+        record = number + 1 in first_middle_last and not set(self.seeds).isdisjoint(self.recorded)
         credits = [
             team.credit({name: x[team.rows] for name, x in grouped.items()}, shaped=record) for team in self.teams
         ]
@@ -280,14 +277,13 @@ class Stack:
         """Add token records of some groups, those with signal first. `rows` have axes (R, P, G[, T])."""
         for team, credit in zip(self.teams, credits, strict=True):
             for i in range(team.rows.start, team.rows.stop):
-                if self.replicas[i].seed not in self.recorded:
-                    continue
-                own = {name: x[i - team.rows.start] for name, x in credit.items()}
-                groups = (~own.pop("signal")).int().argsort(stable=True)[:RECORDED_GROUPS]
-                chosen = {name: x[i][groups].cpu() for name, x in rows.items()}
-                chosen |= {name: x[groups].cpu() for name, x in own.items()}
-                of = problems[i][groups]
-                self.records[i] += _group_records(step, team.algorithm, groups.tolist(), of, chosen)
+                if self.replicas[i].seed in self.recorded:
+                    own = {name: x[i - team.rows.start] for name, x in credit.items()}
+                    own |= {name: x[i] for name, x in rows.items()}
+                    groups = (~own.pop("signal")).int().argsort(stable=True)[:RECORDED_GROUPS]
+                    chosen = {name: x[groups].cpu() for name, x in own.items()}
+                    of, numbers = problems[i][groups], groups.tolist()
+                    self.records[i] += _group_records(step, team.algorithm, numbers, of, chosen)
 
 
 def _group_records(
