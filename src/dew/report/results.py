@@ -378,8 +378,8 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
         if flipped:
             text = (
                 f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
-                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: {flipped:,} tokens, "
-                f"{100 * flipped / tokens:.1f}% of those that train."
+                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: {flipped:,} "
+                f"tokens, {100 * flipped / tokens:.1f}% of those that train."
             )
             found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
         if sure > 0.5 * tokens and any(group["spread"] > 0 for group in groups):
