@@ -145,7 +145,8 @@ def has_mixed(completions, **_):
     return [float(i % 2) for i, _ in enumerate(completions)]
 
 
-BY_GRADIENT = ("logits, scored", "logits, trained", "gradient")
+REPORTED_AS = {"logits, scored": "gradient", "logits, trained": "gradient", "entropy, scored": "logits",
+               "entropy, scored in sampling": "logits"}  # fmt: skip
 INFINITE = [("reward", 1e39), ("gradient", 1e39), *((e, x) for e in ("reward", "gradient") for x in (INF, -INF))]
 """1e39 is none in float32, which rewards and gradients are."""
 DEFAULT = [(e, NAN) for e in ("reward", "entropy, scored in sampling", "logits, trained", "gradient")] + INFINITE[:2]
@@ -169,7 +170,7 @@ def test_three_in_a_row_stop_the_run_and_report_where(entry, tmp_path):
     trainer, weights = broken(tmp_path, entry, {2, 3, 4}, max_steps=8)
     with pytest.raises(EngineError, match=r"3 steps in a row(.|\n)*step 2, (.|\n)*step 4, ") as error:
         trainer.train()
-    place = "reward 'has_mixed'" if entry == "reward" else "gradient" if entry in BY_GRADIENT else "advantages"
+    place = "reward 'has_mixed'" if entry == "reward" else REPORTED_AS.get(entry, entry)
     assert f"step 3, {place}" in str(error.value)
     assert weights.moved() == [True, False, False]
     assert RunFolder(tmp_path).run()["status"] == "failed"
@@ -245,7 +246,7 @@ def test_nan_weights_do_not_break_sampling(tmp_path):
     trainer, _ = broken(tmp_path, "gradient", set())
     with torch.no_grad():
         trainer.model.get_input_embeddings().weight.fill_(NAN)
-    with pytest.raises(EngineError, match="step 1, advantages"):
+    with pytest.raises(EngineError, match="step 1, logits"):
         trainer.train()
 
 

@@ -49,6 +49,7 @@ def sampler(outcomes, size=2):
             length=lengths,
             truncated=none,
             filler=none,
+            finite=~none,
             gold=[str(i) for i in ids.tolist()],
             answers={"outcome": correct},
             groups={},

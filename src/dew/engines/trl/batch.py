@@ -38,6 +38,8 @@ class Batch(Rows):
     extracted: list[str | None] | None = None
     verdict: list[str | None] | None = None
     """Gold answers, and what the outcome reward logged about each answer. For records only."""
+    finite: Tensor
+    """(N,) False on answers with a token whose entropy is an infinity or a NaN; it is 0 there."""
     answers: Columns
     """What `answer_metrics` reads of every answer that the policy sampled, those of dropped groups included."""
     groups: dict[str, int]
@@ -87,8 +89,7 @@ def make_batch(
     parts = capture.parts.masked_fill(capture.parts.isinf(), torch.nan)
     wants_logp = recorded is not None or trainer.algorithm.needs_logp
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
-    if entropy is not None:
-        entropy = entropy.float().where(mask | entropy.isfinite(), 0)
+    finite = torch.ones_like(mask[:, 0]) if entropy is None else (entropy.isfinite() | ~mask).all(-1)
     count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
     texts: Columns = {}
     if recorded is not None:
@@ -115,9 +116,10 @@ def make_batch(
         inputs=inputs,
         group=torch.arange(count, device=device) // trainer.group_size,
         mask=gather_rows(accelerator, mask),
-        entropy=None if entropy is None else gather_rows(accelerator, entropy),
+        entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=gather_rows(accelerator, logp) if logp is not None and wants_logp else None,
         sum_sq=None if old.sum_sq is None else gather_rows(accelerator, old.sum_sq),
+        finite=gather_rows(accelerator, finite),
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         answers={name: columns[name] for name in ANSWER_COLUMNS},
         groups={"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1},

@@ -1,6 +1,6 @@
 """What costs a run a step, or ends it: infinities and NaNs, a full disk.
 
-An infinity or a NaN in the rewards, the advantages or the gradient skips the step; three in a row stop the run. Every
+An infinity or a NaN in rewards, logits, advantages or the gradient skips the step; three in a row stop the run. Every
 process looks at the same gathered numbers, so all of them skip together. A skipped step leaves weights and optimizer
 unchanged; the step number, the schedule and the prompts advance.
 """
@@ -21,11 +21,13 @@ PATIENCE = 3
 """Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
 
 
-def not_finite(parts: Tensor, advantages: Tensor, names: Sequence[str]) -> str | None:
-    """What is not finite in (N, F) rewards, where NaN is none, or in (N, T) advantages."""
+def not_finite(parts: Tensor, finite: Tensor, advantages: Tensor, names: Sequence[str]) -> str | None:
+    """What is not finite: (N, F) rewards, where NaN is none, entropies (N,), or (N, T) advantages."""
     for name, bad in zip(names, parts.isinf().sum(0).tolist(), strict=True):
         if bad:
             return f"reward {name!r} of {bad} answers"
+    if not finite.all():
+        return "logits"
     return None if advantages.isfinite().all() else "advantages"
 
 
@@ -63,8 +65,8 @@ class NonFinite:
             listed = "".join(f"\n- {line}" for line in self._row)
             what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
             remedy = (
-                "Rewards: check the reward function. Advantages: look for a division by 0 in the rule. Gradient, or "
-                "both: resume from an earlier checkpoint, lower the learning rate, and train in bf16, not fp16."
+                "Rewards: check the reward function. Advantages: look for a division by 0 in the rule. Logits "
+                "or gradient: resume from an earlier checkpoint, lower the learning rate, and train in bf16, not fp16."
             )
             raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
         return found

@@ -202,7 +202,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
-            self._nonfinite.start(not_finite(batch.parts[trains], credit.advantages[trains], names))
+            seen = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
+            self._nonfinite.start(not_finite(*seen, names))
         else:
             self._put(metrics.pass_at(credit, size))
         if self._stream is None or not self.model.training:
