@@ -122,9 +122,9 @@ def test_token_advantages_pass_the_shuffle_and_the_split():
 
 
 def test_the_logs_and_state_that_are_read_exist(plain):
-    for name in ("_logs", "_metrics", "_step", "_buffered_inputs", "reward_func_names", "reward_weights",
-                 "eos_token_ids", "_tokenizer", "num_generations", "num_generations_eval", "aux_loss_enabled",
-                 "shuffle_dataset", "temperature", "use_vllm", "tools"):  # fmt: skip
+    for name in ("_logs", "_metrics", "_pending_extra_logs", "_step", "_buffered_inputs", "reward_func_names",
+                 "reward_weights", "eos_token_ids", "_tokenizer", "num_generations", "num_generations_eval",
+                 "aux_loss_enabled", "shuffle_dataset", "temperature", "use_vllm", "tools"):  # fmt: skip
         assert hasattr(plain, name), changed(f"GRPOTrainer.{name} is gone")
     assert {"prompt", "completion", "rewards", "advantages", "extra"} <= set(plain._logs), changed("_logs")
     sampler = plain._get_train_sampler()

@@ -14,7 +14,7 @@ import trl_tiny as tiny
 from dew.engines.trl import checkpoints
 from dew.engines.trl.checkpoints import check_complete, newest_complete, write_manifest
 from dew.engines.trl.rollout import PromptStream
-from dew.errors import ConfigError, RewardError
+from dew.errors import ConfigError
 from dew.run.folder import RunFolder
 
 
@@ -243,26 +243,6 @@ def test_checkpoints_are_rotated_by_step_not_by_a_clock_that_was_corrected(tmp_p
     os.utime(tmp_path / "checkpoint-2", (2**32, 2**32))  # the year 2106
     make(tmp_path, 4, max_steps=3, save_total_limit=1).train(resume_from_checkpoint=True)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
-
-
-def test_a_reward_that_fails_loses_no_step(tmp_path):
-    calls = []
-
-    def fails(completions, **_):
-        calls.append(1)
-        if len(calls) == 3:
-            raise ValueError("a full stop")
-        return [float("a" in text) for text in completions]
-
-    def trainer():
-        return tiny.trainer(tmp_path, fails, save_strategy="steps", save_steps=50, max_steps=4)
-
-    with pytest.raises(RewardError, match="a full stop") as error:
-        trainer().train()
-    assert str(error.value).count("It was scoring") == 1
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
-    trainer().train(resume_from_checkpoint=True)
-    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4]
 
 
 def test_tied_weights_are_not_reported_as_missing(tmp_path, monkeypatch):

@@ -205,11 +205,10 @@ def due(step: int, every: int, steps_per_generation: float) -> bool:
 
 
 def group_records(
-    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int, outcome: str,
+    step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int,
     rewards: Sequence[str] = (),
 ) -> list[GroupRecord]:  # fmt: skip
-    """Records of at most `groups` groups, those with signal first. `outcome` is the name of the outcome reward,
-    `rewards` are those of all columns of `parts`."""
+    """Records of at most `groups` groups, those with signal first. `rewards`: the names of the columns of `parts`."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
@@ -218,14 +217,14 @@ def group_records(
         rows = (columns["group"] == group).nonzero()[:, 0]
         first = int(rows[0])
         prompt = tokenizer.decode(columns["prompt_ids"][first][columns["prompt_mask"][first].bool()].tolist())
-        answers = _answers(columns, credit, rows, tokenizer, outcome, rewards)
+        answers = _answers(columns, credit, rows, tokenizer, rewards)
         gold, settings = columns["gold"][first], asdict(algorithm)
         records.append(GroupRecord(step, group, prompt, answers, gold, algorithm.name, settings))
     return records
 
 
 def _answers(
-    columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, outcome: str, names: Sequence[str]
+    columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, names: Sequence[str]
 ) -> list[AnswerRecord]:
     scored = credit.scored[rows]
     plain = grpo_advantages(torch.where(scored, (columns["outcome"] + credit.extra)[rows], 0), scored)
@@ -237,7 +236,6 @@ def _answers(
             continue
         length = int(columns["tokens"][row])
         live = columns["mask"][row, :length]
-        logged = columns["table"][row]
         answers.append(
             AnswerRecord(
                 tokens=[tokenizer.decode([i]) for i in columns["completion_ids"][row, :length].tolist()],
@@ -246,8 +244,8 @@ def _answers(
                 extra=float(credit.extra[row]),
                 rewards=dict(zip(names, columns["parts"][row].tolist(), strict=True)) if names else {},
                 truncated=bool(columns["truncated"][row]),
-                extracted=logged.get(("extra", f"{outcome}/extracted")),
-                verdict=logged.get(("extra", f"{outcome}/verdict")),
+                extracted=columns["extracted"][row],
+                verdict=columns["verdict"][row],
                 guided="guided" in columns and bool(columns["guided"][row]),
                 live=None if live.all() else live.tolist(),
                 grpo=[grpo] * length,

@@ -13,12 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Rows
 from dew.engines.recorder import Columns, gold_of
-from dew.engines.trl.failures import REWARD, nonfinite_rows
 
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated")
 """The columns that `answer_metrics` reads."""
-Table = list[dict[tuple[str, ...], Any]]
-"""Rows of TRL's table of completions, by column: ("prompt",), ("rewards", name), ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +25,7 @@ class Batch(Rows):
     inputs: dict[str, Any]
     """This process's part of the answers, as TRL returned it and as the loss reads it."""
     parts: Tensor
-    """(N, F) reward of each reward function, NaN where it gave none."""
+    """(N, F) reward of each reward function, NaN where it gave none. Infinity: not finite, and not used."""
     tokens: Tensor
     """(N,) number of tokens, tool output included."""
     length: Tensor
@@ -37,15 +34,16 @@ class Batch(Rows):
     """(N,) True on answers that were cut off at the maximum length."""
     filler: Tensor
     """(N,) True on masked answers that only fill the batch."""
-    table: Table
     gold: list[str | None] | None = None
-    """Gold answers, for records only."""
+    extracted: list[str | None] | None = None
+    verdict: list[str | None] | None = None
+    """Gold answers, and what the outcome reward logged about each answer. For records only."""
+    finite: Tensor
+    """(N,) False on answers with a token whose entropy is an infinity or a NaN; it is 0 there."""
     answers: Columns
     """What `answer_metrics` reads of every answer that the policy sampled, those of dropped groups included."""
     groups: dict[str, int]
     """Number of groups sampled, kept, dropped, refilled, ..., and of sampling rounds."""
-    nonfinite: Tensor
-    """(N,) what is an infinity or a NaN: 0 (nothing), LOGITS, ENTROPY or REWARD + the number of the function."""
 
     @property
     def columns(self) -> Columns:
@@ -72,8 +70,8 @@ class Capture:
     completion_ids: list[list[int]] = field(default_factory=list)
     tool_mask: list[list[int]] | None = None
     parts: Tensor = field(default_factory=lambda: torch.empty(0))
-    invalid: Tensor = field(default_factory=lambda: torch.empty(0))
-    """(N, F) True where a reward function returned an infinity or a NaN."""
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+    """What reward functions logged about this process's answers, by column."""
     sampled: list[tuple[list[list[int]], Tensor, Tensor]] = field(default_factory=list)
     """Tokens, log-probabilities and entropies of every call of dew's sampler."""
     passes: list[Scores] = field(default_factory=list)
@@ -81,19 +79,24 @@ class Capture:
 
 
 def make_batch(
-    trainer: Any, inputs: Columns, capture: Capture, old: Scores, table: Table, recorded: list[dict[str, Any]] | None
+    trainer: Any, inputs: Columns, capture: Capture, old: Scores, recorded: list[dict[str, Any]] | None
 ) -> Batch:
     """One call of TRL as a batch: its inputs, and what is gathered from all processes.
 
     `recorded` has this process's rows of the data set if a token record is due.
     """
-    accelerator, parts, invalid = trainer.accelerator, capture.parts, capture.invalid
-    logp, entropy = old.logp, old.entropy
+    accelerator, logp, entropy = trainer.accelerator, old.logp, old.entropy
+    parts = capture.parts.masked_fill(capture.parts.isinf(), torch.nan)
     wants_logp = recorded is not None or trainer.algorithm.needs_logp
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
+    finite = torch.ones_like(mask[:, 0]) if entropy is None else (entropy.isfinite() | ~mask).all(-1)
     count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
-    nonfinite = gather_rows(accelerator, nonfinite_rows(logp, entropy, mask))
-    nonfinite = torch.where((nonfinite == 0) & invalid.any(1), REWARD + invalid.int().argmax(1), nonfinite)
+    texts: Columns = {}
+    if recorded is not None:
+        texts["gold"] = gather_object([gold_of(row) for row in recorded])
+        for name in ("extracted", "verdict"):
+            column = f"{trainer.reward_func_names[trainer.outcome_index]}/{name}"
+            texts[name] = gather_object(capture.extra.get(column, [None] * len(recorded)))
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     tokens = [len(ids) for ids in capture.completion_ids]
     answers = {
@@ -108,19 +111,18 @@ def make_batch(
         **{name: gather_rows(accelerator, torch.tensor(x, device=accelerator.device)) for name, x in answers.items()},
     }
     return Batch(
-        **columns,
+        **{**columns, "parts": capture.parts},
+        **texts,
         inputs=inputs,
         group=torch.arange(count, device=device) // trainer.group_size,
         mask=gather_rows(accelerator, mask),
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=gather_rows(accelerator, logp) if logp is not None and wants_logp else None,
         sum_sq=None if old.sum_sq is None else gather_rows(accelerator, old.sum_sq),
-        gold=None if recorded is None else gather_object([gold_of(row) for row in recorded]),
+        finite=gather_rows(accelerator, finite),
         filler=torch.zeros(count, dtype=torch.bool, device=device),
-        table=table,
         answers={name: columns[name] for name in ANSWER_COLUMNS},
         groups={"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1},
-        nonfinite=nonfinite,
     )
 
 

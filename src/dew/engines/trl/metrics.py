@@ -1,7 +1,7 @@
-"""The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder and in TRL's table."""
+"""The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder."""
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +13,6 @@ from transformers import TrainerCallback
 from dew.compare.statistics import pass_at_k
 from dew.engines.credit import Credit
 from dew.engines.recorder import (
-    Columns,
     Numbers,
     RunLog,
     answer_metrics,
@@ -22,10 +21,9 @@ from dew.engines.recorder import (
     group_records,
     script,
 )
-from dew.engines.trl.batch import Batch, Table, gather_columns, loss_mask
+from dew.engines.trl.batch import Batch, gather_columns
 from dew.engines.trl.failures import finite_only
 
-NONFINITE = "nonfinite/"
 TRL_NAMES = ("reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std", "train_", "total_flos")
 """What TRL logs and a step's own line has already, under other names."""
 
@@ -45,13 +43,10 @@ class StepStatistics:
             else:
                 self._add(name, value * tokens, tokens)
 
-    def add_update(self, loss: Tensor, inputs: Columns, own: Tensor, logp: Tensor, entropy: Tensor) -> None:
-        """The loss, entropies (over the policy's `own` tokens) and non-finite tokens of a micro-batch."""
-        for name, (total, count) in entropy_sums(entropy, own, inputs["verdict"]).items():
+    def add_update(self, loss: Tensor, verdict: Tensor, own: Tensor, entropy: Tensor) -> None:
+        """The loss of a micro-batch, and its entropies over the policy's `own` tokens."""
+        for name, (total, count) in entropy_sums(entropy, own, verdict).items():
             self._add(name, total, count)
-        for place, x in (("logits", logp), ("entropy", entropy)):
-            count = (~x.isfinite() & loss_mask(inputs)).sum()
-            self._add(NONFINITE + place, count, torch.ones_like(count))
         # The losses of micro-batches sum to that of the step, and processes average: count it once.
         self._add("loss", loss, torch.zeros_like(loss) if "loss" in self._sums else torch.ones_like(loss))
 
@@ -60,8 +55,8 @@ class StepStatistics:
         seen = self._sums.get(name)
         self._sums[name] = pair if seen is None else seen + pair
 
-    def read(self, accelerator: Any) -> tuple[Numbers, list[str]]:
-        """The means over all processes, and where there were non-finite tokens. A collective call; resets."""
+    def read(self, accelerator: Any) -> Numbers:
+        """The means over all processes. A collective call; resets."""
         sums, largest, self._sums, self._largest = self._sums, self._largest, {}, {}
         numbers: Numbers = {}
         if sums:
@@ -70,8 +65,7 @@ class StepStatistics:
         if largest:
             gathered = accelerator.gather(torch.stack(list(largest.values())).float().unsqueeze(0)).amax(0).tolist()
             numbers.update(zip(largest, gathered, strict=True))
-        places = {name: numbers.pop(name) for name in list(numbers) if name.startswith(NONFINITE)}
-        return numbers, [name.removeprefix(NONFINITE) for name, count in places.items() if count > 0]
+        return numbers
 
 
 def pass_at(credit: Credit, size: int) -> Numbers:
@@ -180,8 +174,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         columns = {**batch.columns, **gather_columns(trainer.accelerator, ids, fills)}
         if self._writes:
             step, names = trainer.state.global_step + 1, trainer.reward_func_names
-            groups, outcome = args.records_groups, names[trainer.outcome_index]
-            records = group_records(step, trainer.algorithm, columns, credit, tokenizer, groups, outcome, names)
+            records = group_records(step, trainer.algorithm, columns, credit, tokenizer, args.records_groups, names)
             self.folder.write_records(step, records, args.records_keep)
 
     def logged(self, step: int, logs: dict[str, Any]) -> None:
@@ -199,38 +192,3 @@ def _now() -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-# ── TRL's table of completions (console, parquet, trackers) ─────────────────────────────────────────────────
-
-
-def extend_table(logs: dict[str, Any]) -> None:
-    """Make room for all answers of a sampling round, of which TRL would keep only a batch."""
-    for name in ("prompt", "completion", "advantages"):
-        logs[name] = deque(logs[name])
-    for part in ("rewards", "extra"):
-        logs[part].default_factory = deque
-
-
-def last_rows(logs: dict[str, Any], count: int) -> Table:
-    """The newest `count` rows of the table, by column."""
-    columns = {name: list(column) for name, column in _columns(logs).items()}
-    return [{name: x[i] for name, x in columns.items() if len(x) >= -i} for i in range(-count, 0)]
-
-
-def show_trained(logs: dict[str, Any], batch: Batch, credit: Credit, size: int, limit: int) -> None:
-    """Replace the newest rows by those that train, with the mean advantage of their tokens, and keep `limit` rows."""
-    advantages = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
-    for name, column in _columns(logs).items():
-        rows = list(column)[: -batch.groups["sampled"] * size]
-        rows += advantages if name == ("advantages",) else [row.get(name) for row in batch.table]
-        column.clear()
-        column.extend(rows[-limit:])
-
-
-def _columns(logs: dict[str, Any]) -> dict[tuple[str, ...], deque[Any]]:
-    """Every column except images, which not every row has."""
-    flat: dict[tuple[str, ...], deque[Any]] = {(key,): logs[key] for key in ("prompt", "completion", "advantages")}
-    for part in ("rewards", "extra"):
-        flat.update({(part, name): column for name, column in logs[part].items()})
-    return flat

@@ -4,7 +4,7 @@ train                            claim the run's folder or resume, explain what 
 _generate_and_score_completions  one generation:
     sample                         TRL generates and scores; dew adds the entropy of the sampling policy
     give_credit                    the algorithm's advantages, once, on whole groups
-    _report                        metrics, TRL's table of completions, token records
+    _report                        metrics, the advantages in TRL's table of completions, token records
 _compute_loss                    the algorithm's loss, per micro-batch
 _get_grad_norm                   skip the step if something is not finite
 _save_checkpoint                 TRL's, then dew's state and a manifest
@@ -29,12 +29,12 @@ from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.failures import ADVANTAGES, NonFinite, describe, explain, finite_only
+from dew.engines.trl.failures import NonFinite, disk_full, finite_only, not_finite
 from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem, RewardError
+from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
 
@@ -100,7 +100,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
-            metrics.extend_table(self._logs)
         self._mixed_policy = mixed_policy(self, guide, train_dataset)
         self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
@@ -158,26 +157,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         except BaseException as error:
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-            if isinstance(error, RewardError):
-                self._save_before_failure()
-            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-            explained = explain(error, self.args.output_dir, rank, processes)
-            if explained is None:
+            full = disk_full(error, self.args.output_dir)
+            if full is None:
                 raise
-            raise explained from error
+            raise full from error
         self._recorder.end("done")
         return result
-
-    def _save_before_failure(self) -> None:
-        """When a reward fails between two steps, save the first. Several processes would have to fail together."""
-        step = self.state.global_step
-        between_steps = self._step % self.args.gradient_accumulation_steps == 0
-        saved = (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
-        if not step or not between_steps or saved or self.accelerator.num_processes > 1:
-            return
-        with suppress(Exception):  # the reward's own error is the one to report
-            self._save_checkpoint(self.model, None)
-            logger.warning("Saved checkpoint-%d before the reward failed.", step)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
@@ -210,19 +195,23 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return trained
 
     def _report(self, batch: Batch, credit: Credit) -> None:
-        """Metrics, what is not finite, TRL's table of completions, and the token record if one is due."""
+        """Metrics, what is not finite, the advantages in TRL's table, and the token record if one is due."""
         size, names, threshold = self.group_size, self.reward_func_names, self.algorithm.threshold
         seconds = self._recorder.seconds["generation"]
         self._put(metrics.generation_metrics(batch, credit, size, names, threshold, seconds))
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
-            trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left: weights may be NaN
-            fine = (batch.nonfinite != 0) | credit.advantages.isfinite().all(-1)
-            places = torch.where(fine, batch.nonfinite, ADVANTAGES) * trains
-            self._nonfinite.generation = describe(places, names, batch.table)
+            trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
+            seen = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
+            self._nonfinite.start(not_finite(*seen, names))
         else:
             self._put(metrics.pass_at(credit, size))
-        metrics.show_trained(self._logs, batch, credit, size, self.args.generation_batch_size)
+        if self._stream is None or not self.model.training:
+            means = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
+            shown = self._logs["advantages"]
+            rows = [*list(shown)[: -len(means)], *means]
+            shown.clear()
+            shown.extend(rows)
         if self._record_due:
             self._recorder.record(batch, credit, self)
 
@@ -256,7 +245,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if (sampler := inputs.get("sampling_per_token_logps")) is not None and old.logp is not None:
             self._put(metrics.sampler_metrics(old.logp, sampler, loss_mask(inputs), self.accelerator))
         recorded = rows if self._record_due else None
-        batch = make_batch(self, inputs, capture, old, metrics.last_rows(self._logs, len(capture.parts)), recorded)
+        batch = make_batch(self, inputs, capture, old, recorded)
         return batch if self._guide is None else self._guide.mark(batch)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -283,9 +272,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             found: Tensor = super()._calculate_rewards(*args, **kwargs)
         # NaN stands for a function's None ("does not apply"), but a reward model has no None.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
-        self._capture.invalid = found.isinf() | (found.isnan() & models)
-        self._capture.parts = found.masked_fill(self._capture.invalid, torch.nan)
-        return self._capture.parts
+        self._capture.parts = found.masked_fill(found.isnan() & models, torch.inf)
+        self._capture.extra = dict(self._pending_extra_logs)
+        return self._capture.parts.masked_fill(self._capture.parts.isinf(), torch.nan)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
@@ -331,7 +320,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         compute = self._trl_loss if self.algorithm.engine_loss else self._loss
         if not self.model.training:
             loss = compute(model, inputs)
-            self._put(self._statistics.read(self.accelerator)[0])
+            self._put(self._statistics.read(self.accelerator))
             return loss
         if self.algorithm.engine_loss or not self._head.aligned:
             return compute(model, inputs)
@@ -363,7 +352,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
-        self._statistics.add_update(loss, inputs, parts[""][1].mask, logp, entropy)
+        self._statistics.add_update(loss, inputs["verdict"], parts[""][1].mask, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
@@ -385,14 +374,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             else:
                 stats.pop(ours)
         self._statistics.add(stats, part.mask.sum())
-        self._statistics.add_update(loss, inputs, part.mask, logp, entropy)
+        self._statistics.add_update(loss, inputs["verdict"], part.mask, entropy)
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
-            numbers, self._nonfinite.update = self._statistics.read(self.accelerator)
-            self._put(numbers)
+            self._put(self._statistics.read(self.accelerator))
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:

@@ -22,8 +22,6 @@ NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "lear
 """verl's metrics -> dew's, where both mean the same."""
 DROPPED, DROPPED_SCORES = "training/filter_groups/evicted_samples", "_dapo_filtered_reward_counts"
 SUMS = ("groups/kept", "groups/mixed", "tokens")
-REWARD = "verl"
-"""The name of the reward in token records."""
 
 
 class Recorder(RunLog):
@@ -54,7 +52,7 @@ class Recorder(RunLog):
 
     def record(self, step: int, batch: CreditedBatch, columns: dict[str, Any], tokenizer: Any) -> None:
         number = self.settings.records_groups
-        groups = group_records(step, self.algorithm, columns, batch.credit, tokenizer, number, REWARD)
+        groups = group_records(step, self.algorithm, columns, batch.credit, tokenizer, number)
         self.folder.write_records(step, groups, self.settings.records_keep)
         self._recorded = step
 
@@ -134,10 +132,8 @@ def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor
         "completion_ids": join(data["responses"]),
         "tokens": torch.where(rows.mask, torch.arange(1, rows.mask.shape[1] + 1), 0).amax(-1),
         "mask": rows.mask,
-        "table": [
-            {("extra", f"{REWARD}/{name}"): info[name] or None for name in ("verdict", "extracted") if name in info}
-            for info in infos
-        ],
+        "verdict": [info.get("verdict") or None for info in infos],
+        "extracted": [info.get("extracted") or None for info in infos],
         "truncated": truncated,
         "entropy": rows.entropy,
         "logp": join(data["old_log_probs"]),
