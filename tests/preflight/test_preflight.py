@@ -18,7 +18,7 @@ from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
 from dew.preflight import answers, attempt, failed, guarded, memory, ok, passed, preflight, skipped, warning
-from dew.preflight.data import Data, check_golds, correct_answers
+from dew.preflight.answers import Data, check_golds, correct_answers
 from dew.preflight.memory import Shape, checkpoints, optimizer_steps
 from dew.rewards import verifier
 from dew.run.config import make_run, read_run
@@ -121,13 +121,11 @@ def test_exactly_the_bad_golds_are_found():
     assert "1 unparsable" in said.says and "row 7: 'eight'" in said.says
 
 
-def test_a_gold_that_makes_the_verifier_raise_is_found():
+def test_a_gold_that_makes_the_verifier_raise_fails():
     rows = [{"prompt": "2,3>5:", "answer": "5", "numbers": [2, 3], "solution": "2+3=5"} for _ in range(9)]
     rows[4] = {**rows[4], "answer": "five"}
-    data = Data(rows, [verifier("countdown")])
-    said = check_golds(data, 0, 0.5)
-    assert said.status == "failed" and said.facts["not_accepted"] == [4] and "1 raised" in said.says
-    assert "'five'" in said.remedy
+    [said] = guarded("gold", check_golds, Data(rows, [verifier("countdown")]), 0, 0.5)
+    assert said.status == "failed" and "'five'" in said.says
 
 
 def test_format_rewards_that_never_change_or_that_the_model_never_earns(settings):

@@ -10,8 +10,19 @@ from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError
 from dew.preflight import Check, attempt, from_problem, guarded, ok, passed, skipped, warning
-from dew.preflight.answers import Answers, check_answers, check_filter, check_reward, sample, sample_with
-from dew.preflight.data import Data, check_columns, check_golds, read_data, rows_of
+from dew.preflight.answers import (
+    Answers,
+    Data,
+    check_answers,
+    check_columns,
+    check_filter,
+    check_golds,
+    check_reward,
+    read_data,
+    rows_of,
+    sample,
+    sample_with,
+)
 from dew.preflight.machine import check_folder, check_versions
 from dew.preflight.memory import check_loaded_model, check_model
 from dew.run.config import Run
