@@ -136,11 +136,13 @@ def _try_golds(reward: Any, data: Data, threshold: float) -> list[str]:
     results = ["none"] * len(tries)
     for turn in range(max(map(len, tries))):
         left = [i for i, texts in enumerate(tries) if results[i] != "correct" and turn < len(texts)]
+        if not left:
+            break
         texts, rows = [tries[i][turn] for i in left], [data.rows[i] for i in left]
         if isinstance(reward, Verifier):
             found: list[str] = [verdict.status for verdict in reward.verdicts(texts, rows)]
         else:
-            values = score(reward, texts, rows, data) if left else []
+            values = score(reward, texts, rows, data)
             found = ["unparsable" if math.isnan(v) else "correct" if v > threshold else "wrong" for v in values]
         for i, result in zip(left, found, strict=True):
             results[i] = min(results[i], result, key=BEST_FIRST.index)

@@ -76,7 +76,7 @@ def check_versions(engine: str | None = None) -> Check:
     found = {name: installed(name) for name in TRAINING_NEEDS[engine]}
     present = {name: number for name, number in found.items() if number is not None}
     releases = {name: number for name, number in present.items() if name in SUPPORTED}
-    facts = {"engine": engine, "installed": found}
+    facts: dict[str, Any] = {"engine": engine, "installed": found}
     install = f"pip install {' '.join(f'{name}=={SUPPORTED[name][2]}' for name in releases)}"
     if broken := [f"{name} {number}" for name, number in releases.items() if not supported(name, number)]:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
