@@ -17,9 +17,9 @@ from dew.engines.credit import give_credit
 from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
-from dew.preflight import answers, attempt, failed, guarded, memory, ok, passed, preflight, skipped, warning
-from dew.preflight.answers import Data, check_golds, correct_answers
+from dew.preflight import attempt, failed, guarded, memory, ok, passed, preflight, skipped, trl, warning
 from dew.preflight.memory import Shape, checkpoints, optimizer_steps
+from dew.preflight.trl import Data, check_golds, correct_answers
 from dew.rewards import verifier
 from dew.run.config import make_run, read_run
 from dew.run.settings import Batches
@@ -153,7 +153,7 @@ def test_a_filter_on_a_shaped_reward_fails(settings):
 
     def filtered(**changes):
         args = parse(make_run({**settings, **shaped, **changes})).args
-        return answers.check_filter(args, 0, Data([{"prompt": "?"}], ["not probed"]), drawn([0.45, 0.5, 0.6, 0.7]))
+        return trl.check_filter(args, 0, Data([{"prompt": "?"}], ["not probed"]), drawn([0.45, 0.5, 0.6, 0.7]))
 
     alone = filtered(algorithm="gtpo")
     assert alone.status == "warning", "without dynamic sampling nothing is filtered"
@@ -399,22 +399,22 @@ def drawn(outcome, **changes):
         "entropy": 0.5,
         "seconds": 1.0,
     }
-    return answers.Answers(**{**plain, **changes})
+    return trl.Answers(**{**plain, **changes})
 
 
 def test_groups_without_signal():
     few, many = drawn([0.0] * 16), drawn([0.0] * 32)
-    assert answers.check_groups(few).status == "warning", "four groups prove nothing"
-    assert answers.check_groups(many).status == "failed" and "easier problems" in answers.check_groups(many).remedy
-    assert "harder problems" in answers.check_groups(drawn([1.0] * 32)).remedy
-    assert answers.check_groups(drawn([1.0, 0, 0, 0] + [0.0] * 28)).status == "ok"
+    assert trl.check_groups(few).status == "warning", "four groups prove nothing"
+    assert trl.check_groups(many).status == "failed" and "easier problems" in trl.check_groups(many).remedy
+    assert "harder problems" in trl.check_groups(drawn([1.0] * 32)).remedy
+    assert trl.check_groups(drawn([1.0, 0, 0, 0] + [0.0] * 28)).status == "ok"
 
 
 def test_rewards_that_are_missing_or_all_the_same():
-    assert answers.check_mean(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
-    assert answers.check_mean(drawn([None] * 8)).status == "failed"
-    assert answers.check_mean(drawn([0.0] * 8)).status == "warning"
-    assert answers.check_entropy(drawn([0.0] * 8, entropy=0.001)).status == "warning"
+    assert trl.check_mean(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
+    assert trl.check_mean(drawn([None] * 8)).status == "failed"
+    assert trl.check_mean(drawn([0.0] * 8)).status == "warning"
+    assert trl.check_entropy(drawn([0.0] * 8, entropy=0.001)).status == "warning"
 
 
 def test_a_filter_on_the_summed_reward_is_detected():
@@ -424,7 +424,7 @@ def test_a_filter_on_the_summed_reward_is_detected():
             return total.amax(-1) > total.amin(-1)
 
     for rule, keeps in ((Summed(), True), (GTPO(), False)):
-        assert give_credit(rule, answers.four_wrong(rule)).signal.any() == keeps
+        assert give_credit(rule, trl.four_wrong(rule)).signal.any() == keeps
 
 
 def test_correct_answers():

@@ -3,11 +3,9 @@
 Any GRPO config file of TRL works.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
@@ -22,6 +20,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from dew.errors import ConfigError, Problem, RecordError, did_you_mean
 from dew.files import read_whole
 from dew.run.folder import MODEL_FILES
+from dew.run.settings import algorithm_settings
 from dew.tasks import model_folder
 
 Settings = dict[str, Any]
@@ -71,11 +70,8 @@ class Run:
 
     @property
     def algorithm_settings(self) -> Settings:
-        """algorithm_kwargs, which TRL also takes as JSON text; empty if it is neither text nor a mapping."""
-        given = self.settings.get("algorithm_kwargs")
-        with suppress(ValueError):
-            given = json.loads(given) if isinstance(given, str) else given
-        return given if isinstance(given, dict) else {}
+        """algorithm_kwargs as a mapping; TRL also takes it as JSON text."""
+        return algorithm_settings(self.settings.get("algorithm_kwargs"))
 
     def to_dict(self) -> Settings:
         """The run as the keys of a file."""

@@ -1,13 +1,18 @@
-"""The data and the rewards: columns, gold answers, and answers drawn and scored by the run's own trainer."""
+"""The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer.
+
+Checks that need something that is missing are skipped.
+"""
 
 import asyncio
 import copy
 import inspect
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -22,13 +27,29 @@ from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.recorder import gold_of
 from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.launch import Parsed, build_trainer, data_of, rewards_of
-from dew.engines.trl.rewards import checked, missing_columns
+from dew.engines.trl.launch import Parsed, build_trainer, data_of, parse, rewards_of
+from dew.engines.trl.rewards import checked, missing_columns, outcome_index
 from dew.engines.trl.trainer import DewTrainer
-from dew.preflight import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
+from dew.errors import DewError
+from dew.preflight import (
+    EMPTY_REMEDY,
+    Check,
+    attempt,
+    failed,
+    from_problem,
+    graded,
+    guarded,
+    ok,
+    passed,
+    skipped,
+    warning,
+)
+from dew.preflight.machine import check_folder, check_versions
+from dew.preflight.memory import check_loaded_model, check_model
 from dew.rewards import Verifier
 from dew.rewards.calls import reward_name
 from dew.rewards.verifiers import text_of
+from dew.run.config import Run
 from dew.tasks import Row
 
 STREAMED_ROWS = 1000
@@ -359,3 +380,80 @@ def four_wrong(algorithm: Algorithm) -> Rows:
     mask, extra = torch.ones(4, 2, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
     signals = dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))
     return Rows(group=same_group, mask=mask, outcome=torch.zeros(4), extra=extra, **signals)
+
+
+# ── all checks, in order ────────────────────────────────────────────────────────────────────────────────────
+
+Say = Callable[[str], None]
+Draw = Callable[[Data, int], Answers]
+
+
+def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted: bool, say: Say) -> list[Check]:
+    checks = [check_versions()]
+    try:
+        parsed = parse(run, typed, untrusted=untrusted)
+    except DewError as error:
+        checks += [from_problem("settings", problem) for problem in error.problems]
+        return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
+    checks.append(check_settings(parsed))
+    checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
+    checks.append(check_batches(parsed.args))
+    data, failures = attempt("data", read_data, parsed)
+    if data is None:
+        return [*checks, *failures, skipped("the rest", "There is no data to check.")]
+    checks.append(check_columns(data))
+    if checks[-1].status == "failed":
+        return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
+    checks += guarded("model", check_model, parsed, data.rows)
+    return checks + check_rewards(parsed.args, data, partial(sample, parsed), answers * _trainable(checks), say)
+
+
+def check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
+    args = trainer.args
+    checks = [check_versions(), check_batches(args), *guarded("folder", check_folder, Path(args.output_dir))]
+    rewards = [getattr(reward, "__wrapped__", reward) for reward in trainer.reward_funcs]
+    data = Data(rows_of(trainer.train_dataset), rewards)
+    checks.append(check_columns(data))
+    checks += guarded("model", check_loaded_model, trainer, data.rows)
+    return checks + check_rewards(args, data, partial(sample_with, trainer), answers * _trainable(checks), say)
+
+
+def _trainable(checks: list[Check]) -> bool:
+    return passed([check for check in checks if check.name not in ("folder", "disk")])
+
+
+def check_settings(parsed: Parsed) -> Check:
+    valid = f"Settings given: {len(parsed.run.settings)}, all valid."
+    if problem := parsed.args.filtered_sampling():
+        return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
+    return ok("settings", valid)
+
+
+def check_batches(args: DewConfig) -> Check:
+    """Prompts, answers and optimizer steps per generation."""
+    batches = args.batches
+    if problem := args.misaligned():
+        return warning("batches", problem.what, problem.remedy, **batches.facts())
+    return ok("batches", f"{batches}.", **batches.facts())
+
+
+def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:
+    """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
+    outcome, failures = attempt("outcome", outcome_index, data.names, args)
+    if outcome is None:
+        return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
+    name, threshold, answers = data.names[outcome], args.build_algorithm().threshold, None
+    others = ", ".join(other for other in data.names if other != name)
+    says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
+    checks = [ok("outcome", says, outcome=outcome)]
+    if callable(data.rewards[outcome]):
+        checks += guarded("gold", check_golds, data, outcome, threshold)
+    if count:
+        say(f"sampling {count} answers ...")
+        answers, failures = attempt("answers", draw, data, count)
+        checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
+    else:
+        checks.append(skipped("answers", "Skipped (--answers 0, or an earlier check failed)."))
+    for i, reward in enumerate(data.names):
+        checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
+    return checks + guarded("filter", check_filter, args, outcome, data, answers)
