@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from dew.cli import app, train
+from dew.cli.runs import claim, lock
 from dew.engines.problems import evaluate_run, training_rows
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
 from dew.run.config import RUN_AGAIN, make_run, read_run, to_yaml
-from dew.run.folder import RunFolder, claim, lock
+from dew.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
