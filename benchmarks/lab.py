@@ -1,6 +1,6 @@
 """Speed of `dew lab`: stacks of 1 to 512 replicas, and the verdicts.
 
-    python benchmarks/lab.py [--replicas 1,8,32,132,256,512] [--width 192] [--depth 4] [--whole] [--cuda-graphs]
+    python benchmarks/lab.py [--replicas 1,8,32,132,256,512] [--width 192] [--depth 4] [--whole]
 
 Trains the warm start of countdown-4 if it is not in the cache. For each number of replicas: seconds per generation of
 512 answers (median of three, after one to warm up), the parts of it, and peak memory. Replicas are 12 arms, so all but
@@ -43,14 +43,14 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 3) -> float:
     return statistics.median(times[1:])
 
 
-def stack_row(replicas: int, settings: Settings, start: dict[str, torch.Tensor], device: str, cuda_graphs: bool) -> str:
+def stack_row(replicas: int, settings: Settings, start: dict[str, torch.Tensor], device: str) -> str:
     arms = parse_arms(ARMS, [1e-4], controls=False)
     each = -(-replicas // len(arms))
     chosen = sorted((seed, i) for seed in range(each) for i in range(len(arms)))[:replicas]
     runs = sorted((Replica(arms[i], seed) for seed, i in chosen), key=lambda x: x.arm.label)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    stack = Stack(TASKS["countdown-4"], start, runs, settings, device, cuda_graphs)
+    stack = Stack(TASKS["countdown-4"], start, runs, settings, device)
     whole = seconds(lambda: stack.generation(0), device)
     problems = stack.task.problems(settings.prompts, generator(0), device=device)[[0] * replicas]
     uniforms = torch.rand(replicas, settings.answers, stack.task.tokens, device=device)
@@ -79,7 +79,6 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--whole", action="store_true")
-    parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--warm-starts", type=Path, default=cache_folder())
     parser.add_argument("--write", type=Path, help="also write the table, as Markdown, to this file")
     options = parser.parse_args()
@@ -101,7 +100,7 @@ def main() -> None:
         print(f"warm start: {time.perf_counter() - began:.0f} s", start.scores, flush=True)
         for replicas in map(int, options.replicas.split(",")):
             try:
-                lines.append(stack_row(replicas, settings, start.parameters, device, options.cuda_graphs))
+                lines.append(stack_row(replicas, settings, start.parameters, device))
             except torch.OutOfMemoryError:
                 lines.append(f"| {replicas} | does not fit | | | | | |")
             print(lines[-1], flush=True)
@@ -112,8 +111,10 @@ def main() -> None:
     if options.whole:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            given = {"seeds": 11, "controls": False, "device": device, "cuda_graphs": options.cuda_graphs}
-            study(ARMS, output=Path(folder) / "study", settings=settings, warm_starts=options.warm_starts, **given)  # type: ignore[arg-type]
+            study(
+                ARMS, output=Path(folder) / "study", settings=settings, warm_starts=options.warm_starts, seeds=11,
+                controls=False, device=device,
+            )  # fmt: skip
             lines += ["", f"A whole study, 132 runs: {time.perf_counter() - began:.0f} s."]
     text = "\n".join(lines) + "\n"
     print(text)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dew.rewards.extract import find_answer, last_boxed
-from dew.rewards.format import think_answer_format, think_format
 from dew.rewards.math import math_verdicts, usable_rows, versions
 from dew.rewards.normalize import final_choice
+from dew.rewards.verifiers import think_answer_format, think_format
 
 Case = dict[str, Any]
 PATIENT = 60.0

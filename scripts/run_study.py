@@ -130,7 +130,6 @@ def run(job: str, options: argparse.Namespace) -> None:
         learning_rates=[RATES[task]],
         settings=Settings(**given),
         controls=False,
-        cuda_graphs=options.cuda_graphs,
         warm_starts=options.warm_starts,
         say=lambda _: None,
     )
@@ -146,7 +145,6 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=3, help="processes at the same time")
     parser.add_argument("--seeds", type=int, help="fewer seeds a job, for a trial")
     parser.add_argument("--generations", type=int, help="fewer for a trial")
-    parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--warm-starts", type=Path)
     options = parser.parse_args()
     if options.list:

@@ -39,8 +39,14 @@ SWAPPED = {
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 SKIPPED = ("annotation", "returns", "decorator_list", "bases")
-EQUIVALENT: set[str] = set()
-"""Changes that make no difference, or none on a CPU."""
+EQUIVALENT = {
+    "losses.py: torch.where(mask, old_logp, 0) -> torch.where(mask, old_logp, 1)",  # masked later
+    "losses.py: torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)"
+    " -> torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 1)",
+    "ops.py: torch.where(mask, values, 0).double() -> torch.where(mask, values, 0)",  # shows on a GPU only
+    "ops.py: total(torch.ones_like(x)).clamp_min(1) -> total(torch.ones_like(x))",  # 0 / 0 is masked later
+}
+"""Changes that make no difference, or none on a CPU; without the line number."""
 
 
 def variants(node: ast.AST) -> Iterator[ast.expr]:
@@ -78,9 +84,11 @@ def mutants(node: ast.AST) -> Iterator[str]:
         for i, child in enumerate(children):
             if name not in SKIPPED and isinstance(child, ast.AST):
                 for changed in variants(child):
+                    constant = isinstance(child, ast.Constant)  # shown with what it stands in
+                    before = ast.unparse(node if constant else child)
                     children[i] = changed
                     setattr(node, name, children if isinstance(value, list) else changed)
-                    yield f"{child.lineno}: {ast.unparse(child)} -> {ast.unparse(changed)}"
+                    yield f"{child.lineno}: {before} -> {ast.unparse(node if constant else changed)}"
                 children[i] = child
                 setattr(node, name, value)
                 yield from mutants(child)

@@ -208,11 +208,6 @@ def test_every_recipe_opens_with_what_it_needs(path):
         assert f"# {word}" in text
 
 
-def luminance(rgb):
-    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 # ---- explain -----------------------------------------------------------------------------------
 def test_explain_shows_a_group_and_how_its_credit_was_made(dew, tmp_path):
     write_records(tmp_path, 3, [group()])
@@ -241,14 +236,14 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     recorded = [replace(telling.answers[0], advantage=[0.9, 0.1]), replace(telling.answers[1], advantage=[-0.5, 0.25])]
     telling = replace(telling, answers=recorded, algorithm="gtpo", settings={"alpha2": 0.5, "pool": "joint"})
     write_records(tmp_path / "mine", 3, [dull, telling])
-    write_records(tmp_path / "mine", 5, [replace(dull, step=5, answers=[*dull.answers, dull.answers[0]])])
+    write_records(tmp_path / "mine", 5, [replace(dull, step=5)])
     code, out, _ = dew("explain", tmp_path / "mine", "--step", 5)
-    assert code == 0 and "step 5, group 0" in out and "1 ✓ correct × 2" in out and out.count("✓ correct") == 1
+    assert code == 0 and "step 5, group 0" in out
     code, out, _ = dew("explain", tmp_path / "mine")
     assert code == 0 and "group 1" in out and "gtpo(pool=joint,alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
     assert "1 of the wrong sign" in out and "±0.900" in out
     _, other, _ = dew("explain", tmp_path / "mine", "--algorithm", "dew")
-    assert "advantages of dew:" in other and "wrong sign" not in other
+    assert "advantages of dew:" in other and "of the wrong sign" not in other
     _, own, _ = dew("explain", tmp_path / "mine", "--answer", 2)
     assert "r̃ = −(1.0 + 0.5 · x / mean(x))" in own and "wrong sign" in own
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
@@ -260,18 +255,14 @@ def test_explain_names_the_signal_that_another_algorithm_needs(dew, tmp_path):
     answers = [replace(a, logp=[-0.1, -0.2]) for a in group().answers]
     write_records(tmp_path, 3, [replace(group(), answers=answers)])
     assert dew("explain", tmp_path, "--algorithm", "clip_cov")[0] == 0
-    assert "answers [1, 2] have no recorded sum_sq" in dew("explain", tmp_path, "--algorithm", "otb")[2]
+    assert "sum_sq was not recorded" in dew("explain", tmp_path, "--algorithm", "otb")[2]
 
 
-def test_text_is_readable_on_every_credit():
-    for credit in [x / 20 for x in range(-20, 21)]:
-        style = console.by_credit(["a"], [credit], 1.0).spans[0].style if abs(credit) > 0.02 else None
-        if style is not None:
-            ink, ground = re.fullmatch(r"#(\w{6}) on rgb\((.+)\)", str(style)).groups()
-            light, dark = sorted((luminance([int(x) for x in ground.split(",")]), 1.0 if ink == "ffffff" else 0.0))[
-                ::-1
-            ]
-            assert (light + 0.05) / (dark + 0.05) >= 4.5
+def test_black_text_is_readable_on_every_credit():
+    """Contrast as WCAG 2 defines it, (L + 0.05) / 0.05, is lowest on the full colours: at least 4.5."""
+    for rgb in (console.BLUE, console.ORANGE):
+        linear = [((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+        assert 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05 >= 4.5 * 0.05
 
 
 @pytest.mark.parametrize(
@@ -295,48 +286,46 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
     assert view.poll() == [] and view.seconds_left is None
     folder.write_run({"steps": 10})
     for step in (1, 2):
-        folder.append_metrics({"step": step, "time": 100.0 + 2 * step, "reward": 0.1 * step, "tokens_per_second": 5.0})
+        folder.append_metrics(
+            {"step": step, "time": 100.0 + 2 * step, "accuracy": 0.1 * step, "tokens_per_second": 5.0}
+        )
     assert len(view.poll()) == 2 and view.poll() == []
     assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
-    assert "step 2/10" in view.line() and "reward 0.200" in view.line()
-    folder.append_metrics({"step": 2, "eval/accuracy": 0.25, "kl/ref": 0.01})
-    view.poll()
-    assert "eval accuracy 0.250" in view.line() and "kl 0.0100" in view.line()
+    assert "step 2/10  accuracy 0.200  tokens/s 5" in view.line()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line: not yet
     assert view.poll() == []
     folder.clear(whole=False)
-    folder.append_metrics({"step": 1, "reward": 0.7})  # resumed without a checkpoint: it starts again
+    folder.append_metrics({"step": 1, "accuracy": 0.7})  # resumed without a checkpoint: it starts again
     view.poll()
-    assert "step 1/10  reward 0.700" in view.line()
+    assert "step 1/10  accuracy 0.700" in view.line()
 
 
-def test_the_screen_shows_runs_alarms_and_an_answer(tmp_path, capsys):
+def test_the_screen_shows_runs_and_alarms(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.write_run({"steps": 4})
-    folder.append_metrics({"step": 1, "time": 1.0, "reward": 0.5})
+    folder.append_metrics({"step": 1, "time": 1.0, "accuracy": 0.5})
     folder.append_alarm({"step": 1, "alarm": "x", "message": "Entropy fell.", "remedy": "Lower the rate."})
-    write_records(tmp_path, 1, [group(step=1)])
     console.out.print(runs.screen([runs.RunView(tmp_path)]))
     text = capsys.readouterr().out
-    for word in (tmp_path.name[:20], "1/4", "0.500", "Entropy fell. Lower the rate.", "✓ 3+5=8"):
+    for word in (tmp_path.name[:20], "1/4", "0.500", "Entropy fell. Lower the rate."):
         assert word in text
 
 
 def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.write_run({"steps": 5})
-    folder.append_metrics({"step": 2, "reward": 0.1})  # before the run was killed and resumed from step 1
+    folder.append_metrics({"step": 2, "accuracy": 0.1})  # before the run was killed and resumed from step 1
     view = runs.RunView(tmp_path)
     view.label = "mine"
     with runs.live(lambda: [view], every=2):
         assert view.step == 2 and view.seconds_left is None
         folder.write_run({"steps": 6})  # resumed with a larger max_steps
-        folder.append_metrics({"step": 2, "reward": 0.5})
+        folder.append_metrics({"step": 2, "accuracy": 0.5})
         folder.append_alarm({"step": 2, "message": "Entropy fell.", "remedy": "Lower the rate."})
-        while view.latest["reward"] < 0.5:
+        while view.latest["accuracy"] < 0.5:
             time.sleep(0.01)
         folder.append_metrics({"step": 2, "seconds": 9.0})  # more about the same step
-        folder.append_metrics({"step": 3, "reward": 0.6})
+        folder.append_metrics({"step": 3, "accuracy": 0.6})
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["mine: step 2/6  reward 0.500", "⚠ mine step 2: Entropy fell. Lower the rate."]
+    assert lines == ["mine: step 2/6  accuracy 0.500", "⚠ mine step 2: Entropy fell. Lower the rate."]

@@ -195,7 +195,7 @@ def test_the_demo_as_a_newcomer_types_it(tmp_path):
     words = [sys.executable, "-m", "dew.cli", "demo", "--steps", "8", "--out", "out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("What this does", "dapo-seed0: step 8/8", "dew-seed0: step 8/8", "with one run each", "dew compare"):
+    for said in ("What this does", "dapo-seed0: step 8/8", "dew-seed0: step 8/8", "one run each", "dew compare"):
         assert said in done.stdout
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

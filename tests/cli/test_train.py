@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from dew.cli import app, train
-from dew.cli.runs import claim, lock
 from dew.engines.problems import evaluate_run, training_rows
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
-from dew.run.config import RUN_AGAIN, make_run, read_run, to_yaml
-from dew.run.folder import RunFolder
+from dew.run.config import make_run, read_run, to_yaml
+from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -117,7 +116,7 @@ def test_text_stays_as_it_was_typed():
         ({"torch_dtype": "bfloat16"}, "Write dtype"),
         ({"max_prompt_length": 512}, "no longer truncates prompts"),
         ({"vllm_device": "cuda:1"}, "dew train --keys"),
-        ({"learnin_rate": 1}, "Did you mean 'learning_rate'"),
+        ({"loging_steps": 1}, "Did you mean 'logging_steps'"),
     ],
 )
 def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):

@@ -53,9 +53,8 @@ def test_a_model_that_was_not_copied_completely_is_an_error(dew, tmp_path):
 def test_a_file_that_cannot_be_written_is_an_error_before_sampling(dew, asked, tmp_path):
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe.json")
-    for task in ("countdown", "paper"):
-        code, _, err = dew("eval", "tiny", "--task", task, "--keep", tmp_path / "file" / "folder" / "kept.json")
-        assert code == 1 and ".json cannot be written: Not a directory." in err
+    code, _, err = dew("eval", "tiny", "--keep", tmp_path / "file" / "folder" / "kept.json")
+    assert code == 1 and ".json cannot be written: Not a directory." in err
     code, _, err = dew("eval", "tiny", "--keep", tmp_path / "pipe.json")
     assert code == 1 and "pipe.json cannot be written: it is a folder, a pipe or a device." in err
     assert not asked and dew("eval", "tiny", "--keep", tmp_path / "new" / "kept.json")[0] == 0
@@ -65,19 +64,12 @@ def test_a_file_that_cannot_be_written_is_an_error_before_sampling(dew, asked, t
     assert "a-vs.json cannot be written" in dew("eval", "tiny", "--vs", "tiny6", "--keep", tmp_path / "a.json")[2]
 
 
-def test_typed_settings_replace_those_of_a_suite(dew, asked):
-    dew("eval", "tiny", "--task", "paper", "--temperature", 0.6, "-n", 20, "--json")
-    assert [(call["k"], call["temperature"], call["n_problems"]) for call in asked] == [(32, 0.6, 20)] * 3
-
-
 def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     kept = tmp_path / "kept.json"
     compare.evaluate(None, None, []).write(kept)
     assert dew("eval", kept)[0] == 0
     for flag, value in (("--task", "chain"), ("--temperature", 0.5), ("--options", "{seed: 1}"), ("-k", 16)):
         assert f"error: {flag}: no effect on answers read from a file" in dew("eval", kept, flag, value)[2]
-    for flag in ("--reward", "--vs"):
-        assert f"error: {flag}: no effect with the suite paper" in dew("eval", "tiny", "--task", "paper", flag, "x")[2]
     assert len(asked) == 1
     assert dew("eval", "tiny", "--options", "{greedy: true, batch_size: 8}")[0] == 0
     assert asked[-1]["greedy"] is True and asked[-1]["batch_size"] == 8

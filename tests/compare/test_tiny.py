@@ -111,11 +111,12 @@ def test_bundled_model_matches_its_card(tiny):
     assert scores.statuses["unparsable"] < 0.02 * 64 * 16 and scores.truncated_share < 0.02
 
 
-def test_scores_contain_every_answer(tiny):
+def test_scores_contain_every_answer(tiny, tmp_path):
     rows = Chain(steps=(2, 3)).rows(3, split="held_out")
-    scores = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32, name="short chains")
-    data = json.loads(json.dumps(scores.to_json()))
-    assert (data["task"], data["n_problems"], data["k"]) == ("short chains", 3, 2)
+    scores = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32)
+    scores.write(tmp_path / "kept.json")
+    data = json.loads((tmp_path / "kept.json").read_text())
+    assert (data["task"], data["n_problems"], data["k"]) == ("chain", 3, 2)
     assert [problem["prompt"] for problem in data["problems"]] == [row["prompt"] for row in rows]
     again = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32)
     assert compare_scores(scores, again)["mean@2"].equal

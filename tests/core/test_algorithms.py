@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
-from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm
-from dew.algorithms.own import source_digest
+from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm, source_digest
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
 from groups import batches, pad

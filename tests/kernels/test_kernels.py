@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dew.errors import ConfigError, DewError, ShapeError
-from dew.kernels import chunked, linear, linear_logprob_entropy, passes
+from dew.kernels import chunked, linear, linear_logprob_entropy
 from operator_cases import *  # noqa: F403
 from operator_cases import Backend, problem, run
 
@@ -23,7 +23,7 @@ def backend():
 
 
 def small_chunks(monkeypatch, nbytes):
-    for module in (chunked, passes):
+    for module in (chunked, linear):
         monkeypatch.setattr(module, "allowed", lambda limit, device: nbytes)
 
 

@@ -1,17 +1,13 @@
 """Tests of the Triton kernels, on a GPU or in Triton's interpreter. Run by test_triton.py."""
 
-import logging
 import math
 import os
-import sys
 
 import pytest
 import torch
 
-import dew.kernels
 import operator_cases
 from dew.kernels import linear, linear_logprob_entropy
-from dew.kernels import triton as kernels
 from operator_cases import *  # noqa: F403
 from operator_cases import Backend, assert_near, doubles, run
 
@@ -22,7 +18,6 @@ STORED, OTHER = (torch.float32, torch.float16) if INTERPRETED else (torch.bfloat
 SHAPES = [(1, 8, 1), (37, 40, 300), (130, 72, 517)]
 if not INTERPRETED:
     SHAPES += [(1000, 576, 5003), (200, 896, 151_936)]
-HOPPER = not INTERPRETED and torch.cuda.get_device_capability() == (9, 0)
 CASES = [(STORED, shape) for shape in SHAPES] + [(OTHER, (5, 8, 13)), (OTHER, (129, 64, 1024))]
 
 
@@ -37,17 +32,8 @@ def save(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture(params=["triton", "hopper"] if HOPPER else ["triton"])
-def kernel(request, monkeypatch):
-    """The kernel of the pass without stored weights: on Hopper there are two."""
-    if request.param == "triton":
-        monkeypatch.setattr(kernels, "_is_hopper", lambda device: False)
-    yield request.param
-    assert not kernels.hopper_failed
-
-
 @pytest.fixture
-def backend(kernel):
+def backend():
     return Backend("triton", DEVICE, OTHER, STORED)
 
 
@@ -65,7 +51,7 @@ def test_values_and_gradients(dtype, shape, temperature, softcap, bias, save):
 
 @pytest.mark.parametrize("dtype, shape", CASES[1:2] if INTERPRETED else CASES)
 @pytest.mark.parametrize("temperature, softcap, bias", [(1.0, None, False), (0.7, 5.0, True)])
-def test_sum_of_squares(dtype, shape, temperature, softcap, bias, save, kernel):
+def test_sum_of_squares(dtype, shape, temperature, softcap, bias, save):
     hidden, weight, targets, b = problem(*shape, dtype, bias=bias)
     settings = {"temperature": temperature, "softcap": softcap, "sum_sq": True}
     x, w, b64 = doubles(hidden, weight, b)
@@ -113,7 +99,6 @@ def test_very_unlikely_targets(frozen, v, settings, monkeypatch):
         assert (ours.double() - truth).norm() <= 1e-2 * truth.norm()
 
 
-@pytest.mark.usefixtures("kernel")
 def test_targets_outside_the_vocabulary_give_nan():
     """The forward pass does not synchronise, so it cannot raise: such rows are NaN, and the backward pass raises."""
     hidden, weight, targets, _ = problem(9, 40, 300, OTHER)
@@ -127,45 +112,6 @@ def test_auto_selects_triton_where_it_can_run():
     hidden, weight, _, _ = problem(5, 16, 50, OTHER)
     assert linear.backend_for("auto", hidden, weight).__name__ == "dew.kernels.triton"
     assert linear.backend_for("auto", hidden[:, :3].contiguous(), weight).__name__ == "dew.kernels.chunked"
-
-
-def test_without_gluon_the_generic_kernel_is_used_and_logged_once(monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "_is_hopper", lambda device: True)
-    monkeypatch.setattr(kernels, "hopper_failed", [])
-    monkeypatch.setitem(sys.modules, "dew.kernels.hopper", None)
-    monkeypatch.delattr(dew.kernels, "hopper", raising=False)
-    hidden, weight, targets, _ = problem(9, 40, 300, OTHER)
-    want = linear_logprob_entropy(*doubles(hidden, weight), targets, impl="reference")
-    with caplog.at_level(logging.INFO, "dew"):
-        for _ in range(2):
-            got = linear_logprob_entropy(hidden, weight, targets, impl="triton")
-    assert len(caplog.records) == len(kernels.hopper_failed) == 1 and "Hopper" in caplog.text
-    for ours, truth in zip(got, want, strict=True):
-        torch.testing.assert_close(ours.double(), truth, rtol=2e-5, atol=2e-5)
-
-
-if HOPPER:
-
-    @pytest.mark.parametrize("dtype, shape", CASES)
-    @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_values(dtype, shape, temperature, kernel):
-        hidden, weight, targets, _ = problem(*shape, dtype)
-        for y in (targets, targets.clamp_min(0)):
-            got = linear_logprob_entropy(hidden, weight, y, temperature=temperature, impl="triton")
-            want = linear_logprob_entropy(*doubles(hidden, weight), y, temperature=temperature, impl="reference")
-            assert_near(got, want, dtype)
-
-    def test_both_kernels_agree(monkeypatch):
-        """Items of six, five, two and one tile; few and many row blocks; one step of depth and more."""
-        for n, d, v in [(32_768, 576, 49_152), (5000, 64, 32_000), (768, 200, 49_152), (130, 128, 777), (63, 192, 9)]:
-            hidden, weight, targets, _ = problem(n, d, v, torch.bfloat16)
-            for y in (targets, targets.clamp_min(0)):
-                got = linear_logprob_entropy(hidden, weight, y, temperature=0.9, impl="triton")
-                with monkeypatch.context() as patch:
-                    patch.setattr(kernels, "_is_hopper", lambda device: False)
-                    want = linear_logprob_entropy(hidden, weight, y, temperature=0.9, impl="triton")
-                torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-        assert not kernels.hopper_failed
 
 
 if not INTERPRETED:

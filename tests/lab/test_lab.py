@@ -141,7 +141,7 @@ def test_adam_equals_torch_and_a_replica_without_gradient_stands_still():
         g = torch.randn(3, 4, 2, generator=generator("g", step)) * 2
         g[2] = {1: 0, 2: torch.nan}.get(step, 1) * g[2]
         p.grad = g.clone()
-        norms = ours.step(1.0)
+        norms = ours.step()
         for i, (x, adam) in enumerate(zip(alone, theirs, strict=True)):
             x.grad = g[i].clone()
             norm = torch.nn.utils.clip_grad_norm_([x], 1.0).item()
@@ -299,37 +299,6 @@ def test_the_same_numbers_again_on_a_gpu():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def trained_with(cuda_graphs, task, device):
-    replicas = [Replica(arm, seed) for arm in parse_arms(["dapo", "gtpo"], [1e-3], controls=False) for seed in (0, 1)]
-    start = new_policy(32, 2, task.prompt_length + task.tokens, generator(0))
-    with numerics():
-        runs = Stack(task, start, replicas, TINY, device, cuda_graphs)
-        for g in range(3):
-            runs.generation(g)
-        runs.evaluate(3)
-    return runs, [*runs.policies.parameters.values(), *(x for metrics in runs.history for x in metrics.values())]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("task", [EASY, get_task("countdown-4"), get_task("addition-8")], ids=lambda task: task.name)
-def test_cuda_graphs_give_the_same_numbers(task, recwarn):
-    (_, eager), (runs, replayed) = (trained_with(x, task, "cuda") for x in (False, True))
-    assert all(map(torch.equal, eager, replayed)) and not recwarn.list
-    assert runs.answer.function not in runs.answer.graphs.values()
-
-
-def test_where_no_cuda_graph_can_be_made_the_kernels_are_launched_one_by_one(monkeypatch):
-    def refuse(_):
-        raise RuntimeError("not permitted")
-
-    for name, found in {"graph": refuse, "CUDAGraph": object, "current_stream": object, "set_stream": id}.items():
-        monkeypatch.setattr(torch.cuda, name, found)
-    _, eager = trained_with(False, EASY, "cpu")
-    with pytest.warns(UserWarning, match="No CUDA graph"):
-        _, replayed = trained_with(True, EASY, "cpu")
-    assert all(map(torch.equal, eager, replayed))
-
-
 @pytest.mark.parametrize(
     ("text", "stacked"),
     [
@@ -381,7 +350,7 @@ def test_arms_from_text():
         ("gtpo(alpha2=0.5)(alpha2=0.3)", "cannot be read"),
         ("gtpo(alpha2=0.5,alpha2=0.3)", "gives a setting twice"),
         ("gtpo(alpha2=-1)", "a wrong answer would be rewarded"),
-        ("gtpo@fast", "Write it like @3e-5"),
+        ("gtpo@fast", "such as 3e-5"),
         ("missing.py:Rule", "cannot be imported"),
         ("trl", "Its credit and loss are the engine's"),
         ("dew.algorithms:Nothing", "no class 'Nothing'"),
@@ -540,7 +509,7 @@ def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monk
     monkeypatch.setattr(module, "memory", lambda *_: 0.3 * module._free("cpu"))  # two runs at a time
 
     def interrupt(_, line):
-        if "2 of 4 runs finished" in line:
+        if "; 0 runs after them" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -220,7 +220,7 @@ def test_a_context_that_is_too_small_fails(settings):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"learnin_rate": 1e-4}, "settings"),
+        ({"loging_steps": 1}, "settings"),
         ({"task": "countdwn"}, "data"),
         ({"problems": 10**6, "task_settings": {"numbers": 2, "largest": 2}}, "data"),
         ({"reward_funcs": ["nowhere.reward"]}, "data"),

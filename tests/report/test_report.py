@@ -29,9 +29,8 @@ from dew.credit import group_relative
 from dew.errors import ConfigError, RecordError
 from dew.report import build, build_from_records
 from dew.report.content import content_of
-from dew.report.findings import remarks
 from dew.report.readers import Run
-from dew.report.results import arms_of, rows_of
+from dew.report.results import arms_of, remarks, rows_of
 from dew.report.serve import View, make_server
 from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs

@@ -4,7 +4,7 @@ import pytest
 
 from dew.errors import ConfigError
 from dew.rewards import load_reward, reward, verifier
-from dew.rewards.format import boxed_format, think_answer_format, think_format
+from dew.rewards.verifiers import boxed_format, think_answer_format, think_format
 
 # Golden
 

@@ -39,8 +39,8 @@ ALLOWED = {
     ("rewards/user_function.py", "import_module"): "the user's reward function, in a process of its own",
     ("rewards/user_function.py", "exec_module"): "the same, from a file",
     ("rewards/worker.py", "import_module"): "one of dew's own modules, named by the parent process",
-    ("algorithms/own.py", "import_module"): "the user's algorithm; not from an untrusted file",
-    ("algorithms/own.py", "exec_module"): "the same, from a file",
+    ("algorithms/__init__.py", "import_module"): "the user's algorithm; not from an untrusted file",
+    ("algorithms/__init__.py", "exec_module"): "the same, from a file",
     ("__init__.py", "import_module"): "one of dew's own modules",
     ("engines/lab/tiny.py", "import_module"): "one of dew's own modules",
     ("cli/app.py", "import_module"): "one of dew's own commands",
@@ -127,7 +127,7 @@ def test_the_search_itself_finds_each(line):
 
 WATCHER = r"""
 import json, os, signal, sys
-from dew.rewards import extract, format, normalize, verifier
+from dew.rewards import extract, normalize, verifier, verifiers
 from dew.rewards.worker import violates
 from dew.rewards.latex import WARM_UP, compare
 from dew.tasks.datasets import TEMPLATES, render
@@ -164,7 +164,7 @@ for now in completions:
     extract.is_formula(now)
     normalize.read_number(now)
     normalize.words(now); normalize.gold_choice(now); normalize.final_choice(now)
-    for form in (format.think_format, format.think_answer_format, format.boxed_format): form([now])
+    for form in (verifiers.think_format, verifiers.think_answer_format, verifiers.boxed_format): form([now])
     countdown.check(now, numbers=[3, 5], answer="8")
     chain.check(now, answer="8")
     equation.check(now, numbers=[3, 5], answer=8)

@@ -214,7 +214,7 @@ def record_bytes(content: bytes) -> None:
 def record(group: dict[str, Any]) -> None:
     """A group of any values: read, credited as `dew explain` does, shown as `dew report` does."""
     from dew.cli.console import out
-    from dew.cli.explain import explain
+    from dew.cli.report import explain
     from dew.report.content import content_of
     from dew.report.readers import Run
     from dew.report.write import blobs

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError
-from dew.tasks import task
-from dew.tasks.base import identity, key, overlap, without_overlap
+from dew.tasks import files, task
+from dew.tasks.base import key, overlap, without_overlap
 from dew.tasks.datasets import PRESETS, TEMPLATES, named, render
-from dew.tasks.files import columns, read_table
+from dew.tasks.files import columns, read_rows, row_key
 
 SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data")
 ROWS = [{"problem": f"What is {i} plus {i + 1}, please?", "answer": 2 * i + 1, "level": i % 3} for i in range(100)]
@@ -49,19 +49,20 @@ def test_all_formats_give_the_same_rows(tmp_path):
     data.to_parquet(tmp_path / "shards/data/train-00000-of-00001.parquet")
     expected = [{"problem": row["problem"], "answer": str(row["answer"]), "level": row["level"]} for row in ROWS]
     for source in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "folder", "shards", "saved", "saved_splits"):
-        assert read_table(tmp_path / source, columns(keep=["level"])).rows == expected, source
+        assert read_rows(tmp_path / source, columns(keep=["level"])) == expected, source
 
 
-def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog):
+def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(files, "MAX_SHOWN", 8)
     good, who = {"problem": "How many?", "answer": "1"}, [{"problem": "Who?", "answer": answer} for answer in "AB"]
     empty = [{"problem": "How much?"}, {"problem": " ", "answer": "2"}, {"problem": "When?", "answer": None}]
     lines = [good, *empty, [1, 2], good, *who]
     path = write(tmp_path / "bad.jsonl", lines)
     path.write_bytes(path.read_bytes() + b"{not json\n\xff\xfe\n\n")
     with caplog.at_level(logging.WARNING, "dew.tasks"):
-        table = read_table(path, columns(), name="bad")
-    assert [row["problem"] for row in table.rows] == ["How many?"] and table.repeated == 1
-    assert [bad.split(" (")[0] for bad in table.bad] == [
+        rows = read_rows(path, columns())
+    assert [row["problem"] for row in rows] == ["How many?"]
+    assert [line.split(" (")[0].strip() for line in caplog.messages[0].split("\n")[1:]] == [
         "bad.jsonl:2: no column 'answer'; there are problem",
         "bad.jsonl:3: no problem",
         "bad.jsonl:4: no answer",
@@ -71,7 +72,9 @@ def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog):
         "bad.jsonl:7: conflicting answers to one problem, A and B",
         "bad.jsonl:8: conflicting answers to one problem, A and B",
     ]
-    assert "1 problems, 1 duplicates skipped, 8 unusable rows skipped" in caplog.text and "and 3 more" in caplog.text
+    monkeypatch.setattr(files, "MAX_SHOWN", 3)
+    read_rows(path, columns())
+    assert "8 unusable rows skipped" in caplog.text and caplog.messages[1].endswith("...")
 
 
 def test_any_folder_with_or_without_a_dot(tmp_path, monkeypatch):
@@ -103,9 +106,7 @@ def test_nested_columns(tmp_path):
         "reward_model": {"ground_truth": "42", "style": "rule"},
     }
     read = columns("prompt", "reward_model.ground_truth")
-    assert read_table(write(tmp_path / "verl.jsonl", [raw]), read).rows == [
-        {"problem": "What is 6 times 7?", "answer": "42"}
-    ]
+    assert read_rows(write(tmp_path / "verl.jsonl", [raw]), read) == [{"problem": "What is 6 times 7?", "answer": "42"}]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_columns_of_the_hub(tmp_path, monkeypatch, *, name: str, raw, problem: s
     monkeypatch.setenv("DEW_DATA", str(tmp_path))
     file, split = ("test", "held_out") if PRESETS[name].train is None else ("train", "train")
     write(tmp_path / name / f"{file}.jsonl", [raw])
-    (row,) = named(name).table(split).rows
+    (row,) = named(name).problems(split)
     assert (row["problem"], row["answer"]) == (problem, answer)
 
 
@@ -167,23 +168,22 @@ def test_templates():
     ],
 )
 def test_the_real_sets_are_complete(shared, name: str, train: int, held_out: int):
-    assert len(named(name).table("held_out").rows) == held_out
+    assert len(named(name).problems("held_out")) == held_out
     if train:
-        assert len(named(name).table("train").rows) == train
+        assert len(named(name).problems("train")) == train
 
 
 def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
-    dapo = named("dapo17k").table("train")
-    assert len(dapo.rows) + dapo.repeated + len(dapo.bad) == 17_917
-    tests = {name: named(name).table("held_out").rows for name in ("math500", "amc23", "aime24", "aime25")}
-    pairs = overlap(dapo.rows, [row for rows in tests.values() for row in rows])
+    dapo = named("dapo17k").problems("train")
+    tests = {name: named(name).problems("held_out") for name in ("math500", "amc23", "aime24", "aime25")}
+    pairs = overlap(dapo, [row for rows in tests.values() for row in rows])
     shared = {key(test["problem"]) for _, test in pairs}
     found = {name: len(shared & {key(row["problem"]) for row in rows}) for name, rows in tests.items()}
     assert found == {"math500": 7, "amc23": 8, "aime24": 0, "aime25": 0}
     clean = task("dapo17k", without=["amc23"])  # its held-out problems are MATH-500, which is always removed
     train, held_out = clean.rows(10**6), clean.rows(10**6, split="held_out")
     assert len(held_out) == 500 and not overlap(train, held_out + tests["amc23"])
-    assert len(dapo.rows) - len(train) < 30
+    assert len(dapo) - len(train) < 30
 
 
 # Properties
@@ -206,7 +206,8 @@ def test_fewer_rows_are_a_prefix_and_removing_a_row_moves_no_other(seed: int, n:
 @settings(max_examples=15)
 @given(st.text(min_size=20, max_size=40))
 def test_white_space_is_ignored(text: str):
-    assert key(f" {text}\n") == key(text) and identity(f"  {text} ") == identity(text)
+    rows = [{"problem": text}, {"problem": f"  {text} "}]
+    assert key(f" {text}\n") == key(text) and len({row_key(row, "problem") for row in rows}) == 1
 
 
 def test_training_and_held_out_problems_are_disjoint(tmp_path):
@@ -227,7 +228,7 @@ def test_overlap_ignores_spelling_but_not_numbers():
     test = [{"problem": r"find $ x $ if $\frac 12 x=17$"}, {"problem": "1+1?"}]
     assert overlap(train, test) == [(train[0], test[0])]  # "1+1?" is too short
     assert without_overlap(train, test) == (train[1:], 1)
-    assert identity("x + 1") != identity("x - 1")
+    assert row_key({"problem": "x + 1"}, "problem") != row_key({"problem": "x - 1"}, "problem")
 
 
 # Edges
@@ -245,7 +246,7 @@ def test_overlap_ignores_spelling_but_not_numbers():
         (lambda p: task(str(p / "text.parquet")).rows(1), "not a Parquet file"),
         (lambda p: task(str(p / "text.json")).rows(1), "not JSON"),
         (lambda p: task(str(p / "text.jsonl.gz")).rows(1), "cannot be read"),
-        (lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1), "empty: 0 problems, 1 unusable rows"),
+        (lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1), "No usable rows.*empty.jsonl: 1 unusable rows"),
         (lambda p: task(str(p / "empty.jsonl"), held_out="test"), "is one file, without splits"),
         (lambda p: task("a.csv").rows(1), r"a.csv: neither a folder, nor a file \(.jsonl"),
         (lambda p: task("nobody/nothing-at-all").rows(1), "'nobody/nothing-at-all' cannot be loaded"),

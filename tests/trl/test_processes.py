@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 import trl_tiny as tiny
 from dew.algorithms import list_algorithms
-from dew.engines.trl.launch import _weights_are_finite, build_trainer, launch
-from dew.engines.trl.settings import parse
+from dew.engines.trl.launch import _weights_are_finite, build_trainer, launch, parse
 from dew.run.config import Run, Scoring
 from dew.run.folder import RunFolder
 from dew.tasks import model_folder

@@ -52,13 +52,12 @@ def watched_run(folder):
     import torch
 
     from dew.engines.trl import launch
-    from dew.engines.trl.settings import parse
     from dew.run.config import make_run
 
     torch.set_num_threads(1)
     launch.quiet()
     watch = Watch(max(1, STEPS // 40))
-    parsed = parse(make_run({**SETTINGS, "max_steps": STEPS, "output_dir": folder}))
+    parsed = launch.parse(make_run({**SETTINGS, "max_steps": STEPS, "output_dir": folder}))
     trainer = launch.build_trainer(parsed)
     trainer.add_callback(watch)
     launch.launch(parsed, trainer)

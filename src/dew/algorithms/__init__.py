@@ -1,66 +1,38 @@
-"""The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`."""
+"""The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`, or give its
+file: `my_rules.py:MyRule`, `my_module:MyRule`.
+"""
 
 import ast
+import hashlib
 import re
+import sys
 from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from dew.algorithms.base import Algorithm
-from dew.algorithms.baselines import (
-    CISPO,
-    DAPO,
-    GRPO,
-    GSPO,
-    QAE,
-    SAPO,
-    TRL,
-    DrGRPO,
-    MaxRL,
-    ReinforcePP,
-    WReinforce,
-)
-from dew.algorithms.entropy_peers import EntropyAdvantage, ForkingTokens
+from dew.algorithms.base import Algorithm, Whose
+from dew.algorithms.baselines import CISPO, DAPO, GRPO, GSPO, QAE, SAPO, TRL, DrGRPO, MaxRL, ReinforcePP, WReinforce
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
-from dew.algorithms.own import own_class
-from dew.algorithms.token_weighted import OTB, STEER, ClipCov, KLCov
-from dew.errors import ConfigError, Problem, unknown
+from dew.algorithms.token_weighted import OTB, STEER, ClipCov, EntropyAdvantage, ForkingTokens, KLCov
+from dew.errors import ConfigError, Problem, did_you_mean, unknown, user_line
 
 __all__ = [
-    "CISPO",
-    "DAPO",
-    "DEFAULT_ALGORITHM",
-    "DEW",
-    "ENGINE_ALGORITHM",
-    "GRPO",
-    "GRPOS",
-    "GSPO",
-    "GTPO",
-    "OTB",
-    "QAE",
-    "SAPO",
-    "STEER",
-    "TRL",
-    "Algorithm",
-    "ClipCov",
-    "DrGRPO",
-    "EntropyAdvantage",
-    "ForkingTokens",
-    "KLCov",
-    "MaxRL",
-    "ReinforcePP",
-    "WReinforce",
-    "algorithm_classes",
-    "algorithms_for",
-    "get_algorithm",
-    "list_algorithms",
-    "parse_algorithm",
-    "register_algorithm",
-]
+    "CISPO", "DAPO", "DEFAULT_ALGORITHM", "DEW", "ENGINE_ALGORITHM", "GRPO", "GRPOS", "GSPO", "GTPO", "OTB", "QAE",
+    "SAPO", "STEER", "TRL", "Algorithm", "ClipCov", "DrGRPO", "EntropyAdvantage", "ForkingTokens", "KLCov", "MaxRL",
+    "ReinforcePP", "WReinforce", "algorithm_classes", "algorithms_for", "get_algorithm", "list_algorithms",
+    "parse_algorithm", "register_algorithm", "source_digest",
+]  # fmt: skip
 
 DEFAULT_ALGORITHM = "gtpo"
 """Used if a configuration names no algorithm."""
 ENGINE_ALGORITHM = TRL.name
 """The engine's own advantages and loss."""
+
+DECORATOR = "Decorate the class with @dataclass(frozen=True, kw_only=True)."
 
 _BY_NAME: dict[str, type[Algorithm]] = {}
 
@@ -91,7 +63,7 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
 
     `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.
     """
-    cls = own_class(name) if ":" in name else _BY_NAME.get(_key(name))
+    cls = _own_class(name) if ":" in name else _BY_NAME.get(_key(name))
     if cls is None:
         also = "For a class of your own, write file.py:Class."
         raise ConfigError(unknown(f"algorithm={name!r} is not known.", name, list_algorithms(), also))
@@ -138,6 +110,80 @@ def parse_algorithm(text: str) -> Algorithm:
 
 def _key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
+
+
+# ── classes of your own ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _own_class(name: str) -> type[Algorithm]:
+    """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
+    where, _, attribute = name.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            module = _of_file(str(Path(where).resolve()), Path(where).read_bytes())
+        else:
+            if str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))
+            module = import_module(where)
+    except Exception as error:  # the module is the user's and may raise anything
+        line = user_line(error)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        not_found = isinstance(error, OSError | ImportError) and not line
+        remedy = "Write module:Class or file.py:Class." if not_found else ""
+        what = f"algorithm={name!r} cannot be imported ({reason}{line})."
+        raise ConfigError(Problem(what, remedy=DECORATOR if "frozen dataclass" in reason else remedy)) from error
+    found = getattr(module, attribute, None)
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        rules = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)]
+        own = [n for n in rules if getattr(module, n).__module__ == module.__name__]
+        remedy = f"{did_you_mean(attribute, own)} {'It has: ' + ', '.join(own) if own else 'It has none'}.".lstrip()
+        raise ConfigError(Problem(f"{where} has no class {attribute!r} derived from dew.Algorithm.", remedy=remedy))
+    if problems := _problems(found):
+        raise ConfigError([Problem(f"{name}: {what}", remedy=remedy) for what, remedy in problems.items()])
+    return found
+
+
+def _problems(cls: type[Algorithm]) -> dict[str, str]:
+    """What is wrong with a user's class, and what to write instead."""
+    found = {}
+    if not isinstance(vars(cls).get("name"), str):
+        found[f"class {cls.__name__} has no name of its own."] = 'Write e.g. name = "mine" in the class.'
+    if cls.advantages is Algorithm.advantages:
+        found[f"class {cls.__name__} has no credit."] = "Define advantages(self, rollouts), or derive it from DAPO."
+    if cls.needs_entropy not in get_args(Whose):
+        remedy = 'Write "old" for the entropy of the policy that sampled, "current" for the one being trained, or "no".'
+        found[f"needs_entropy={cls.needs_entropy!r} is not known."] = remedy
+    settings, known = {f.name for f in fields(cls)}, {f.name for f in fields(Algorithm)}
+    for setting in sorted(x for x in settings - known if hasattr(Algorithm, x)):
+        found[f"its setting {setting!r} clashes with an attribute of dew.Algorithm."] = "Rename the setting."
+    hints = {x: hint for x, hint in get_type_hints(cls).items() if x in vars(cls).get("__annotations__", {})}
+    if any("ClassVar" not in str(hint) and x not in settings for x, hint in hints.items()):
+        found[f"class {cls.__name__} has settings, but is not a data class."] = DECORATOR
+    return found
+
+
+def source_digest(cls: type[Algorithm]) -> str:
+    """Digest of the file that a class was defined in, without comments, layout and algorithms it is not based on."""
+    module = sys.modules.get(cls.__module__)
+    if not (file := getattr(module, "__file__", None)):
+        return ""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    classes = {name: x for name, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)}
+    tree.body = [x for x in tree.body if not isinstance(x, ast.ClassDef) or issubclass(cls, classes.get(x.name, cls))]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+@cache
+def _of_file(path: str, content: bytes) -> ModuleType:
+    """The same module until the content of the file changes."""
+    name = f"dew_own_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"  # stems may be equal
+    spec = spec_from_file_location(name, path)
+    assert spec and spec.loader, path
+    if str(Path(path).parent) not in sys.path:
+        sys.path.insert(0, str(Path(path).parent))
+    module = sys.modules[name] = module_from_spec(spec)  # data classes look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage, CISPO, SAPO, MaxRL, QAE,

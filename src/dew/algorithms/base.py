@@ -124,11 +124,11 @@ class Algorithm:
     """Group overlong: a group is easy if at least this share of its answers is correct."""
 
     def __post_init__(self) -> None:
-        if problems := wrong_types(self) or [*wrong_choices(self), *self.problems()]:
+        if problems := wrong_types(self) or [*_wrong_choices(self), *self.problems()]:
             raise ConfigError([f"{self.name}: {p}" for p in problems])
 
     def problems(self) -> list[str]:
-        """Everything else that is wrong with the settings, each with a remedy. Types and choices are checked before."""
+        """What is wrong with the settings, each with a remedy. Types and choices are checked before."""
         found = []
         if not 0 <= self.clip_low <= 1:
             found.append(f"clip_low={self.clip_low}: the ratio's lower bound is 1 - clip_low. Give 0 to 1.")
@@ -160,10 +160,7 @@ class Algorithm:
 
     @property
     def label(self) -> str:
-        """`gtpo(alpha2=0.5,pool=joint)`: the name, and the settings that differ from its defaults.
-
-        Without max_tokens, which engines fill in.
-        """
+        """`gtpo(alpha2=0.5,pool=joint)`: the name and the settings that differ; engines fill max_tokens in."""
         given = ((f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name != "max_tokens")
         changed = [f"{name}={str(value).replace(' ', '')}" for name, value, default in given if value != default]
         return f"{self.name}({','.join(changed)})" if changed else self.name
@@ -184,12 +181,10 @@ class Algorithm:
         if not self.uses_threshold or len(values) < 2 or (len(values) == 2 and crossed):
             return None
         shown = ", ".join(f"{x:g}" for x in values[:4].tolist()) + (", ..." if len(values) > 4 else "")
-        side = "at or below" if values[0] <= self.threshold else "above"
         return Problem(
-            f"The outcome reward has {len(values)} different values ({shown})"
-            + ("." if crossed else f", all {side} the threshold of {self.threshold:g}."),
-            f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones"
-            + (": the other differences are lost." if crossed else ", so that no group has both."),
+            f"The outcome reward has {len(values)} different values ({shown}); the threshold is {self.threshold:g}.",
+            f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: other differences "
+            "are lost.",
             "Set outcome_reward to a reward of 1 for correct and 0 for wrong answers, or `threshold` to a value in "
             'between. To train on the differences themselves use pool="outcome" (gtpo, grpo_s) or the algorithm dew.',
         )
@@ -272,39 +267,31 @@ def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
     return torch.where(rollouts.mask, per_answer.unsqueeze(-1), 0)
 
 
+TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
+
+
 def wrong_types(settings: Any) -> list[str]:
     """Settings whose type is not the annotated one, as a value from a file or a command line may be."""
     found = []
     for name, hint in get_type_hints(type(settings)).items():
-        kinds, value = (
-            get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,),
-            getattr(settings, name, None),
-        )
-        if get_origin(hint) is ClassVar or not all(kind in TYPE_NAMES for kind in kinds):
-            continue
-        if type(value) not in kinds and not (float in kinds and type(value) is int):
+        value = getattr(settings, name, None)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        right = type(value) in kinds or (float in kinds and type(value) is int)
+        if all(kind in TYPE_NAMES for kind in kinds) and not right:
             found.append(f"{name}={value!r} is not {' or '.join(TYPE_NAMES[kind] for kind in kinds)}.")
     return found
 
 
-TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
-
-
-def wrong_choices(settings: Any) -> list[str]:
+def _wrong_choices(settings: Algorithm) -> list[str]:
     """Settings whose value is not among those of the annotated Literal."""
-    hints = {name: hint for name, hint in get_type_hints(type(settings)).items() if get_origin(hint) is Literal}
-    return [
-        f"{name}={value!r} is not known. Choose one of: {', '.join(map(str, get_args(hint)))}."
-        for name, hint in hints.items()
-        if (value := getattr(settings, name)) not in get_args(hint)
-    ]
+    hints = {
+        name: get_args(hint) for name, hint in get_type_hints(type(settings)).items() if get_origin(hint) is Literal
+    }
+    wrong = {name: value for name in hints if (value := getattr(settings, name)) not in hints[name]}
+    return [f"{x}={v!r} is not known. Choose one of: {', '.join(map(str, hints[x]))}." for x, v in wrong.items()]
 
 
-SIGNALS = {
-    "entropy": "entropy",
-    "logp": "log-probability",
-    "sum_sq": "sum of squared probabilities",
-}
+SIGNALS = {"entropy": "entropy", "logp": "log-probability", "sum_sq": "sum of squared probabilities"}
 
 
 def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms.base import Algorithm, Whose, recorded, spread
-from dew.credit import (
-    group_relative,
-    grpo_s_advantages,
-    grpo_s_rewards,
-    gtpo_advantages,
-    gtpo_rewards,
-)
+from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.credit.gtpo import Compare
 from dew.credit.weighting import clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
@@ -52,8 +46,12 @@ class EntropyWeighted(Algorithm):
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
 
+    @property
+    def _weights(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.weight_names}
+
     def problems(self) -> list[str]:
-        weights = {name: getattr(self, name) for name in self.weight_names}
+        weights = self._weights
         found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
         if not any(weights.values()):
             found.append(f"{' and '.join(weights)} are both 0: every advantage would be 0.")
@@ -118,7 +116,12 @@ class EntropyWeighted(Algorithm):
 
     def _total_weight(self) -> float:
         """α₁ + α₂, the mean of |r̃|."""
-        return sum(getattr(self, name) for name in self.weight_names)
+        return sum(self._weights.values())
+
+    def _how(self, rollouts: Rollouts) -> dict[str, Any]:
+        """What `gtpo_rewards` and `grpo_s_rewards` have in common."""
+        how = {"average": self.average, "spread": self.spread, "entropy_clip": self.entropy_clip}
+        return {**self._weights, **how, "extra": rollouts.extra}
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
@@ -149,18 +152,8 @@ class GTPO(EntropyWeighted):
     with the same turn of each answer (for tools and agents)."""
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
-        return gtpo_rewards(
-            self._won(rollouts),
-            recorded(self, rollouts, "entropy"),
-            rollouts.mask,
-            alpha1=self.alpha1,
-            alpha2=self.alpha2,
-            compare=self.compare,
-            average=self.average,
-            spread=self.spread,
-            entropy_clip=self.entropy_clip,
-            extra=rollouts.extra,
-        )
+        H = recorded(self, rollouts, "entropy")
+        return gtpo_rewards(self._won(rollouts), H, rollouts.mask, compare=self.compare, **self._how(rollouts))
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
         assert self.pool != "outcome"
@@ -208,17 +201,8 @@ class GRPOS(EntropyWeighted):
         return "sequence_mean" if self.average == "arithmetic" else "sequence_geometric"
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
-        return grpo_s_rewards(
-            self._won(rollouts),
-            recorded(self, rollouts, "entropy"),
-            rollouts.mask,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            average=self.average,
-            spread=self.spread,
-            entropy_clip=self.entropy_clip,
-            extra=rollouts.extra,
-        )
+        H = recorded(self, rollouts, "entropy")
+        return grpo_s_rewards(self._won(rollouts), H, rollouts.mask, **self._how(rollouts))
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
         assert self.pool != "outcome"

@@ -34,7 +34,7 @@ class Commands(typer.core.TyperGroup):
 
 app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "explain", "recipes")
+COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "recipes")
 """The modules that define the commands."""
 EXTRAS = {
     **dict.fromkeys(("scipy", "jinja2", "ruamel", "ruamel.yaml", "psutil", "packaging"), "cli"),

@@ -117,8 +117,7 @@ def train_grid(
 
     Finished runs are kept. `every`: print a line for so many steps of each run; 0: when a run ends.
     """
-    from dew.algorithms import get_algorithm
-    from dew.algorithms.own import source_digest
+    from dew.algorithms import get_algorithm, source_digest
     from dew.compare import read_result
     from dew.compare.grid import Cell, finish, open_grid
 
@@ -139,8 +138,8 @@ def train_grid(
         if not every:
             say(f"[{next(numbers)}/{total}] {child.view.line()}")
 
-    def views() -> list[RunView]:  # the screen shows answers of the first
-        return [child.view for child in reversed(children) if every or child.running]
+    def views() -> list[RunView]:
+        return [child.view for child in children if every or child.running]
 
     show = live(views, every=every or 1, transient=not every)
     with show if every or (out.is_terminal and not quiet) else nullcontext():

@@ -96,31 +96,18 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
 
 
-BLUE, ORANGE = (40, 100, 220), (215, 95, 0)
-"""Positive and negative credit, which colour-blind readers can distinguish too."""
+BLUE, ORANGE = (80, 140, 255), (235, 130, 30)
+"""Positive and negative credit: colour-blind readers can distinguish them, and black text is readable on both."""
 
 
-def by_credit(
-    tokens: Sequence[str], credit: Sequence[float], scale: float | None = None, marked: Sequence[bool] | None = None
-) -> Text:
-    """Tokens coloured by credit: blue positive, orange negative, in proportion to `scale` (default: the largest).
-
-    Text is black or white, whichever is easier to read on the colour; `marked` tokens are underlined.
-    """
-    scale = scale or max(map(abs, credit), default=0.0)
+def by_credit(tokens: Sequence[str], credit: Sequence[float], scale: float, marked: Sequence[bool] = ()) -> Text:
+    """Tokens coloured by credit: blue positive, orange negative, in proportion to `scale`; underlined if `marked`."""
     line = Text()
     for i, (token, x) in enumerate(zip(tokens, credit, strict=True)):
-        style = "underline " if marked is not None and marked[i] else ""
+        style = "underline " if marked and marked[i] else ""
         depth = min(1.0, abs(x) / scale) if scale else 0.0
         if depth > 0.02:
             rgb = [round(255 - (255 - c) * depth) for c in (BLUE if x > 0 else ORANGE)]
-            ink = "#000000" if _luminance(rgb) > 0.179 else "#ffffff"  # where both have the same contrast
-            style += f"{ink} on rgb({rgb[0]},{rgb[1]},{rgb[2]})"
+            style += f"#000000 on rgb({rgb[0]},{rgb[1]},{rgb[2]})"
         line.append(printable(token), style=style.strip())
     return line
-
-
-def _luminance(rgb: Sequence[int]) -> float:
-    """Relative luminance, as WCAG 2 defines it."""
-    linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -29,13 +29,9 @@ if TYPE_CHECKING:
 def evaluate_(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: Annotated[
-        str | None, typer.Option(help="Game, data set, file, or the suite `paper` (default: the run's, or countdown).")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
-    reward: Annotated[
-        str | None, typer.Option(help="Verifier or file.py:function (default: the task's verifier).")
-    ] = None,
+    reward: Annotated[str | None, typer.Option(help="Verifier or file.py:function (default: the task's).")] = None,
     k: Annotated[int, typer.Option("-k", help="Answers per problem.")] = 16,
     problems: Annotated[int | None, typer.Option("-n", "--problems", help="Held-out problems (default 256).")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
@@ -52,22 +48,18 @@ def evaluate_(
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     from dew import compare as ev
-    from dew.compare.suites import SUITES
 
     sampling, threshold = _sampling(given, options)
-    if task in SUITES:
-        _refuse(given.keys() & {"reward", "vs"}, f"no effect with the suite {task}, which has its own data sets")
-        _evaluate_suite(task, model, engine, settings, problems, sampling, keep, json)
-        return
     names = [name for name in (model, vs) if name is not None]
     kept = {name: ev.Scores.read(name) for name in names if name.endswith(".json") or Path(name).is_file()}
     models = [name for name in names if name not in kept]
-    if not models:
-        _refuse(given.keys() - {"model", "vs", "json"}, "no effect on answers read from a file")
-    like = next(iter(kept.values()), None)
     left_out, how = False, dict[str, Any]()
     if models:
+        like = next(iter(kept.values()), None)
         left_out, how = _plan(models, task, settings, reward, threshold, problems, sampling, like)
+    elif unused := sorted(given.keys() - {"model", "vs", "json"}):
+        flags = ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in unused)
+        raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Leave it out."))
     files = _new_files(keep, ("", "-vs")[: len(names)])
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
@@ -83,24 +75,13 @@ def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, 
 
     known = [field.name for field in fields(Sampling)]
     more = mapping(options, "--options", "{top_p: 0.9}")
-    if problems := [unknown(f"--options: {x!r} is not known.", x, [*known, "threshold"]) for x in more
-                    if x not in (*known, "threshold")]:  # fmt: skip
-        raise ConfigError(problems)
+    for name in more.keys() - {*known, "threshold"}:
+        raise ConfigError(unknown(f"--options: {name!r} is not known.", name, [*known, "threshold"]))
+    if not all(isinstance(value, int | float) for value in more.values()):
+        raise ConfigError(f"--options {options}: every value must be a number.")
     sampling = {name: value for name, value in {**given, **more}.items() if name in known}
-    threshold = more.get("threshold", 0.5)
-    try:
-        Sampling(**sampling)
-        return sampling, float(threshold)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(Problem(f"--options {options}: every value must be a number.")) from None
-
-
-def _refuse(flags: Iterable[str], why: str) -> None:
-    """Raise an error if flags were given that would be ignored."""
-    if unused := ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in sorted(flags)):
-        raise ConfigError(Problem(f"{unused}: {why}.", remedy="Leave it out."))
+    Sampling(**sampling)
+    return sampling, more.get("threshold", 0.5)
 
 
 def _new_files(keep: Path | None, endings: Iterable[str]) -> list[Path]:
@@ -139,12 +120,8 @@ def _plan(
         problems = len(like.problems) if problems is None else problems
         keys = [problem_key(row["prompt"], row.get("answer")) for row in source.rows(problems, split="held_out")]
         check_comparable(like, source.name, judge_name(judge, threshold), keys)
-    left_out = like is None and all(_trained_on(chosen, run) for run in runs.values())
+    left_out = like is None and all(_same_task(chosen, run.task) for run in runs.values())
     return left_out, {"problems": source, "verifier": judge, "n_problems": problems, "threshold": threshold, **sampling}
-
-
-def _trained_on(task: str, run: Run) -> bool:
-    return bool(run.task) and Path(task).resolve() == Path(str(run.task)).resolve()
 
 
 def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
@@ -152,15 +129,17 @@ def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
     for name, run in runs.items():
         data = run.settings.get("dataset_name") or "several data sets" * ("datasets" in run.settings)
         if data and not task:
-            raise ConfigError(
-                Problem(f"{name}: trained on {data}, which is not a task.", remedy="Name one with --task.")
-            )
+            what = f"{name}: trained on {data}, which is not a task."
+            raise ConfigError(Problem(what, remedy="Name one with --task."))
     trained = {name: run for name, run in runs.items() if run.task}
     if not task and len({(str(run.task), str(run.task_settings)) for run in trained.values()}) > 1:
         each = [f"{name} on {run.task} {run.task_settings or ''}".rstrip() for name, run in trained.items()]
         raise ConfigError(Problem(f"Trained on different problems: {', '.join(each)}.", remedy="Choose with --task."))
-    same = [run for run in trained.values() if not task or _trained_on(task, run)]
-    return same[0] if same else Run()
+    return next((run for run in trained.values() if not task or _same_task(task, run.task)), Run())
+
+
+def _same_task(task: str, other: Any) -> bool:
+    return bool(other) and Path(task).resolve() == Path(str(other)).resolve()
 
 
 def _run_of(model: str) -> Run:
@@ -189,39 +168,9 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
     if used:
         path = used if is_user_function(used) or used in FORMATS else f"trl.rewards:{used}"
         threshold = run.algorithm_settings.get("threshold", 0.5)
-        flags = f"--reward {path}" + (f" --options '{{threshold: {threshold}}}'" if threshold != 0.5 else "")
-        remedy = f"To score as in the run, add {flags}, which runs that code."
+        more = f" --options '{{threshold: {threshold}}}'" if threshold != 0.5 else ""
+        remedy = f"To score as in the run, add --reward {path}{more}, which runs that code."
     raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
-
-
-def _evaluate_suite(
-    name: str, model: str, engine: str, settings: str | None, problems: int | None, sampling: dict[str, Any],
-    keep: Path | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Every data set of a suite, in a table with the published results."""
-    from dew import compare as ev
-    from dew.compare.suites import SUITES
-
-    suite, scores = SUITES[name], {}
-    sources = {task: tasks.task(task, **mapping(settings)) for task in suite.tasks}
-    files = _new_files(keep, [f"-{task}" for task in sources])
-    loaded = load_model(model, engine)
-    for task, source in sources.items():
-        count = min(suite.tasks[task] if problems is None else problems, suite.tasks[task])
-        scores[task] = ev.evaluate(*loaded, source, n_problems=count, **{**suite.sampling, **sampling})
-    for scored, file in zip(scores.values(), files, strict=False):
-        scored.write(file)
-    if as_json:
-        print_json({"suite": name, **{task: found.summary() for task, found in scores.items()}})
-        return
-    heading, *rows = suite.table(model, scores)
-    table = Table(title=f"suite {name}, percent; 95% intervals by problem, none for published rows")
-    for column in heading:
-        table.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        table.add_row(*row, end_section=row is rows[-2])
-    out.print(table)
-    _details(scores)
 
 
 def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
@@ -246,7 +195,9 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
         cells = [str(score.scores.get(name, "")) for score in scores]
         table.add_row(name, *cells, *([signed(differences[name])] if name in differences else []))
     out.print(table)
-    _details(dict(zip(names, scores, strict=True)))
+    for name, score in zip(names, scores, strict=True):
+        counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
+        out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")
     one, other = asdict(first.sampling), asdict(last.sampling)
     if changed := [key for key in one if one[key] != other[key] and key not in ("seed", "batch_size")]:
         values = ", ".join(f"{key} {one[key]} and {other[key]}" for key in changed)
@@ -256,9 +207,3 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
     for text in verdicts([differences[name] for name in main_scores(differences)]):
         out.print(text)
-
-
-def _details(scores: Mapping[str, "Scores"]) -> None:
-    for name, score in scores.items():
-        counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
-        out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")

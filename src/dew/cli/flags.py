@@ -32,7 +32,8 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     run = read_run(config if config.exists() else get(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
-    make_run({key: keys[key] for key in OWN_KEYS if key in keys}, source="command line")  # its errors name the source
+    # The errors of what was typed name the command line.
+    make_run({key: keys[key] for key in (*OWN_KEYS, *settings) if key in keys}, source="command line")
     if "verl" in settings:
         keys["verl"] = merged(flat(run.verl), flat(settings["verl"]))
         if keys["engine"] != "verl":

@@ -2,7 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,6 @@ from dew.cli.flags import mapping
 from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
 from dew.run.records import finite
-
-if TYPE_CHECKING:
-    from dew.compare import Result
-    from dew.engines.lab import Settings
 
 
 @app.command()
@@ -42,14 +38,16 @@ def lab(
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
     """
-    from dew.engines.lab import QUICK, QUICK_TASK, Settings, study
+    from dew.engines.lab import QUICK, QUICK_TASK, Settings, differences, markdown, study
 
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     given = mapping(settings, example="{group_size: 8}")
-    cuda_graphs = bool(given.pop("cuda_graphs", False))
     given |= {} if generations is None else {"generations": generations}
+    known = [field.name for field in fields(Settings)]
+    if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
+        raise ConfigError(wrong)
     try:
         found = study(
             arms or ["dapo", "gtpo"],
@@ -58,35 +56,21 @@ def lab(
             seeds=seeds or (2 if quick else 8),
             first_seed=first_seed,
             learning_rates=learning_rate or [1e-4 if quick else 5e-5],
-            settings=_settings(QUICK if quick else Settings(), given),
+            settings=replace(QUICK if quick else Settings(), **given),
             controls=bool(arms) and not no_controls,
             device=device,
-            cuda_graphs=cuda_graphs,
             say=(lambda _: None) if as_json else out.print,
             progress=(lambda *_: None) if as_json else _show_progress,
         )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
-    _report(found, folder, as_json)
-
-
-def _settings(defaults: "Settings", given: dict[str, Any]) -> "Settings":
-    known = [field.name for field in fields(defaults)]
-    if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
-        raise ConfigError(wrong)
-    return replace(defaults, **given)
-
-
-def _report(results: list["Result"], folder: Path, as_json: bool) -> None:
-    from dew.engines.lab import differences, markdown
-
-    text = markdown(results)
+    text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
-        tasks = dict.fromkeys(result.task for result in results)
-        print_json([finite(d.to_json()) for task in tasks for d in differences(results, task)])
-        return
-    out.print(f"\n{text}\n\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+        tasks = dict.fromkeys(result.task for result in found)
+        print_json([finite(d.to_json()) for task in tasks for d in differences(found, task)])
+    else:
+        out.print(f"\n{text}\n\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
 
 
 def _show_progress(share: float, line: str) -> None:

@@ -1,7 +1,4 @@
-"""Training in child processes, and the live view of runs.
-
-The view reads the files that runs write: a table and coloured answers on a terminal, else plain lines.
-"""
+"""Training in child processes, and the live view of runs: a table on a terminal, else plain lines."""
 
 import os
 import re
@@ -27,7 +24,7 @@ from rich.text import Text
 from dew.cli.console import by_credit, out
 from dew.errors import DewError, EngineError, Problem
 from dew.run.folder import RunFolder
-from dew.run.records import GroupRecord, read_records, try_json
+from dew.run.records import read_records, try_json
 
 POLL = 0.5
 STOP_TIMEOUT = 60.0
@@ -37,18 +34,10 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
-    "eval accuracy": ("eval/accuracy", "{:.3f}"),
     "entropy": ("entropy", "{:.3f}"),
-    "kl": ("kl/ref", "{:.4f}"),
     "length": ("length/mean", "{:.1f}"),
-    "kept": ("groups/kept", "{:.0f}"),
-    "mixed": ("groups/mixed_share", "{:.0%}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
 }
-ANSWERS_SHOWN = 3
-
-
-# ── live view ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -139,22 +128,15 @@ class RunView:
         (first, began), (last, ended) = self._times[0], self._times[-1]
         return (self.steps - last) * (ended - began) / (last - first)
 
-    def newest_group(self) -> GroupRecord | None:
-        """Of the newest recorded groups, one with correct and wrong answers if there is one."""
-        files = self.folder.record_files()
-        try:
-            return max(read_records(files[-1]), key=lambda group: len({a.correct for a in group.answers}), default=None)
-        except (DewError, IndexError):  # still being written, or no records yet
-            return None
-
     def line(self) -> str:
         """The latest step as one plain line."""
         metrics = "  ".join(f"{head} {value}" for head, value in self.metrics().items())
         return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {metrics}"
 
     def metrics(self) -> dict[str, str]:
-        """The latest ones by heading, as they are shown."""
-        return {head: form.format(self.latest[key]) for head, (key, form) in COLUMNS.items() if key in self.latest}
+        """The latest ones by heading, as they are shown; a reward of 0 and 1 is the accuracy and shown once."""
+        found = {key: x for key, x in self.latest.items() if (key, x) != ("reward", self.latest.get("accuracy"))}
+        return {head: form.format(found[key]) for head, (key, form) in COLUMNS.items() if key in found}
 
 
 def screen(views: Sequence[RunView]) -> RenderableType:
@@ -165,21 +147,26 @@ def screen(views: Sequence[RunView]) -> RenderableType:
     table = Table(show_edge=False, pad_edge=False)
     for head in ("run", "step", "left", *columns):
         table.add_column(head, justify="left" if head == "run" else "right")
-    parts: list[RenderableType] = [table]
     for view in views:
-        left = view.seconds_left
-        cells = [view.metrics().get(head, "") for head in columns]
+        left, metrics = view.seconds_left, view.metrics()
         step = f"{view.step}/{view.steps}" if view.steps else "starting"
-        table.add_row(view.label, step, "" if left is None else clock(left), *cells)
-        parts += map(Text, view.alarms[-2:])
-    group = views[0].newest_group() if views else None
-    if group is not None:
-        legend = "blue: positive credit, orange: negative"
-        parts.append(Text(f"\nstep {group.step}  {group.prompt.strip()}   {legend}", style="dim"))
-        for answer in group.answers[:ANSWERS_SHOWN]:
-            mark = Text("✓ " if answer.correct else "✗ ")
-            parts.append(mark + by_credit(answer.tokens, answer.advantage or [0.0] * len(answer.tokens)))
-    return Group(*parts)
+        table.add_row(view.label, step, "" if left is None else clock(left), *(metrics.get(x, "") for x in columns))
+    alarms = [Text(alarm) for view in views for alarm in view.alarms[-2:]]
+    return Group(table, *alarms, *(_answers(views[0]) if views else ()))
+
+
+def _answers(view: RunView) -> Iterator[Text]:
+    """A correct and two wrong answers of the newest recorded group, coloured by credit."""
+    try:
+        groups = read_records(view.folder.record_files()[-1])
+    except (DewError, IndexError):  # still being written, or no records yet
+        return
+    group = max(groups, key=lambda group: len({answer.correct for answer in group.answers}))
+    yield Text(f"\nstep {group.step}  {group.prompt.strip()}   blue: positive credit, orange: negative", style="dim")
+    for correct, most in ((True, 1), (False, 2)):
+        for answer in [answer for answer in group.answers if answer.correct is correct][:most]:
+            credit = answer.advantage or [0.0] * len(answer.tokens)
+            yield Text("✓ " if correct else "✗ ") + by_credit(answer.tokens, credit, max(map(abs, credit), default=0.0))
 
 
 def clock(seconds: float) -> str:

@@ -10,7 +10,7 @@ each run.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,7 @@ class Cell:
 
     def facts(self) -> dict[str, Any]:
         """What a run.json says about the cell."""
-        given = {"arm": self.arm, "seed": self.seed, "source": self.source, "control": self.control}
-        given |= {"data": self.task, "learning_rate": self.learning_rate}
+        given = {"data" if name == "task" else name: value for name, value in asdict(self).items()}
         return {name: value for name, value in given.items() if value not in (None, "")}
 
 
@@ -56,13 +55,9 @@ def _file_name(arm: str) -> str:
 
 
 def open_grid(
-    folder: Path,
-    cells: Sequence[Cell],
-    settings: Mapping[str, Any],
-    *,
-    finished: Callable[[RunFolder], bool] = RunFolder.finished,
-    say: Callable[[str], None] = print,
-) -> list[Cell]:
+    folder: Path, cells: Sequence[Cell], settings: Mapping[str, Any], *,
+    finished: Callable[[RunFolder], bool] = RunFolder.finished, say: Callable[[str], None] = print,
+) -> list[Cell]:  # fmt: skip
     """The cells that are not finished, in order. The first cell's arm is the baseline, unless the cells are added to
     those of a baseline that is not among them.
 
@@ -86,19 +81,12 @@ def open_grid(
         raise ConfigError(Problem(f"{folder} holds runs with other settings ({differ}).", remedy=OTHER_FOLDER))
     sources = {cell.arm: cell.source for cell in cells}
     _set_aside(folder, old.get("sources", {}), sources, say)
-    content = {
-        "settings": settings,
-        "arms": _ordered(list(sources), old.get("arms", [])),
-        "sources": {**old.get("sources", {}), **sources},
-    }
+    arms = old.get("arms", [])
+    arms = [*arms, *sources] if arms and arms[0] not in sources else [*sources, *arms]  # the baseline first
+    every = {**old.get("sources", {}), **sources}
+    content = {"settings": settings, "arms": list(dict.fromkeys(arms)), "sources": every}
     write_atomically(folder / GRID, json.dumps(content, indent=1).encode())
     return [cell for cell in cells if not finished(RunFolder(folder / cell.home))]
-
-
-def _ordered(new: list[str], old: list[str]) -> list[str]:
-    """The first is the baseline: of the new arms, unless they are added to a grid whose baseline is not among them."""
-    added = old and old[0] not in new
-    return list(dict.fromkeys([*old, *new] if added else [*new, *old]))
 
 
 def read_grid(folder: Path) -> dict[str, Any]:
@@ -122,8 +110,8 @@ def _set_aside(folder: Path, old: Mapping[str, str], new: Mapping[str, str], say
     """Move runs of rules whose code has changed: they are neither lost nor mixed with new ones."""
     for arm in (arm for arm in new if old.get(arm, new[arm]) != new[arm]):
         name = re.compile(rf"{re.escape(_file_name(arm))}(-lr[\d.e+-]+)?-seed\d+")
-        homes = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if name.fullmatch(path.name)]
-        homes = [path for path in homes if path.is_dir() and REPLACED not in path.parts]
+        found = [path for pattern in ("[!.]*", "[!.]*/*") for path in folder.glob(pattern) if path.is_dir()]
+        homes = [path for path in found if name.fullmatch(path.name)]
         aside = folder / REPLACED / old[arm]
         for home in homes:
             target = aside / home.relative_to(folder)

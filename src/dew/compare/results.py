@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dew.compare.differences import Difference, corrected, paired
 from dew.compare.scores import Scores, compare_scores
+from dew.compare.statistics import Difference, corrected, paired
 from dew.errors import ConfigError, DewError
 from dew.files import is_plain
 from dew.run.folder import RunFolder

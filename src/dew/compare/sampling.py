@@ -26,15 +26,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = (
-            (self.k >= 1, f"k={self.k}: sample at least one answer.", ""),
-            (self.temperature > 0, f"temperature={self.temperature}: must be above 0.", "Or sample greedily."),
-            (0 < self.top_p <= 1, f"top_p={self.top_p}: must be above 0 and at most 1.", "1 keeps every token."),
-            (self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}: must be at least 1.", ""),
-            (self.batch_size is None or self.batch_size >= 1, f"batch_size={self.batch_size}: must be at least 1.", ""),
-        )
-        if problems := [Problem(what, remedy=remedy) for valid, what, remedy in checks if not valid]:
-            raise ConfigError(problems)
+        counts = {"k": self.k, "max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
+        wrong = [f"{name}={n}: must be at least 1." for name, n in counts.items() if n is not None and n < 1]
+        if self.temperature <= 0:
+            wrong.append(f"temperature={self.temperature}: must be above 0. Or sample greedily.")
+        if not 0 < self.top_p <= 1:
+            wrong.append(f"top_p={self.top_p}: must be above 0 and at most 1.")
+        if wrong:
+            raise ConfigError([Problem(what) for what in wrong])
 
     @property
     def answers(self) -> int:

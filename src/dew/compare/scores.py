@@ -13,38 +13,29 @@ from time import perf_counter
 from typing import Any
 
 from dew import rewards
-from dew.compare.differences import Difference, paired
 from dew.compare.sampling import Sampled, Sampling, is_vllm, sample
-from dew.compare.statistics import Interval, mean_interval, score_problem
+from dew.compare.statistics import Difference, Interval, mean_interval, paired, score_problem
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
 from dew.rewards.calls import NOT_FINITE, call_reward, reward_name
 from dew.rewards.user_function import UserFunction, required_columns
-from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, Task
 from dew.tasks.datasets import Dataset
 
 log = logging.getLogger("dew.compare")
 
 N_PROBLEMS = 256
-GIVEN = ("prompts", "completions", "completion_ids")
+GIVEN = {"prompts", "completions", "completion_ids"}
 """What a reward function is called with, besides columns of the data."""
-SET_BY_TRL = ("prompt", "completion", "completion_ids")
+SET_BY_TRL = {"prompt", "completion", "completion_ids"}
 """Columns that a reward function never gets from the data."""
 
 
 def evaluate(
-    model: Any,
-    tokenizer: Any,
-    problems: Task | Iterable[Row],
-    verifier: Verifier | Callable[..., Any] | None = None,
-    *,
-    n_problems: int | None = None,
-    name: str | None = None,
-    threshold: float = 0.5,
-    **sampling: Any,
-) -> "Scores":
+    model: Any, tokenizer: Any, problems: Task | Iterable[Row], verifier: Verifier | Callable[..., Any] | None = None,
+    *, n_problems: int | None = None, threshold: float = 0.5, **sampling: Any,
+) -> "Scores":  # fmt: skip
     """Sample answers to held-out problems and score them with the verifier that training uses.
 
     `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
@@ -62,12 +53,9 @@ def evaluate(
         if verifier is None:
             remedy = "Write evaluate(..., verifier=dew.rewards.verifier(NAME))."
             raise ConfigError(Problem("Rows need a verifier to score the answers.", remedy=remedy))
-        task_name = name or reward_name(verifier)
+        task_name = reward_name(verifier)
     else:
         rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
-        if verifier is None and problems.name not in VERIFIERS:
-            remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
-            raise ConfigError(Problem(f"The task {problems.name} has no verifier of its own.", remedy=remedy))
         verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)
     _check_columns(verifier, rows[0])
@@ -102,7 +90,7 @@ def judge_name(judge: Any, threshold: float) -> str:
 def _check_columns(judge: Any, row: Row) -> None:
     """Before sampling, which may take hours."""
     needed = judge.columns if isinstance(judge, Verifier | UserFunction) else required_columns(judge)
-    given = set(row) if isinstance(judge, Verifier) else {*row, *GIVEN} - {"prompt", "completion"}
+    given = set(row) if isinstance(judge, Verifier) else set(row) - SET_BY_TRL | GIVEN
     if missing := [column for column in needed if column not in given]:
         what = f"{reward_name(judge)} needs the column {missing[0]!r}; the data has {', '.join(row)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(missing[0], row) or "Rename or add the column."))
@@ -115,24 +103,19 @@ def _score_by_reward(
     name, n = reward_name(reward), len(texts)
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in SET_BY_TRL}
     prompts = [row["prompt"] for row in rows]
-    completions = [as_completion(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    values = call_reward(name, reward, completions, prompts=prompts, completion_ids=ids, **columns)
+    answers = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    values = call_reward(name, reward, answers, prompts=prompts, completion_ids=ids, **columns)
     if not_finite := values.count(NOT_FINITE):
         log.warning("The reward %s returned an infinity or a NaN for %d of %d answers.", name, not_finite, n)
     if values.count(None) + not_finite == n:
         remedy = "Evaluate fewer answers at a time if it ran out of time or memory."
         raise RewardError(Problem(f"The reward {name} scored none of the {n} answers.", remedy=remedy))
-    return [
-        Verdict("unparsable", value=0.0)
-        if x is None or x == NOT_FINITE
-        else Verdict("correct" if x > threshold else "wrong", value=x)
-        for x in values
-    ]
-
-
-def as_completion(prompt: Any, text: str) -> Any:
-    """An answer as trainers expect it: a chat message if the prompt is a chat."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+    nothing = Verdict("unparsable", value=0.0)
+    judged = {x: Verdict("correct" if x > threshold else "wrong", value=x) for x in values if x is not None}
+    return [nothing if x is None or x == NOT_FINITE else judged[x] for x in values]
 
 
 @dataclass(frozen=True)
@@ -215,35 +198,25 @@ class Scores:
             "sampling": asdict(self.sampling),
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything, including the answers."""
-        problems = [
-            {
-                "prompt": p.prompt,
-                "gold": p.gold,
-                "answers": [asdict(a) | asdict(v) for a, v in zip(p.answers, p.verdicts, strict=True)],
-            }
-            for p in self.problems
-        ]
-        return {**self.summary(), "problems": problems}
-
     def write(self, path: str | Path) -> None:
-        write_atomically(Path(path), json.dumps(self.to_json(), ensure_ascii=False).encode("utf-8"))
+        """Everything, including the answers."""
+        problems = []
+        for p in self.problems:
+            answers = [asdict(a) | asdict(v) for a, v in zip(p.answers, p.verdicts, strict=True)]
+            problems.append({"prompt": p.prompt, "gold": p.gold, "answers": answers})
+        content = {**self.summary(), "problems": problems}
+        write_atomically(Path(path), json.dumps(content, ensure_ascii=False).encode("utf-8"))
 
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
         """From a file that `write` has written."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            problems = [
-                ScoredProblem(
-                    p["prompt"],
-                    p["gold"],
-                    [Sampled(a["text"], a["tokens"], a["truncated"]) for a in p["answers"]],
-                    [Verdict(a["status"], a["extracted"], a.get("value")) for a in p["answers"]],
-                )
-                for p in data["problems"]
-            ]
+            problems = []
+            for p in data["problems"]:
+                answers = [Sampled(a["text"], a["tokens"], a["truncated"]) for a in p["answers"]]
+                verdicts = [Verdict(a["status"], a["extracted"], a.get("value")) for a in p["answers"]]
+                problems.append(ScoredProblem(p["prompt"], p["gold"], answers, verdicts))
             if not problems or not all(len(p.answers) == len(problems[0].answers) > 0 for p in problems):
                 raise ValueError("no problems, or problems with different numbers of answers")
             more = {"of_train": data.get("of_train", False), "scored_by": data.get("scored_by")}  # not in older files
@@ -263,8 +236,7 @@ def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iter
     """Refuse to compare `a` with scores of other problems, or by another judge. `problems`: by `problem_key`."""
     if None not in (a.scored_by, scored_by) and a.scored_by != scored_by:
         what = f"The answers are not scored by the same reward or verifier: {a.scored_by} and {scored_by}."
-        remedy = "Evaluate both with the same --reward and threshold."
-        raise ConfigError(Problem(what, remedy=remedy))
+        raise ConfigError(Problem(what, remedy="Evaluate both with the same --reward and threshold."))
     first, second = a.by_problem.keys(), set(problems)
     if first != second:
         counts = f"{len(first)} of {a.task} and {len(second)} of {task}, {len(first & second)} in common"
@@ -277,8 +249,6 @@ def compare_scores(
 ) -> dict[str, Difference]:
     """`scores` minus `than`, paired by problem, for every score that both have; `arm` and `baseline` name them."""
     check_comparable(than, scores.task, scores.scored_by, scores.by_problem)
-    if None in (scores.scored_by, than.scored_by):
-        log.warning("Older files of answers do not say what scored them: compare only what the same reward scored.")
     found = {}
     for name in (name for name in than.scores if name in scores.scores):
         a, b = ({key: p.scores[name] for key, p in s.by_problem.items()} for s in (scores, than))

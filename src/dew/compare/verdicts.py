@@ -5,12 +5,11 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from dew.compare.differences import MIN_SEEDS, Difference
 from dew.compare.results import Result, main_scores
+from dew.compare.statistics import MIN_SEEDS, Difference
 
 TITLES = {"area": "mean accuracy in training", "final": "accuracy at the end of training"}
 """Scores of the training accuracy; the others, such as pass@1, are measured after it."""
-IDENTICAL = "its credit is the same, or differs by a constant factor, which Adam cancels"
 
 
 def title(score: str) -> str:
@@ -74,7 +73,8 @@ def _too_few(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
 
 
 def _identical(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
-    return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {IDENTICAL}."
+    why = "its credit is the same, or differs by a constant factor, which Adam cancels"
+    return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {why}."
 
 
 def _size(x: float) -> str:
@@ -123,7 +123,9 @@ def difference_table(differences: Sequence[Difference]) -> str:
     table = []
     for (arm, baseline), found in rows.items():
         seeds = max((d.pairs for d in found.values() if d.unit == "seeds"), default=1)
-        table.append([f"{arm} − {baseline}", str(seeds), *(_cell(found.get(score)) for score in scores)])
+        bold = {s: "" if d.within_noise or d.unit == "problems" else "**" for s, d in found.items()}
+        cells = [f"{bold[s]}{signed(found[s])}{bold[s]}" if s in found else "" for s in scores]
+        table.append([f"{arm} − {baseline}", str(seeds), *cells])
     return markdown_table(["difference", "seeds", *map(title, scores)], table)
 
 
@@ -136,12 +138,6 @@ def table_note(differences: Sequence[Difference]) -> str:
     return text
 
 
-def _cell(d: Difference | None) -> str:
-    if d is None:
-        return ""
-    return signed(d) if d.within_noise or d.unit == "problems" else f"**{signed(d)}**"
-
-
 def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str:
     """The mean of each arm, the differences from the baseline, and the verdicts."""
     scores = main_scores(score for score in results[0].scores if all(score in r.scores for r in results))
@@ -151,7 +147,8 @@ def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str
         means = [spread([r.scores[score] for r in runs]) for score in scores]
         rows.append([arm, str(len(runs)), *means, f"{fmean(r.groups for r in runs):,.0f}"])
     text = markdown_table(["arm", "seeds", *map(title, scores), "groups sampled per run"], rows)
-    text += "\nMean ± standard deviation over seeds.\n"
+    if "±" in text:
+        text += "\nMean ± standard deviation over seeds.\n"
     if not differences:
         return text
     return "\n".join([text, difference_table(differences), table_note(differences), *verdicts(differences)]) + "\n"

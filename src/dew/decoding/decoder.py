@@ -28,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.decoding.draw import Draw
 from dew.kernels import Head, plain_head
-from dew.kernels.chunked import scores
+from dew.kernels.chunked import round_up, scores
 
 try:
     from transformers.cache_utils import Cache, StaticLayer
@@ -240,7 +240,7 @@ class Decoder:
             return sys.maxsize
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + unused + self._storage.nbytes
-        shape = _cache_shape(self.model, 1, _slots(slots))
+        shape = _cache_shape(self.model, 1, round_up(slots, VISIBLE))
         rows = int(FREE * free / math.prod(shape) / self.model.get_input_embeddings().weight.itemsize)
         return max(1, rows - rows % _spacing(rows))
 
@@ -250,7 +250,7 @@ class Decoder:
         kept = self._kept[capacity].slots if capacity in self._kept else 0
         if kept < slots or (exactly and kept > slots):
             self._kept.pop(capacity, None)
-            shape = _cache_shape(self.model, capacity, _slots(slots))
+            shape = _cache_shape(self.model, capacity, round_up(slots, VISIBLE))
             if self._storage.numel() < math.prod(shape):
                 self._release()  # before allocating larger ones
                 # zeros: masked slots must still be finite
@@ -380,7 +380,7 @@ class _Buffers:
 
     def step(self, decoder: Decoder, filled: int) -> None:
         """Sample one more token. The first step per number of visible slots runs eagerly, the second is captured."""
-        visible = -(-filled // VISIBLE) * VISIBLE
+        visible = round_up(filled, VISIBLE)
         if decoder.device.type != "cuda" or visible not in self._graphs:
             self._graphs[visible] = None
             self._forward(decoder, visible)
@@ -445,12 +445,8 @@ def _replaced(parts: list[Any]) -> Iterator[None]:
 
 def _capacity(rows: int) -> int:
     """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few sizes to capture, and more than half of the rows in use."""
-    return -(-rows // _spacing(rows)) * _spacing(rows)
+    return round_up(rows, _spacing(rows))
 
 
 def _spacing(rows: int) -> int:
     return max(1, 2 ** (rows.bit_length() - 2)) if rows else 1
-
-
-def _slots(needed: int) -> int:
-    return -(-needed // VISIBLE) * VISIBLE

@@ -1,10 +1,9 @@
 """The Triton backend for NVIDIA GPUs: launches the kernels of `dew.kernels.triton_kernels`.
 
 Without stored weights nothing synchronises with the host: if there are targets of −100, the other rows are compacted
-on the device. On Hopper this pass has a separate kernel, `dew.kernels.hopper`.
+on the device.
 """
 
-import logging
 from functools import cache
 from typing import Any
 
@@ -16,10 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from dew.kernels import chunked, reference
 from dew.kernels import triton_kernels as kernels
 from dew.kernels.chunked import Statistics
-from dew.kernels.head import Head
+from dew.kernels.reference import Head
 from dew.kernels.triton_kernels import LOG2E
-
-logger = logging.getLogger("dew")
 
 STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
 GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
@@ -31,8 +28,6 @@ SKIPS_IGNORED = True
 """`statistics` without a store gives 0 for targets of −100, and NaN for others outside the vocabulary."""
 WIDE_COPIES = 0
 """`gradient_tile` allocates nothing beside its result."""
-hopper_failed: list[str] = []
-"""Why the Hopper kernel failed to compile on a Hopper GPU, if it did."""
 
 
 def statistics(
@@ -62,26 +57,10 @@ def _parts_of_live(hidden: Tensor, head: Head, place: Tensor, sum_sq: bool) -> T
     kernels.compact_kernel[(triton.cdiv(n, 8),)](
         hidden, hidden.stride(0), place, compact, n, width, BM=8, BK=_columns(width), num_warps=4
     )
-    if head.bias is None and head.softcap is None and _is_hopper(hidden.device) and not hopper_failed:
-        try:
-            from dew.kernels import hopper
-
-            return hopper.parts(hidden, compact, head, place, _multiprocessors(hidden.device), sum_sq)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # Gluon is experimental: this version of Triton may not compile the kernel
-            hopper_failed.append(f"{type(error).__name__}: {error}")
-            what = "Triton %s cannot compile the Hopper kernel; using the generic one: %s"
-            logger.info(what, triton.__version__, error)
     part = _empty_parts(hidden, head, sum_sq)
     for x, whole in ((hidden, True), (compact, False)):
         _launch_statistics(x, head, part, place, place, None, whole)
     return part
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _empty_parts(hidden: Tensor, head: Head, sum_sq: bool) -> Tensor:

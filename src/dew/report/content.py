@@ -6,12 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dew import __version__
-from dew.report.findings import findings_of
 from dew.report.readers import Run, evenly
-from dew.report.results import arms_of, rows_of
+from dew.report.results import arms_of, findings_of, rows_of
 from dew.report.tokens import above_mean, statistics, summary
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
@@ -30,7 +27,7 @@ def content_of(runs: Sequence[Run]) -> Json:
         results: Json = {"tasks": _tasks(runs, tasks)}
         title = f"{_title(list(dict.fromkeys(str(run.facts['arm']) for run in runs)))} on {len(tasks)} tasks"
     else:
-        results = _results(runs, [_seen(groups) for groups in summaries])
+        results = _results(runs, summaries)
         title = _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in results["arms"]])
     points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     return {
@@ -43,10 +40,10 @@ def content_of(runs: Sequence[Run]) -> Json:
     }
 
 
-def _results(runs: Sequence[Run], seen: Sequence[Json] = ()) -> Json:
+def _results(runs: Sequence[Run], summaries: Sequence[Sequence[Json]] = ()) -> Json:
     arms, settings = arms_of(runs)
     rows = rows_of(runs, arms)
-    findings = findings_of(runs, arms, rows, seen)
+    findings = findings_of(runs, arms, rows, summaries)
     rows = [{**row, "differences": [d.to_json() for d in row["differences"]]} for row in rows]
     return {"findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
 
@@ -66,18 +63,6 @@ def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:
 
 def _title(names: Sequence[str]) -> str:
     return " · ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-
-def _seen(groups: Sequence[Json]) -> Json:
-    """A run's groups together."""
-    return {
-        "groups": len(groups),
-        "tokens": sum(group["trained"] for group in groups),
-        "flipped": sum(group["flipped"] for group in groups),
-        "flipped_groups": sum(group["flipped"] > 0 for group in groups),
-        "sure": sum(group["sure"] * group["trained"] for group in groups),
-        "weighted": sum(group["spread"] > 0 for group in groups),
-    }
 
 
 def _run(run: Run, groups: Sequence[Json], points: int) -> Json:
@@ -148,15 +133,9 @@ def _answer(answer: AnswerRecord, above: float) -> Json:
 
 def _short(values: Sequence[float], digits: int) -> list[float | None] | float | None:
     """Rounded to `digits` significant digits; a single number if all are equal, as in GRPO."""
-    x = np.asarray(values, float)
-    good = np.isfinite(x) & (x != 0)
-    with np.errstate(all="ignore"):  # denormal numbers have no such scale
-        scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(x, where=good, out=np.ones_like(x)))))
-        rounded = np.round(x * scale) / scale
-    short = np.where(good & np.isfinite(rounded), rounded, x)
-    if len(short) > 1 and (short == short[0]).all():
-        return float(short[0])
-    return short.tolist() if np.isfinite(x).all() else [v if math.isfinite(v) else None for v in short.tolist()]
+    short = [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
+    same = len(short) > 1 and short[0] is not None and len(set(short)) == 1
+    return short[0] if same else short
 
 
 def _shareable(facts: dict[str, Any]) -> dict[str, Any]:

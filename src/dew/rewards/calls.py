@@ -1,20 +1,11 @@
-"""One call of a reward function: its time limit, its failure as one RewardError, its return values checked.
+"""One call of a reward function: its failure as one RewardError, its return values checked."""
 
-`time_limit` is for a callable that was passed from Python, which runs in this process: at the limit an alarm interrupts
-it. If it cannot be interrupted, because it holds the interpreter's lock in C code or swallows every exception, the
-process exits GRACE seconds later with a traceback of every thread. A function given by path has its own process
-(user_function.py).
-"""
-
-import faulthandler
+import asyncio
 import functools
 import inspect
 import math
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from reprlib import repr as short_repr
@@ -27,8 +18,6 @@ Rewards = list[float | None]
 
 NOT_FINITE = math.inf
 """Replaces every infinity and NaN that a function returned, because NaN stands for None in TRL."""
-GRACE = 30.0
-"""Seconds between the alarm and the end of the process."""
 
 
 def reward_name(reward: Any) -> str:
@@ -37,40 +26,6 @@ def reward_name(reward: Any) -> str:
         reward = reward.func
     path = reward if isinstance(reward, str) else getattr(getattr(reward, "config", None), "_name_or_path", None)
     return str(getattr(reward, "__name__", type(reward).__name__)) if path is None else path.split("/")[-1]
-
-
-class _Expired(BaseException):
-    """Not an Exception, so that `except Exception` in the function does not swallow it."""
-
-
-def _expire(*_: Any) -> None:
-    raise _Expired
-
-
-@contextmanager
-def time_limit(name: str, seconds: float) -> Iterator[None]:
-    """Limit the block to `seconds`. If it forks, the copy exits at the end of the block."""
-    pid = os.getpid()
-    with ExitStack() as stack:
-        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=2)
-        stack.callback(faulthandler.cancel_dump_traceback_later)
-        alarm_is_free = signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
-        if alarm_is_free and threading.current_thread() is threading.main_thread():
-            stack.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, _expire))
-            stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
-            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # repeated, in case the first one is swallowed
-        try:
-            yield
-        except _Expired:
-            raise too_late(name, seconds) from None
-        finally:
-            if os.getpid() != pid:
-                os._exit(1)
-
-
-def too_late(name: str, seconds: float) -> RewardError:
-    remedy = "Return None for answers it cannot score in time, or raise reward_timeout."
-    return RewardError(Problem(f"The reward {name} did not return within {seconds:g} s.", remedy=remedy))
 
 
 def describe_batch(completions: Sequence[Any], prompts: Sequence[Any] | None) -> str:
@@ -99,8 +54,6 @@ def call_reward(name: str, function: Callable[..., Any], completions: Sequence[A
     with reported(name, completions, columns.get("prompts")):
         values = function(completions=completions, **columns)
         if inspect.iscoroutine(values):
-            import asyncio
-
             values = asyncio.run(values)
         return as_rewards(name, values, n)
 

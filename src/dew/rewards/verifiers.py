@@ -1,11 +1,13 @@
-"""Verdict, the result of checking one answer; Verifier, a reward function that returns them; verifiers by name."""
+"""Verdict, the result of checking one answer; Verifier, a reward function that returns them; rewards of the format."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Literal
 
 from dew.errors import ConfigError, Problem, RewardError, unknown
+from dew.rewards.extract import after_thinking, last_boxed
 
 Status = Literal["correct", "wrong", "unparsable", "timeout"]
 Completion = str | Sequence[Mapping[str, Any]]
@@ -19,7 +21,7 @@ VERIFIERS = {
     **dict.fromkeys(("math", "gsm8k", "math500", "aime24", "aime25", "amc23", "dapo17k"), "dew.rewards.math:math"),
 }
 """Name -> module:attribute, imported on first use. A built-in task and its verifier share a name."""
-FORMATS = {name: f"dew.rewards.format:{name}" for name in ("think_format", "think_answer_format", "boxed_format")}
+FORMATS = {name: f"dew.rewards.verifiers:{name}" for name in ("think_format", "think_answer_format", "boxed_format")}
 
 
 def verifier(name: str) -> "Verifier":
@@ -120,3 +122,33 @@ def text_of(completion: Completion) -> str:
     if isinstance(completion, str):
         return completion
     return str(completion[-1].get("content") or "") if completion else ""
+
+
+# ── rewards of the format, in addition to correctness ───────────────────────────────────────────────────────
+
+
+def think_format(completions: Sequence[Completion], **_: Any) -> list[float]:
+    """1 for `<think>...</think>` at the start, exactly once, followed by text."""
+    return [float(_thinks_first(text_of(c))) for c in completions]
+
+
+def think_answer_format(completions: Sequence[Completion], **_: Any) -> list[float]:
+    """1 for `<think>...</think><answer>...</answer>` and nothing else, as in DeepSeek-R1."""
+    return [float(_thinks_first(text_of(c)) and _one_answer(text_of(c))) for c in completions]
+
+
+def boxed_format(completions: Sequence[Completion], **_: Any) -> list[float]:
+    """1 if the last box after the thinking is closed and not empty."""
+    return [float(bool(last_boxed(after_thinking(text_of(c))))) for c in completions]
+
+
+def _thinks_first(text: str) -> bool:
+    text = text.strip()
+    once = text.count("<think>") == text.count("</think>") == 1
+    return once and text.startswith("<think>") and bool(after_thinking(text).strip())
+
+
+def _one_answer(text: str) -> bool:
+    rest = after_thinking(text).strip()
+    once = rest.count("<answer>") == rest.count("</answer>") == 1
+    return once and bool(re.fullmatch(r"<answer>.*\S.*</answer>", rest, re.DOTALL))

@@ -20,7 +20,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from dew.errors import ConfigError, Problem, RecordError, did_you_mean
 from dew.files import read_whole
 from dew.run.folder import MODEL_FILES
-from dew.run.settings import algorithm_settings
+from dew.run.settings import algorithm_settings, misspelled
 from dew.tasks import model_folder
 
 Settings = dict[str, Any]
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def algorithm_settings(self) -> Settings:
-        """algorithm_kwargs as a mapping; TRL also takes it as JSON text."""
+        """algorithm_kwargs as a mapping."""
         return algorithm_settings(self.settings.get("algorithm_kwargs"))
 
     def to_dict(self) -> Settings:
@@ -116,6 +116,7 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
         for key, kind in TYPES.items()
         if key in own and (not isinstance(own[key], kind) or isinstance(own[key], bool))
     ]
+    problems += misspelled(key for key in keys if key not in OWN_KEYS)
     if "hub_token" in keys:
         why = "Secrets do not belong in settings, which are saved in the run's folder and its report."
         remedy = "Set HF_TOKEN in the environment, or run `hf auth login`."

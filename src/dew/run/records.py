@@ -8,8 +8,8 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,12 +19,10 @@ from dew.files import is_plain, write_atomically
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
 """Tokens in one step's file, about 12 MB on disk. Groups beyond it are omitted."""
-MAX_LINE = 1 << 27
-"""Bytes of one group when read, decompressed; a group of a million tokens has about 80 MB."""
 MAX_FILE = 1 << 30
-"""Bytes of one file when read, decompressed: a defence against decompression bombs."""
+"""Bytes of one file when read, decompressed."""
 MAX_LISTS = 4_000_000
-"""Lists and objects in one line: even empty ones cost memory."""
+"""Lists and objects in one file of records: even empty ones cost memory."""
 
 Json = dict[str, Any]
 
@@ -142,7 +140,6 @@ def _answer_from_json(line: Json) -> AnswerRecord:
 
 
 def _group_from_json(line: Json, number: int) -> GroupRecord:
-    check_schema(line)
     return GroupRecord(
         step=int(line.get("step", 0)),
         group=int(line.get("group", number)),
@@ -201,14 +198,15 @@ def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_to
     return len(lines)
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    left = MAX_FILE
-    while line := file.readline(min(MAX_LINE, left)):
-        left -= len(line)
-        if len(line) == MAX_LINE or left <= 0 or line.count(b"[") + line.count(b"{") > MAX_LISTS:
-            what = f"more than {MAX_LINE:,} bytes or {MAX_LISTS:,} lists in a line, or {MAX_FILE:,} bytes in total,"
-            raise RecordError(Problem(f"{what} once decompressed.", remedy="Split the file, if it is not damaged."))
-        yield line
+def _lines(path: Path) -> list[bytes]:
+    with path.open("rb") as probe:
+        compressed = probe.read(2) == b"\x1f\x8b"
+    with cast(IO[bytes], gzip.open(path) if compressed else path.open("rb")) as file:
+        content = file.read(MAX_FILE + 1)
+    if len(content) > MAX_FILE or content.count(b"[") + content.count(b"{") > MAX_LISTS:
+        what = f"{path}: more than {MAX_FILE:,} bytes or {MAX_LISTS:,} lists once decompressed."
+        raise RecordError(Problem(what, remedy="Split the file, if it is not damaged."))
+    return content.split(b"\n")
 
 
 def read_records(path: Path) -> list[GroupRecord]:
@@ -224,20 +222,17 @@ def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord
     if not is_plain(path):
         raise RecordError(f"{path}: a folder, a pipe or a device, not a regular file.")
     try:
-        with path.open("rb") as probe:
-            compressed = probe.read(2) == b"\x1f\x8b"
-        with cast(IO[bytes], gzip.open(path) if compressed else path.open("rb")) as file:
-            lines = [(number, line) for number, line in enumerate(_lines(file)) if line.strip()]
+        lines = [(number, line) for number, line in enumerate(_lines(path)) if line.strip()]
         every = math.ceil(max(1.0, sum(len(line) for _, line in lines) / max(1.0, size)))
         for number, line in lines[::every]:
-            groups.append(_group_from_json(json.loads(line), number))
-    except RecordError as error:
-        raise RecordError([replace(p, what=f"{path}: {p.what}") for p in error.problems]) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        what = f"{path}: truncated or damaged after {len(groups)} groups ({error})."
+            content = json.loads(line)
+            check_schema(content, f"{path}: ")
+            groups.append(_group_from_json(content, number))
+    except RecordError:
+        raise
+    except (OSError, EOFError, zlib.error) as error:
+        what = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})."
         raise RecordError(Problem(what, remedy="Copy it again, or delete it: other steps do not need it.")) from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}).") from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n", maxsplit=1)[0]
         what = f"{path}: line {number + 1} is not a token record ({reason})."

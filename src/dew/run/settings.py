@@ -7,12 +7,12 @@ has both.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, did_you_mean
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 """Sections of verl's configuration."""
@@ -97,6 +97,12 @@ ALGORITHM_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "
 """TRL's names for settings of the algorithm."""
 CHOOSE_ALGORITHM = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
 """TRL's settings that describe an algorithm. The TRL engine chooses one by them where none is named."""
+
+
+def misspelled(keys: Iterable[str]) -> list[Problem]:
+    """Keys that are almost one of the table's. TRL has no two settings whose names are this close; a test checks it."""
+    guesses = {key: did_you_mean(key, SETTINGS, cutoff=0.92) for key in keys if key not in SETTINGS}
+    return [Problem(f"{key} is not a setting.", remedy=guess) for key, guess in guesses.items() if guess]
 
 
 def algorithm_settings(value: Any) -> dict[str, Any]:

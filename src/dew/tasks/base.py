@@ -57,11 +57,6 @@ def key(problem: str) -> str:
     return re.sub(r"[\W_]+", "", normalize("NFKC", problem).lower())
 
 
-def identity(problem: str) -> str:
-    """A problem up to white space. `x + 1` and `x - 1` have the same key, but different identities."""
-    return " ".join(problem.split())
-
-
 def overlap(train: Iterable[Row], test: Iterable[Row]) -> list[tuple[Row, Row]]:
     """Pairs (training row, test row) with the same problem."""
     tests = {k: row for row in test if len(k := key(_problem(row))) >= MIN_LENGTH}

@@ -16,7 +16,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.base import Row, Split, check_split, last_message, split_of, without_overlap
-from dew.tasks.files import SUFFIXES, Read, Table, columns, log, read_table, row_key, split_files
+from dew.tasks.files import SUFFIXES, Read, columns, log, read_rows, row_key, split_files
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,26 +120,25 @@ class Dataset:
         """The column that identifies a row."""
         return "problem" if self.template else "prompt"
 
-    def table(self, split: Split) -> Table:
-        """The rows of a split before filter and template, with an account of the skipped ones."""
+    def problems(self, split: Split) -> list[Row]:
+        """The rows of a split before filter and template."""
         if split == "held_out" and self.tested_on:
-            return named(self.tested_on).table("held_out")
+            return named(self.tested_on).problems("held_out")
         wanted = self.held_out if split == "held_out" and self.held_out else self.train
         if wanted is None:
             raise ConfigError(f"{self.name} is for evaluation only: it has no training problems.")
-        table = read_table(self.source, self.read, split=wanted, config=self.config, name=self.name, column=self.column)
+        rows = read_rows(self.source, self.read, split=wanted, config=self.config, column=self.column)
         if self.held_out:
-            return table
-        keys = [row_key(row, "problem") if self.template else row["prompt"] for row in table.rows]
-        rows = [row for row, key in zip(table.rows, keys, strict=True) if split_of(key) == split]
-        if not rows:
-            what = f"{self.name}: too few problems ({len(table.rows)}) to hold out an eighth, chosen by a hash."
+            return rows
+        kept = [row for row in rows if split_of(row_key(row, "problem") if self.template else row["prompt"]) == split]
+        if not kept:
+            what = f"{self.name}: too few problems ({len(rows)}) to hold out an eighth, chosen by a hash."
             raise ConfigError(Problem(what, remedy="Add problems, or give a folder with a train and a test file."))
-        return replace(table, rows=rows)
+        return kept
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
         """n problems, or all if there are fewer, in an order that depends only on the seed."""
-        rows = self.table(check_split(split)).rows
+        rows = self.problems(check_split(split))
         if split == "train" and self.without:
             rows, dropped = without_overlap(rows, *(_test_rows(name) for name in self.without))
             log.info("%s: %d problems of %s removed from training", self.name, dropped, ", ".join(self.without))
@@ -157,8 +156,8 @@ class Dataset:
 def _test_rows(name: str) -> list[Row]:
     """The held-out problems of a named set; all problems of a file (columns `problem` and `answer`)."""
     if name in PRESETS:
-        return named(name).table("held_out").rows
-    return read_table(name, columns(), name=name).rows
+        return named(name).problems("held_out")
+    return read_rows(name, columns())
 
 
 def named(

@@ -10,22 +10,20 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain
-from dew.tasks.base import Row, identity, last_message
+from dew.tasks.base import Row, last_message
 
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+NOT_TRAIN = re.compile(r"(?i)(?<![a-z])(test|validation|valid|val|dev|eval|dataset_info|dataset_dict)(?![a-z])")
 MAX_SHOWN = 5
 """Unusable rows listed in a message; the others are only counted."""
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-MAX_LINE = 1 << 26
-"""Bytes of one row of JSON Lines, decompressed."""
-MAX_JSON = 1 << 30
-"""Bytes of a JSON file, decompressed: it is loaded as a whole."""
+MAX_BYTES = 1 << 30
+"""Of one row of JSON Lines or one JSON file, decompressed."""
 
 log = logging.getLogger("dew.tasks")
 RawRows = Iterator[tuple[str, Any]]
@@ -34,32 +32,9 @@ Read = Callable[[Row], Row]
 """Raw row -> row with the columns that dew uses. Raises an exception for a row that cannot be used."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """The usable rows of one split, and an account of the others."""
-
-    name: str
-    rows: list[Row]
-    bad: list[str] = field(default_factory=list)
-    """Unusable rows: file, line and reason."""
-    repeated: int = 0
-    """Rows whose problem had occurred before with the same answer."""
-
-    def __str__(self) -> str:
-        lines = [f"{self.name}: {len(self.rows):,} problems"]
-        if self.repeated:
-            lines[0] += f", {self.repeated:,} duplicates skipped"
-        if self.bad:
-            lines[0] += f", {len(self.bad):,} unusable rows skipped:"
-            lines += [f"  {bad}" for bad in self.bad[:MAX_SHOWN]]
-            lines += [f"  and {len(self.bad) - MAX_SHOWN:,} more"] if len(self.bad) > MAX_SHOWN else []
-        return "\n".join(lines)
-
-
-def read_table(
-    source: str | Path, read: Read, *, split: str = "train", config: str | None = None, name: str = "",
-    column: str = "problem",
-) -> Table:  # fmt: skip
+def read_rows(
+    source: str | Path, read: Read, *, split: str = "train", config: str | None = None, column: str = "problem"
+) -> list[Row]:
     """Every usable row of one split, in order, each problem once. `column` identifies it: "problem" or "prompt"."""
     seen: dict[str, list[tuple[str, Row]]] = {}
     bad: list[str] = []
@@ -69,22 +44,21 @@ def read_table(
             seen.setdefault(row_key(row, column), []).append((where, row))
         except Exception as error:
             bad.append(f"{where}: {error}")
-    kept, repeated = [], 0
+    kept = []
     for same in seen.values():
-        answers = sorted({str(row["answer"]) for _, row in same})
-        if len(answers) == 1:
+        if len(answers := sorted({str(row["answer"]) for _, row in same})) == 1:
             kept.append(same[0][1])
-            repeated += len(same) - 1
         else:
             bad += [f"{where}: conflicting answers to one problem, {' and '.join(answers)}" for where, _ in same]
-    table = Table(name or str(source), kept, bad, repeated)
+    more = ["..."] if len(bad) > MAX_SHOWN else []
+    skipped = "\n  ".join([f"{source}: {len(bad):,} unusable rows skipped:", *bad[:MAX_SHOWN], *more])
     if not kept:
         named = "task_settings {problem: ..., answer: ...} (dew eval: --settings) names the columns."
-        what = f"No usable rows. {table}" if bad else f"{source}: no rows."
+        what = f"No usable rows. {skipped}" if bad else f"{source}: no rows."
         raise ConfigError(Problem(what, remedy=named * any("no column" in why for why in bad)))
     if bad:
-        log.warning("%s", table)
-    return table
+        log.warning("%s", skipped)
+    return kept
 
 
 def _checked(raw: Any, read: Read, column: str) -> Row:
@@ -105,9 +79,9 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
 
 
 def row_key(row: Row, column: str) -> str:
-    """What identifies a problem: its text up to white space."""
+    """What identifies a problem: its text up to white space. `x + 1` and `x - 1` have the same `key`, but not this."""
     text = row[column]
-    return identity(text if isinstance(text, str) else json.dumps(text))
+    return " ".join((text if isinstance(text, str) else json.dumps(text)).split())
 
 
 # ── columns ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -183,9 +157,6 @@ def split_files(folder: Path, split: str) -> list[Path]:
     return found[0]
 
 
-NOT_TRAIN = re.compile(r"(?i)(?<![a-z])(test|validation|valid|val|dev|eval|dataset_info|dataset_dict)(?![a-z])")
-
-
 def _folder(folder: Path, split: str) -> RawRows:
     """One split of a folder of files, or as written by `save_to_disk`."""
     if files := split_files(folder, split):
@@ -229,10 +200,7 @@ def _file(path: Path) -> RawRows:
 
 
 def _lines(path: Path, file: Any) -> RawRows:
-    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
-        if len(line) == MAX_LINE:
-            what = f"{path}:{number}: a line of more than {MAX_LINE:,} bytes."
-            raise ConfigError(Problem(what, remedy="Write one problem per line."))
+    for number, line in enumerate(iter(lambda: _limited(path, file.readline(MAX_BYTES + 1)), b""), start=1):
         text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if text.strip():
             try:
@@ -242,16 +210,19 @@ def _lines(path: Path, file: Any) -> RawRows:
 
 
 def _json(path: Path, file: Any) -> RawRows:
-    content = file.read(MAX_JSON + 1)
-    if len(content) > MAX_JSON:
-        what = f"{path}: more than {MAX_JSON:,} bytes of JSON, decompressed."
-        raise ConfigError(Problem(what, remedy="Use JSON Lines, one row per line."))
-    value = json.loads(content)
+    value = json.loads(_limited(path, file.read(MAX_BYTES + 1)))
     if isinstance(value, dict):
         value = next((rows for rows in value.values() if isinstance(rows, list)), [])
     if not isinstance(value, list):
         raise ConfigError(f"{path}: a {type(value).__name__}, not a list of rows.")
     return _numbered(path.name, value)
+
+
+def _limited(path: Path, content: bytes) -> bytes:
+    if len(content) > MAX_BYTES:
+        what = f"{path}: more than {MAX_BYTES:,} bytes of JSON at once, decompressed."
+        raise ConfigError(Problem(what, remedy="Use JSON Lines, with one row per line."))
+    return content
 
 
 def _hub(name: str, split: str, config: str | None) -> RawRows:

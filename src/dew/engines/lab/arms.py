@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dew.algorithms import Algorithm, parse_algorithm
-from dew.algorithms.own import source_digest
+from dew.algorithms import Algorithm, parse_algorithm, source_digest
 from dew.errors import ConfigError, DewError, Problem
 
 
@@ -30,15 +29,13 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
         try:
             rule, _, own_rate = text.partition("@")
             algorithm = parse_algorithm(rule)
-            rates = [_rate(own_rate)] if own_rate else learning_rates
-            _check(algorithm, rates)
+            rates = _check(algorithm, [own_rate] if own_rate else learning_rates)
             source = source_digest(type(algorithm)) if ":" in rule else ""
         except DewError as error:
             problems += [replace(problem, what=f"arm {text!r}: {problem.what}") for problem in error.problems]
             continue
         control = algorithm.control() if controls else None
-        if control == algorithm:
-            control = None
+        control = None if control == algorithm else control
         for rate in rates:
             made = [Arm(algorithm.label, algorithm, rate, source, control.label if control else None)]
             if control:
@@ -55,21 +52,19 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     return list(arms.values())
 
 
-def _rate(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        what = f"learning rate {text!r} is not a number."
-        raise ConfigError(Problem(what, remedy="Write it like @3e-5.")) from None
-
-
-def _check(algorithm: Algorithm, rates: Sequence[float]) -> None:
+def _check(algorithm: Algorithm, rates: Sequence[float | str]) -> list[float]:
+    """The learning rates as numbers."""
     if algorithm.engine_loss:
         why = "Its credit and loss are the engine's, which the lab does not have."
         raise ConfigError(Problem("cannot be trained.", why, "Name one of dew's algorithms, e.g. dapo."))
     if algorithm.kl_coef:
         why = "The lab keeps no reference policy."
         raise ConfigError(Problem(f"kl_coef={algorithm.kl_coef}.", why, "Leave kl_coef out."))
-    for rate in rates:
-        if not 0 < rate < 1:
-            raise ConfigError(Problem(f"learning rate {rate:g}.", remedy="Give a number between 0 and 1, e.g. 1e-4."))
+    try:
+        found = [float(rate) for rate in rates]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < 1 for rate in found):
+        what = f"learning rate {', '.join(map(str, rates))}."
+        raise ConfigError(Problem(what, remedy="Give a number between 0 and 1, such as 3e-5."))
+    return found

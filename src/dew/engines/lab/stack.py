@@ -7,7 +7,6 @@ of replicas, or of rows that train, is another.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +19,7 @@ from dew.algorithms.credit import give_credit
 from dew.credit import grpo_advantages, has_signal
 from dew.engines.lab.arms import Arm
 from dew.engines.lab.tasks import EOS, Problems, Task, generator, symbols
-from dew.engines.lab.tiny import Answers, Parameters, Policies, Replayed
+from dew.engines.lab.tiny import Answers, Parameters, Policies
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.rollouts import Rollouts
 from dew.run.records import AnswerRecord, GroupRecord, Json
@@ -29,9 +28,6 @@ RECORDED_GROUPS = 2
 """Groups in a token record."""
 TRAINED = ("advantages", "penalty")
 """Fields of `Credit` that the loss reads."""
-
-Answer = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-"""(R, P, L) prompts, (R, P, F) facts and (R, P·G, T) uniforms -> the fields of `Answers`, and (R, P·G) verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +127,11 @@ class Team:
             for name, x in earned.items():
                 found[name][part] = x.to(torch.float32)
         found = {name: torch.where(signal[:, None, None], x, 0) for name, x in found.items()}
-        self._check(found)
-        return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
-
-    def _check(self, found: dict[str, Tensor]) -> None:
-        values = torch.stack([found[name] for name in TRAINED if name in found])
-        if (bad := ~values.isfinite()).any():
-            share = f"{int(bad.sum())} of {bad.numel()}"
-            what = f"{self.algorithm.name}: {share} advantages or penalties are NaN or infinite."
+        if not all(found[name].isfinite().all() for name in TRAINED if name in found):
+            what = f"{self.algorithm.name}: some advantages or penalties are NaN or infinite."
             remedy = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
-            raise ShapeError(Problem(what, "Such a run would not learn.", remedy))
+            raise ShapeError(Problem(what, remedy=remedy))
+        return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
 
     def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:
         """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
@@ -186,7 +177,6 @@ class Stack:
         replicas: Sequence[Replica],
         settings: Settings,
         device: str,
-        cuda_graphs: bool = False,
         recorded: Collection[int] = (),
     ) -> None:
         self.task, self.settings, self.device, self.replicas, self.recorded = task, settings, device, replicas, recorded
@@ -195,10 +185,7 @@ class Stack:
         self.needs_entropy = any(team.algorithm.needs_entropy == "current" for team in self.teams)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
-        self.held_out = held_out(task, settings.eval_problems, device)
-        self.answer: Answer = partial(answer, task, partial(self.policies.sample, all_tokens=cuda_graphs))
-        if cuda_graphs:
-            self.answer = Replayed(self.answer)
+        self.held_out = task.problems(settings.eval_problems, generator("held-out"), device=device)[0]
         self.history: list[dict[str, Tensor]] = []
         """(R,) metrics of each generation, by the names of docs/metrics.md."""
         self.records: list[list[GroupRecord]] = [[] for _ in replicas]
@@ -209,8 +196,8 @@ class Stack:
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
         uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
-        *sampled, correct = self.answer(problems.prompt, problems.facts, uniforms)
-        answers = Answers(*sampled)
+        answers = self.policies.sample(problems.prompt, uniforms)
+        correct = judge(self.task, answers.tokens, problems.facts)
         mask, G = answers.mask, s.group_size
         rows = {**answers._asdict(), "mask": mask, "reward": correct.float()}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
@@ -270,7 +257,7 @@ class Stack:
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems, added to the metrics of the last generation."""
         k = self.settings.eval_k
-        solved = solve(self.task, self.answer, self.held_out, k, self.settings.answers, self._uniforms, number)
+        solved = solve(self.task, self.policies.sample, self.held_out, k, self.settings.answers, self._uniforms, number)
         passes = {1: solved.float().mean((1, 2)), k: solved.any(2).float().mean(1)}
         self.history[-1].update({f"eval/pass@{n}": x for n, x in passes.items()})
 
@@ -334,14 +321,6 @@ def _group_records(
     return found
 
 
-def answer(
-    task: Task, sample: Callable[[Tensor, Tensor], Answers], prompt: Tensor, facts: Tensor, uniforms: Tensor
-) -> tuple[Tensor, ...]:
-    """Sample and judge: an `Answer`."""
-    found = sample(prompt, uniforms)
-    return *found, judge(task, found.tokens, facts)
-
-
 def judge(task: Task, tokens: Tensor, facts: Tensor) -> Tensor:
     """(R, B) verdicts on (R, B, T) answers to problems with (R, P, F) facts."""
     R, B = tokens.shape[:2]
@@ -350,8 +329,9 @@ def judge(task: Task, tokens: Tensor, facts: Tensor) -> Tensor:
 
 
 def solve(
-    task: Task, answer: Answer, problems: Problems, k: int, rows: int, uniforms: Callable[..., Tensor], number: int
-) -> Tensor:
+    task: Task, sample: Callable[[Tensor, Tensor], Answers], problems: Problems, k: int, rows: int,
+    uniforms: Callable[..., Tensor], number: int,
+) -> Tensor:  # fmt: skip
     """(R, N, k) verdicts on k answers to each of N problems, at most about `rows` answers of a replica at once."""
     found = []
     each = max(1, rows // k)
@@ -359,12 +339,8 @@ def solve(
         part = problems[i : i + each]
         drawn = uniforms(f"held-out/{i}", number, len(part.facts) * k, task.tokens)
         prompt, facts = (x.expand(len(drawn), *x.shape) for x in (part.prompt, part.facts))
-        found.append(answer(prompt, facts, drawn)[-1].unflatten(1, (-1, k)))
+        found.append(judge(task, sample(prompt, drawn).tokens, facts).unflatten(1, (-1, k)))
     return torch.cat(found, 1)
-
-
-def held_out(task: Task, n: int, device: str) -> Problems:
-    return task.problems(n, generator("held-out"), device=device)[0]
 
 
 def _teams(replicas: Sequence[Replica], group_size: int, tokens: int) -> list[Team]:

@@ -41,8 +41,6 @@ STACK_SECONDS = 600.0
 """Longer stacks are split, so that little is lost when a study is interrupted."""
 QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
 QUICK_TASK = "countdown-3"
-
-
 PARTS = 20
 """Reports on the progress of a stack."""
 
@@ -64,7 +62,6 @@ def study(
     settings: Settings = Settings(),  # noqa: B008
     controls: bool = True,
     device: str = "auto",
-    cuda_graphs: bool = False,
     warm_starts: Path | str | None = None,
     say: Say = print,
     progress: Progress = lambda share, line: None,
@@ -73,8 +70,7 @@ def study(
 
     An arm is written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
     are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
-    that weights tokens the same rule without the weights. `cuda_graphs` samples and judges with fewer launches on a
-    GPU: the same numbers, more memory. `differences` compares the arms of the result.
+    that weights tokens the same rule without the weights. `differences` compares the arms of the result.
     """
     chosen = parse_arms(arms, learning_rates, controls=controls)
     kinds = {name: get_task(name) for name in tasks}
@@ -82,12 +78,11 @@ def study(
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
     device, folder = _device(device), Path(output)
     on_gpu = device.startswith("cuda")
-    cuda_graphs = cuda_graphs and on_gpu
     machine = {"platform": platform.platform(), "gpu": torch.cuda.get_device_name(device) if on_gpu else None}
-    facts = {"settings": asdict(settings), "versions": versions("torch"), "machine": machine}
+    facts: Json = {"settings": asdict(settings), "versions": versions("torch"), "machine": machine}
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     cells = {_cell(name, replica): replica for name in kinds for replica in replicas}
-    gpu = torch.cuda.device(device if on_gpu else -1)  # Triton and CUDA graphs use the current one
+    gpu = torch.cuda.device(device if on_gpu else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
         todo = open_grid(folder, list(cells), asdict(settings), finished=_finished, say=say)
         if not todo:
@@ -96,15 +91,13 @@ def study(
             task, runs = kinds[name], [cells[cell] for cell in of_task]
             start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
             _check_start(folder / name, start)
-            build = partial(
-                Stack, task, start.parameters, settings=settings, device=device, cuda_graphs=cuda_graphs,
-                recorded={first_seed},
-            )  # fmt: skip
-            each = memory(task, settings, cuda_graphs)
+            build = partial(Stack, task, start.parameters, settings=settings, device=device, recorded={first_seed})
             say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
-            for trained, metrics, records in _train(build, runs, each, device, say, progress, len(replicas)):
+            facts["warm_start"] = {"digest": start.digest, **start.scores}
+            for trained, metrics, records in _train(build, runs, memory(task, settings), device, say, progress):
                 homes = [_cell(name, x) for x in trained]
-                about = [facts | _about(x, start) for x in trained]
+                rules = [x.arm.algorithm for x in trained]
+                about = [facts | {"algorithm": {"name": rule.name, "settings": asdict(rule)}} for rule in rules]
                 with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
                     list(pool.map(partial(write_run, folder), homes, about, metrics, records))
                 _report_skipped_updates(trained, metrics, say)
@@ -140,15 +133,6 @@ def _device(name: str) -> str:
         what = f"device {name!r} is not known, or PyTorch sees no such GPU."
         raise ConfigError(Problem(what, remedy="Give cpu, cuda or cuda:1, or leave --device out."))
     return name
-
-
-# ── the folder of a run ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def _about(replica: Replica, start: WarmStart) -> Json:
-    algorithm = replica.arm.algorithm
-    about = {"name": algorithm.name, "settings": asdict(algorithm)}
-    return {"algorithm": about, "warm_start": {"digest": start.digest, **start.scores}}
 
 
 def write_run(
@@ -187,12 +171,9 @@ def _report_skipped_updates(trained: Sequence[Replica], metrics: Sequence[list[J
         say(f"{arm}: updates were skipped in {n} generations, where the gradient was NaN or infinite. {where}")
 
 
-# ── training ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _train(
     build: Callable[[Sequence[Replica]], Stack], todo: list[Replica], each: float, device: str, say: Say,
-    progress: Progress, total: int,
+    progress: Progress,
 ) -> Iterator[Trained]:  # fmt: skip
     """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split.
 
@@ -200,21 +181,18 @@ def _train(
     """
     room = max(1, int(MEMORY_SHARE * _free(device) / each))
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
-    say(f"{len(todo)} of {total} runs to train, {size} at a time, about {size * each / 1e9:.1f} GB.")
-    seconds: float | None = None
+    say(f"{len(todo)} runs to train, {size} at a time, about {size * each / 1e9:.1f} GB.")
+    timed = False
     while todo:
         stack = sorted(todo[:size], key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
         try:
-            if seconds is None:
-                seconds = _time(build(stack)) / len(stack)
-                size = max(1, min(size, int(STACK_SECONDS / seconds)))
-                say(f"About {_duration(seconds * len(todo))}. Ctrl-C stops; the same command resumes.")
+            if timed:
+                yield _train_stack(build(stack), len(todo) - len(stack), progress)
+                todo = todo[len(stack) :]
                 continue
-            began = time.perf_counter()
-            after = seconds * (len(todo) - len(stack))
-            yield _train_stack(build(stack), progress, total - len(todo), total, after)
-            seconds = (time.perf_counter() - began) / len(stack)
-            todo = todo[len(stack) :]
+            seconds = _time(build(stack)) / len(stack)
+            size, timed = max(1, min(size, int(STACK_SECONDS / seconds))), True
+            say(f"About {seconds * len(todo) / 60:.1f} min. Ctrl-C stops; the same command resumes.")
         except torch.OutOfMemoryError:
             if len(stack) == 1:
                 remedy = "Lower prompts, group_size or width, or raise optimizer_steps, with --settings."
@@ -224,52 +202,42 @@ def _train(
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
 
 
-def _train_stack(runs: Stack, progress: Progress, finished: int, total: int, seconds_after: float) -> Trained:
-    """Train a stack to its end. `seconds_after` is the time that the stacks after it will take."""
-    generations, began = runs.settings.generations, time.perf_counter()
+def _train_stack(stack: Stack, waiting: int, progress: Progress) -> Trained:
+    """Train a stack to its end; `waiting` runs are trained after it."""
+    began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
     for number in range(1, generations + 1):
-        runs.generation(number - 1)
-        if runs.settings.evaluated(number):
-            runs.evaluate(number)
-        part, before = (n * PARTS // generations for n in (number, number - 1))
-        if part > before:  # reading the accuracy waits for the device
-            left = (time.perf_counter() - began) * (generations / number - 1) + seconds_after
-            line = f"{runs.task.name}: {finished} of {total} runs finished; {len(runs.replicas)} at generation {number}"
-            line += f" of {generations}, accuracy {runs.history[-1]['accuracy'].mean().item():.3f}, "
-            progress(part / PARTS, line + f"about {_duration(left)} left")
-    return runs.replicas, runs.metrics(), runs.records
+        stack.generation(number - 1)
+        if stack.settings.evaluated(number):
+            stack.evaluate(number)
+        part = number * PARTS // generations
+        if part > (number - 1) * PARTS // generations:  # reading the accuracy waits for the device
+            line = f"{stack.task.name}: {runs} runs at generation {number} of {generations}, accuracy "
+            line += f"{stack.history[-1]['accuracy'].mean().item():.3f}; {waiting} runs after them; about "
+            left = (time.perf_counter() - began) * ((1 + waiting / runs) * generations / number - 1)
+            progress(part / PARTS, f"{line}{left / 60:.1f} min left")
+    return stack.replicas, stack.metrics(), stack.records
 
 
-def _time(runs: Stack) -> float:
-    """Seconds that the stack will take, from its first generations, which are trained and thrown away."""
-    settings = runs.settings
-    runs.generation(0)
-    runs.history[-1]["accuracy"].sum().item()  # waits for the device
-    began = time.perf_counter()
-    runs.generation(0)
-    runs.history[-1]["accuracy"].sum().item()
+def _time(stack: Stack) -> float:
+    """Seconds that the stack will take, from the second of two generations that are thrown away."""
+    settings = stack.settings
+    for _ in range(2):
+        began = time.perf_counter()
+        stack.generation(0)
+        stack.history[-1]["accuracy"].sum().item()  # waits for the device
     sampled = settings.evaluations * settings.eval_problems * settings.eval_k / settings.answers
     return (time.perf_counter() - began) * (settings.generations + 0.4 * sampled)
 
 
-def memory(task: Task, settings: Settings, cuda_graphs: bool = False) -> float:
-    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating.
-
-    A CUDA graph keeps its memory, so with `cuda_graphs` it is both.
-    """
+def memory(task: Task, settings: Settings) -> float:
+    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating."""
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
     cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)
     rows = math.ceil(settings.answers / settings.optimizer_steps)
     update = rows * S * (12 * D * layers + 8 * D + 4 * VOCABULARY)
-    return 4.0 * (6 * weights + (cache + update if cuda_graphs else max(cache, update)))
+    return 4.0 * (6 * weights + max(cache, update))
 
 
 def _free(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else free_memory()
-
-
-def _duration(seconds: float) -> str:
-    units = ((3600, "h"), (60, "min"), (1, "s"))
-    size, unit = next((x for x in units if seconds > 1.7 * x[0]), units[-1])
-    return f"{seconds / size:.0f} {unit}"

@@ -24,7 +24,8 @@ def load_study(*folders: Path | str) -> list[Result]:
     if any(grid["settings"] != other["settings"] for grid in grids.values() for other in grids.values()):
         raise ConfigError(Problem("The studies have different settings.", remedy="Load them one by one."))
     arms = list(dict.fromkeys(arm for grid in grids.values() for arm in grid["arms"]))
-    found = {(r.task, r.arm, r.learning_rate, r.seed): r for folder in grids for r in _runs(folder)}
+    runs = (read_result(home) for folder in grids for home in run_folders(folder))
+    found = {(r.task, r.arm, r.learning_rate, r.seed): r for r in runs}
     starts: dict[str, str] = {}
     for result in found.values():
         start = RunFolder(str(result.folder)).run()["warm_start"]["digest"]
@@ -32,10 +33,6 @@ def load_study(*folders: Path | str) -> list[Result]:
             what = f"{result.folder}: started from policy {start}, others from {starts[result.task]}."
             raise ConfigError(Problem(what, "They cannot be paired.", "Load the studies one by one."))
     return sorted(found.values(), key=lambda r: (arms.index(r.arm), r.seed))
-
-
-def _runs(folder: Path) -> Iterator[Result]:
-    return map(read_result, run_folders(folder))
 
 
 def by_point(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
@@ -115,4 +112,4 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     compare = "best" if several_rates else "baseline"
     judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
     nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
-    yield "\n\n".join([table_note(judged), *verdicts(judged)] if judged else [nothing])
+    yield "\n\n".join([table_note(judged).strip(), *verdicts(judged)] if judged else [nothing])

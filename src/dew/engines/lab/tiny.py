@@ -6,8 +6,7 @@ Axes besides those of the library: R replicas, B answers of a replica, L prompt 
 import importlib.util
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ HEAD = 32
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
+BETAS = (0.9, 0.99)
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
@@ -121,17 +121,10 @@ class Answers(NamedTuple):
 
 
 @torch.no_grad()
-def sample(
-    parameters: Mapping[str, Tensor],
-    prompts: Tensor,
-    uniforms: Tensor,
-    *,
-    all_tokens: bool = False,
-) -> Answers:
+def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) -> Answers:
     """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
 
     Equal policies that read the same uniform numbers write the same answers; this pairs the arms of a study.
-    `all_tokens` samples all T and never waits for the device; else sampling stops when all answers have ended.
     """
     R, P, L = prompts.shape
     B, T = uniforms.shape[1:]
@@ -146,7 +139,7 @@ def sample(
     draw_token = fast.draw if (fast := _kernels(embed)) else draw
     for t in range(T):
         draw_token(logits, uniforms, tokens, signals, t)
-        if t == T - 1 or (t % 16 == 15 and not all_tokens and bool((tokens[:, :, t] >= EOS).all())):
+        if t == T - 1 or (t % 16 == 15 and bool((tokens[:, :, t] >= EOS).all())):
             break
         newest = tokens[:, :, t, None]
         logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G))[:, :, 0]
@@ -164,43 +157,6 @@ def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Te
     tokens[:, :, t] = torch.where(tokens[:, :, t - 1] >= EOS, PAD, token) if t else token
 
 
-class Replayed:
-    """A function of tensors on a GPU as a CUDA graph: its many small kernels are launched at once.
-
-    It may read other tensors, if they stay where they are in memory, and must not wait for the device. One graph for
-    each set of input shapes. Where a graph cannot be made, or differs from the function, the function is called.
-    """
-
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
-        self.function = function
-        self.graphs: dict[tuple[torch.Size, ...], Callable[..., tuple[Tensor, ...]]] = {}
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        shapes = tuple(x.shape for x in inputs)
-        if shapes not in self.graphs:
-            self.graphs[shapes] = self._capture(inputs)
-        return self.graphs[shapes](*inputs)
-
-    def _capture(self, inputs: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        given, expected, stream = [x.clone() for x in inputs], self.function(*inputs), torch.cuda.current_stream()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                result = self.function(*given)
-        except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a failed capture leaves its own
-            warnings.warn(f"No CUDA graph ({error}); launching kernels one by one.", stacklevel=2)
-            return self.function
-
-        def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
-            for mine, x in zip(given, inputs, strict=True):
-                mine.copy_(x)
-            graph.replay()
-            return tuple(x.clone() for x in result)
-
-        return replay if all(map(torch.equal, replay(*inputs), expected)) else self.function
-
-
 class Policies:
     """R policies that start from the same parameters and train with learning rates of their own.
 
@@ -211,8 +167,8 @@ class Policies:
         self.parameters = {n: p.to(rates.device).repeat(len(rates), 1, 1).requires_grad_() for n, p in start.items()}
         self.adam = Adam(self.parameters, rates)
 
-    def sample(self, prompts: Tensor, uniforms: Tensor, *, all_tokens: bool = False) -> Answers:
-        return sample(self.parameters, prompts, uniforms, all_tokens=all_tokens)
+    def sample(self, prompts: Tensor, uniforms: Tensor) -> Answers:
+        return sample(self.parameters, prompts, uniforms)
 
     def score(self, prompts: Tensor, tokens: Tensor, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """(R, b, T) log π of the tokens of answers to (R, b, L) prompts, and the entropies, without gradient."""
@@ -223,27 +179,27 @@ class Policies:
         """Take an optimizer step; return (R,) gradient norms before clipping."""
         with deterministic():
             loss.backward()
-        return self.adam.step(MAX_GRADIENT_NORM)
+        return self.adam.step()
 
 
 class Adam:
     """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated."""
 
-    def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = (0.9, 0.99)) -> None:
-        self.parameters, self.rates, self.betas = list(parameters.values()), rates, betas
+    def __init__(self, parameters: Parameters, rates: Tensor) -> None:
+        self.parameters, self.rates = list(parameters.values()), rates
         self.steps = torch.zeros_like(rates)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
 
     @torch.no_grad()
-    def step(self, max_norm: float) -> Tensor:
+    def step(self) -> Tensor:
         """Take a step; return (R,) gradient norms before clipping."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
         active = ((norm > 0) & norm.isfinite()).float()
-        scale = (max_norm / (norm + 1e-6)).clamp_max(1)
+        scale = (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp_max(1)
         self.steps += active
-        (b1, b2), each = self.betas, (-1, 1, 1)
+        (b1, b2), each = BETAS, (-1, 1, 1)
         count = self.steps.clamp_min(1)
         rate = (self.rates * active / (1 - b1**count)).view(each)
         correction = (1 - b2**count).sqrt().view(each)

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.stack import answer, held_out, solve
+from dew.engines.lab.stack import solve
 from dew.engines.lab.tasks import PAD, Task, generator
 from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy, sample
 from dew.files import write_atomically
@@ -51,6 +50,7 @@ def warm_start(task: Task, width: int, depth: int, device: str, folder: Path, sa
         say(f"{path} is damaged (its checksum differs); the warm start is trained again.")
     folder.mkdir(parents=True, exist_ok=True)  # now, not after training
     say(f"{task.name}: training the policy that all runs start from, once for each task and size; kept in {folder}.")
+    say(f"Most tasks take 700 to {MAX_STEPS:,} steps.")
     found = _train(task, width, depth, device, say)
     content = io.BytesIO()
     torch.save(found.parameters, content)
@@ -79,14 +79,14 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
     problems = task.problems(DEMONSTRATIONS, generator("demonstrations"), device=device)[0]
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
     order = generator(task.name, "order", device=device)
-    probe, test = task.problems(PROBED, generator("probe"), device=device)[0], held_out(task, TESTED, device)
-    answers = partial(answer, task, partial(sample, parameters))
+    probe = task.problems(PROBED, generator("probe"), device=device)[0]
+    test = task.problems(TESTED, generator("held-out"), device=device)[0]
+    answers = partial(sample, parameters)
 
     def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
         random = generator(task.name, purpose, number, device=device)
         return torch.rand(1, *shape, generator=random, device=device)
 
-    start = perf_counter()
     for step in range(1, MAX_STEPS + 1):
         adam.param_groups[0]["lr"] = RATE * min(1, step / 100) * max(0.05, 1 - step / MAX_STEPS)
         ids = rows[torch.randint(len(rows), (BATCH,), generator=order, device=device)][None]
@@ -97,8 +97,6 @@ def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str],
             F.cross_entropy(logits.flatten(0, 2), torch.where(target == PAD, -100, target)).backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         adam.step()
-        if step == 10 and (pace := (perf_counter() - start) / 10 * CHECK) > 20:
-            say(f"{task.name}: {pace:.0f} s per {CHECK} steps here; most tasks take 700 to {MAX_STEPS:,} steps.")
         if step % CHECK == 0:
             now = solve(task, answers, probe, 4, 512, uniforms, step).float().mean().item()
             say(f"{task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})")

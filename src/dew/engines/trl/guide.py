@@ -246,7 +246,11 @@ class MixedPolicy:
         size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
         counts = [self._guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
         own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
-        prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
+        trainer.num_generations = 1  # vLLM would take every `num_generations` prompts for one group
+        try:
+            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
+        finally:
+            trainer.num_generations = size
         rows: list[GuideAnswer | None] = []
         sources: list[int] = []  # the policy's row that a row is, or whose prompt it shares
         first = 0

@@ -3,14 +3,13 @@
 import asyncio
 import inspect
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards import Verifier
-from dew.rewards.calls import Rewards, as_rewards, reported, reward_name, time_limit, too_late
+from dew.rewards.calls import Rewards, as_rewards, reported, reward_name
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -21,19 +20,17 @@ TAKEN = GIVEN_BY_TRL - {"completion_ids"}
 
 
 def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
-    """The same reward function, but a failure is a RewardError, and a batch may take at most `timeout` seconds.
+    """The same reward function, but a failure is a RewardError, and a coroutine is cancelled after `timeout` seconds.
 
     Models and names of models pass unchanged. Verifiers and functions given by path have their own limits.
     """
     if _is_model(reward):
         return reward
     name = reward_name(reward)
-    has_limit = isinstance(reward, Verifier | UserFunction)
 
     def scored(**kwargs: Any) -> Rewards:
         n = len(kwargs["completions"])  # before the function can change the list
-        limit = nullcontext() if has_limit else time_limit(name, timeout)
-        with reported(name, kwargs["completions"], kwargs.get("prompts")), limit:
+        with reported(name, kwargs["completions"], kwargs.get("prompts")):
             return as_rewards(name, reward(**kwargs), n)
 
     async def scored_async(**kwargs: Any) -> Rewards:
@@ -42,7 +39,9 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
             try:
                 return as_rewards(name, await asyncio.wait_for(reward(**kwargs), timeout), n)
             except TimeoutError:
-                raise too_late(name, timeout) from None
+                remedy = "Return None for answers it cannot score in time, or raise reward_timeout."
+                problem = Problem(f"The reward {name} did not return within {timeout:g} s.", remedy=remedy)
+                raise RewardError(problem) from None
 
     is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
     wrapper: Any = scored_async if is_async else scored

@@ -261,21 +261,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         with self._recorder.phase("generation"), dropout_off(self.model):
-            if self._guide is None:
-                generated = super()._generate(prompts)
-            else:
-                generated = self._guide.generate(prompts, self._generate_ragged)
+            trl = super()._generate
+            generated = trl(prompts) if self._guide is None else self._guide.generate(prompts, trl)
         check_generated(generated)
         self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
         return generated
-
-    def _generate_ragged(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """For groups of unequal size: vLLM would take every `num_generations` prompts for one group."""
-        size, self.num_generations = self.num_generations, 1
-        try:
-            return super()._generate(prompts)
-        finally:
-            self.num_generations = size
 
     def sampling_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""

@@ -31,7 +31,7 @@ from dew.engines.verl.config import (
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem, did_you_mean
-from dew.run.config import OWN_KEYS, Run, flat, merged
+from dew.run.config import Run, flat, merged
 from dew.run.settings import (
     ACTOR,
     ALGORITHM_NAMES,
@@ -40,7 +40,6 @@ from dew.run.settings import (
     ROLLOUT,
     SETTINGS,
     Batches,
-    algorithm_settings,
 )
 from dew.tasks import Task, model_folder, task
 
@@ -180,13 +179,11 @@ class Translation:
         return self.count("data.max_response_length", self.count("max_completion_length"))
 
     def check_names(self) -> None:
-        """Settings that are misspelled, in the wrong place, or not translated."""
+        """Settings in the wrong place, or not translated."""
         for key in self.unused:
             value = self.given[key]
             if "." in key:
                 self.problem(f"{key} is a key of verl, not a setting.", f"Write {key}=VALUE, or put it under `verl:`.")
-            elif guess := did_you_mean(key, (*SETTINGS, *OWN_KEYS), cutoff=0.92):  # no two TRL settings are this close
-                self.problem(f"{key} is not a setting.", guess)
             elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
             elif key in CHOOSE_ALGORITHM and value is not None and not self.given.get("algorithm"):
@@ -202,7 +199,7 @@ class Translation:
     def algorithm(self) -> Algorithm | None:
         name = self.given.get("algorithm") or DEFAULT_ALGORITHM
         try:
-            settings = algorithm_settings(self.given.get("algorithm_kwargs"))
+            settings = self.run.algorithm_settings
             if name not in algorithm_classes():
                 import_modules(self.own.get(f"{MODEL}.external_lib"))
                 import_modules(environ.get(EXTERNAL, "").split(","))
