@@ -2,7 +2,18 @@
 
     python scripts/scale_tables.py     prints both tables; a test compares them with the page
 
-Memory is `dew.preflight.verl`'s. Seconds of a step with R answers of mean length n to prompts of length p:
+Bytes on each GPU, with the letters of `dew.preflight.memory`, in bf16. N GPUs share weights, gradients and optimizer
+state evenly (FSDP2); m tokens are in a micro-batch of one GPU.
+
+    training     weights, gradients, optimizer: 4 + 4 + 8 bytes · P/N     2 + 2 + 4 with model_dtype bf16
+                 gathered    2 · (2 layers + embedding and head)  bf16, one layer in use and one prefetched
+                 activations m · (2 D L + A)                      gradient checkpointing
+                 logits      m · V · 4                            bf16, and their gradient
+                 entropy     2048 · V · 12                        a chunk in float32, its softmax, their product
+    generation   the part of weights and optimizer that is not offloaded, and the sampler's share of the GPU;
+                 a sampler spans t GPUs: weights 2 P/t, the rest is KV cache
+
+Seconds of a step with R answers of mean length n to prompts of length p:
 
     training     R (p + n) · (2 + 8 E) P / (N · peak · 0.4): 2 P for the old policy; in each of E passes 6 P forward
                  and backward, 2 P recomputed
@@ -15,16 +26,26 @@ Memory is `dew.preflight.verl`'s. Seconds of a step with R answers of mean lengt
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dew.engines.verl.launch import SAMPLER_GPUS, Launch, prepare
+from dew.engines.verl.config import FSDP
+from dew.engines.verl.launch import MICRO_BATCH, SAMPLER_GPUS, Launch, prepare
 from dew.preflight.machine import GB
-from dew.preflight.memory import Shape
-from dew.preflight.verl import cache_tokens, estimate, fits, shape_of_model
+from dew.preflight.memory import Shape, Terms
 from dew.run.config import flat, read_run
+from dew.run.settings import MODEL, ROLLOUT
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "paper"
 RUNS = [(model, gpus) for model in ("7b", "32b") for gpus in (8, 16, 64)]
 TERMS = ("weights", "gradients", "adam", "gathered", "activations", "logits", "entropy")
 """Column titles for the terms of training, in the order of `estimate`."""
+SHAPES = {
+    "7b": Shape(7.616e9, 28, 3584, 18944, 3584, 512, 152064),
+    "32b": Shape(32.764e9, 64, 5120, 27648, 5120, 1024, 152064),
+}
+"""Of Qwen2.5, from the models' config files."""
+CHUNK = 2048
+"""Tokens whose entropy verl computes at a time."""
+USABLE = 0.92
+"""Share of a GPU's memory; CUDA, NCCL and fragmentation take the rest."""
 MFU, BANDWIDTH_SHARE = 0.4, 0.6
 SEQUENCES = 256
 """Maximum number of answers that a sampler decodes at once: verl's max_num_seqs."""
@@ -50,7 +71,49 @@ def paper_run(model: str, gpus: int, **verl: float) -> tuple[Launch, Shape]:
     own = {"trainer.nnodes": gpus // 8, "trainer.n_gpus_per_node": 8}
     own |= {key.replace("__", "."): value for key, value in verl.items()}
     launch = prepare(replace(run, verl={**flat(run.verl), **own}))
-    return launch, shape_of_model(launch)
+    return launch, SHAPES[model]
+
+
+def estimate(launch: Launch, shape: Shape, gpu_memory: float) -> tuple[Terms, Terms]:
+    """Bytes on each GPU in the backward pass, and while answers are sampled, when gradients are freed."""
+    N, m, w = launch.batches.processes, launch[MICRO_BATCH], 4 if launch[f"{FSDP}.model_dtype"] == "fp32" else 2
+    on_gpu = not launch[f"{FSDP}.offload_policy"]  # else weights, gradients and optimizer stay in host memory
+    share = shape.parameters / N * on_gpu
+    ends = 2 * shape.vocabulary * shape.width
+    layer = (shape.parameters - ends) / shape.layers
+    training = {
+        "weights": w * share,
+        "gradients": w * share,
+        "optimizer": 2 * w * share,
+        "gathered": shape.weight_bytes * (2 * layer + ends) if N > 1 else 0.0,
+        "activations": m * shape.activation_bytes(bool(launch[f"{MODEL}.enable_gradient_checkpointing"])),
+        "logits": 4 * m * shape.vocabulary,
+        "entropy": 12 * min(CHUNK, m) * shape.vocabulary,
+    }
+    generation = {
+        "weights": training["weights"] * (not launch[f"{FSDP}.param_offload"]),
+        "optimizer": training["optimizer"] * (not launch[f"{FSDP}.optimizer_offload"]),
+        "sampler": sampler_share(launch) * gpu_memory,
+    }
+    return training, generation
+
+
+def sampler_share(launch: Launch) -> float:
+    return float(launch[f"{ROLLOUT}.gpu_memory_utilization"] or 0.5)
+
+
+def cache_tokens(launch: Launch, shape: Shape, gpu_memory: float) -> float:
+    """Tokens in the KV cache of one sampler."""
+    t = launch[SAMPLER_GPUS]
+    room = sampler_share(launch) * gpu_memory - shape.weight_bytes * shape.parameters / t
+    return max(0.0, room) * t / shape.cache_bytes
+
+
+def fits(launch: Launch, shape: Shape, gpu_memory: float) -> bool:
+    """In both phases, with KV cache for at least one answer of full length."""
+    longest = launch["data.max_prompt_length"] + launch["data.max_response_length"]
+    largest = max(sum(terms.values()) for terms in estimate(launch, shape, gpu_memory))
+    return cache_tokens(launch, shape, gpu_memory) >= longest and largest <= USABLE * gpu_memory
 
 
 def pace(launch: Launch, s: Shape, gpu: Gpu, n: float) -> dict[str, float]:
@@ -79,8 +142,8 @@ def memory_table() -> str:
     lines = [f"| model, GPUs | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for model, gpus in RUNS:
         job = paper_run(model, gpus)
-        terms = list(estimate(*job, GPUS[0].memory).training.values())
-        sampling = [sum(estimate(*job, gpu.memory).generation.values()) for gpu in GPUS]
+        terms = list(estimate(*job, GPUS[0].memory)[0].values())
+        sampling = [sum(estimate(*job, gpu.memory)[1].values()) for gpu in GPUS]
         cells = [f"{number / GB:.1f}" for number in (*terms, sum(terms), *sampling)]
         cells += ["yes" if fits(*job, gpu.memory) else "**no**" for gpu in GPUS]
         lines.append(f"| Qwen2.5-{model.upper()}, {gpus} | {' | '.join(cells)} |")

@@ -61,7 +61,7 @@ run("--help", says="Train:", without=HEAVY)
 run("train", "typo.yaml", says="→ ", without=HEAVY)
 run("train", "good.yaml", "--learnin_rate", "1", says="→ ", without=HEAVY)
 run("train", "engine.yaml", says="→ ", without=HEAVY)
-run("doctor", says="lock verl", without=TRAINERS)
+run("doctor", says="supported", without=TRAINERS)
 run("train", "paper/qwen2.5-7b", "--engine", "verl", "--dry-run", says="data.train_batch_size=128", without=TRAINERS)
 """
 

@@ -20,8 +20,7 @@ from dew.credit import entropy_advantages
 from dew.engines.credit import Rows, give_credit
 from dew.engines.verl import plugin
 from dew.engines.verl.config import dew_estimators
-from dew.engines.verl.estimators import batch_context
-from dew.engines.verl.losses import actor_loss
+from dew.engines.verl.estimators import actor_loss, batch_context
 from dew.losses import policy_loss
 from verl_rows import context, rows, with_padding
 from verl_worker import actor, model_output, proto, td, worker_batch
@@ -41,7 +40,7 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 def test_verl_finds_every_estimator_and_the_loss():
     for name in dew_estimators():
         assert core_algos.get_adv_estimator_fn(name).__name__ == f"{name}_advantages"
-    assert core_algos.get_policy_loss_fn("dew").__module__ == "dew.engines.verl.losses"
+    assert core_algos.get_policy_loss_fn("dew").__module__ == "dew.engines.verl.estimators"
 
 
 @every_entry

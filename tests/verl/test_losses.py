@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dew.algorithms import get_algorithm
 from dew.engines.verl.estimators import BatchContext, batch_context
-from dew.engines.verl.losses import policy_loss as verl_loss
+from dew.engines.verl.estimators import policy_loss as verl_loss
 from dew.errors import EngineError
 from dew.losses import policy_loss
 from groups import pad

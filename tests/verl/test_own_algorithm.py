@@ -10,9 +10,8 @@ import torch
 from dew import algorithms
 from dew.algorithms import get_algorithm
 from dew.engines.verl.config import check, dew_estimators, read_algorithm
-from dew.engines.verl.estimators import BatchContext, batch_context, estimator
+from dew.engines.verl.estimators import BatchContext, batch_context, estimator, policy_loss
 from dew.engines.verl.launch import prepare
-from dew.engines.verl.losses import policy_loss
 from dew.errors import ConfigError
 from dew.run.config import make_run
 from verl_rows import context
@@ -91,7 +90,7 @@ def test_inside_verl(registered, monkeypatch):
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
     from dew.engines.verl import plugin
-    from dew.engines.verl.losses import actor_loss
+    from dew.engines.verl.estimators import actor_loss
     from verl_worker import actor, model_output, proto, td, worker_batch
 
     monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", dict(core_algos.ADV_ESTIMATOR_REGISTRY))

@@ -13,7 +13,7 @@ from verl.trainer.ppo import core_algos
 from dew import Rollouts, get_algorithm
 from dew.algorithms.base import Part
 from dew.engines.verl import plugin
-from dew.engines.verl.losses import actor_loss
+from dew.engines.verl.estimators import actor_loss
 from verl_worker import actor, model_output, td, worker_batch
 
 plugin.register()

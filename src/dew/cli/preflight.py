@@ -45,17 +45,16 @@ def preflight(
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check this machine and the installation. Covers package versions, GPU, Triton, memory and disk."""
-    from dew.preflight.machine import LOCKS, lock_in_use, matrix
     from dew.preflight.machine import doctor as check_machine
+    from dew.preflight.machine import versions
 
-    checks = check_machine()
+    checks, packages = check_machine(), versions()
     if not json:
-        heads = ("package", "installed", *(f"lock {name}" for name in LOCKS))
-        grid = Table(*heads, show_edge=False, pad_edge=False, title="Versions\n", title_justify="left")
-        for row in matrix():
+        grid = Table("package", "installed", "supported", show_edge=False, pad_edge=False)
+        for row in packages:
             grid.add_row(*(cell or "–" for cell in row.values()))
         out.print(grid, "")
-    _finish(checks, json, lock=lock_in_use(), versions=matrix())
+    _finish(checks, json, versions=packages)
 
 
 def _finish(checks: list[Check], as_json: bool, after: str = "", **more: Any) -> NoReturn:

@@ -261,9 +261,7 @@ def _require_verl() -> None:
 
 def _print_command(launch: "Launch", checked: bool, as_json: bool) -> None:
     from dew.engines.verl.launch import command, shell_text
-    from dew.preflight.verl import check_memory
 
-    memory = check_memory(launch)
     if as_json:
         print_json(
             {
@@ -271,13 +269,12 @@ def _print_command(launch: "Launch", checked: bool, as_json: bool) -> None:
                 "overrides": launch.overrides,
                 "batches": {**launch.batches.facts(), "text": str(launch.batches)},
                 "algorithm_settings": vars(launch.algorithm),
-                "memory": memory.facts,
                 "notes": launch.notes,
                 "checked_against_verl": checked,
             }
         )
         return
-    lines = [f"{launch.algorithm}", f"{launch.batches}.", f"Memory: {memory.says}"]
+    lines = [f"{launch.algorithm}", f"{launch.batches}."]
     lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
         lines.append("verl is not installed here: its own keys are checked when the command runs.")

@@ -101,7 +101,7 @@ def preflight(
         from dew.preflight.verl import check_run as check_verl
 
         return check_verl(run, typed or {}, untrusted)
-    from dew.preflight.run import check_run, check_trainer
+    from dew.preflight.trl import check_run, check_trainer
 
     if isinstance(run, Run):
         return check_run(run, typed, answers, untrusted, say)

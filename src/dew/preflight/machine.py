@@ -2,41 +2,23 @@
 
 import os
 import platform
-import re
 import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dew.engines.compat import installed, supported, tried
+from packaging.version import Version
+
+from dew.engines.compat import SUPPORTED, installed, supported, tried
 from dew.files import existing, try_writing
 from dew.memory import free_memory
 from dew.preflight import Check, failed, graded, guarded, ok, warning
 
 GB = 1e9
-IN_WHEEL = Path(__file__).parents[1] / "locks"
-FOLDER = IN_WHEEL if IN_WHEEL.is_dir() else Path(__file__).parents[3] / "locks"
-"""Folder of the lock files: inside the package, or at the root of a checkout."""
-
 PACKAGES = (
     "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "triton", "vllm", "verl", "ray",
     "tensordict", "TransferQueue",
 )  # fmt: skip
-"""The packages to show; the lock files pin many more."""
-LOCKS = ("core", "vllm", "verl")
-"""Sets of versions that are tested together: the files in locks/."""
-ON_GPUS = r"^# gpu: ([\w.-]+)==([\w.]+)"
-"""Lines with the versions that verl requires on GPUs; its lock file is for a CPU."""
-
-
-@cache
-def pins(lock: str, pattern: str = r"^([\w.-]+)==([\w.]+)") -> dict[str, str]:
-    """Package -> version in a lock file."""
-    found = dict(re.findall(pattern, (FOLDER / f"{lock}.txt").read_text(), flags=re.MULTILINE))
-    versions = {name: found.get(name, found.get(f"{name}-cpu")) for name in PACKAGES}
-    return {name: number for name, number in versions.items() if number}
-
-
+"""The packages to show."""
 TRAINING_NEEDS = {
     "trl": ("transformers", "trl", "accelerate", "datasets"),
     "verl": ("verl", "ray", "TransferQueue"),
@@ -80,46 +62,31 @@ def check_folder(folder: Path) -> Check:
     return ok("folder", f"output_dir={str(folder)!r} is writable.")
 
 
-def lock_in_use() -> str:
-    """The lock that this environment was installed from, judging by the packages that only one lock has."""
-    return next((name for name in ("verl", "vllm") if installed(name)), "core")
-
-
-def matrix() -> list[dict[str, str | None]]:
-    """A row per package: the installed version, and that of each lock."""
+def versions() -> list[dict[str, str | None]]:
+    """A row per package: the installed version, and the releases that dew supports, where it depends on them."""
     return [
-        {"package": name, "installed": installed(name), **{lock: pins(lock).get(name) for lock in LOCKS}}
+        {"package": name, "installed": installed(name), "supported": SUPPORTED[name][0] if name in SUPPORTED else None}
         for name in PACKAGES
     ]
 
 
-def check_versions(lock: str | None = None) -> Check:
-    """Whether the installed versions are those of a lock; by default, of the one in use."""
-    lock = lock or lock_in_use()
-    tested = pins(lock)
-    found = {name: installed(name) for name in tested}
-    facts = {"lock": lock, "installed": found, "tested": tested}
-    install = f"pip install {' '.join(f'{name}=={number}' for name, number in tested.items())}"
+def check_versions(engine: str | None = None) -> Check:
+    """Whether an engine's packages are installed, in supported releases; by default, of the engine installed here."""
+    engine = engine or ("verl" if installed("verl") else "trl")
+    found = {name: installed(name) for name in TRAINING_NEEDS[engine]}
     present = {name: number for name, number in found.items() if number is not None}
-    engine, extra = (("verl",), "verl") if lock == "verl" else (("trl", "transformers"), "trl")
-    on_gpus = pins(lock, ON_GPUS)
-    broken = [f"{name} {present[name]}" for name in engine if name in present and not supported(name, present[name])]
-    if broken:
+    releases = {name: number for name, number in present.items() if name in SUPPORTED}
+    facts: dict[str, Any] = {"engine": engine, "installed": found}
+    install = f"pip install {' '.join(f'{name}=={SUPPORTED[name][2]}' for name in releases)}"
+    if broken := [f"{name} {number}" for name, number in releases.items() if not supported(name, number)]:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
-    releases = ", ".join(map(tried, engine))
-    if missing := [name for name in TRAINING_NEEDS[extra] if installed(name) is None]:
-        says = f"Training needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed."
-        return warning("versions", says, f"pip install 'dew-rl[{extra}]'.", **facts)
-    other = [
-        f"{name} {number} (tested: {tested[name]})"
-        for name, number in present.items()
-        if number.split("+", maxsplit=1)[0] not in (tested[name], on_gpus.get(name))
-    ]
-    if other:
-        says = f"Not tested together: {', '.join(other)}. Tried with {releases}."
-        return warning("versions", says, install, **facts)
-    main = ", ".join(f"{n} {present[n]}" for n in ("torch", "transformers", "trl", "vllm", "verl") if n in present)
-    return ok("versions", f"As tested (lock {lock}): {main}. Tried with {releases}.", **facts)
+    if missing := [name for name in found if name not in present]:
+        says = f"To train on {engine}, install: {', '.join(missing)}."
+        return warning("versions", says, f"pip install 'dew-rl[{engine}]'.", **facts)
+    newer = [name for name, number in releases.items() if Version(number) > Version(SUPPORTED[name][2])]
+    shown = ", ".join(f"{name} {number}" for name, number in releases.items())
+    says = f"{shown}; tried with {', '.join(map(tried, releases))}."
+    return graded("versions", says, install, warn=bool(newer), **facts)
 
 
 def doctor() -> list[Check]:

@@ -20,8 +20,7 @@ One process on TRL trains on B answers of T tokens per micro-batch and adds
     head           4 V D + 4 B T D + a tile of scores: the logits are never materialized
     scores         12 V for each answer sampled at once
 
-Gradients and activations are freed before sampling, so the larger of the two phases counts. `dew.preflight.verl` has
-the terms that verl adds and the sharding over GPUs.
+Gradients and activations are freed before sampling, so the larger of the two phases counts.
 """
 
 import math
@@ -38,7 +37,7 @@ from dew.preflight import Check, graded
 from dew.preflight.machine import free_disk, gpus, size
 from dew.run.config import find_model
 
-if TYPE_CHECKING:  # verl's environment has no TRL
+if TYPE_CHECKING:
     from dew.engines.trl.config import DewConfig
     from dew.engines.trl.launch import Parsed
     from dew.engines.trl.trainer import DewTrainer
@@ -109,51 +108,6 @@ class Shape:
         return self.residual_bytes * self.width * self.layers + A if checkpointing else A * self.layers
 
 
-SHAPES = {
-    "Qwen/Qwen2.5-0.5B-Instruct": Shape(0.494e9, 24, 896, 4864, 896, 128, 151936),
-    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1.544e9, 28, 1536, 8960, 1536, 256, 151936),
-    "Qwen/Qwen2.5-7B": Shape(7.616e9, 28, 3584, 18944, 3584, 512, 152064),
-    "Qwen/Qwen2.5-32B": Shape(32.764e9, 64, 5120, 27648, 5120, 1024, 152064),
-}
-"""From the models' config files, so that a dry run needs no download."""
-
-
-def lora_parameters(s: Shape, rank: int) -> int:
-    """Adapters of all linear layers: rank times the sum of both widths of each."""
-    widths = 2 * (s.width + s.query) + 2 * (s.width + s.key) + 3 * (s.width + s.inner)
-    return rank * widths * s.layers
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Bytes per term, in each of the two phases of a step."""
-
-    training: Terms
-    generation: Terms
-
-    @property
-    def terms(self) -> Terms:
-        """Of the phase that takes more."""
-        return max(self.training, self.generation, key=lambda terms: sum(terms.values()))
-
-    @property
-    def largest(self) -> str:
-        return max(self.terms, key=lambda name: self.terms[name])
-
-    @property
-    def total(self) -> float:
-        return sum(self.terms.values())
-
-
-def training_state(shape: Shape, weight_bytes: float, optimizer_bytes: float) -> Terms:
-    """Weights, gradients and optimizer state; `optimizer_bytes` is per trained parameter."""
-    return {
-        "weights": weight_bytes * shape.parameters,
-        "gradients": max(weight_bytes, 2) * shape.trained,
-        "optimizer": optimizer_bytes * shape.trained,
-    }
-
-
 def optimizer_bytes(optim: str, weight_bytes: float) -> float:
     """Per trained parameter."""
     if "8bit" in optim:
@@ -163,14 +117,16 @@ def optimizer_bytes(optim: str, weight_bytes: float) -> float:
     return 2 * max(weight_bytes, 2)
 
 
-def shape_of(config: Any, **more: Any) -> Shape:
-    """From the fields of a Hugging Face config; `more` are those fields of Shape that it does not contain."""
+def shape_of(model: Any, **more: Any) -> Shape:
+    """Of a model, whose weights may be on the meta device; `more` are fields of Shape that do not follow from it."""
+    config = model.config.get_text_config()
     heads, width = config.num_attention_heads, config.hidden_size
     head_width = getattr(config, "head_dim", None) or width // heads
     experts, inner = getattr(config, "num_experts_per_tok", None), getattr(config, "intermediate_size", None)
     if experts and getattr(config, "moe_intermediate_size", None):
         inner = experts * config.moe_intermediate_size
     return Shape(
+        parameters=sum(p.numel() for p in model.parameters()),
         layers=config.num_hidden_layers,
         width=width,
         inner=inner or 4 * width,
@@ -178,43 +134,30 @@ def shape_of(config: Any, **more: Any) -> Shape:
         key=(getattr(config, "num_key_value_heads", None) or heads) * head_width,
         vocabulary=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None),
-        **more,
-    )
-
-
-def known_shape(model: str, revision: str = "main", trusted: bool = False) -> Shape:
-    """From the table, or from the model's config: no weights are loaded."""
-    if model in SHAPES:
-        return SHAPES[model]
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(find_model(model), revision=revision, trust_remote_code=trusted)
-        with torch.device("meta"):  # takes no memory
-            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-        return _shape(empty, weight_bytes=(getattr(config, "dtype", None) or torch.float32).itemsize)
-    except Exception as error:  # many kinds, from the hub and from the file system
-        raise ConfigError(not_loaded("model_name_or_path", model, error)) from None
-
-
-def _shape(model: Any, **more: Any) -> Shape:
-    return shape_of(
-        model.config.get_text_config(),
-        parameters=sum(p.numel() for p in model.parameters()),
         normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         **more,
     )
 
 
 def shape_of_run(parsed: "Parsed") -> Shape:
-    """With the run's precision and LoRA's adapters."""
+    """From the model's config, with the run's precision and LoRA's adapters. No weights are loaded."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     model, args = parsed.model, parsed.args
-    shape = known_shape(model.model_name_or_path, model.model_revision, args.trust_remote_code)
+    name, trusted = model.model_name_or_path, args.trust_remote_code
+    try:
+        config = AutoConfig.from_pretrained(find_model(name), revision=model.model_revision, trust_remote_code=trusted)
+        with torch.device("meta"):  # takes no memory
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    except Exception as error:  # many kinds, from the hub and from the file system
+        raise ConfigError(not_loaded("model_name_or_path", name, error)) from None
     dtype = str((args.model_init_kwargs or {}).get("dtype") or model.dtype or "float32").removeprefix("torch.")
-    stored = shape.weight_bytes if dtype == "auto" else getattr(torch, dtype, torch.float32).itemsize
-    stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else stored
-    adapters = lora_parameters(shape, int(model.lora_r)) if model.use_peft else 0
-    return replace(shape, adapters=adapters, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
+    kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype, None)
+    stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else (kind or torch.float32).itemsize
+    s = shape_of(empty, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
+    # LoRA on all linear layers: the rank times the sum of both widths of each
+    widths = 2 * (s.width + s.query) + 2 * (s.width + s.key) + 3 * (s.width + s.inner)
+    return replace(s, adapters=int(model.lora_r) * widths * s.layers if model.use_peft else 0)
 
 
 def _compute_bytes(args: "DewConfig", stored: float) -> int:
@@ -237,7 +180,7 @@ def check_loaded_model(trainer: "DewTrainer", rows: list[dict[str, Any]]) -> lis
     weights = list(model.parameters())
     stored = sum(p.numel() * p.element_size() for p in weights) / sum(p.numel() for p in weights)
     adapters = sum(p.numel() for p in weights if p.requires_grad) if hasattr(model, "peft_config") else 0
-    shape = _shape(model, adapters=adapters, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
+    shape = shape_of(model, adapters=adapters, weight_bytes=stored, compute_bytes=_compute_bytes(args, stored))
     return _check_shape(shape, args, longest_prompt(trainer._tokenizer, rows), len(rows), loaded=True)
 
 
@@ -268,45 +211,50 @@ def check_context(shape: Shape, prompt: int, limit: int) -> Check:
     return graded("context", says, remedy, warn=False, fail=limit > room, **facts)
 
 
-def estimate(shape: Shape, args: "DewConfig", prompt: int, device_total: float = 0.0) -> Estimate:
-    """For the longest prompt and answers of full length."""
+def estimate(shape: Shape, args: "DewConfig", prompt: int, device_total: float = 0.0) -> dict[str, Terms]:
+    """Bytes per term, in each of the two phases of a step, for the longest prompt and answers of full length."""
     tokens = prompt + int(args.max_completion_length or 0)
     B, w, c = args.per_device_train_batch_size, shape.weight_bytes, shape.compute_bytes
-    state = training_state(shape, w, optimizer_bytes(args.optim, w))
-    if args.build_algorithm().kl_coef and not shape.adapters:
-        state["weights"] *= 2  # the reference policy
+    algorithm = args.build_algorithm()
+    models = 2 if algorithm.kl_coef and not shape.adapters else 1  # with the reference policy
+    kept = {
+        "weights": models * w * shape.parameters,
+        "optimizer": optimizer_bytes(args.optim, w) * shape.trained,
+    }
     head_weight = 0 if shape.adapters else 4 * shape.vocabulary * shape.width
     tile = c * min(TILE[0], B * tokens) * min(TILE[1], shape.vocabulary)
     training = {
-        **state,
+        **kept,
+        "gradients": max(w, 2) * shape.trained,
         "activations": B * tokens * shape.activation_bytes(args.gradient_checkpointing),
         "head": head_weight + 4 * B * tokens * shape.width + tile,
     }
     if c < w:
         training["copies in low precision"] = c * shape.parameters
-    sampling = _sampling(shape, args, tokens, device_total)
-    if args.use_vllm and not args.vllm_enable_sleep_mode:
-        training.update(sampling)  # vLLM keeps its memory
-    return Estimate(training, {"weights": state["weights"], "optimizer": state["optimizer"], **sampling})
-
-
-def _sampling(shape: Shape, args: "DewConfig", tokens: int, device_total: float) -> Terms:
     if args.use_vllm:
         colocated = args.vllm_mode == "colocate"
-        return {"vllm": args.vllm_gpu_memory_utilization * device_total if colocated else 0.0}
-    algorithm = args.build_algorithm()
-    times = algorithm.oversample if algorithm.dynamic_sampling else 1.0
-    at_once = times * args.batches.per_process
-    return {"cache": at_once * tokens * shape.cache_bytes, "scores": 12 * shape.vocabulary * at_once}
+        sampling = {"vllm": args.vllm_gpu_memory_utilization * device_total if colocated else 0.0}
+        if not args.vllm_enable_sleep_mode:
+            training.update(sampling)  # vLLM keeps its memory
+    else:
+        at_once = args.batches.per_process * (algorithm.oversample if algorithm.dynamic_sampling else 1.0)
+        sampling = {"cache": at_once * tokens * shape.cache_bytes, "scores": 12 * shape.vocabulary * at_once}
+    return {"training": training, "generation": {**kept, **sampling}}
 
 
-def check_memory(found: Estimate, shape: Shape, args: "DewConfig", device: str, free: float) -> Check:
-    total, name = found.total, found.largest
-    phase, doing = ("training", "training") if found.terms is found.training else ("generation", "sampling answers")
+def larger(phases: dict[str, Terms]) -> tuple[str, Terms, float]:
+    """The phase that takes more memory, its terms and their sum."""
+    phase = max(phases, key=lambda name: sum(phases[name].values()))
+    return phase, phases[phase], sum(phases[phase].values())
+
+
+def check_memory(phases: dict[str, Terms], shape: Shape, args: "DewConfig", device: str, free: float) -> Check:
+    phase, terms, total = larger(phases)
+    name = max(terms, key=lambda term: terms[term])
     facts: dict[str, Any] = {"bytes": round(total), "free": round(free), "device": device, "phase": phase}
-    facts |= {"largest": name, "terms": {key: round(value) for key, value in found.terms.items()}}
+    facts |= {"largest": name, "terms": {key: round(value) for key, value in terms.items()}}
     facts |= {"parameters": shape.parameters, "trained": shape.trained}
-    says = f"About {size(total)} at full length while {doing}, {found.terms[name] / total:.0%} of it {name}; "
+    says = f"About {size(total)} at full length during {phase}, {terms[name] / total:.0%} of it {name}; "
     says += f"{device} has {size(free)} free."
     sharded = bool(args.deepspeed or args.fsdp)
     hint = "The estimate is for one process without sharding, so the run may still fit. " if sharded else ""
@@ -339,24 +287,22 @@ def optimizer_steps(args: "DewConfig", rows: int) -> int:
 
 def checkpoints(args: "DewConfig", steps: int) -> int:
     """How many checkpoints are on disk at once, including the one being written."""
-    strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
+    if args.save_strategy == "no":
+        return 0
     every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
-    by_strategy = {"no": 0, "epoch": math.ceil(args.num_train_epochs)}
-    written = by_strategy.get(strategy, max(1, math.ceil(steps / every)))
+    written = math.ceil(args.num_train_epochs if args.save_strategy == "epoch" else steps / every)
     return min(written, args.save_total_limit + 1) if args.save_total_limit else written
 
 
 def check_disk(args: "DewConfig", shape: Shape, rows: int) -> Check:
     """Whether the checkpoints and the final model fit on the disk."""
-    weights = 4.0 * shape.adapters if shape.adapters else shape.weight_bytes * shape.parameters
+    weights = 4.0 * shape.adapters or shape.weight_bytes * shape.parameters
     state = 0.0 if args.save_only_model else shape.trained * optimizer_bytes(args.optim, shape.weight_bytes)
-    count = checkpoints(args, optimizer_steps(args, rows))
+    count, free = checkpoints(args, optimizer_steps(args, rows)), free_disk(Path(args.output_dir))
     needed = count * (weights + state) + weights
-    free = free_disk(Path(args.output_dir))
-    facts = {"checkpoints": count, "bytes": round(needed), "free": free}
-    each = f"{count} checkpoint{'s' * (count != 1)} of {size(weights + state)}"
-    says = f"{each} and the model take {size(needed)}; {size(free)} free."
+    says = f"Checkpoints ({count} of {size(weights + state)}) and model take {size(needed)}; {size(free)} free."
     remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
+    facts = {"checkpoints": count, "bytes": round(needed), "free": free}
     return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, **facts)
 
 
@@ -377,7 +323,7 @@ def plan(parsed: "Parsed") -> dict[str, str]:
     try:
         shape = shape_of_run(parsed)
     except ConfigError:
-        return {**found, "memory": "not estimated: the model is neither local nor one whose shape dew knows"}
+        return {**found, "memory": "not estimated: the model's config is not on this machine"}
     device = next((gpu["total"] for gpu in gpus()), 80e9)
-    total = estimate(shape, args, TYPICAL_PROMPT, device).total
+    *_, total = larger(estimate(shape, args, TYPICAL_PROMPT, device))
     return {**found, "memory": f"about {size(total)} on each device, for prompts of {TYPICAL_PROMPT} tokens"}

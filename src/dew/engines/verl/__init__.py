@@ -7,8 +7,7 @@
     config      verl's configuration as one of dew's algorithms, and every setting that cannot work
     main        starts verl with dew's trainer modes
     trainer     verl's trainer modes, with the old policy's entropy passed to the estimator
-    estimators  rows and what the trainer knows about them in, advantages out
-    losses      the algorithm's loss inside verl's
+    estimators  the functions that verl calls: advantages, and the algorithm's loss inside verl's
     plugin      registers estimators and loss in every process of verl
     recorder    the run's folder
 

@@ -7,8 +7,7 @@ module by name (`VERL_USE_EXTERNAL_MODULES`), where an error stops the run.
 
 from dew.engines.compat import require
 from dew.engines.verl.config import DEW_LOSS, dew_estimators
-from dew.engines.verl.estimators import estimator
-from dew.engines.verl.losses import policy_loss
+from dew.engines.verl.estimators import estimator, policy_loss
 
 
 def register() -> None:

@@ -24,8 +24,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from dew.engines.verl import plugin
 from dew.engines.verl.config import DEW_LOSS, MODES, check, dew_estimators, read_run_settings
-from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, batch_context, record_rows
-from dew.engines.verl.losses import actor_loss
+from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, actor_loss, batch_context, record_rows
 from dew.engines.verl.recorder import Recorder, record_columns
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically

@@ -1,8 +1,18 @@
-"""A sample of the model's answers, drawn and scored by the run's own trainer, and checks of the rewards."""
+"""The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer.
 
+Checks that need something that is missing are skipped.
+"""
+
+import asyncio
 import copy
+import inspect
 import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -14,12 +24,153 @@ import torch
 from dew.algorithms import Algorithm
 from dew.compare.statistics import mean_interval
 from dew.engines.credit import Rows, give_credit, outcomes
+from dew.engines.recorder import gold_of
 from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.launch import Parsed, build_trainer
+from dew.engines.trl.launch import Parsed, build_trainer, data_of, parse, rewards_of
+from dew.engines.trl.rewards import checked, missing_columns, outcome_index
 from dew.engines.trl.trainer import DewTrainer
-from dew.preflight import EMPTY_REMEDY, Check, failed, graded, ok, skipped, warning
-from dew.preflight.data import Data, correct_answers, score
+from dew.errors import DewError
+from dew.preflight import (
+    EMPTY_REMEDY,
+    Check,
+    attempt,
+    failed,
+    from_problem,
+    graded,
+    guarded,
+    ok,
+    passed,
+    skipped,
+    warning,
+)
+from dew.preflight.machine import check_folder, check_versions
+from dew.preflight.memory import check_loaded_model, check_model
+from dew.rewards import Verifier
+from dew.rewards.calls import reward_name
+from dew.rewards.verifiers import text_of
+from dew.run.config import Run
+from dew.tasks import Row
+
+STREAMED_ROWS = 1000
+"""Rows to read from a streamed data set."""
+TOLERATED = 0.01
+"""Share of gold answers that may be rejected before the check fails; fewer are a warning."""
+BEST_FIRST = ("correct", "wrong", "timeout", "unparsable", "none")
+"""Results of a gold answer. Of several formats the first in this list counts; none: the row has no gold answer."""
+
+
+@dataclass(frozen=True)
+class Data:
+    rows: list[Row]
+    rewards: list[Any]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the rewards, as TRL calls them."""
+        return [reward_name(reward) for reward in self.rewards]
+
+
+def read_data(parsed: Parsed) -> Data:
+    train, _ = data_of(parsed)
+    if not hasattr(train, "__len__") or len(train):
+        parsed.args.batches.check_rows(train)
+    return Data(rows_of(train), rewards_of(parsed))
+
+
+def rows_of(train: Any) -> list[Row]:
+    """All rows, or the first ones of a streamed data set."""
+    return [dict(row) for row in islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)]
+
+
+def check_columns(data: Data) -> Check:
+    """Whether the data has the columns that the trainer and the rewards read."""
+    if not data.rows:
+        return failed("columns", "The training data has no rows.", "Choose a split that has rows.")
+    columns = list(data.rows[0])
+    facts = {"rows": len(data.rows), "columns": columns}
+    if missing := missing_columns(columns, data.rewards):
+        remedy = "For a JSONL file, task_settings {prompt: ..., answer: ...} names the columns."
+        return failed("columns", " ".join(missing), remedy, **facts)
+    if empty := sum(not row["prompt"] for row in data.rows):
+        return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)
+    return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
+
+
+def demonstration(row: Row) -> str | None:
+    """A worked solution, if the row has one besides its gold answer."""
+    gold = gold_of(row)
+    worked = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
+    return next((text for text in worked if text and text != gold), None)
+
+
+def correct_answers(row: Row) -> list[str]:
+    """Its demonstration, then its gold answer in the formats that rewards usually expect."""
+    worked, gold = demonstration(row), gold_of(row)
+    answers = [worked] if worked else []
+    if gold is not None:
+        answers += [gold, f"\\boxed{{{gold}}}", f"{gold}+0={gold}", f"<answer>{gold}</answer>", f"#### {gold}"]
+        answers.append(f"<think>{worked or gold}</think>\\boxed{{{gold}}}")
+        answers.append(f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>")
+    return answers
+
+
+def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> np.ndarray:
+    """One reward per text, called as the trainer calls it; `rows[i]` is the problem that `texts[i]` answers.
+
+    NaN where the reward returned None.
+    """
+    columns = {key: [row.get(key) for row in rows] for key in data.rows[0] if key not in ("prompt", "completion")}
+    chat = isinstance(data.rows[0]["prompt"], list)
+    completions = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
+    given = {"prompts": [row["prompt"] for row in rows], "completion_ids": [[] for _ in texts], **columns}
+    values = checked(reward)(completions=completions, **given)
+    return np.array(asyncio.run(values) if inspect.iscoroutine(values) else values, dtype=float)
+
+
+def check_golds(data: Data, outcome: int, threshold: float) -> Check:
+    """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
+    reward, name = data.rewards[outcome], data.names[outcome]
+    results = _try_golds(reward, data, threshold)
+    counts, n = Counter(results), len(data.rows)
+    rejected = [i for i, result in enumerate(results) if result not in ("correct", "none")]
+    facts = {"rows": n, **counts, "not_accepted": rejected[:100]}
+    if counts["none"] == n:
+        remedy = "If the reward needs one, name its column answer, gold or solution."
+        return warning("gold", "The rows have no gold answer.", remedy, **facts)
+    if rejected:
+        kinds = ", ".join(f"{counts[kind]} {kind}" for kind in BEST_FIRST[1:-1] if counts[kind])
+        examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
+        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {examples}."
+        gold_only = isinstance(reward, Verifier) and reward.columns == ("answer",)
+        if not counts["correct"] and not gold_only and not any(map(demonstration, data.rows)):
+            remedy = "Call the reward on an answer that you know is correct: it accepts none of the usual formats."
+            return warning("gold", says, remedy, **facts)
+        remedy = "Correct or remove those rows: no answer to them can be rewarded."
+        return graded("gold", says, remedy, warn=True, fail=len(rejected) > TOLERATED * n, **facts)
+    return ok("gold", f"{name} accepts all {counts['correct']} gold answers.", **facts)
+
+
+def _try_golds(reward: Any, data: Data, threshold: float) -> list[str]:
+    """The result of each row: its correct answers are tried in turn, until one is accepted."""
+    tries = [correct_answers(row) for row in data.rows]
+    results = ["none"] * len(tries)
+    for turn in range(max(map(len, tries))):
+        left = [i for i, texts in enumerate(tries) if results[i] != "correct" and turn < len(texts)]
+        if not left:
+            break
+        texts, rows = [tries[i][turn] for i in left], [data.rows[i] for i in left]
+        if isinstance(reward, Verifier):
+            found: list[str] = [verdict.status for verdict in reward.verdicts(texts, rows)]
+        else:
+            values = score(reward, texts, rows, data)
+            found = ["unparsable" if math.isnan(v) else "correct" if v > threshold else "wrong" for v in values]
+        for i, result in zip(left, found, strict=True):
+            results[i] = min(results[i], result, key=BEST_FIRST.index)
+    return results
+
+
+# ── a sample of the model's answers ─────────────────────────────────────────────────────────────────────────
 
 TRUNCATED_WARNING, TRUNCATED_FAILURE = 0.3, 0.7
 MIXED_WARNING = 0.1
@@ -229,3 +380,80 @@ def four_wrong(algorithm: Algorithm) -> Rows:
     mask, extra = torch.ones(4, 2, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
     signals = dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))
     return Rows(group=same_group, mask=mask, outcome=torch.zeros(4), extra=extra, **signals)
+
+
+# ── all checks, in order ────────────────────────────────────────────────────────────────────────────────────
+
+Say = Callable[[str], None]
+Draw = Callable[[Data, int], Answers]
+
+
+def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted: bool, say: Say) -> list[Check]:
+    checks = [check_versions()]
+    try:
+        parsed = parse(run, typed, untrusted=untrusted)
+    except DewError as error:
+        checks += [from_problem("settings", problem) for problem in error.problems]
+        return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
+    checks.append(check_settings(parsed))
+    checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
+    checks.append(check_batches(parsed.args))
+    data, failures = attempt("data", read_data, parsed)
+    if data is None:
+        return [*checks, *failures, skipped("the rest", "There is no data to check.")]
+    checks.append(check_columns(data))
+    if checks[-1].status == "failed":
+        return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
+    checks += guarded("model", check_model, parsed, data.rows)
+    return checks + check_rewards(parsed.args, data, partial(sample, parsed), answers * _trainable(checks), say)
+
+
+def check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
+    args = trainer.args
+    checks = [check_versions(), check_batches(args), *guarded("folder", check_folder, Path(args.output_dir))]
+    rewards = [getattr(reward, "__wrapped__", reward) for reward in trainer.reward_funcs]
+    data = Data(rows_of(trainer.train_dataset), rewards)
+    checks.append(check_columns(data))
+    checks += guarded("model", check_loaded_model, trainer, data.rows)
+    return checks + check_rewards(args, data, partial(sample_with, trainer), answers * _trainable(checks), say)
+
+
+def _trainable(checks: list[Check]) -> bool:
+    return passed([check for check in checks if check.name not in ("folder", "disk")])
+
+
+def check_settings(parsed: Parsed) -> Check:
+    valid = f"Settings given: {len(parsed.run.settings)}, all valid."
+    if problem := parsed.args.filtered_sampling():
+        return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
+    return ok("settings", valid)
+
+
+def check_batches(args: DewConfig) -> Check:
+    """Prompts, answers and optimizer steps per generation."""
+    batches = args.batches
+    if problem := args.misaligned():
+        return warning("batches", problem.what, problem.remedy, **batches.facts())
+    return ok("batches", f"{batches}.", **batches.facts())
+
+
+def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:
+    """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
+    outcome, failures = attempt("outcome", outcome_index, data.names, args)
+    if outcome is None:
+        return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
+    name, threshold, answers = data.names[outcome], args.build_algorithm().threshold, None
+    others = ", ".join(other for other in data.names if other != name)
+    says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
+    checks = [ok("outcome", says, outcome=outcome)]
+    if callable(data.rewards[outcome]):
+        checks += guarded("gold", check_golds, data, outcome, threshold)
+    if count:
+        say(f"sampling {count} answers ...")
+        answers, failures = attempt("answers", draw, data, count)
+        checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
+    else:
+        checks.append(skipped("answers", "Skipped (--answers 0, or an earlier check failed)."))
+    for i, reward in enumerate(data.names):
+        checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
+    return checks + guarded("filter", check_filter, args, outcome, data, answers)
