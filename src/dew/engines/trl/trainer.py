@@ -104,6 +104,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
         self._nonfinite = NonFinite()
+        self._step_loss = 0.0
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
         for problem in (args.misaligned(), args.filtered_sampling()):
@@ -380,7 +381,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
-            self._put(self._statistics.read(self.accelerator))
+            numbers = self._statistics.read(self.accelerator)
+            self._step_loss = numbers.get("loss", 0.0)
+            self._put(numbers)
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
@@ -388,7 +391,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         norm = super()._get_grad_norm(*args, **kwargs)
         value = float(norm) if norm is not None else 0.0
         step, scaler = self.state.global_step + 1, self.accelerator.scaler
-        found = self._nonfinite.check(step, value, scaled=scaler is not None and scaler.get_scale() > 1)
+        scaled = scaler is not None and scaler.get_scale() > 1
+        found = self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled)
         if found is not None:
             self.optimizer.zero_grad()
             if self.accelerator.is_main_process:
