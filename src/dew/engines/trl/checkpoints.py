@@ -179,7 +179,8 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
         (folder / MANIFEST).unlink(missing_ok=True)  # if the step is saved again
     accelerator.wait_for_everyone()
     if not args.save_only_model:
-        save_state(folder, accelerator.process_index, state)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, folder / OWN_STATE.format(accelerator.process_index))
     limit, args.save_total_limit = args.save_total_limit, None
     try:
         yield
@@ -193,11 +194,6 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
 
 
 # ── dew's own state ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def save_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(state, folder / OWN_STATE.format(rank))
 
 
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:

@@ -203,8 +203,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
-            seen = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
-            self._nonfinite.start(not_finite(*seen, names))
+            parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
+            self._nonfinite.start(not_finite(parts, finite, advantages, names))
         else:
             self._put(metrics.pass_at(credit, size))
         if self._stream is None or not self.model.training:
