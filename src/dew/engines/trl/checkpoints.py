@@ -84,12 +84,6 @@ def check_complete(checkpoint: str) -> None:
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
 
 
-def check_found(checkpoint: str | None, folder: str) -> None:
-    if checkpoint is None:
-        what = f"resume: {folder} has no complete checkpoint."
-        raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
-
-
 def last_good(folder: str, accelerator: Any) -> str | None:
     """The newest complete checkpoint, verified by the main process for all processes."""
     found = [newest_complete(folder) if accelerator.is_main_process else None]

@@ -146,7 +146,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         try:
             if checkpoint is True:
                 checkpoint = self.last_good_checkpoint()
-                checkpoints.check_found(checkpoint, self.args.output_dir)
+                if checkpoint is None:
+                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
+                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
             elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
