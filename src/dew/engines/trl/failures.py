@@ -22,7 +22,7 @@ PATIENCE = 3
 
 
 def not_finite(parts: Tensor, finite: Tensor, advantages: Tensor, names: Sequence[str]) -> str | None:
-    """What is not finite: (N, F) rewards, where NaN is none, entropies (N,), or (N, T) advantages."""
+    """What is not finite: (N, F) rewards, where NaN is none, logits of (N,) answers, (N, T) advantages."""
     for name, bad in zip(names, parts.isinf().sum(0).tolist(), strict=True):
         if bad:
             return f"reward {name!r} of {bad} answers"
