@@ -145,7 +145,7 @@ def has_mixed(completions, **_):
     return [float(i % 2) for i, _ in enumerate(completions)]
 
 
-REPORTED_AS = {"logits, scored": "gradient", "logits, trained": "gradient", "entropy, scored": "logits",
+REPORTED_AS = {"logits, scored": "logits", "logits, trained": "loss", "entropy, scored": "logits",
                "entropy, scored in sampling": "logits"}  # fmt: skip
 INFINITE = [("reward", 1e39), ("gradient", 1e39), *((e, x) for e in ("reward", "gradient") for x in (INF, -INF))]
 """1e39 is none in float32, which rewards and gradients are."""

@@ -201,7 +201,8 @@ def _killed(folder, at, settings):
 
 def test_another_number_of_processes_resumes_without_the_generation(tmp_path):
     """Each process has saved its part of it. A process without a file must not be the only one that samples."""
-    checkpoints.save_state(tmp_path, 0, {"batches": "on 1", "step": 3, "generation": [{"x": torch.ones(2)}]})
+    state = {"batches": "on 1", "step": 3, "generation": [{"x": torch.ones(2)}]}
+    torch.save(state, tmp_path / checkpoints.OWN_STATE.format(0))
     (tmp_path / "trainer_state.json").write_text('{"epoch": 1.5}')
     for rank in (0, 1):
         state = checkpoints.load_state(str(tmp_path), rank, "on 2", "cpu")

@@ -39,7 +39,7 @@ class Batch(Rows):
     verdict: list[str | None] | None = None
     """Gold answers, and what the outcome reward logged about each answer. For records only."""
     finite: Tensor
-    """(N,) False on answers with a token whose entropy is an infinity or a NaN; it is 0 there."""
+    """(N,) False on answers with a token whose log-probability or entropy is an infinity or a NaN."""
     answers: Columns
     """What `answer_metrics` reads of every answer that the policy sampled, those of dropped groups included."""
     groups: dict[str, int]
@@ -89,7 +89,10 @@ def make_batch(
     parts = capture.parts.masked_fill(capture.parts.isinf(), torch.nan)
     wants_logp = recorded is not None or trainer.algorithm.needs_logp
     mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
-    finite = torch.ones_like(mask[:, 0]) if entropy is None else (entropy.isfinite() | ~mask).all(-1)
+    finite = torch.ones(len(mask), dtype=torch.bool, device=mask.device)
+    for x in (logp, entropy):
+        if x is not None:
+            finite &= (x.isfinite() | ~mask).all(-1)
     count, groups, device = len(parts), len(parts) // trainer.group_size, parts.device
     texts: Columns = {}
     if recorded is not None:

@@ -84,12 +84,6 @@ def check_complete(checkpoint: str) -> None:
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
 
 
-def check_found(checkpoint: str | None, folder: str) -> None:
-    if checkpoint is None:
-        what = f"resume: {folder} has no complete checkpoint."
-        raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
-
-
 def last_good(folder: str, accelerator: Any) -> str | None:
     """The newest complete checkpoint, verified by the main process for all processes."""
     found = [newest_complete(folder) if accelerator.is_main_process else None]
@@ -179,7 +173,8 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
         (folder / MANIFEST).unlink(missing_ok=True)  # if the step is saved again
     accelerator.wait_for_everyone()
     if not args.save_only_model:
-        save_state(folder, accelerator.process_index, state)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, folder / OWN_STATE.format(accelerator.process_index))
     limit, args.save_total_limit = args.save_total_limit, None
     try:
         yield
@@ -193,11 +188,6 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
 
 
 # ── dew's own state ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def save_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(state, folder / OWN_STATE.format(rank))
 
 
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:

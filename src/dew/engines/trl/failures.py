@@ -1,6 +1,6 @@
 """What costs a run a step, or ends it: infinities and NaNs, a full disk.
 
-An infinity or a NaN in rewards, logits, advantages or the gradient skips the step; three in a row stop the run. Every
+An infinity or a NaN in rewards, logits, advantages, loss or gradient skips the step; three in a row stop the run. Every
 process looks at the same gathered numbers, so all of them skip together. A skipped step leaves weights and optimizer
 unchanged; the step number, the schedule and the prompts advance.
 """
@@ -22,7 +22,7 @@ PATIENCE = 3
 
 
 def not_finite(parts: Tensor, finite: Tensor, advantages: Tensor, names: Sequence[str]) -> str | None:
-    """What is not finite: (N, F) rewards, where NaN is none, entropies (N,), or (N, T) advantages."""
+    """What is not finite: (N, F) rewards, where NaN is none, logits of (N,) answers, (N, T) advantages."""
     for name, bad in zip(names, parts.isinf().sum(0).tolist(), strict=True):
         if bad:
             return f"reward {name!r} of {bad} answers"
@@ -48,25 +48,28 @@ class NonFinite:
     def start(self, generation: str | None) -> None:
         self._generation, self._counted = generation, False
 
-    def check(self, step: int, norm: float, *, scaled: bool) -> str | None:
+    def check(self, step: int, norm: float, *, loss: float = 0.0, scaled: bool) -> str | None:
         """Why the step must be skipped, or None. Raises when it is one too many.
 
         `scaled`: in fp16 a loss scaler overflows until it has found its scale. Such a step is skipped, but does not
         count towards stopping the run.
         """
-        found = self._generation or (None if math.isfinite(norm) else f"gradient: norm {norm}")
+        found = self._generation or (None if math.isfinite(loss) else "loss")
+        overflow = found is None and scaled
+        if found is None and not math.isfinite(norm):
+            found = f"gradient: norm {norm}"
         if found is None:
             self._row = []
             return None
-        if not (self._counted if self._generation else scaled):
+        if not overflow and not (self._generation and self._counted):
             self._row.append(f"step {step}, {found}")
             self._counted = True
         if len(self._row) >= PATIENCE:
             listed = "".join(f"\n- {line}" for line in self._row)
             what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
             remedy = (
-                "Rewards: check the reward function. Advantages: look for a division by 0 in the rule. Logits "
-                "or gradient: resume from an earlier checkpoint, lower the learning rate, and train in bf16, not fp16."
+                "Rewards: check the reward function. Advantages: look for a division by 0 in the rule. Others: "
+                "resume from an earlier checkpoint, lower the learning rate, and train in bf16, not fp16."
             )
             raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
         return found

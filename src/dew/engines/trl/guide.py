@@ -39,7 +39,7 @@ class GuideAnswer:
 
 
 class Guide(Protocol):
-    """Anything that answers prompts."""
+    """Answers prompts."""
 
     def count(self, prompt: Any, wanted: int) -> int:
         """How many answers it has for a prompt, at most `wanted`."""

@@ -250,8 +250,14 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
         if isinstance(verifier_of(parsed.run), MathVerifier):
             RunFolder(folder).write_run({"verifier": verifier_versions()})
     trainer.accelerator.wait_for_everyone()
+    checkpoint = trainer.last_good_checkpoint() if resume else None
+    if resume and checkpoint is None:
+        logger.warning("%s has no complete checkpoint: starting the run again.", folder)
+        if trainer.accelerator.is_main_process:
+            RunFolder(folder).clear(whole=False)
+        trainer.accelerator.wait_for_everyone()
     try:
-        _train(trainer, folder, resume)
+        trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         stop.restore_handlers()
     if trainer.state.global_step < trainer.state.max_steps:
@@ -301,17 +307,6 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = True
-
-
-def _train(trainer: DewTrainer, folder: Path, resume: bool) -> None:
-    """Train or resume. Without a checkpoint the run starts again."""
-    checkpoint = trainer.last_good_checkpoint() if resume else None
-    if resume and checkpoint is None:
-        logger.warning("%s has no complete checkpoint: starting the run again.", folder)
-        if trainer.accelerator.is_main_process:
-            RunFolder(folder).clear(whole=False)
-        trainer.accelerator.wait_for_everyone()
-    trainer.train(resume_from_checkpoint=checkpoint)
 
 
 def _weights_are_finite(trainer: DewTrainer) -> bool:

@@ -77,18 +77,6 @@ def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[Non
         setattr(utils, FUSED_HEAD, theirs)
 
 
-@contextmanager
-def head_with_sum_sq(found: list[Tensor], model: Any, keep: int) -> Iterator[None]:
-    """The same, without a gradient. Adds Σπ² of the last `keep` tokens of each forward pass to `found`, because TRL's
-    scoring pass does not return it."""
-
-    def watch(module: Any, inputs: Any, output: Any) -> None:
-        found.append(output.log_sum_sq_probs.exp()[:, -keep:])
-
-    with exact_head(sum_sq=True), model.register_forward_hook(watch):
-        yield
-
-
 class Head:
     """How a model's log-probabilities and entropies are computed: by whose operator, with how much padding."""
 
@@ -109,10 +97,14 @@ class Head:
         if own:
             kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
         squares: list[Tensor] = []
-        head: Any = exact_head(trainer._entropy_bonus_enabled and not scoring) if self._exact else nullcontext()
-        if sum_sq:
-            head = head_with_sum_sq(squares, model, keep)
-        with head:
+
+        def watch(module: Any, inputs: Any, output: Any) -> None:  # TRL's scoring pass does not return Σπ²
+            squares.append(output.log_sum_sq_probs.exp()[:, -keep:])
+
+        head: Any = nullcontext()
+        if self._exact:
+            head = exact_head(trainer._entropy_bonus_enabled and not scoring, sum_sq)
+        with head, model.register_forward_hook(watch) if sum_sq else nullcontext():
             if self.aligned and not sum_sq:
                 with trainer.accelerator.autocast():
                     logp, entropy = aligned_passes(model, ids, mask, keep, rows, longest)

@@ -104,6 +104,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
         self._nonfinite = NonFinite()
+        self._step_loss = 0.0
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
         for problem in (args.misaligned(), args.filtered_sampling()):
@@ -145,7 +146,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         try:
             if checkpoint is True:
                 checkpoint = self.last_good_checkpoint()
-                checkpoints.check_found(checkpoint, self.args.output_dir)
+                if checkpoint is None:
+                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
+                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
             elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
@@ -202,8 +205,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.model.training:
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
-            seen = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
-            self._nonfinite.start(not_finite(*seen, names))
+            parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
+            self._nonfinite.start(not_finite(parts, finite, advantages, names))
         else:
             self._put(metrics.pass_at(credit, size))
         if self._stream is None or not self.model.training:
@@ -380,7 +383,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
-            self._put(self._statistics.read(self.accelerator))
+            numbers = self._statistics.read(self.accelerator)
+            self._step_loss = numbers.get("loss", 0.0)
+            self._put(numbers)
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
@@ -388,7 +393,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         norm = super()._get_grad_norm(*args, **kwargs)
         value = float(norm) if norm is not None else 0.0
         step, scaler = self.state.global_step + 1, self.accelerator.scaler
-        found = self._nonfinite.check(step, value, scaled=scaler is not None and scaler.get_scale() > 1)
+        scaled = scaler is not None and scaler.get_scale() > 1
+        found = self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled)
         if found is not None:
             self.optimizer.zero_grad()
             if self.accelerator.is_main_process:
