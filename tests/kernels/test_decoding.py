@@ -12,7 +12,6 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
 from dew.decoding import Decoder, Draw, SamplingCopy, decoder, refusal
-from dew.engines.trl import rollout
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -256,7 +255,7 @@ def test_model_of_the_right_dtype_is_not_copied():
 @pytest.fixture
 def captured(monkeypatch):
     """The trainer samples with captured steps on a CPU too."""
-    monkeypatch.setattr(rollout, "refusal", lambda model: None)
+    monkeypatch.setattr("dew.engines.trl.rollout.refusal", lambda model: None)
 
 
 @pytest.mark.usefixtures("captured")
@@ -334,7 +333,7 @@ def sampling(folder):
 
 @pytest.mark.usefixtures("captured")
 def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(rollout, "COMPARED", 3)
+    monkeypatch.setattr("dew.engines.trl.rollout.COMPARED", 3)
     caplog.set_level("INFO", "dew")
     trainer, passes = sampling(tmp_path / "sampled")
     batches, inner = [], trainer._old_policy

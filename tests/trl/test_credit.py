@@ -75,7 +75,7 @@ def test_tokens_are_scored_at_most_once(algorithm, settings, passes, tmp_path):
 def test_the_ratio_is_exactly_one_when_the_sampling_policy_trains(tmp_path):
     trainer = ready(tmp_path, policy=tiny.model(attention_dropout=0.5))
     trainer._compute_loss(trainer.model, generation(trainer))
-    stats, _ = trainer._statistics.read(trainer.accelerator)
+    stats = trainer._statistics.read(trainer.accelerator)
     assert stats["ratio/mean"] == stats["ratio/max"] == 1.0
     assert stats["ratio/abs_log"] == 0.0
 
