@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -67,7 +68,8 @@ def lab() -> dict[str, str]:
     from dew.engines.lab.tasks import generator
     from dew.engines.lab.tiny import new_policy
 
-    task, arm = TASKS["countdown-3"], parse_arms(["gtpo"], [1e-4], controls=False)[0]
+    arm = parse_arms(["gtpo"], [1e-4], controls=False)[0]
+    task = replace(TASKS["countdown-3"], verdict=lambda answers, facts: answers[:, 0] % 2 == 0)  # untrained: no signal
     start = new_policy(32, 1, task.prompt_length + task.tokens, generator("weights"))
     stack = Stack(task, start, [Replica(arm, 0)], Settings(prompts=2, group_size=8, width=32, depth=1), "cpu")
     with traced() as found:
