@@ -1,5 +1,6 @@
 """The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder."""
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,12 @@ from dew.engines.recorder import (
 from dew.engines.trl.batch import Batch, gather_columns
 from dew.engines.trl.failures import finite_only
 
-TRL_NAMES = ("reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std", "train_", "total_flos")
-"""What TRL logs and a step's own line has already, under other names."""
+EVERY_STEP = (
+    "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/", "kl/",
+    "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "steps/",
+    "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
+)  # fmt: skip
+"""What each step's own line has already, `x/` for every name that begins with it. Last row: TRL's names for it."""
 
 
 class StepStatistics:
@@ -112,8 +117,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         """Seconds per phase of the current step, nested phases excluded."""
         self._nested = 0.0
         self._numbers: Numbers = {}
-        self._written: set[str] = set()
-        """Names of what has a line in every step, where it was computed."""
         self._start = time.perf_counter()
         self._trackers: dict[str, list[float]] = {}
         """TRL's lists of what the trackers get next."""
@@ -161,7 +164,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         for name, seconds in spent.items():
             self._trackers.setdefault(name, []).append(seconds)
         self.write(state.global_step, {**self._numbers, **spent})
-        self._written |= self._numbers.keys() | spent.keys()
         self._numbers.clear()
         self.seconds.clear()
 
@@ -182,7 +184,9 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         others = {
             name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
             for name, value in logs.items()
-            if isinstance(value, int | float) and name not in self._written and not name.startswith(TRL_NAMES)
+            if isinstance(value, int | float)
+            and re.sub("/.*", "/", name) not in EVERY_STEP
+            and not name.startswith(("train_", "total_flos"))
         }
         if others:
             self.write(step, others)
