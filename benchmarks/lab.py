@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-from dew.engines.lab import TASKS, Settings, study
+from dew.engines.lab import TASKS, TinySettings, study
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.stack import Replica, Stack, judge
 from dew.engines.lab.tasks import generator
-from dew.engines.lab.tiny import numerics
+from dew.engines.lab.tiny import TinyPolicies, numerics
 from dew.engines.lab.warm_start import cache_folder, warm_start
 
 ARMS = ["dapo", "gtpo", "gtpo(alpha2=0.5)", "gtpo(alpha2=1.0)", "gtpo(pool=joint)", "gtpo(compare=row)", "grpo", "gspo",
@@ -43,20 +43,21 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 3) -> float:
     return statistics.median(times[1:])
 
 
-def stack_row(replicas: int, settings: Settings, start: dict[str, torch.Tensor], device: str) -> str:
+def stack_row(replicas: int, settings: TinySettings, start: dict[str, torch.Tensor], device: str) -> str:
     arms = parse_arms(ARMS, [1e-4], controls=False)
     each = -(-replicas // len(arms))
     chosen = sorted((seed, i) for seed in range(each) for i in range(len(arms)))[:replicas]
     runs = sorted((Replica(arms[i], seed) for seed, i in chosen), key=lambda x: x.arm.label)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    stack = Stack(TASKS["countdown-4"], start, runs, settings, device)
+    rates = torch.tensor([x.arm.learning_rate for x in runs], device=device)
+    stack = Stack(TASKS["countdown-4"], TinyPolicies(start, rates), runs, settings, device)
     whole = seconds(lambda: stack.generation(0), device)
     problems = stack.task.problems(settings.prompts, generator(0), device=device)[[0] * replicas]
     uniforms = torch.rand(replicas, settings.answers, stack.task.tokens, device=device)
     answers = stack.policies.sample(problems.prompt, uniforms)
     sampling = seconds(lambda: stack.policies.sample(problems.prompt, uniforms), device)
-    verdicts = seconds(lambda: judge(stack.task, answers.tokens, problems.facts), device)
+    verdicts = seconds(lambda: judge(stack.task, answers, problems.facts), device)
     memory = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device == "cuda" else ""
     numbers = f"{whole:.3f} | {sampling:.3f} | {verdicts:.3f} | {whole / replicas:.4f}"
     return f"| {replicas} | {numbers} | {replicas * settings.answers / whole:,.0f} | {memory} |"
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--warm-starts", type=Path, default=cache_folder())
     parser.add_argument("--write", type=Path, help="also write the table, as Markdown, to this file")
     options = parser.parse_args()
-    device, settings = options.device, Settings(width=options.width, depth=options.depth)
+    device, settings = options.device, TinySettings(width=options.width, depth=options.depth)
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     lines = [
         "# Speed of dew lab",

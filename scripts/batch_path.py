@@ -62,16 +62,17 @@ def trl() -> dict[str, str]:
 
 
 def lab() -> dict[str, str]:
-    from dew.engines.lab import TASKS, Settings
+    from dew.engines.lab import TASKS, TinySettings
     from dew.engines.lab.arms import parse_arms
     from dew.engines.lab.stack import Replica, Stack
     from dew.engines.lab.tasks import generator
-    from dew.engines.lab.tiny import new_policy
+    from dew.engines.lab.tiny import TinyPolicies, new_policy
 
     arm = parse_arms(["gtpo"], [1e-4], controls=False)[0]
     task = replace(TASKS["countdown-3"], verdict=lambda answers, facts: answers[:, 0] % 2 == 0)  # untrained: no signal
     start = new_policy(32, 1, task.prompt_length + task.tokens, generator("weights"))
-    stack = Stack(task, start, [Replica(arm, 0)], Settings(prompts=2, group_size=8, width=32, depth=1), "cpu")
+    policies = TinyPolicies(start, torch.tensor([arm.learning_rate]))
+    stack = Stack(task, policies, [Replica(arm, 0)], TinySettings(prompts=2, group_size=8, width=32, depth=1), "cpu")
     with traced() as found:
         stack.generation(0)
     return found

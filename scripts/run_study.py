@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dew.engines.lab import Settings, study
+from dew.engines.lab import TinySettings, study
 
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
@@ -128,7 +128,7 @@ def run(job: str, options: argparse.Namespace) -> None:
         seeds=options.seeds or step.seeds,
         first_seed=int(first),
         learning_rates=[RATES[task]],
-        settings=Settings(**given),
+        settings=TinySettings(**given),
         controls=False,
         warm_starts=options.warm_starts,
         say=lambda _: None,

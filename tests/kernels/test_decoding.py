@@ -110,13 +110,13 @@ def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
     for name in ("memory_reserved", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
     ours.device = torch.device("cuda")
-    rows = ours._affordable(300)
+    rows = ours.affordable(300)
     taken = math.prod(decoder._cache_shape(ours.model, decoder._capacity(rows), 512)) * 4
     assert decoder.FREE / 2 < taken / free <= decoder.FREE
 
 
 def test_fewer_rows_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr(Decoder, "_affordable", lambda self, slots: 2)
+    monkeypatch.setattr(Decoder, "affordable", lambda self, slots: 2)
     model = trl_tiny.model(3, **GROUPED).double()
     ours = greedy(model)
     assert ours.answers(PROMPTS, 20) == generated(model, PROMPTS, 20)
@@ -177,7 +177,7 @@ def test_filters_match_transformers(settings, warper, temperature):
 def test_scores_of_an_almost_certain_token():
     # r = e^-30: logp = -ln(1 + r) = -r, entropy = ln(1 + r) + 30 r / (1 + r) = 31 r; the third token has p = 0.
     logits = torch.tensor([[0.0, -30.0, -torch.inf], [-torch.inf, 0.0, -torch.inf]])
-    token, logp, entropy = Draw().scored(logits)
+    token, logp, entropy = Draw().scored(logits, torch.rand(len(logits), 2))
     r = math.exp(-30)
     assert token.tolist() == [0, 1] and logp[1] == entropy[1] == 0
     assert logp[0].item() == pytest.approx(-r, rel=0.01) and entropy[0].item() == pytest.approx(31 * r, rel=0.01)

@@ -150,7 +150,7 @@ def drawn(logits, u, temperature, monkeypatch, block=64):
 
     monkeypatch.setattr(fused, "BLOCK", block)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
-    return [x.cpu() for x in fused.draw(logits.to(DEVICE), temperature)]
+    return [x.cpu() for x in fused.draw(logits.to(DEVICE), temperature, torch.rand(len(logits), 2, device=DEVICE))]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -187,7 +187,7 @@ def test_frequencies_of_drawn_tokens():
 
     n = 200_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf], device=DEVICE)
-    counts = torch.bincount(fused.draw(logits.expand(n, -1).contiguous(), 0.7)[0], minlength=5).cpu()
+    counts = torch.bincount(fused.draw(logits.expand(n, -1).contiguous(), 0.7, torch.rand(n, 2, device=DEVICE))[0], minlength=5).cpu()
     expected = n * (logits[:4] / 0.7).softmax(-1).double().cpu()
     assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4
 

@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from dew.algorithms import algorithm_classes, get_algorithm, parse_algorithm
 from dew.algorithms.base import Part
 from dew.compare import Result
-from dew.engines.lab import Settings, differences, load_study, markdown, study
+from dew.engines.lab import TinySettings, differences, load_study, markdown, study
 from dew.engines.lab import warm_start as warm
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.stack import Replica, Stack, Team, _random_rollouts
 from dew.engines.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task, symbols
-from dew.engines.lab.tiny import Adam, forward, new_policy, numerics, sample
+from dew.engines.lab.tiny import Adam, TinyPolicies, forward, new_policy, numerics, sample
 from dew.errors import ConfigError, DewError
 from dew.rollouts import Rollouts
 from dew.run.folder import RunFolder, lock
 
-TINY = Settings(
+TINY = TinySettings(
     group_size=4, prompts=4, optimizer_steps=2, generations=5, width=32, depth=2, eval_problems=4, eval_k=2,
     evaluations=2,
 )  # fmt: skip
@@ -35,7 +35,8 @@ START = new_policy(32, 2, EASY.prompt_length + EASY.tokens, generator(0))
 
 def stack(arms, seeds=(0,), device="cpu"):
     replicas = [Replica(arm, seed) for arm in parse_arms(arms, [1e-3], controls=False) for seed in seeds]
-    return Stack(EASY, START, replicas, TINY, device)
+    rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
+    return Stack(EASY, TinyPolicies(START, rates), replicas, TINY, device)
 
 
 def ids(text, width=None):
@@ -565,7 +566,7 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path, dew):
     RunFolder(result.folder).write_run({"warm_start": {"digest": "other"}})
     assert "started from policy other" in error(output=tmp_path / "old", seeds=2)
     with pytest.raises(ConfigError, match="multiple of 32"):
-        Settings(width=100)
+        TinySettings(width=100)
     for settings, says in (("{widht: 64}", "Did you mean 'width'"), ("{width: big}", "width='big' is not a whole")):
         code, _, err = dew("lab", "dapo", "--settings", settings, "-o", tmp_path / "x")
         assert code == 1 and says in err

@@ -10,7 +10,7 @@ import torch
 
 from dew import Rollouts, get_algorithm
 from dew.algorithms import algorithm_classes
-from dew.engines.lab import Settings, load_study
+from dew.engines.lab import TinySettings, load_study
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.tasks import generator, get_task
 from dew.engines.lab.tiny import new_policy
@@ -27,7 +27,7 @@ SMALL = {"group_size": 8, "prompts": 2, "generations": 2, "width": 32, "depth": 
 def test_every_rule_of_the_library_is_in_the_study_with_as_many_answers():
     labels = set()
     for step in script.STEPS.values():
-        assert Settings(**{**script.SHARED, **step.settings}).answers == 256
+        assert TinySettings(**{**script.SHARED, **step.settings}).answers == 256
         arms = [arm.format(gtpo=1e-4, dew=1e-4) for arm in step.arms]
         labels |= {arm.label for arm in parse_arms(arms, [1e-4], controls=False)}
     assert {name for name, cls in algorithm_classes().items() if not cls.engine_loss} <= labels
@@ -41,7 +41,7 @@ def test_a_job_trains(tmp_path, monkeypatch):
     start = new_policy(32, 1, easy.prompt_length + easy.tokens, generator(0))
     scores = {"pass@1": 0.1, "pass@16": 0.5, "steps": 1}
     monkeypatch.setattr(run_study, "warm_start", lambda *_: WarmStart(start, "none", scores))
-    monkeypatch.setattr(script, "Settings", lambda **given: Settings(**{**given, **SMALL}))
+    monkeypatch.setattr(script, "TinySettings", lambda **given: TinySettings(**{**given, **SMALL}))
     options = argparse.Namespace(out=tmp_path, seeds=1, generations=None, warm_starts=tmp_path)
     script.run(f"misreadings/{task}/0", options)
     found = load_study(tmp_path / "misreadings" / task / "0")

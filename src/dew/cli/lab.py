@@ -38,14 +38,14 @@ def lab(
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
     """
-    from dew.engines.lab import QUICK, QUICK_TASK, Settings, differences, markdown, study
+    from dew.engines.lab import QUICK, QUICK_TASK, TinySettings, differences, markdown, study
 
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     given = mapping(settings, example="{group_size: 8}")
     given |= {} if generations is None else {"generations": generations}
-    known = [field.name for field in fields(Settings)]
+    known = [field.name for field in fields(TinySettings)]
     if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
         raise ConfigError(wrong)
     try:
@@ -56,7 +56,7 @@ def lab(
             seeds=seeds or (2 if quick else 8),
             first_seed=first_seed,
             learning_rates=learning_rate or [1e-4 if quick else 5e-5],
-            settings=replace(QUICK if quick else Settings(), **given),
+            settings=replace(QUICK if quick else TinySettings(), **given),
             controls=bool(arms) and not no_controls,
             device=device,
             say=(lambda _: None) if as_json else out.print,

@@ -1,6 +1,6 @@
 """Sampling without vLLM on a GPU: one-token steps of a transformers model, captured as CUDA graphs."""
 
-from dew.decoding.decoder import Decoder, SamplingCopy, refusal
+from dew.decoding.decoder import Decoder, SamplingCopy, refusal, replaced
 from dew.decoding.draw import Draw
 
-__all__ = ["Decoder", "Draw", "SamplingCopy", "refusal"]
+__all__ = ["Decoder", "Draw", "SamplingCopy", "refusal", "replaced"]

@@ -9,14 +9,14 @@ captured as a CUDA graph and replayed. Weights may be updated in place between c
     slot 0                                   slot P: the same for all rows, so one counter advances all of them
 
 When rows have ended and prompts are waiting, these take their places: a new prompt goes into the slots before the
-counter, which starts again at slot 0 after the last. When none is waiting, half as many rows continue without the rest.
+counter, which starts again at slot 0 after the last. When none is waiting, fewer rows continue without the rest.
 """
 
 import copy
 import importlib.util
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,7 @@ FEWEST = 128
 FREE = 0.7
 """Share of the free memory that keys and values may take; with less, fewer answers are sampled at a time."""
 KEEP = 1 / 16
-"""A cache above this share of the device's memory is released after each call."""
+"""A cache above this share of the device's memory is released after each call, unless it is to be kept."""
 
 
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
@@ -83,7 +83,7 @@ class SamplingCopy:
         return self.model
 
 
-def refusal(model: Any) -> str | None:
+def refusal(model: Any, devices: Sequence[str] = ("cuda",)) -> str | None:
     """Why `Decoder` does not sample from this model, so that `generate` has to; None if it does."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
@@ -95,7 +95,7 @@ def refusal(model: Any) -> str | None:
     parameters = [(p, f"{type(p).__name__} {type(p.data).__name__}") for p in model.parameters()]
     sharded = any(p.is_meta or hasattr(p, "ds_id") or "DTensor" in kind for p, kind in parameters)
     reasons = (
-        (model.device.type != "cuda", f"its device is {model.device.type}, not cuda"),
+        (model.device.type not in devices, f"its device is {model.device.type}, not cuda"),
         (bool(getattr(config, "is_encoder_decoder", False)), "it has an encoder"),
         (hasattr(config, "vision_config") or hasattr(config, "audio_config"), "it is multimodal"),
         (kinds != {"full_attention"}, f"its layers are {', '.join(sorted(kinds))}"),
@@ -151,8 +151,13 @@ class Decoder:
     _pool: Any
     """Memory that all graphs share: they run one after the other, and results are copied out."""
 
-    def __init__(self, model: Any, draw: Draw, *, ends: Iterable[int], pad: int) -> None:
-        self.model, self.draw, self.pad = model, draw, pad
+    def __init__(
+        self, model: Any, draw: Draw, *, ends: Iterable[int], pad: int, keep: bool = False,
+        arrange: Callable[[Tensor, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`keep` buffers and graphs of any size. `arrange` is told the owners of the rows, (B,), before the model reads
+        rows of so many tokens: rows of the same owner are neighbours."""
+        self.model, self.draw, self.pad, self.keep, self.arrange = model, draw, pad, keep, arrange
         self.device = model.get_input_embeddings().weight.device
         self.ends = torch.tensor(sorted(ends), device=self.device)
         head = plain_head(model)
@@ -177,16 +182,27 @@ class Decoder:
 
         Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
         """
+        tokens, lengths, logp, entropy = self.rows(prompts, max_new_tokens, at_once)
+        return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)], logp, entropy
+
+    def rows(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None,
+        owners: Sequence[int] | None = None, uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Tokens (B, T), lengths (B,), log-probabilities and entropies (B, T), all on the device.
+
+        `owners`, in ascending order, share no prompt. `uniforms`, (B, T, 2), decide the tokens, without filters.
+        """
         training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
-                tokens, logp, entropy = self._run(prompts, max_new_tokens, at_once or len(prompts))
+                given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms
+                tokens, logp, entropy = self._run(*given, max_new_tokens, at_once or len(prompts))
         finally:
             self.model.train(training)
         ended = torch.isin(tokens, self.ends)
-        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens).tolist()
-        return [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)], logp, entropy
+        return tokens, torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens), logp, entropy
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """(B,) True on end tokens. torch.isin synchronises if there are many, which a graph cannot capture."""
@@ -199,15 +215,18 @@ class Decoder:
             return logits
         return scores(self.forward(**inputs, use_cache=True).last_hidden_state[:, -1], self.head, 0, None)[0]
 
-    def _run(self, prompts: Sequence[Sequence[int]], new: int, at_once: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(
+        self, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], uniforms: Tensor | None, new: int, at_once: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         width, total = max(map(len, prompts)), len(prompts)
-        at_once = min(at_once, total, self._affordable(width + new))
+        at_once = min(at_once, total, self.affordable(width + new))
         buffers = self._fitting(at_once, width + new)
         buffers.start(width, new)
         made = [x.new_full((total, new), self.pad) for x in buffers.made]
         place = torch.arange(at_once, device=self.device)  # which prompt each row answers
-        prefill = _Prefill(self, prompts, width)
-        prefill.load(prompts[:at_once], place, buffers)
+        prefill = _Prefill(self, list(zip(owners, prompts, strict=True)), width, uniforms)
+        prefill.load(0, place, buffers)
+        prefill.arrange(place, len(buffers.hidden))
         started, step, last = at_once, 0, new - 1  # all rows have ended after step `last`
         while step < last or started < total:
             step += 1
@@ -220,21 +239,26 @@ class Decoder:
                 rows = rows[: total - started]
                 buffers.copy_made(made, place, rows)
                 place[rows] = torch.arange(started, started + len(rows), device=self.device)
-                prefill.load(prompts[started : started + len(rows)], rows, buffers)
+                prefill.load(started, rows, buffers)
                 started, last = started + len(rows), step + new - 1
             elif started == total and not len(live):
                 break
-            elif started == total and (fewer := max(FEWEST, _capacity(len(live)))) <= len(buffers.hidden) // 2:
+            elif started == total and self._worthwhile(fewer := max(FEWEST, _capacity(len(live))), buffers):
                 buffers.copy_made(made, place, rows)
                 larger, buffers, place = buffers, self._fitting(fewer, buffers.slots, exactly=True), place[live]
                 buffers.take(larger, live)
+                prefill.arrange(place, fewer)
         buffers.copy_made(made, place, torch.arange(len(place), device=self.device))
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
-        if self._storage.nbytes > KEEP * memory:
+        if self._storage.nbytes > KEEP * memory and not self.keep:
             self._release()
         return made[0], made[1], made[2]
 
-    def _affordable(self, slots: int) -> int:
+    def _worthwhile(self, fewer: int, buffers: "_Buffers") -> bool:
+        """Whether to continue with fewer rows: graphs for another size pay off sooner if they are kept."""
+        return fewer <= (0.75 if self.keep else 0.5) * len(buffers.hidden)
+
+    def affordable(self, slots: int) -> int:
         """Rows whose keys and values fit into the free memory, rounded down to a capacity."""
         if self.device.type != "cuda":
             return sys.maxsize
@@ -269,17 +293,29 @@ class Decoder:
 class _Prefill:
     """Keys, values and last logits of prompts: each distinct prompt once, many in one pass, in the order of use."""
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], width: int) -> None:
-        self._decoder, self._size = decoder, max(1, PREFILL // width)
-        self._texts = list(dict.fromkeys(map(tuple, prompts)))
+    def __init__(
+        self, decoder: Decoder, prompts: Sequence[tuple[int, tuple[int, ...]]], width: int, uniforms: Tensor | None
+    ) -> None:
+        """`prompts` are given with their owners."""
+        self._decoder, self._size, self._prompts = decoder, max(1, PREFILL // width), prompts
+        self._texts, self._uniforms = list(dict.fromkeys(prompts)), uniforms
+        self._owners = torch.tensor([owner for owner, _ in prompts], device=decoder.device)
         self._place = {ids: i for i, ids in enumerate(self._texts)}
         self._passes = dict[int, tuple[Any, Tensor, Tensor]]()
 
-    def load(self, prompts: Sequence[Sequence[int]], rows: Tensor, buffers: "_Buffers") -> None:
-        """Put the prompts into these rows, and sample the first token of each answer."""
-        places = [divmod(self._place[tuple(ids)], self._size) for ids in prompts]
+    def arrange(self, place: Tensor, rows: int) -> None:
+        """Tell whose rows these are; rows that are not in use count as the last owner's."""
+        if self._decoder.arrange:
+            unused = self._owners[-1:].expand(rows - len(place))
+            self._decoder.arrange(torch.cat([self._owners[place], unused]), 1)
+
+    def load(self, first_prompt: int, rows: Tensor, buffers: "_Buffers") -> None:
+        """Put the prompts from number `first_prompt` on into these rows, and sample the first token of each answer."""
+        prompts = self._prompts[first_prompt : first_prompt + len(rows)]
+        places = [divmod(self._place[ids], self._size) for ids in prompts]
         which = torch.tensor(places, device=rows.device)
         numbers, order, first = sorted({number for number, _ in places}), list[Tensor](), list[Tensor]()
+        buffers.load_uniforms(rows, self._uniforms, first_prompt)
         buffers.hidden[rows] = True
         for number in numbers:
             here = (which[:, 0] == number).nonzero()[:, 0]
@@ -289,12 +325,17 @@ class _Prefill:
             buffers.load_prompts(cache, rows[here], which[here, 1], live)
             order.append(rows[here])
             first.append(logits[which[here, 1]])
-        buffers.load_tokens(torch.cat(order), *self._decoder.draw.scored(torch.cat(first)), self._decoder)
+        chosen = torch.cat(order)
+        drawn = self._decoder.draw.scored(torch.cat(first), buffers.uniforms[chosen, 0])
+        buffers.load_tokens(chosen, *drawn, self._decoder)
 
     def _run(self, number: int) -> tuple[Any, Tensor, Tensor]:
         """A pass: the cache, where it holds prompts (B, width), and the logits."""
-        texts, model, pad = self._texts[number * self._size :][: self._size], self._decoder.model, self._decoder.pad
-        width, device = max(map(len, texts)), self._decoder.device
+        chosen, model, pad = self._texts[number * self._size :][: self._size], self._decoder.model, self._decoder.pad
+        texts, device = [text for _, text in chosen], self._decoder.device
+        width = max(map(len, texts))
+        if self._decoder.arrange:
+            self._decoder.arrange(torch.tensor([owner for owner, _ in chosen], device=device), width)
         ids = torch.tensor([[pad] * (width - len(t)) + list(t) for t in texts], device=device)
         live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in texts], device=device)
         cache, positions = DynamicCache(config=model.config), (live.cumsum(1) - 1).clamp_min(0)
@@ -324,6 +365,8 @@ class _Buffers:
             *torch.zeros(2, rows, slots, device=device),
         )
         """Tokens, their log-probabilities and entropies."""
+        self.uniforms = torch.zeros(rows, slots, 2, device=device)
+        """The random numbers that decide them."""
         self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
         self.position = torch.empty(rows, 1, dtype=torch.long, device=device)
         self.written = torch.empty(rows, 1, dtype=torch.long, device=device)
@@ -339,6 +382,12 @@ class _Buffers:
         self.position.zero_()
         self.ended.fill_(True)
         self.hidden.fill_(True)
+
+    def load_uniforms(self, rows: Tensor, given: Tensor | None, first: int) -> None:
+        """Those of the prompts from number `first` on, or new ones."""
+        shape = (len(rows), int(self.limit), 2)
+        some = torch.rand(shape, device=rows.device) if given is None else given[first : first + len(rows)]
+        self.uniforms[rows, : some.shape[1]] = some
 
     def load_prompts(self, cache: Any, rows: Tensor, which: Tensor, live: Tensor) -> None:
         """Copy keys and values of the prompts; rows with the same prompt get the same ones."""
@@ -371,7 +420,7 @@ class _Buffers:
         for ours, theirs in zip(self.cache.layers, larger.cache.layers, strict=True):
             copied = theirs.keys[rows], theirs.values[rows]
             ours.keys[: len(rows)], ours.values[: len(rows)] = copied
-        for name in ("hidden", "token", "position", "written", "ended"):
+        for name in ("hidden", "token", "position", "written", "ended", "uniforms"):
             getattr(self, name)[: len(rows)] = getattr(larger, name)[rows]
         for made, before in zip(self.made, larger.made, strict=True):
             made[: len(rows)] = before[rows]
@@ -400,9 +449,10 @@ class _Buffers:
         bias.masked_fill_(self.hidden[:, :visible], -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
         attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", decoder.attention)
-        with _replaced([*decoder.parts, attention]):  # prompts and training use the model's own
+        with replaced([*decoder.parts, attention]):  # prompts and training use the model's own
             logits = decoder.logits(**inputs, past_key_values=self.cache)
-        tokens, logp, entropy = decoder.draw.scored(logits)
+        uniforms = self.uniforms.gather(1, self.written[:, :, None].expand(-1, 1, 2))[:, 0]
+        tokens, logp, entropy = decoder.draw.scored(logits, uniforms)
         tokens, live = tokens.masked_fill(self.ended, self.pad), ~self.ended[:, None]
         for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
             made.scatter_(1, self.written, new[:, None].to(made.dtype))
@@ -429,7 +479,7 @@ def _restored_on_failure() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(parts: list[Any]) -> Iterator[None]:
+def replaced(parts: list[Any]) -> Iterator[None]:
     """Set attributes, given as (object, name, value), and restore them."""
     own = [(owner, name, vars(owner)[name]) for owner, name, _ in parts if name in vars(owner)]
     for part in parts:

@@ -27,13 +27,16 @@ class Draw:
         """Whether tokens are drawn from the whole vocabulary."""
         return not (self.greedy or self.top_k or self.top_p < 1 or self.min_p)
 
-    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter."""
+    def scored(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter.
+
+        Without filters, (B, 2) uniform numbers decide the tokens by their cumulative probabilities.
+        """
         if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
-            found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature)
+            found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature, uniforms)
             return found
-        tokens = self(logits)
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        tokens = _by_cumulative_sum(z, uniforms[:, :1]) if self.plain else self(logits)
         return tokens, *logp_entropy(z, tokens[:, None])[:2]
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -60,6 +63,12 @@ class Draw:
             p = (logits / self.temperature).softmax(-1)
             logits = logits.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
         return logits
+
+
+def _by_cumulative_sum(z: Tensor, u: Tensor) -> Tensor:
+    """The first token at which the cumulative probability passes u, (B, 1)."""
+    total = z.softmax(-1).cumsum(-1)
+    return (total <= u * total[:, -1:]).sum(-1).clamp_max(z.shape[-1] - 1)
 
 
 @functools.cache

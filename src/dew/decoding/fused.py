@@ -228,15 +228,14 @@ def draw_kernel(z, stride, u, token, logp, entropy, v, s, BLOCK: tl.constexpr, B
     tl.store(entropy + row, tl.maximum(h, 0.0))
 
 
-def draw(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (B, V) -> token, log-probability and entropy (B,)."""
+def draw(logits: Tensor, temperature: float, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (B, V) and uniform numbers (B, 2) -> token, log-probability and entropy (B,)."""
     rows, v = logits.shape
-    u = torch.rand(rows, 2, device=logits.device)
     token = torch.empty(rows, dtype=torch.long, device=logits.device)
     logp, entropy = torch.empty(2, rows, device=logits.device)
     blocks = triton.next_power_of_2(triton.cdiv(v, BLOCK))
     draw_kernel[(rows,)](
-        logits, logits.stride(0), u, token, logp, entropy, v, LOG2E / temperature,
+        logits, logits.stride(0), uniforms.contiguous(), token, logp, entropy, v, LOG2E / temperature,
         BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
     )  # fmt: skip
     return token, logp, entropy

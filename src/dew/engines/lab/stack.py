@@ -5,10 +5,12 @@ depend on the runs stacked with it, except for rounding: a batched product may a
 of replicas, or of rows that train, is another.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +20,90 @@ from dew.algorithms.base import Part, wrong_types
 from dew.algorithms.credit import give_credit
 from dew.credit import grpo_advantages, has_signal
 from dew.engines.lab.arms import Arm
-from dew.engines.lab.tasks import EOS, Problems, Task, generator, symbols
-from dew.engines.lab.tiny import Answers, Parameters, Policies
+from dew.engines.lab.tasks import Problems, generator
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.rollouts import Rollouts
 from dew.run.records import AnswerRecord, GroupRecord, Json
 
 RECORDED_GROUPS = 2
 """Groups in a token record."""
+CORRECT = 0.5
+"""An answer with a larger reward counts as correct in metrics and evaluations."""
 TRAINED = ("advantages", "penalty")
 """Fields of `Credit` that the loss reads."""
+
+
+class Answers(NamedTuple):
+    """What the policies sampled, (R, B, T) each."""
+
+    tokens: Tensor
+    logp: Tensor
+    entropy: Tensor
+    mask: Tensor
+    """True up to and including the end of an answer."""
+    sum_sq: Tensor | None = None
+    """Of the sampling policy at each token: the log-probability of the token, the entropy, and Σπ²."""
+
+
+class Policies(Protocol):
+    """R policies that train together: small ones (`tiny`), or adapters on one language model (`lora`)."""
+
+    noise: tuple[int, ...]
+    """Axes of the uniform numbers that decide one token."""
+
+    def sample(self, problems: Tensor, uniforms: Tensor) -> Answers: ...
+
+    def passes(self, problems: Tensor, lengths: Tensor) -> int:
+        """In how many parts the rows of an optimizer step are scored."""
+        ...
+
+    def score(
+        self, problems: Tensor, tokens: Tensor, mask: Tensor, *, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(R, b, T) log π of the tokens, and the entropies, without gradient."""
+        ...
+
+    def backward(self, loss: Tensor) -> None: ...
+
+    def step(self) -> Tensor:
+        """Take an optimizer step; return (R,) gradient norms before clipping."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class Task(Protocol):
+    """Where problems come from and who judges answers: generated ones (`tasks`), or those of a data set (`text`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokens(self) -> int:
+        """Maximum length of an answer."""
+        ...
+
+    def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
+        """n problems from each of S generators: (S, n, ...)."""
+        ...
+
+    def held_out(self, n: int, device: str = "cpu") -> Problems: ...
+
+    def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
+        """(R, B) rewards of (R, B, T) answers to problems with (R, B, F) facts."""
+        ...
+
+    def symbols(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token."""
+        ...
+
+    def ends(self, token: int) -> bool: ...
+
+    def describe(self, problem: Problems) -> tuple[str, str]:
+        """The prompt of one problem and its gold answer."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,24 +117,19 @@ class Settings:
     optimizer_steps: int = 4
     """Optimizer steps per generation."""
     generations: int = 120
-    width: int = 128
-    depth: int = 3
-    """Layers of the policy."""
     eval_problems: int = 256
     eval_k: int = 16
     """Answers per held-out problem."""
     evaluations: int = 3
-    """Evaluations on held-out problems, evenly spaced, the last one at the end."""
+    """Evaluations on held-out problems, the last one at the end."""
 
     def __post_init__(self) -> None:
-        least = {"group_size": 2, "width": 8}
+        least = {"group_size": 2, "width": 8, "alpha": 0.01}
         wrong = wrong_types(self) or [
             f"{f.name}={getattr(self, f.name)}: give at least {least.get(f.name, 1)}."
             for f in fields(self)
-            if getattr(self, f.name) < least.get(f.name, 1)
+            if f.type is not str and getattr(self, f.name) < least.get(f.name, 1)
         ]
-        if not wrong and self.width > 32 and self.width % 32:
-            wrong.append(f"width={self.width}: give a multiple of 32, the width of an attention head.")
         if not wrong and self.optimizer_steps > self.answers:
             wrong.append(f"optimizer_steps={self.optimizer_steps}: there are only {self.answers} answers a generation.")
         if wrong:
@@ -69,10 +140,14 @@ class Settings:
         """Answers per generation (B)."""
         return self.prompts * self.group_size
 
+    @property
+    def spacing(self) -> float:
+        """Generations between two evaluations."""
+        return max(1.0, self.generations / self.evaluations)
+
     def evaluated(self, generation: int) -> bool:
         """Whether there is an evaluation after this generation (counted from 1)."""
-        n, total = min(self.evaluations, self.generations), self.generations
-        return generation * n // total > (generation - 1) * n // total
+        return generation in {math.ceil(self.generations - i * self.spacing) for i in range(self.evaluations)}
 
 
 @dataclass(frozen=True)
@@ -169,21 +244,23 @@ class Stack:
     def __init__(
         self,
         task: Task,
-        start: Parameters,
+        policies: Policies,
         replicas: Sequence[Replica],
         settings: Settings,
         device: str,
         recorded: Collection[int] = (),
     ) -> None:
         self.task, self.settings, self.device, self.replicas, self.recorded = task, settings, device, replicas, recorded
-        self.policies = Policies(start, torch.tensor([x.arm.learning_rate for x in replicas], device=device))
+        self.policies = policies
         self.teams = _teams(replicas, settings.group_size, task.tokens)
         self.needs_entropy = any(team.algorithm.needs_entropy == "current" for team in self.teams)
         self.seeds = sorted({x.seed for x in replicas})
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
-        self.held_out = task.problems(settings.eval_problems, generator("held-out"), device=device)[0]
+        self.held_out = task.held_out(settings.eval_problems, device)
         self.history: list[dict[str, Tensor]] = []
         """(R,) metrics of each generation, by the names of docs/metrics.md."""
+        self.solved: list[Tensor] = []
+        """(R, N) how many of the answers to each held-out problem were correct, at each evaluation."""
         self.records: list[list[GroupRecord]] = [[] for _ in replicas]
 
     def generation(self, number: int) -> None:
@@ -191,11 +268,11 @@ class Stack:
         s = self.settings
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
-        uniforms = self._uniforms("answers", number, s.answers, self.task.tokens)
+        uniforms = self._uniforms("answers", number, s.answers, self.task.tokens, *self.policies.noise)
         answers = self.policies.sample(problems.prompt, uniforms)
-        correct = judge(self.task, answers.tokens, problems.facts)
-        mask, G = answers.mask, s.group_size
-        rows = {**answers._asdict(), "mask": mask, "reward": correct.float()}
+        reward = judge(self.task, answers, problems.facts)
+        mask, G, correct = answers.mask, s.group_size, reward > CORRECT
+        rows = {name: x for name, x in {**answers._asdict(), "reward": reward}.items() if x is not None}
         grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
         first_middle_last = (1, (s.generations + 1) // 2, s.generations)
         record = number + 1 in first_middle_last and not set(self.seeds).isdisjoint(self.recorded)
@@ -204,13 +281,15 @@ class Stack:
         ]
         signal, flipped = (torch.cat([credit[name] for credit in credits]) for name in ("signal", "flipped"))
         live = mask & signal.repeat_interleave(G, 1)[..., None]
-        norm = self._update(problems, answers, credits, live, self._uniforms("order", number, s.answers))
+        norm, drift = self._update(problems, answers, credits, live, self._uniforms("order", number, s.answers))
         metrics = {
             "accuracy": correct.float().mean(1),
             "entropy": (answers.entropy * mask).sum((1, 2)) / mask.sum((1, 2)),
             "length/mean": mask.sum((1, 2)) / s.answers,
             "credit/flipped_share": flipped.sum((1, 2, 3)) / live.sum((1, 2)).clamp_min(1),
             "groups/mixed_share": has_signal(correct.unflatten(1, (s.prompts, G))).float().mean(1),
+            "length/truncated_share": mask.all(-1).float().mean(1),
+            "sampling/logp_difference": drift,
             "grad_norm": norm,
         }
         self.history.append(metrics)
@@ -219,8 +298,9 @@ class Stack:
 
     def _update(
         self, problems: Problems, answers: Answers, credits: Sequence[dict[str, Tensor]], live: Tensor, noise: Tensor
-    ) -> Tensor:
-        """The optimizer steps of a generation; (R,) mean gradient norm. `credits` are those of each team."""
+    ) -> tuple[Tensor, Tensor]:
+        """The optimizer steps of a generation; (R,) mean gradient norms, and how far the log-probabilities of sampling
+        are from those of the first step. `credits` are those of each team."""
         steps, G = self.settings.optimizer_steps, self.settings.group_size
         trains = live.any(-1)
         order = (noise + ~trains).argsort(1)  # rows that train come first, and are dealt out to the steps in turn
@@ -228,22 +308,30 @@ class Stack:
         most, longest = int(trains.sum(1).max()), int(live.sum(-1).max())
         divisors = torch.stack([self._divisors(tokens[:, i::steps]) for i in range(steps)])
         norms = []
+        drift, compared = torch.zeros(2, len(self.replicas), device=live.device)
         for i in range(min(steps, most)):
-            rows = order[:, i:most:steps]
-            prompt = _take(problems.prompt, rows // G)
-            token, old, mask = (_take(x, rows)[..., :longest] for x in (answers.tokens, answers.logp, live))
-            logp, entropy = self.policies.score(prompt, token, entropy=self.needs_entropy)
-            total = torch.zeros((), device=live.device)
-            for team, credit in zip(self.teams, credits, strict=True):
-                at = team.rows
-                given = {"mask": mask[at], "old_logp": old[at]}
-                if team.algorithm.needs_entropy == "current" and entropy is not None:
-                    given["entropy"] = entropy[at]
-                trained = {name: x.flatten(1, 2) for name, x in credit.items() if name in TRAINED}
-                given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
-                total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[i, at]).sum()
-            norms.append(self.policies.step(total))
-        return torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
+            step = order[:, i:most:steps]
+            passes = self.policies.passes(_take(problems.prompt, step // G), tokens[:, i:most:steps])
+            for rows in step.chunk(passes, 1):
+                token, old, mask = (_take(x, rows)[..., :longest] for x in (answers.tokens, answers.logp, live))
+                prompt = _take(problems.prompt, rows // G)
+                logp, entropy = self.policies.score(prompt, token, mask, entropy=self.needs_entropy)
+                if not i:
+                    drift += ((logp.detach() - old).abs() * mask).sum((1, 2))
+                    compared += mask.sum((1, 2))
+                total = torch.zeros((), device=live.device)
+                for team, credit in zip(self.teams, credits, strict=True):
+                    at = team.rows
+                    given = {"mask": mask[at], "old_logp": old[at]}
+                    if team.algorithm.needs_entropy == "current" and entropy is not None:
+                        given["entropy"] = entropy[at]
+                    trained = {name: x.flatten(1, 2) for name, x in credit.items() if name in TRAINED}
+                    given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
+                    total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[i, at]).sum()
+                self.policies.backward(total)
+            norms.append(self.policies.step())
+        norm = torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
+        return norm, drift / compared.clamp_min(1)
 
     def _divisors(self, tokens: Tensor) -> Tensor:
         """(R,) what the loss is divided by, from (R, b) live tokens of the rows of a step."""
@@ -254,9 +342,11 @@ class Stack:
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems, added to the metrics of the last generation."""
         k = self.settings.eval_k
-        solved = solve(self.task, self.policies.sample, self.held_out, k, self.settings.answers, self._uniforms, number)
+        drawn = partial(self._uniforms, noise=self.policies.noise)
+        solved = solve(self.task, self.policies.sample, self.held_out, k, self.settings.answers, drawn, number)
         passes = {1: solved.float().mean((1, 2)), k: solved.any(2).float().mean(1)}
         self.history[-1].update({f"eval/pass@{n}": x for n, x in passes.items()})
+        self.solved.append(solved.sum(2))
 
     def metrics(self) -> list[list[Json]]:
         """The lines of metrics.jsonl of each replica; the step is the generation."""
@@ -266,8 +356,18 @@ class Stack:
             for i in range(len(self.replicas))
         ]
 
-    def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
-        """(R, *shape) uniform numbers: those of the replica's seed."""
+    def state(self) -> dict[str, Any]:
+        """What a stack that was interrupted needs to continue."""
+        kept = {"history": self.history, "solved": self.solved, "records": [list(x) for x in self.records]}
+        return {"policies": self.policies.state(), **kept}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.policies.load(state["policies"])
+        self.history, self.solved, self.records = state["history"], state["solved"], state["records"]
+
+    def _uniforms(self, purpose: str, number: int, *shape: int, noise: Sequence[int] = ()) -> Tensor:
+        """(R, *shape, *noise) uniform numbers: those of the replica's seed."""
+        shape = (*shape, *noise)
         random = [generator(seed, purpose, number, device=self.device) for seed in self.seeds]
         return torch.stack([torch.rand(shape, generator=g, device=self.device) for g in random])[self.seed_of]
 
@@ -283,11 +383,11 @@ class Stack:
                     groups = (~own.pop("signal")).int().argsort(stable=True)[:RECORDED_GROUPS]
                     chosen = {name: x[groups].cpu() for name, x in own.items()}
                     of, numbers = problems[i][groups], groups.tolist()
-                    self.records[i] += _group_records(step, team.algorithm, numbers, of, chosen)
+                    self.records[i] += _group_records(self.task, step, team.algorithm, numbers, of, chosen)
 
 
 def _group_records(
-    step: int, algorithm: Algorithm, numbers: Sequence[int], problems: Problems, rows: dict[str, Tensor]
+    task: Task, step: int, algorithm: Algorithm, numbers: Sequence[int], problems: Problems, rows: dict[str, Tensor]
 ) -> list[GroupRecord]:
     """The token records of P groups, whose `rows` have axes (P, G[, T])."""
     rollouts = Rollouts(mask=rows["mask"], reward=rows["reward"])
@@ -300,11 +400,11 @@ def _group_records(
             by_token = {name: x[p, g, :length].tolist() for name, x in rows.items() if x.ndim == 3}
             answers.append(
                 AnswerRecord(
-                    tokens=symbols(by_token["tokens"]),
+                    tokens=task.symbols(by_token["tokens"]),
                     correct=bool(correct[p, g]),
                     reward=float(rows["reward"][p, g]),
                     extra=float(extra[p, g]),
-                    truncated=by_token["tokens"][-1] != EOS,
+                    truncated=not task.ends(by_token["tokens"][-1]),
                     entropy=by_token["entropy"],
                     logp=by_token["logp"],
                     shaped=by_token["shaped"],
@@ -312,30 +412,28 @@ def _group_records(
                     grpo=[float(plain[p, g])] * length,
                 )
             )
-        prompt, gold = "".join(symbols(problems.prompt[p].tolist())), str(int(problems.facts[p, -1]))
+        prompt, gold = task.describe(problems[p])
         found.append(GroupRecord(step, number, prompt, answers, gold, algorithm.name, asdict(algorithm)))
     return found
 
 
-def judge(task: Task, tokens: Tensor, facts: Tensor) -> Tensor:
-    """(R, B) verdicts on (R, B, T) answers to problems with (R, P, F) facts."""
-    R, B = tokens.shape[:2]
-    facts = facts.repeat_interleave(B // facts.shape[1], 1)
-    return task.verdict(tokens.flatten(0, 1), facts.flatten(0, 1)).view(R, B)
+def judge(task: Task, answers: Answers, facts: Tensor) -> Tensor:
+    """(R, B) rewards of (R, B, T) answers to problems with (R, P, F) facts."""
+    return task.rewards(answers, facts.repeat_interleave(answers.tokens.shape[1] // facts.shape[1], 1))
 
 
 def solve(
     task: Task, sample: Callable[[Tensor, Tensor], Answers], problems: Problems, k: int, rows: int,
     uniforms: Callable[..., Tensor], number: int,
 ) -> Tensor:  # fmt: skip
-    """(R, N, k) verdicts on k answers to each of N problems, at most about `rows` answers of a replica at once."""
+    """(R, N, k) whether k answers to each of N problems are correct, about `rows` answers of a replica at once."""
     found = []
     each = max(1, rows // k)
     for i in range(0, len(problems.facts), each):
         part = problems[i : i + each]
         drawn = uniforms(f"held-out/{i}", number, len(part.facts) * k, task.tokens)
         prompt, facts = (x.expand(len(drawn), *x.shape) for x in (part.prompt, part.facts))
-        found.append(judge(task, sample(prompt, drawn).tokens, facts).unflatten(1, (-1, k)))
+        found.append((judge(task, sample(prompt, drawn), facts) > CORRECT).unflatten(1, (-1, k)))
     return torch.cat(found, 1)
 
 

@@ -1,8 +1,9 @@
 """A study: arms × learning rates × seeds × tasks, trained in stacks that fit the device.
 
 Its folder is a grid of run folders (`dew.compare.grid`), STUDY/TASK/ARM-lrRATE-seedN/, each with run.json,
-metrics.jsonl, scores.json and, for the first seed, the tokens of some groups. They are written when a stack ends,
-run.json last: a run that has one is finished. The same settings, other arms, tasks, rates or seeds: runs are added.
+metrics.jsonl, scores.json, the adapter of a language model and, for the first seed, the tokens of some groups. They are
+written when a stack ends, run.json last: a run that has one is finished. The same settings, other arms, tasks, rates or
+seeds: runs are added. A stack that was interrupted continues from STUDY/.stack.pt.
 """
 
 import math
@@ -11,10 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from pickle import UnpicklingError
 from statistics import fmean
 from typing import Any
 
@@ -26,29 +28,45 @@ from dew.compare.results import run_folders
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.stack import Replica, Settings, Stack
 from dew.engines.lab.summary import load_study
-from dew.engines.lab.tasks import VOCABULARY, Task, get_task
-from dew.engines.lab.tiny import numerics
-from dew.engines.lab.warm_start import WarmStart, cache_folder, warm_start
+from dew.engines.lab.tasks import TASKS, VOCABULARY, GeneratedTask, get_task
+from dew.engines.lab.tiny import TinyPolicies, TinySettings, numerics
+from dew.engines.lab.warm_start import cache_folder, warm_start
 from dew.engines.recorder import versions
 from dew.errors import ConfigError, Problem
 from dew.memory import free_memory
 from dew.run.folder import RunFolder, lock
-from dew.run.records import GroupRecord, Json
+from dew.run.records import AnswerRecord, GroupRecord, Json
 
 MEMORY_SHARE = 0.7
 """Share of the free memory that a stack may take."""
 STACK_SECONDS = 600.0
 """Longer stacks are split, so that little is lost when a study is interrupted."""
-QUICK = Settings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
+CHECKPOINT_SECONDS = 120.0
+CHECKPOINT = ".stack.pt"
+QUICK = TinySettings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
 QUICK_TASK = "countdown-3"
+ADAPTER = "adapter"
+"""The folder of a run's adapter."""
 PARTS = 20
 """Reports on the progress of a stack."""
 
 Say = Callable[[str], None]
 Progress = Callable[[float, str], None]
 """Gets the share of the current stack that is trained, and a line about the study."""
-Trained = tuple[Sequence[Replica], list[list[Json]], list[list[GroupRecord]]]
-"""The runs of a stack, and the metrics and token records of each."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the runs of a task start from."""
+
+    policies: Callable[[Sequence[Replica]], Any]
+    task: Any
+    facts: Json
+    """Written to run.json; `digest` tells whether runs started from the same policy."""
+    each: float
+    """Bytes that one run needs at its peak."""
+    shared: float = 0.0
+    """Bytes that all runs of a stack need together."""
 
 
 def study(
@@ -56,10 +74,13 @@ def study(
     *,
     output: Path | str,
     tasks: Sequence[str] = ("countdown-4",),
+    model: str | None = None,
     seeds: int = 8,
     first_seed: int = 0,
     learning_rates: Sequence[float] = (5e-5,),
-    settings: Settings = Settings(),  # noqa: B008
+    settings: Settings | None = None,
+    reward: str | None = None,
+    task_settings: Mapping[str, Any] | None = None,
     controls: bool = True,
     device: str = "auto",
     warm_starts: Path | str | None = None,
@@ -70,38 +91,84 @@ def study(
 
     An arm is written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
     are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
-    that weights tokens the same rule without the weights. `differences` compares the arms of the result.
+    that weights tokens the same rule without the weights, and with the weights of each answer permuted.
+    `differences` compares the arms of the result.
+
+    With a `model`, a folder or a name on the hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
+    `tasks`, `task_settings` and `reward` are those of `dew train`. Without, they train small policies.
     """
     chosen = parse_arms(arms, learning_rates, controls=controls)
-    kinds = {name: get_task(name) for name in tasks}
     if seeds < 1:
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
     device, folder = _device(device), Path(output)
     on_gpu = device.startswith("cuda")
+    begin = _small_policies(device, warm_starts, say)
+    if model is not None:
+        begin = _adapters(model, device, reward, task_settings or {})
+    elif unknown := [name for name in tasks if name not in TASKS]:
+        get_task(unknown[0])
+    settings = settings or begin.keywords["default"]
     machine = {"platform": platform.platform(), "gpu": torch.cuda.get_device_name(device) if on_gpu else None}
-    facts: Json = {"settings": asdict(settings), "versions": versions("torch"), "machine": machine}
+    about = {**asdict(settings), **({} if model is None else {"model": model, "reward": reward})}
+    facts: Json = {"settings": about, "versions": versions("torch"), "machine": machine}
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
-    cells = {_cell(name, replica): replica for name in kinds for replica in replicas}
+    cells = {_cell(name, replica): replica for name in tasks for replica in replicas}
     gpu = torch.cuda.device(device if on_gpu else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
-        todo = open_grid(folder, list(cells), asdict(settings), finished=_finished, say=say)
+        todo = open_grid(folder, list(cells), about, finished=_finished, say=say)
         if not todo:
             say(f"All {len(cells)} runs are finished.")
         for name, of_task in groupby(todo, key=lambda cell: cell.task):
-            task, runs = kinds[name], [cells[cell] for cell in of_task]
-            start = warm_start(task, settings.width, settings.depth, device, Path(warm_starts or cache_folder()), say)
-            _check_start(folder / name, start)
-            build = partial(Stack, task, start.parameters, settings=settings, device=device, recorded={first_seed})
-            say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
-            facts["warm_start"] = {"digest": start.digest, **start.scores}
-            for trained, metrics, records in _train(build, runs, memory(task, settings), device, say, progress):
-                homes = [_cell(name, x) for x in trained]
-                rules = [x.arm.algorithm for x in trained]
-                about = [facts | {"algorithm": {"name": rule.name, "settings": asdict(rule)}} for rule in rules]
+            start = begin(name, settings)
+            _check_start(folder / name, start.facts["digest"])
+            build = partial(_stack, start, settings, device, {first_seed})
+            for stack, seconds in _train(
+                build, folder, name, [cells[x] for x in of_task], start, device, say, progress
+            ):
+                shared = facts | {"warm_start": start.facts, "seconds": round(seconds / len(stack.replicas), 1)}
                 with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
-                    list(pool.map(partial(write_run, folder), homes, about, metrics, records))
-                _report_skipped_updates(trained, metrics, say)
+                    list(pool.map(partial(_write, folder, name, shared, stack), range(len(stack.replicas))))
+                (folder / CHECKPOINT).unlink(missing_ok=True)
+                _report_skipped_updates(stack, say)
         return load_study(folder)
+
+
+def _small_policies(device: str, folder: Path | str | None, say: Say) -> Any:
+    def begin(name: str, settings: TinySettings, default: Any = None) -> Start:
+        task = get_task(name)
+        start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder()), say)
+        say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
+        facts = {"digest": start.digest, **start.scores}
+        return Start(partial(_tiny, start.parameters, device), task, facts, memory(task, settings))
+
+    return partial(begin, default=TinySettings())
+
+
+def _tiny(parameters: Any, device: str, replicas: Sequence[Replica]) -> TinyPolicies:
+    return TinyPolicies(parameters, torch.tensor([x.arm.learning_rate for x in replicas], device=device))
+
+
+def _adapters(model: str, device: str, reward: str | None, task_settings: Mapping[str, Any]) -> Any:
+    from dew.engines.lab.lora import LoraPolicies, LoraSettings, load_base
+    from dew.engines.lab.text import TextTask
+
+    base = load_base(model, device)
+
+    def policies(task: TextTask, settings: LoraSettings, replicas: Sequence[Replica]) -> LoraPolicies:
+        rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
+        return LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings)
+
+    def begin(name: str, settings: LoraSettings, default: Any = None) -> Start:
+        task = TextTask(name, base, settings.max_new_tokens, settings.eval_problems, reward, task_settings)
+        each, shared = base.memory(settings)
+        facts = {"digest": base.digest, "model": model}
+        return Start(partial(policies, task, settings), task, facts, each, shared)
+
+    return partial(begin, default=LoraSettings())
+
+
+def _stack(start: Start, settings: Settings, device: str, recorded: set[int], replicas: Sequence[Replica]) -> Stack:
+    return Stack(start.task, start.policies(replicas), replicas, settings, device, recorded)
 
 
 def _cell(task: str, replica: Replica) -> Cell:
@@ -113,11 +180,11 @@ def _finished(run: RunFolder) -> bool:
     return run.run().get("status") == "done"
 
 
-def _check_start(runs: Path, start: WarmStart) -> None:
+def _check_start(runs: Path, digest: str) -> None:
     """The runs of a task must have started from the same policy."""
     for home in run_folders(runs):
-        if (old := RunFolder(home).run()["warm_start"]["digest"]) != start.digest:
-            what = f"{home}: started from policy {old}, new runs would start from {start.digest}."
+        if (old := RunFolder(home).run()["warm_start"]["digest"]) != digest:
+            what = f"{home}: started from policy {old}, new runs would start from {digest}."
             remedy = "Choose another folder, or restore the warm start."
             raise ConfigError(Problem(what, "They could not be paired.", remedy))
 
@@ -135,36 +202,51 @@ def _device(name: str) -> str:
     return name
 
 
+def _write(folder: Path, task: str, facts: Json, stack: Stack, i: int) -> None:
+    """Write a run of a finished stack into its folder."""
+    replica = stack.replicas[i]
+    cell, rule = _cell(task, replica), replica.arm.algorithm
+    facts = facts | {"algorithm": {"name": rule.name, "settings": asdict(rule)}}
+    if hasattr(stack.policies, "save"):
+        stack.policies.save(i, folder / cell.home / ADAPTER)
+    solved = [counts[i].tolist() for counts in stack.solved]
+    write_run(folder, cell, facts, stack.metrics()[i], stack.records[i], solved=solved)
+
+
 def write_run(
     study: Path, cell: Cell, facts: Mapping[str, Any], metrics: Sequence[Json], records: Sequence[GroupRecord] = (),
-    scores: Mapping[str, float] | None = None,
+    scores: Mapping[str, float] | None = None, solved: Sequence[Sequence[int]] = (),
 ) -> None:  # fmt: skip
-    """Write a finished run into its folder, run.json last. `facts` include the settings of the study."""
+    """Write a finished run into its folder, run.json last. `facts` include the settings of the study.
+
+    `solved`: correct answers to each held-out problem, at each evaluation.
+    """
     run, settings = RunFolder(study / cell.home), facts["settings"]
     run.write_metrics(metrics)
     for step, groups in groupby(records, key=lambda group: group.step):
         run.write_records(step, groups)
-    found = {name: {"value": value} for name, value in (scores or scores_of(metrics)).items()}
+    found = {name: {"value": value} for name, value in (scores or scores_of(metrics, "model" in settings)).items()}
     entry = {"when": "after", "task": cell.task, "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
-    run.write_scores([{**entry, "scores": found}])
+    run.write_scores([{**entry, "scores": found, "solved": [list(counts) for counts in solved]}])
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})
 
 
-def scores_of(metrics: Sequence[Json]) -> dict[str, float]:
-    """The scores of a run; docs/lab.md defines them."""
+def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, float]:
+    """The scores of a run; docs/lab.md defines them. `averaged`: over all evaluations, else of the last."""
     last = metrics[-max(1, len(metrics) // 6) :]
 
     def mean(lines: Sequence[Json], name: str) -> float:
-        return round(fmean(line[name] for line in lines), 6)
+        return round(fmean(line[name] for line in lines if name in line), 6)
 
     scores = {"area": mean(metrics, "accuracy"), "final": mean(last, "accuracy")}
-    scores |= {name.removeprefix("eval/"): x for name, x in metrics[-1].items() if name.startswith("eval/")}
+    passes = [name for name in metrics[-1] if name.startswith("eval/")]
+    scores |= {name.removeprefix("eval/"): mean(metrics if averaged else metrics[-1:], name) for name in passes}
     scores |= {"entropy": mean(last, "entropy"), "length": mean(last, "length/mean")}
     return scores | {"flipped": mean(metrics, "credit/flipped_share")}
 
 
-def _report_skipped_updates(trained: Sequence[Replica], metrics: Sequence[list[Json]], say: Say) -> None:
-    runs = zip(trained, metrics, strict=True)
+def _report_skipped_updates(stack: Stack, say: Say) -> None:
+    runs = zip(stack.replicas, stack.metrics(), strict=True)
     skipped = Counter(x.arm.label for x, lines in runs for line in lines if not math.isfinite(line["grad_norm"]))
     for arm, n in skipped.items():
         where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
@@ -172,40 +254,51 @@ def _report_skipped_updates(trained: Sequence[Replica], metrics: Sequence[list[J
 
 
 def _train(
-    build: Callable[[Sequence[Replica]], Stack], todo: list[Replica], each: float, device: str, say: Say,
-    progress: Progress,
-) -> Iterator[Trained]:  # fmt: skip
+    build: Callable[[Sequence[Replica]], Stack], folder: Path, task: str, todo: list[Replica], start: Start,
+    device: str, say: Say, progress: Progress,
+) -> Iterator[tuple[Stack, float]]:  # fmt: skip
     """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split.
 
-    `each` is the memory that a run needs.
+    With each finished stack come the seconds it took.
     """
-    room = max(1, int(MEMORY_SHARE * _free(device) / each))
+    room = max(1, int((MEMORY_SHARE * _free(device) - start.shared) / start.each))
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
-    say(f"{len(todo)} runs to train, {size} at a time, about {size * each / 1e9:.1f} GB.")
+    memory = (start.shared + size * start.each) / 1e9
+    say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
     timed = False
     while todo:
-        stack = sorted(todo[:size], key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
+        before = _checkpoint(folder, task, todo)
+        stack = before["replicas"] if before else todo[:size]
+        stack = sorted(stack, key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
+        began = time.perf_counter()
         try:
-            if timed:
-                yield _train_stack(build(stack), len(todo) - len(stack), progress)
-                todo = todo[len(stack) :]
+            if timed or before:
+                built = build(stack)
+                _train_stack(built, folder, task, len(todo) - len(stack), progress, before)
+                yield built, time.perf_counter() - began
+                del built
+                todo = [x for x in todo if x not in stack]
                 continue
             seconds = _time(build(stack)) / len(stack)
             size, timed = max(1, min(size, int(STACK_SECONDS / seconds))), True
             say(f"About {seconds * len(todo) / 60:.1f} min. Ctrl-C stops; the same command resumes.")
         except torch.OutOfMemoryError:
             if len(stack) == 1:
-                remedy = "Lower prompts, group_size or width, or raise optimizer_steps, with --settings."
+                remedy = "Lower prompts, group_size, width or pass_tokens, or raise optimizer_steps, with --settings."
                 raise ConfigError(Problem("A single run does not fit in memory.", remedy=remedy)) from None
             size = math.ceil(len(stack) / 2)
             torch.cuda.empty_cache()
+            (folder / CHECKPOINT).unlink(missing_ok=True)
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
 
 
-def _train_stack(stack: Stack, waiting: int, progress: Progress) -> Trained:
-    """Train a stack to its end; `waiting` runs are trained after it."""
+def _train_stack(stack: Stack, folder: Path, task: str, waiting: int, progress: Progress, before: Json | None) -> None:
+    """Train a stack to its end; `waiting` runs are trained after it. `before`: where an interrupted one stopped."""
     began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
-    for number in range(1, generations + 1):
+    if before:
+        stack.load(before["state"])
+    first, saved = len(stack.history) + 1, began
+    for number in range(first, generations + 1):
         stack.generation(number - 1)
         if stack.settings.evaluated(number):
             stack.evaluate(number)
@@ -213,9 +306,34 @@ def _train_stack(stack: Stack, waiting: int, progress: Progress) -> Trained:
         if part > (number - 1) * PARTS // generations:  # reading the accuracy waits for the device
             line = f"{stack.task.name}: {runs} runs at generation {number} of {generations}, accuracy "
             line += f"{stack.history[-1]['accuracy'].mean().item():.3f}; {waiting} runs after them; about "
-            left = (time.perf_counter() - began) * ((1 + waiting / runs) * generations / number - 1)
+            each = (time.perf_counter() - began) / (number - first + 1)
+            left = each * ((1 + waiting / runs) * generations - number)
             progress(part / PARTS, f"{line}{left / 60:.1f} min left")
-    return stack.replicas, stack.metrics(), stack.records
+        if time.perf_counter() - saved > CHECKPOINT_SECONDS and number < generations:
+            _save(folder, task, stack)
+            saved = time.perf_counter()
+
+
+def _save(folder: Path, task: str, stack: Stack) -> None:
+    homes = [str(_cell(task, x).home) for x in stack.replicas]
+    kept = folder / f"{CHECKPOINT}.new"
+    torch.save({"homes": homes, "state": stack.state()}, kept)
+    kept.replace(folder / CHECKPOINT)
+
+
+def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None:
+    """The state of a stack that was interrupted, if all its runs are still to be trained."""
+    path, by_home = folder / CHECKPOINT, {str(_cell(task, x).home): x for x in todo}
+    if not path.exists():
+        return None
+    try:
+        with torch.serialization.safe_globals([GroupRecord, AnswerRecord]):
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError):  # e.g. the disk was full
+        return None
+    if not set(found["homes"]) <= by_home.keys():
+        return None
+    return {**found, "replicas": [by_home[home] for home in found["homes"]]}
 
 
 def _time(stack: Stack) -> float:
@@ -229,7 +347,7 @@ def _time(stack: Stack) -> float:
     return (time.perf_counter() - began) * (settings.generations + 0.4 * sampled)
 
 
-def memory(task: Task, settings: Settings) -> float:
+def memory(task: GeneratedTask, settings: TinySettings) -> float:
     """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating."""
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D

@@ -11,6 +11,7 @@ and a correct answer needs every one of many steps to be right.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Problems:
 
 
 @dataclass(frozen=True)
-class Task:
+class GeneratedTask:
     """A family of problems of one size."""
 
     name: str
@@ -65,6 +66,22 @@ class Task:
         first = (~valid).view(-1, candidates).long().argsort(dim=1, stable=True)[:, :n]
         return built[first + candidates * torch.arange(len(generators), device=device)[:, None]]
 
+    def held_out(self, n: int, device: str = "cpu") -> Problems:
+        return self.problems(n, generator("held-out"), device=device)[0]
+
+    def rewards(self, answers: Any, facts: Tensor) -> Tensor:
+        """1 for a correct answer, else 0."""
+        return self.verdict(answers.tokens.flatten(0, 1), facts.flatten(0, 1)).view(facts.shape[:2]).float()
+
+    def symbols(self, tokens: Sequence[int]) -> list[str]:
+        return symbols(tokens)
+
+    def ends(self, token: int) -> bool:
+        return token == EOS
+
+    def describe(self, problem: Problems) -> tuple[str, str]:
+        return "".join(symbols(problem.prompt.tolist())), str(int(problem.facts[-1]))
+
 
 def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generator:
     """Random numbers that belong to `key` alone, e.g. (seed, "answers", generation)."""
@@ -77,7 +94,7 @@ def symbols(tokens: Sequence[int]) -> list[str]:
     return [[*CHARACTERS, "<end>", "", ""][token] for token in tokens]
 
 
-def get_task(name: str) -> Task:
+def get_task(name: str) -> GeneratedTask:
     if name not in TASKS:
         raise ConfigError(Problem(f"task {name!r} is not known.", remedy=f"Choose one of: {', '.join(TASKS)}."))
     return TASKS[name]
@@ -133,7 +150,7 @@ def _prompt(numbers: Tensor, *last: int) -> Tensor:
 # ── countdown ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _countdown(k: int, largest: int, tokens: int) -> Task:
+def _countdown(k: int, largest: int, tokens: int) -> GeneratedTask:
     def build(u: Tensor) -> tuple[Problems, Tensor]:
         """Random steps until one number is left: the target, if it has one or two digits."""
         numbers = 1 + (u[:, :k] * largest).long()
@@ -156,7 +173,7 @@ def _countdown(k: int, largest: int, tokens: int) -> Task:
         facts = torch.cat([numbers, value[:, None]], 1)
         return Problems(_prompt(facts, COLON, ASK), answer, facts), valid
 
-    return Task(f"countdown-{k}", 3 * k + 4, tokens, k + 3 * (k - 1), build, _countdown_verdict)
+    return GeneratedTask(f"countdown-{k}", 3 * k + 4, tokens, k + 3 * (k - 1), build, _countdown_verdict)
 
 
 def _apply(op: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -207,7 +224,7 @@ FAULTLESS = 0.3
 """Share of demonstrations without a slip."""
 
 
-def _addition(n: int, tokens: int) -> Task:
+def _addition(n: int, tokens: int) -> GeneratedTask:
     slip = 1 - FAULTLESS ** (1 / (n - 1))
 
     def build(u: Tensor) -> tuple[Problems, Tensor]:
@@ -221,7 +238,7 @@ def _addition(n: int, tokens: int) -> Task:
         answer, whole = writer.rows()
         return Problems(_prompt(numbers, ASK), answer, numbers.sum(1, keepdim=True)), whole
 
-    return Task(f"addition-{n}", 3 * n + 1, tokens, n + 2 * (n - 1), build, _last_number_verdict)
+    return GeneratedTask(f"addition-{n}", 3 * n + 1, tokens, n + 2 * (n - 1), build, _last_number_verdict)
 
 
 def _last_number_verdict(answers: Tensor, facts: Tensor) -> Tensor:

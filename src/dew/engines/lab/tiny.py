@@ -8,13 +8,16 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dew.engines.lab.stack import Answers, Settings
 from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
+from dew.errors import ConfigError
 
 Parameters = dict[str, Tensor]
 HEAD = 32
@@ -23,6 +26,20 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinySettings(Settings):
+    """What all runs of a study on small policies share."""
+
+    width: int = 128
+    depth: int = 3
+    """Layers of the policy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width > HEAD and self.width % HEAD:
+            raise ConfigError(f"width={self.width}: give a multiple of {HEAD}, the width of an attention head.")
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
@@ -105,21 +122,6 @@ def token_entropy(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(-1)
 
 
-class Answers(NamedTuple):
-    """What the policies sampled, (R, B, T) each."""
-
-    tokens: Tensor
-    """PAD after EOS."""
-    logp: Tensor
-    entropy: Tensor
-    sum_sq: Tensor
-    """Of the sampling policy at each token: the log-probability of the token, the entropy, and Σπ²."""
-
-    @property
-    def mask(self) -> Tensor:
-        return self.tokens != PAD
-
-
 @torch.no_grad()
 def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) -> Answers:
     """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
@@ -143,7 +145,7 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) 
             break
         newest = tokens[:, :, t, None]
         logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G))[:, :, 0]
-    return Answers(tokens, **signals)
+    return Answers(tokens, mask=tokens != PAD, **signals)
 
 
 def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:
@@ -157,36 +159,49 @@ def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Te
     tokens[:, :, t] = torch.where(tokens[:, :, t - 1] >= EOS, PAD, token) if t else token
 
 
-class Policies:
-    """R policies that start from the same parameters and train with learning rates of their own.
+class TinyPolicies:
+    """R policies that start from the same parameters and train with learning rates of their own."""
 
-    The loop of a stack knows only these three methods: sample, score, step.
-    """
+    noise = ()
 
     def __init__(self, start: Parameters, rates: Tensor) -> None:
         self.parameters = {n: p.to(rates.device).repeat(len(rates), 1, 1).requires_grad_() for n, p in start.items()}
         self.adam = Adam(self.parameters, rates)
 
-    def sample(self, prompts: Tensor, uniforms: Tensor) -> Answers:
-        return sample(self.parameters, prompts, uniforms)
+    def sample(self, problems: Tensor, uniforms: Tensor) -> Answers:
+        return sample(self.parameters, problems, uniforms)
 
-    def score(self, prompts: Tensor, tokens: Tensor, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """(R, b, T) log π of the tokens of answers to (R, b, L) prompts, and the entropies, without gradient."""
-        logits = forward(self.parameters, torch.cat([prompts, tokens[..., :-1]], -1), last=tokens.shape[-1])
+    def passes(self, problems: Tensor, lengths: Tensor) -> int:
+        return 1
+
+    def score(
+        self, problems: Tensor, tokens: Tensor, mask: Tensor, *, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = forward(self.parameters, torch.cat([problems, tokens[..., :-1]], -1), last=tokens.shape[-1])
         return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
 
-    def step(self, loss: Tensor) -> Tensor:
-        """Take an optimizer step; return (R,) gradient norms before clipping."""
+    def backward(self, loss: Tensor) -> None:
         with deterministic():
             loss.backward()
+
+    def step(self) -> Tensor:
         return self.adam.step()
+
+    def state(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "adam": self.adam.state()}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        for name, x in self.parameters.items():
+            x.copy_(state["parameters"][name])
+        self.adam.load(state["adam"])
 
 
 class Adam:
     """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated."""
 
-    def __init__(self, parameters: Parameters, rates: Tensor) -> None:
-        self.parameters, self.rates = list(parameters.values()), rates
+    def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = BETAS) -> None:
+        self.parameters, self.rates, self.betas = list(parameters.values()), rates, betas
         self.steps = torch.zeros_like(rates)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
@@ -199,7 +214,7 @@ class Adam:
         active = ((norm > 0) & norm.isfinite()).float()
         scale = (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp_max(1)
         self.steps += active
-        (b1, b2), each = BETAS, (-1, 1, 1)
+        (b1, b2), each = self.betas, (-1, 1, 1)
         count = self.steps.clamp_min(1)
         rate = (self.rates * active / (1 - b1**count)).view(each)
         correction = (1 - b2**count).sqrt().view(each)
@@ -211,6 +226,13 @@ class Adam:
             p.sub_(m / (v.sqrt() / correction).add_(1e-8) * rate)
             p.grad = None
         return norm
+
+    def state(self) -> list[Tensor]:
+        return [self.steps, *self.first, *self.second]
+
+    def load(self, state: list[Tensor]) -> None:
+        for own, kept in zip(self.state(), state, strict=True):
+            own.copy_(kept)
 
 
 @contextmanager

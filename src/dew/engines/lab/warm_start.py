@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dew.engines.lab.stack import solve
-from dew.engines.lab.tasks import PAD, Task, generator
+from dew.engines.lab.tasks import PAD, GeneratedTask, generator
 from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy, sample
 from dew.files import write_atomically
 
@@ -40,7 +40,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dew" / "lab"
 
 
-def warm_start(task: Task, width: int, depth: int, device: str, folder: Path, say: Callable[[str], None]) -> WarmStart:
+def warm_start(
+    task: GeneratedTask, width: int, depth: int, device: str, folder: Path, say: Callable[[str], None]
+) -> WarmStart:
     """From the cache, else trained and put there."""
     path = folder / f"{task.name}-width{width}-depth{depth}-format{FORMAT}.pt"
     if path.exists():
@@ -72,7 +74,7 @@ def _read(path: Path) -> WarmStart | None:
         return None
 
 
-def _train(task: Task, width: int, depth: int, device: str, say: Callable[[str], None]) -> WarmStart:
+def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callable[[str], None]) -> WarmStart:
     parameters = new_policy(width, depth, task.prompt_length + task.tokens, generator(task.name, "weights"))
     parameters = {name: p.to(device).requires_grad_() for name, p in parameters.items()}
     adam = torch.optim.Adam(parameters.values(), lr=RATE, betas=(0.9, 0.99), fused=device != "cpu")

@@ -1,0 +1,388 @@
+"""Many LoRA runs of one language model at once: the base is shared and frozen, adapters have a replica axis R.
+
+The model's own code runs. Its linear layers are replaced by `StackedLinear`, whose rows, sorted by replica, get the
+product with the base weight and that with their replica's adapter. An update packs the rows of all replicas into one
+sequence without padding; sampling is that of `dew.decoding`.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dew.decoding import Decoder, Draw, refusal, replaced
+from dew.engines.lab.stack import Answers, Settings
+from dew.engines.lab.tasks import generator
+from dew.engines.lab.tiny import Adam, deterministic
+from dew.errors import ConfigError, Problem, not_loaded
+from dew.kernels import Head, linear_logprob_entropy, plain_head
+from dew.run.config import find_model
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+PACKED = "dew_packed"
+"""The name under which transformers finds `packed_attention`."""
+TILE = 64
+"""Rows of a tile; see `lora_kernels`."""
+GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+BETAS = (0.9, 0.999)
+PROMPT = 256
+"""Tokens of a prompt that the estimate of memory allows for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings(Settings):
+    """What all runs of a study on a language model share."""
+
+    group_size: int = 8
+    prompts: int = 16
+    generations: int = 30
+    eval_problems: int = 512
+    eval_k: int = 4
+    max_new_tokens: int = 512
+    """Maximum length of an answer."""
+    rank: int = 16
+    alpha: float = 32.0
+    """Adapters are scaled by alpha / rank."""
+    target_modules: str = "all"
+    """Names of the linear layers with adapters, e.g. "q_proj,v_proj"; "all" but the head."""
+    pass_tokens: int = 49_152
+    """Tokens in one pass of an update."""
+
+    @property
+    def spacing(self) -> float:
+        """Generations between evaluations: the mean of the last few is the score."""
+        return max(1.0, self.generations / 10)
+
+
+class Rows:
+    """Which replica each row of a product belongs to. Rows are sorted by replica."""
+
+    def __init__(self, replicas: int, device: torch.device | str) -> None:
+        self.every = torch.arange(replicas, device=device)
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def arrange(self, owners: Tensor, tokens: int = 1) -> None:
+        """Neighbouring rows, `tokens` of each of the `owners`, in ascending order."""
+        self.count((owners[:, None] == self.every).sum(0) * tokens, len(owners) * tokens)
+
+    def count(self, counts: Tensor, total: int) -> None:
+        """(R,) rows of each replica. Tensors of the same total keep their addresses, which graphs refer to."""
+        ends = counts.cumsum(0)
+        starts, tiles = F.pad(ends, (1, 0)), (counts + TILE - 1) // TILE
+        last = tiles.cumsum(0)
+        number = torch.arange(total // TILE + len(self.every), device=counts.device)
+        replica = torch.searchsorted(last, number, right=True)
+        inside, replica = replica < len(self.every), replica.clamp_max(len(self.every) - 1)
+        first = starts[replica] + (number - (last - tiles)[replica]) * TILE
+        new = torch.stack([replica, first, torch.where(inside, ends[replica], 0)], 1).int(), starts.int()
+        for old, now in zip(self._kept.setdefault(total, new), new, strict=True):
+            old.copy_(now)
+
+    def __getitem__(self, total: int) -> tuple[Tensor, Tensor]:
+        """Replica, first row and end of each tile, and the first row of each replica with the end of the last."""
+        return self._kept[total]
+
+
+class StackedLinear(nn.Module):
+    """A frozen linear layer with an adapter for each replica: A (R, in, r) and B (R, out, r)."""
+
+    def __init__(self, base: nn.Linear, rows: Rows, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__()
+        self.base, self.rows, self.scale = base, rows, scale
+        self.a, self.b = a, b
+        same = base.weight.dtype == a.dtype
+        self.low = (a.detach(), b.detach()) if same else (a.to(base.weight.dtype), b.to(base.weight.dtype))
+        """What products read, in the dtype of the base."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, base = x.reshape(-1, x.shape[-1]), self.base
+        tiles, starts = self.rows[len(flat)]
+        if x.is_cuda and HAS_TRITON:
+            from dew.engines.lab.lora_kernels import AdaptedLinear
+
+            args = (self.a, self.b, self.low, tiles, starts, self.scale)
+            y = AdaptedLinear.apply(flat.contiguous(), base.weight, base.bias, *args)
+        else:
+            y = F.linear(flat, base.weight, base.bias) + self.scale * _adapted(flat, self.a, self.b, starts.tolist())
+        return y.view(*x.shape[:-1], -1)
+
+
+def _adapted(x: Tensor, a: Tensor, b: Tensor, starts: Sequence[int]) -> Tensor:
+    parts = zip(x.split([j - i for i, j in pairwise(starts)]), a, b, strict=True)
+    return torch.cat([rows @ A.to(x.dtype) @ B.to(x.dtype).T for rows, A, B in parts])
+
+
+def packed_attention(
+    _: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None,
+    cu_seq_lens_q: Any = None, max_length_q: int = 0, **__: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Causal attention within each of several packed sequences: (1, heads, N, D) -> (1, N, heads, D)."""
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        mixed = varlen_attn(q, k, v, *bounds, scale=scaling, window_size=(-1, 0), **GROUPED_HEADS)
+        return mixed[None], None
+    sizes = cu_seq_lens_q.diff().tolist()
+    parts = zip(*(x.split(sizes, 2) for x in (query, key, value)), strict=True)
+    mix = partial(F.scaled_dot_product_attention, is_causal=True, scale=scaling, enable_gqa=True)
+    return torch.cat([mix(*part) for part in parts], 2).transpose(1, 2), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+
+
+# ── the base model ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Base:
+    """A language model that all runs start from."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    ends: tuple[int, ...]
+    """Tokens that end an answer."""
+    head: Head
+
+    @property
+    def pad(self) -> int:
+        return self.ends[0] if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
+
+    @property
+    def digest(self) -> str:
+        """Of some numbers of every parameter: runs are comparable if they started from the same model."""
+        some = [p.flatten()[:64].float().cpu().numpy().tobytes() for _, p in sorted(self.model.state_dict().items())]
+        return hashlib.sha256(b"".join(some)).hexdigest()[:12]
+
+    def memory(self, settings: LoraSettings) -> tuple[float, float]:
+        """Bytes that each run needs, for adapters and cache, and that all need together, for a pass of an update."""
+        config, size = self.model.config.get_text_config(), self.model.dtype.itemsize
+        linear = [
+            m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not self.model.get_output_embeddings()
+        ]
+        adapter = settings.rank * sum(m.in_features + m.out_features for m in linear)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        slots = settings.max_new_tokens + PROMPT
+        cache = settings.answers * slots * 2 * config.num_hidden_layers * heads * width * size
+        token = config.num_hidden_layers * (8 * config.hidden_size + 4 * config.intermediate_size) * size
+        return adapter * (18.0 + 4) + cache, 1.2 * settings.pass_tokens * token
+
+
+def load_base(name: str, device: str, dtype: torch.dtype | None = None) -> Base:
+    """From a folder, the hub or the models that come with dew; in bfloat16 on a GPU, else in float32."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    path = find_model(name, "--model")
+    dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa", "use_safetensors": True}
+        model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **settings)
+    except (OSError, ValueError) as error:
+        raise ConfigError(not_loaded("model", name, error)) from None
+    return as_base(name, model.to(device).eval().requires_grad_(False), tokenizer)
+
+
+def as_base(name: str, model: Any, tokenizer: Any) -> Base:
+    head = plain_head(model)
+    why = refusal(model, devices=("cuda", "cpu")) or (head if isinstance(head, str) else None)
+    if why or not isinstance(head, Head):
+        remedy = "Choose a dense model such as Qwen2, Qwen3, Llama or SmolLM2, or train it with `dew compare`."
+        raise ConfigError(Problem(f"{name}: the lab cannot stack adapters on this model: {why}.", remedy=remedy))
+    ends = model.generation_config.eos_token_id
+    ends = tokenizer.eos_token_id if ends is None else ends
+    return Base(name, model, tokenizer, tuple(ends) if isinstance(ends, list | tuple) else (ends,), head)
+
+
+def _stack_adapters(base: Base, rows: Rows, seeds: Sequence[int], settings: LoraSettings) -> dict[str, StackedLinear]:
+    """Replace the linear layers, those of an earlier stack too. Adapters start as in PEFT: A by seed, B at 0."""
+    wanted, head = settings.target_modules.split(","), base.model.get_output_embeddings()
+    linear = {
+        name: module
+        for name, module in base.model.named_modules()
+        if (type(module) is nn.Linear and module is not head and not name.endswith(".base"))
+        or isinstance(module, StackedLinear)
+    }
+    chosen = {name: x for name, x in linear.items() if wanted == ["all"] or name.rpartition(".")[2] in wanted}
+    if not chosen:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+        what = f"target_modules={settings.target_modules}: the model has no such linear layers."
+        raise ConfigError(Problem(what, remedy=f"Name some of: {known}."))
+    found = {}
+    for name, module in linear.items():
+        layer = module.base if isinstance(module, StackedLinear) else module
+        if name in chosen:
+            weight = layer.weight
+            a = {seed: _first_matrix(seed, name, layer, settings.rank) for seed in set(seeds)}
+            A = torch.stack([a[seed] for seed in seeds]).to(weight.device).requires_grad_()
+            B = torch.zeros(len(seeds), layer.out_features, settings.rank, device=weight.device, requires_grad=True)
+            layer = found[name] = StackedLinear(layer, rows, A, B, settings.alpha / settings.rank)
+        base.model.set_submodule(name, layer)
+    return found
+
+
+def _first_matrix(seed: int, name: str, layer: nn.Linear, rank: int) -> Tensor:
+    bound = layer.in_features**-0.5
+    return torch.rand(layer.in_features, rank, generator=generator(seed, "adapter", name)) * 2 * bound - bound
+
+
+def _fuse(model: Any) -> list[Any]:
+    """Compute norms and gated units with one kernel each; return what an update replaces besides: rotary embeddings."""
+    if model.device.type != "cuda" or not HAS_TRITON:
+        return []
+    from dew.decoding.fused import fused_parts
+    from dew.engines.lab.lora_kernels import Rotary, SwiGLU
+
+    def forward(mlp: Any, x: Tensor) -> Tensor:
+        found: Tensor = mlp.down_proj(SwiGLU.apply(mlp.gate_proj(x), mlp.up_proj(x)))
+        return found
+
+    gated = [m for m in model.modules() if all(hasattr(m, x) for x in ("gate_proj", "up_proj", "down_proj", "act_fn"))]
+    parts = fused_parts(model)
+    parts += [(mlp, "forward", partial(forward, mlp)) for mlp in gated if "SiLU" in type(mlp.act_fn).__name__]
+    rotary = [(owner, name, Rotary.apply) for owner, name, _ in parts if name != "forward"]
+    for part in parts:
+        if part[1] == "forward":
+            setattr(*part)
+    return rotary
+
+
+# ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class LoraPolicies:
+    """R adapters on one model, with learning rates of their own; the same interface as `tiny.Policies`."""
+
+    noise = (2,)
+
+    def __init__(
+        self, base: Base, prompts: Callable[[int], Sequence[int]], seeds: Sequence[int], rates: Tensor,
+        settings: LoraSettings,
+    ) -> None:  # fmt: skip
+        """`prompts` gives the token ids of a problem by its number."""
+        self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
+        self.rows, self.device = Rows(len(seeds), device), device
+        self.layers = _stack_adapters(base, self.rows, seeds, settings)
+        named = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in ("a", "b")}
+        self.parameters: dict[str, Tensor] = named
+        self.adam = Adam(named, rates, BETAS)
+        self.parts = _fuse(base.model)
+        self.decoder = Decoder(base.model, Draw(), ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)
+
+    def sample(self, problems: Tensor, uniforms: Tensor) -> Answers:
+        """Answers to (R, P, 1) problems; (R, P·G, T, 2) uniform numbers decide their tokens."""
+        (R, P), (B, T) = problems.shape[:2], uniforms.shape[1:3]
+        numbers = problems[..., 0].repeat_interleave(B // P, 1)
+        longest = max(len(self.prompts(i)) for i in numbers.unique().tolist())
+        room = min(self.settings.answers, self.decoder.affordable(longest + T) // R)
+        if not room:
+            raise torch.OutOfMemoryError("The cache of one answer of each run does not fit.")
+        parts = [self._sample(*x, T) for x in zip(numbers.split(room, 1), uniforms.split(room, 1), strict=True)]
+        tokens, lengths, logp, entropy = (torch.cat(x, 1) for x in zip(*parts, strict=True))
+        mask = torch.arange(T, device=tokens.device) < lengths[..., None]
+        return Answers(torch.where(mask, tokens, -1), logp, entropy, mask)
+
+    def _sample(self, numbers: Tensor, uniforms: Tensor, T: int) -> list[Tensor]:
+        prompts = [self.prompts(i) for i in numbers.flatten().tolist()]
+        owners = [i for i, row in enumerate(numbers.tolist()) for _ in row]
+        found = self.decoder.rows(prompts, T, owners=owners, uniforms=uniforms.flatten(0, 1))
+        return [x.view(*numbers.shape, *x.shape[1:]) for x in found]
+
+    def passes(self, problems: Tensor, lengths: Tensor) -> int:
+        """In how many passes the rows of an optimizer step are scored: (R, b, 1) problems, (R, b) tokens."""
+        prompts = sum(len(self.prompts(i)) for i in problems[..., 0][lengths > 0].tolist())
+        return max(1, -(-(prompts + int(lengths.sum())) // self.settings.pass_tokens))
+
+    def score(self, problems: Tensor, tokens: Tensor, mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        """(R, b, T) log π of the tokens where the mask is True, and their entropies, without gradient."""
+        (R, b, T), device = tokens.shape, self.device
+        numbers, answer = problems[..., 0].flatten().tolist(), mask.sum(-1).flatten()
+        prompts = {i: torch.tensor(self.prompts(i)) for i in numbers}
+        prompt = torch.tensor([len(prompts[i]) for i in numbers], device=device)
+        table = nn.utils.rnn.pad_sequence([prompts[i] for i in numbers], batch_first=True).to(device)
+        size = torch.where(answer > 0, prompt + answer - 1, 0)  # the last token is not read
+        bounds = F.pad(size.cumsum(0), (1, 0))
+        total, longest = torch.stack([bounds[-1], size.max()]).tolist()
+        row = torch.repeat_interleave(size, output_size=total)
+        place = torch.arange(total, device=device) - bounds[row]
+        later = (place - prompt[row]).clamp_min(0)
+        ids = torch.where(
+            place < prompt[row], table[row, place.clamp_max(table.shape[1] - 1)], tokens.flatten(0, 1)[row, later]
+        )
+        self.rows.count(size.view(R, b).sum(1), total)
+        starts = bounds[F.pad(size > 0, (1, 0), value=True)].int()
+        attention = (self.base.model.config.get_text_config(), "_attn_implementation_internal", PACKED)
+        with replaced([*self.parts, attention]):
+            hidden = self.base.model.base_model(
+                input_ids=ids[None], position_ids=place[None], use_cache=False,
+                cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=longest, max_length_k=longest,
+            ).last_hidden_state[0]  # fmt: skip
+        read = place >= prompt[row] - 1
+        where = (row * T + place - prompt[row] + 1)[read]
+        head, target = self.base.head, tokens.flatten()[where]
+        how = {"bias": head.bias, "temperature": head.temperature, "softcap": head.softcap}
+        found = linear_logprob_entropy(hidden[read], head.weight, target, **how)
+        logp, entropy = (x.new_zeros(R * b * T).index_copy(0, where, x).view(R, b, T) for x in found)
+        return logp, entropy
+
+    def backward(self, loss: Tensor) -> None:
+        with deterministic():
+            loss.backward()
+
+    def step(self) -> Tensor:
+        """Take an optimizer step; return (R,) gradient norms before clipping."""
+        norm = self.adam.step()
+        self.refresh()
+        return norm
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the adapters to what products read."""
+        for layer in self.layers.values():
+            for low, x in zip(layer.low, (layer.a, layer.b), strict=True):
+                if low.data_ptr() != x.data_ptr():
+                    low.copy_(x)
+
+    def state(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "adam": self.adam.state()}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        for name, x in self.parameters.items():
+            x.copy_(state["parameters"][name])
+        self.adam.load(state["adam"])
+        self.refresh()
+
+    def save(self, replica: int, folder: Path) -> None:
+        """Write a replica's adapter as PEFT writes it."""
+        from peft import LoraConfig
+        from safetensors.torch import save_file
+
+        names = sorted({name.rpartition(".")[2] for name in self.layers})
+        s, dtype = self.settings, self.base.model.dtype
+        config = LoraConfig(
+            base_model_name_or_path=self.base.name, r=s.rank, lora_alpha=s.alpha, target_modules=names,
+            lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", inference_mode=True,
+        )  # fmt: skip
+        weights = {}
+        for name, layer in self.layers.items():
+            weights[f"base_model.model.{name}.lora_A.weight"] = layer.a[replica].detach().T.to(dtype)
+            weights[f"base_model.model.{name}.lora_B.weight"] = layer.b[replica].detach().to(dtype)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.cpu().contiguous() for k, v in weights.items()}, folder / "adapter_model.safetensors")
+        config.save_pretrained(str(folder))

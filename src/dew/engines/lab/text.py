@@ -1,0 +1,115 @@
+"""Problems in text, from a task, data set or file, with a verifier or reward function: what a language model trains on.
+
+Problems are numbers: those of the training split, then those held out. A policy looks their prompts up.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dew.compare.sampling import prompt_ids, prompt_text
+from dew.engines.lab.lora import Base
+from dew.engines.lab.stack import Answers
+from dew.engines.lab.tasks import Problems
+from dew.errors import ConfigError, Problem
+from dew.rewards import Verifier, load_reward, reward, verifier
+from dew.rewards.calls import call_reward, reward_name
+from dew.rewards.process import cores
+from dew.rewards.user_function import is_user_function
+from dew.rewards.verifiers import VERIFIERS
+from dew.tasks import Row, task
+
+MOST = 20_000
+"""Training problems that are read."""
+MAX_PROMPT = 1024
+"""Problems with longer prompts are left out."""
+
+
+class TextTask:
+    """Problems whose prompts and answers are text."""
+
+    def __init__(
+        self, name: str, base: Base, tokens: int, held_out: int, reward_func: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        source = task(name, **(settings or {}))
+        self.name, self.base, self.tokens = source.name, base, tokens
+        self.judge = _judge(self.name, reward_func)
+        splits = [source.rows(MOST, split="train"), source.rows(held_out, split="held_out")]
+        kept = [[row for row in rows if len(self._ids(row)) <= MAX_PROMPT] for rows in splits]
+        if not all(kept):
+            what = f"{name}: no problems for {'training' if not kept[0] else 'the evaluation'}."
+            raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
+        self.rows, self.trained = kept[0] + kept[1], len(kept[0])
+        self._cache: dict[int, list[int]] = {}
+
+    def _ids(self, row: Row) -> list[int]:
+        return prompt_ids(self.base.tokenizer, row["prompt"])
+
+    def prompt(self, number: int) -> list[int]:
+        """Token ids of a problem's prompt."""
+        if number not in self._cache:
+            self._cache[number] = self._ids(self.rows[number])
+        return self._cache[number]
+
+    def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
+        """n different training problems from each generator."""
+        if n > self.trained:
+            what = f"{self.name}: {n} problems a generation, and only {self.trained} to train on."
+            raise ConfigError(Problem(what, remedy="Lower prompts, with --settings."))
+        return _numbers(torch.stack([torch.randperm(self.trained, generator=g)[:n] for g in generators]), device)
+
+    def held_out(self, n: int, device: str = "cpu") -> Problems:
+        return _numbers(torch.arange(self.trained, min(len(self.rows), self.trained + n)), device)
+
+    def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
+        lengths = answers.mask.sum(-1).flatten().tolist()
+        ids = [row[:n] for row, n in zip(answers.tokens.flatten(0, 1).tolist(), lengths, strict=True)]
+        texts = self.base.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        rows = [self.rows[i] for i in facts.flatten().tolist()]
+        return torch.tensor(self._scored(texts, rows), device=facts.device).view(facts.shape[:2])
+
+    def _scored(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+        """In threads: what takes long happens in processes of their own."""
+        if not isinstance(self.judge, Verifier):
+            columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+            prompts = [row["prompt"] for row in rows]
+            chats = [
+                [{"role": "assistant", "content": x}] if isinstance(p, list) else x
+                for x, p in zip(texts, prompts, strict=True)
+            ]
+            found = call_reward(reward_name(self.judge), self.judge, chats, prompts=prompts, **columns)
+            return [0.0 if x is None else float(x) for x in found]
+        size = max(1, len(texts) // (4 * cores()))
+        parts = [(texts[i : i + size], rows[i : i + size]) for i in range(0, len(texts), size)]
+        with ThreadPoolExecutor(cores()) as pool:
+            verdicts = pool.map(lambda part: self.judge.verdicts(*part), parts)
+            return [verdict.reward for part in verdicts for verdict in part]
+
+    def symbols(self, tokens: Sequence[int]) -> list[str]:
+        return [self.base.tokenizer.decode([token]) for token in tokens]
+
+    def ends(self, token: int) -> bool:
+        return token in self.base.ends
+
+    def describe(self, problem: Problems) -> tuple[str, str]:
+        row = self.rows[int(problem.facts)]
+        return prompt_text(self.base.tokenizer, row["prompt"]), str(row.get("answer", ""))
+
+
+def _numbers(numbers: Tensor, device: str) -> Problems:
+    found = numbers[..., None].to(device)
+    return Problems(found, found, found)
+
+
+def _judge(task: str, name: str | None) -> Any:
+    """The verifier or reward function that is named, else the task's own."""
+    if name is not None:
+        return load_reward(name) if is_user_function(name) else reward(name)
+    if task not in VERIFIERS:
+        remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
+        raise ConfigError(Problem(f"The task {task} has no verifier of its own.", remedy=remedy))
+    return verifier(task)
