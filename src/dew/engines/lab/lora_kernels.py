@@ -30,13 +30,12 @@ def _shrink_kernel(u, m, out, tiles, width, r, scale, TILE: tl.constexpr, WIDE: 
     replica, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     if first < end:
         rows, j = first + tl.arange(0, TILE), tl.arange(0, RANK)
-        u += rows.to(tl.int64)[:, None] * width
-        m += replica.to(tl.int64) * width * r
+        own, matrix = u + rows.to(tl.int64)[:, None] * width, m + replica.to(tl.int64) * width * r
         found = tl.zeros([TILE, RANK], tl.float32)
         for start in range(0, width, WIDE):
             i = start + tl.arange(0, WIDE)
-            wide = tl.load(u + i[None], mask=(rows[:, None] < end) & (i[None] < width), other=0.0)
-            part = tl.load(m + i[:, None] * r + j[None], mask=(i[:, None] < width) & (j[None] < r), other=0.0)
+            wide = tl.load(own + i[None], mask=(rows[:, None] < end) & (i[None] < width), other=0.0)
+            part = tl.load(matrix + i[:, None] * r + j[None], mask=(i[:, None] < width) & (j[None] < r), other=0.0)
             found += tl.dot(wide, part, input_precision="ieee")
         to = out + rows.to(tl.int64)[:, None] * r + j[None]
         tl.store(to, found * scale, mask=(rows[:, None] < end) & (j[None] < r))
@@ -50,8 +49,8 @@ def _expand_kernel(u, h, m, tiles, width, r, TILE: tl.constexpr, WIDE: tl.conste
         rows, j, i = first + tl.arange(0, TILE), tl.arange(0, RANK), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
         live = rows[:, None] < end
         narrow = tl.load(h + rows.to(tl.int64)[:, None] * r + j[None], mask=live & (j[None] < r), other=0.0)
-        m += replica.to(tl.int64) * width * r
-        part = tl.load(m + i[None] * r + j[:, None], mask=(i[None] < width) & (j[:, None] < r), other=0.0)
+        matrix = m + replica.to(tl.int64) * width * r
+        part = tl.load(matrix + i[None] * r + j[:, None], mask=(i[None] < width) & (j[:, None] < r), other=0.0)
         place, here = u + rows.to(tl.int64)[:, None] * width + i[None], live & (i[None] < width)
         tl.store(place, tl.load(place, mask=here, other=0.0) + tl.dot(narrow, part, input_precision="ieee"), mask=here)
 
